@@ -1,0 +1,153 @@
+"""Every exception that loaderd raises, and the damage record that several of them carry.
+
+::
+
+    LoaderdError
+    ├── OptionError (ValueError)        an argument is outside what it may be
+    ├── SchemaError (ValueError)        a schema contradicts itself
+    ├── ShardError                      something is wrong with the data
+    │   ├── NoShardsError               a path, glob or URI names no file
+    │   ├── ShardReadError              a shard cannot be opened or read
+    │   ├── CorruptRecordError          a CRC does not match, a file ends in the middle of a record
+    │   └── RecordMismatchError         a record is whole, but is not what the schema says
+    ├── WorkerError                     a user's function raised, or a worker died again and again
+    ├── DaemonError                     the daemon could not start, or ended
+    └── ClosedError                     the loader was used after ``close()``
+
+An exception is made in a worker or in the daemon and raised in the training process: it crosses as
+``to_wire()`` and comes back, of the same class, from ``from_wire()``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One damaged stretch of a shard: where it is, what was expected there and what was found.
+
+    ``record`` counts the records of the shard from 0; ``offset`` is where the record's framing starts, in
+    bytes (of the decompressed stream, for a compressed shard). ``lost_bytes`` is how much of the shard the
+    damage takes away; -1 where nothing after it can be read.
+    """
+
+    shard: str
+    record: int
+    offset: int
+    expected: str
+    found: str
+    lost_bytes: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.shard}: record {self.record} at byte {self.offset}: expected {self.expected}, found {self.found}"
+        )
+
+
+class LoaderdError(Exception):
+    """The root of every exception of this package. ``hint`` says what to do; ``damage`` where, if known."""
+
+    def __init__(self, message: str, *, hint: str = "", damage: Damage | None = None, traceback: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.damage = damage
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.hint:
+            parts.append(self.hint)
+        if self.traceback:
+            parts.append("In the worker:\n" + self.traceback.rstrip())
+        return "\n".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_wire, (to_wire(self),)
+
+
+class OptionError(LoaderdError, ValueError):
+    """An argument is outside what it may be."""
+
+
+class SchemaError(LoaderdError, ValueError):
+    """A schema contradicts itself."""
+
+
+class ShardError(LoaderdError):
+    """Something is wrong with the data."""
+
+
+class NoShardsError(ShardError, FileNotFoundError):
+    """A path, glob or URI names no file."""
+
+
+class ShardReadError(ShardError, OSError):
+    """A shard cannot be opened or read."""
+
+
+class CorruptRecordError(ShardError):
+    """A CRC does not match, or a file ends in the middle of a record."""
+
+
+class RecordMismatchError(ShardError):
+    """A record is whole, but is not what the schema says: a feature is missing, mistyped or of another length."""
+
+
+class WorkerError(LoaderdError):
+    """A user's function raised in a worker, or a worker died again and again at the same task."""
+
+
+class DaemonError(LoaderdError):
+    """The daemon could not start, or ended while it was needed."""
+
+
+class ClosedError(LoaderdError):
+    """The loader, or the iterator, was used after it ended."""
+
+
+_CLASSES: dict[str, type[LoaderdError]] = {
+    cls.__name__: cls
+    for cls in (
+        LoaderdError,
+        OptionError,
+        SchemaError,
+        ShardError,
+        NoShardsError,
+        ShardReadError,
+        CorruptRecordError,
+        RecordMismatchError,
+        WorkerError,
+        DaemonError,
+        ClosedError,
+    )
+}
+
+
+def to_wire(error: LoaderdError) -> dict[str, Any]:
+    """The error as plain values, for a message between processes."""
+    return {
+        "class": type(error).__name__,
+        "message": error.message,
+        "hint": error.hint,
+        "damage": None if error.damage is None else asdict(error.damage),
+        "traceback": error.traceback,
+    }
+
+
+def from_wire(wire: dict[str, Any]) -> LoaderdError:
+    """The error that ``to_wire`` described, of the same class."""
+    damage = wire["damage"]
+    return _CLASSES.get(wire["class"], LoaderdError)(
+        wire["message"],
+        hint=wire["hint"],
+        damage=None if damage is None else Damage(**damage),
+        traceback=wire["traceback"],
+    )
+
+
+def at_damage(cls: type[ShardError], damage: Damage, *, hint: str) -> ShardError:
+    """An error of class ``cls`` that names the place of ``damage``."""
+    return cls(str(damage), hint=hint, damage=damage)

@@ -1,0 +1,122 @@
+"""Plain, GZIP or ZLIB: told by a shard's content, and read as one stream of bytes.
+
+A TFRecord file starts with a length and its CRC. Where these match, the file is plain, whatever its first bytes look
+like; otherwise the magic of GZIP (RFC 1952) or ZLIB (RFC 1950) tells, and a file with neither is taken for plain (and
+its first record for damaged).
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Literal
+
+import numpy as np
+
+from loaderd.errors import CorruptRecordError, Damage
+from loaderd.shards.crc import HEADER_BYTES, masked_crc
+from loaderd.shards.files import OpenFile
+
+Compression = Literal["none", "gzip", "zlib"]
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_READ_BYTES = 1 << 18
+_WINDOW_BITS = {"gzip": 31, "zlib": 15}
+
+
+def detect_compression(file: OpenFile) -> Compression:
+    """How the file is compressed, from its first twelve bytes."""
+    head = bytearray(HEADER_BYTES)
+    got = file.read_at(0, memoryview(head))
+    if got == HEADER_BYTES and masked_crc(bytes(head[:8])) == int.from_bytes(head[8:], "little"):
+        return "none"
+    if head[:2] == _GZIP_MAGIC:
+        return "gzip"
+    # The first byte says "deflate, 32 KiB window"; the two bytes together are a multiple of 31.
+    if got >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0:
+        return "zlib"
+    return "none"
+
+
+class PlainStream:
+    """A file from front to back."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self._offset = 0
+
+    def read_into(self, view: memoryview) -> int:
+        """Fill ``view``; returns the bytes read, 0 at the end."""
+        got = self._file.read_at(self._offset, view)
+        self._offset += got
+        return got
+
+
+class InflatedStream:
+    """A compressed file from front to back, inflated; GZIP members that follow each other are one stream.
+
+    Where the compressed data is damaged or cut, the stream ends there and ``damage`` says so.
+    """
+
+    def __init__(self, shard: str, file: OpenFile, compression: Compression) -> None:
+        self._shard = shard
+        self._file = file
+        self._window_bits = _WINDOW_BITS[compression]
+        self._inflater = zlib.decompressobj(self._window_bits)
+        self._compressed_offset = 0
+        self._pending = b""
+        self._member_started = False
+        self._buffer = bytearray(_READ_BYTES)
+        self.inflated_bytes = 0
+        self.damage: Damage | None = None
+
+    def read_into(self, view: memoryview) -> int:
+        """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
+        while self.damage is None:
+            got = self._refill() if not self._pending else 1
+            if not got and not self._member_started:
+                return 0
+            try:
+                data = self._inflater.decompress(self._pending, len(view))
+            except zlib.error as error:
+                self._fail("valid compressed data", str(error))
+                return 0
+            self._member_started = True
+            self._pending = self._inflater.unconsumed_tail
+            if self._inflater.eof:
+                self._pending = self._inflater.unused_data
+                self._inflater = zlib.decompressobj(self._window_bits)
+                self._member_started = False
+            if data:
+                view[: len(data)] = data
+                self.inflated_bytes += len(data)
+                return len(data)
+            if not got and self._member_started:
+                self._fail("more compressed data", "the end of the file")
+        return 0
+
+    def _refill(self) -> int:
+        got = self._file.read_at(self._compressed_offset, memoryview(self._buffer))
+        self._compressed_offset += got
+        self._pending = bytes(memoryview(self._buffer)[:got])
+        return got
+
+    def skip(self, num_bytes: int) -> None:
+        """Inflate and forget; raises CorruptRecordError where the stream ends before."""
+        scratch = memoryview(np.empty(min(num_bytes, _READ_BYTES), dtype=np.uint8))
+        while num_bytes:
+            got = self.read_into(scratch[: min(num_bytes, len(scratch))])
+            if not got:
+                raise CorruptRecordError(
+                    f"{self._shard}: the compressed stream ends at byte {self.inflated_bytes}", damage=self.damage
+                )
+            num_bytes -= got
+
+    def _fail(self, expected: str, found: str) -> None:
+        self.damage = Damage(
+            self._shard,
+            -1,
+            self.inflated_bytes,
+            f"{expected} behind compressed byte {self._compressed_offset - len(self._pending)}",
+            found,
+            lost_bytes=-1,
+        )

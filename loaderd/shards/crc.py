@@ -1,0 +1,140 @@
+"""CRC32C of many records with few calls.
+
+TFRecord stores, behind a record's length and behind its data, the CRC32C of them, masked:
+``((crc >> 15) | (crc << 17)) + 0xa282ead8`` (tensorflow/core/lib/hash/crc32c.h).
+
+One library call a record costs ten times what the CRC itself does (150 ns against 11 for 240 bytes), so a run of
+consecutive records is checked by one call over all of it. A message followed by its own, unmasked CRC leaves the
+CRC register in a state that does not depend on the message (the *residue*). So, in the buffer::
+
+    … length crc │ data │ crc'   │ length crc │ data │ crc'   │ …
+                          stored,  12 bytes            stored,
+                          unmasked `_RESET`            unmasked
+
+every stored CRC is replaced by its unmasked self, and every header by the twelve bytes that bring the register
+from the residue back to its initial state. Then the CRC of the whole run is a constant if and only if (up to
+the 2⁻³² that a CRC misses anyway) that of each record matches. The payloads stay as they are; headers and
+footers are used up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import crc32c as _crc32c
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+HEADER_BYTES = 12
+FOOTER_BYTES = 4
+FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
+
+_MASK_DELTA = 0xA282EAD8
+_POLYNOMIAL_REFLECTED = 0x82F63B78
+_INITIAL = 0xFFFFFFFF
+
+Bytes1D = npt.NDArray[np.uint8]
+Crcs = npt.NDArray[np.uint32]
+
+
+def masked_crc(data: Any) -> int:
+    """The masked CRC32C of ``data`` (bytes-like), as TFRecord stores it."""
+    crc = _crc32c.crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _make_byte_table() -> Crcs:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL_REFLECTED), table >> 1)
+    return table
+
+
+_BYTE_TABLE = _make_byte_table()
+
+
+def _advance(register: int, data: bytes) -> int:
+    for byte in data:
+        register = (register >> 8) ^ int(_BYTE_TABLE[(register ^ byte) & 0xFF])
+    return register
+
+
+def _retreat(register: int) -> int:
+    """The register one zero byte earlier: a table entry is known by its top byte."""
+    index = int(np.flatnonzero(register >> 24 == _BYTE_TABLE >> 24)[0])
+    return (((register ^ int(_BYTE_TABLE[index])) << 8) & 0xFFFFFFFF) | index
+
+
+def _make_reset(residue: int) -> bytes:
+    """Twelve bytes that bring the register from ``residue`` to its initial state."""
+    wanted = _INITIAL
+    for _ in range(4):
+        wanted = _retreat(wanted)
+    zeros = bytes(HEADER_BYTES - 4)
+    return zeros + (wanted ^ _advance(residue, zeros)).to_bytes(4, "little")
+
+
+_RESIDUE = _advance(_INITIAL, _crc32c.crc32c(b"").to_bytes(4, "little"))
+_RESET = np.frombuffer(_make_reset(_RESIDUE), dtype=np.uint8)
+_CRC_OF_HEALTHY_RUN = _RESIDUE ^ 0xFFFFFFFF
+
+
+def masked_crcs_of_lengths(lengths: npt.NDArray[np.int64]) -> Crcs:
+    """uint32, (n,): the masked CRC32C of each length written as 8 little-endian bytes. About 15 ns a length."""
+    register = np.full(len(lengths), _INITIAL, dtype=np.uint32)
+    for shift in range(0, 64, 8):
+        byte = (lengths >> shift).astype(np.uint32) & np.uint32(0xFF)
+        register = (register >> np.uint32(8)) ^ _BYTE_TABLE[(register ^ byte) & np.uint32(0xFF)]
+    crc = register ^ np.uint32(0xFFFFFFFF)
+    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK_DELTA)
+
+
+def words_at(buffer: Bytes1D, offsets: npt.NDArray[np.int64]) -> Crcs:
+    """uint32, (n,): the little-endian 32-bit word at each byte offset. About 8 ns a word."""
+    return sliding_window_view(buffer, 4)[offsets].view("<u4").ravel()
+
+
+def find_bad_length_crc(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> int | None:
+    """The first record whose length does not match its CRC, or None.
+
+    ``ends``: int64, (n + 1,): where each record's framing starts, and where the last one ends.
+    """
+    starts = ends[:-1]
+    stored = words_at(buffer, starts + 8)
+    bad = np.flatnonzero(stored != masked_crcs_of_lengths(np.diff(ends) - FRAME_BYTES))
+    return int(bad[0]) if len(bad) else None
+
+
+def check_data_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """The records whose data does not match its CRC: (record, stored CRC, CRC found), unmasked.
+
+    ``buffer``: uint8, writable; the headers and footers between ``ends[0]`` and ``ends[-1]`` are overwritten.
+    ``ends``: as in :func:`find_bad_length_crc`, the lengths having been checked. About 40 ns a record of 240
+    bytes, of which the CRC itself takes 11.
+    """
+    if len(ends) < 2:
+        return []
+    footers = ends[1:] - FOOTER_BYTES
+    stored = words_at(buffer, footers) - np.uint32(_MASK_DELTA)
+    stored = (stored >> np.uint32(17)) | (stored << np.uint32(15))
+    seams = np.empty((len(footers), FRAME_BYTES), dtype=np.uint8)
+    seams[:, :FOOTER_BYTES] = stored.astype("<u4", copy=False).view(np.uint8).reshape(-1, FOOTER_BYTES)
+    seams[:, FOOTER_BYTES:] = _RESET
+    sliding_window_view(buffer, FRAME_BYTES, writeable=True)[footers[:-1]] = seams[:-1]
+    last = int(footers[-1])
+    buffer[last : last + FOOTER_BYTES] = seams[-1, :FOOTER_BYTES]
+    run = memoryview(buffer)[int(ends[0]) + HEADER_BYTES : last + FOOTER_BYTES]
+    if _crc32c.crc32c(run) == _CRC_OF_HEALTHY_RUN:
+        return []
+    return _find_bad_records(buffer, ends, stored)
+
+
+def _find_bad_records(buffer: Bytes1D, ends: npt.NDArray[np.int64], stored: Crcs) -> list[tuple[int, int, int]]:
+    view = memoryview(buffer)
+    bad = []
+    for record, expected in enumerate(stored.tolist()):
+        found = _crc32c.crc32c(view[int(ends[record]) + HEADER_BYTES : int(ends[record + 1]) - FOOTER_BYTES])
+        if found != expected:
+            bad.append((record, expected, found))
+    return bad

@@ -1,0 +1,214 @@
+"""Finding the records of a shard: where each starts, which are damaged, and where reading can go on.
+
+A TFRecord stream is a sequence of frames (tensorflow/core/lib/io/record_writer.h)::
+
+    uint64 length │ uint32 masked crc of length │ data[length] │ uint32 masked crc of data
+
+:func:`scan` reads a stream from front to back, in pieces, and checks both CRCs of every record. A record with a
+bad data CRC is damage of that record alone. Where a length is damaged the framing is lost; the scan then searches
+for the next twelve bytes that are a length with a matching CRC, and goes on there.
+
+:func:`walk` is the same for a block that the index knows: a fixed number of records in a fixed number of bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.errors import Damage
+from loaderd.shards.crc import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    Bytes1D,
+    check_data_crcs,
+    find_bad_length_crc,
+    masked_crc,
+    masked_crcs_of_lengths,
+    words_at,
+)
+
+MAX_RECORD_BYTES = 1 << 30
+_SCAN_BYTES = 1 << 20
+
+ReadInto = Callable[[memoryview], int]
+Ends = npt.NDArray[np.int64]
+
+_unpack_length = struct.Struct("<Q").unpack_from
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive records of a stream, in memory.
+
+    ``buffer``: uint8; valid until the scan goes on. ``ends``: int64, (n + 1,): where in the buffer each frame
+    starts, and where the last one ends. ``offset``: where in the stream ``ends[0]`` is. ``first_record``: the number
+    of the first of them in the stream. ``bad``: which of them (from 0) have a damaged payload.
+    """
+
+    buffer: Bytes1D
+    ends: Ends
+    offset: int
+    first_record: int
+    bad: tuple[int, ...] = ()
+
+    @property
+    def payload_starts(self) -> Ends:
+        """int64, (n,): where in the buffer each record's data starts."""
+        return self.ends[:-1] + HEADER_BYTES
+
+    @property
+    def payload_lengths(self) -> Ends:
+        """int64, (n,): bytes of each record's data."""
+        return np.diff(self.ends) - FRAME_BYTES
+
+
+def walk(buffer: Bytes1D, start: int, stop: int, max_records: int | None = None) -> Ends:
+    """int64, (n + 1,): the frame boundaries of the whole records in ``buffer[start:stop]``; no CRC is checked.
+
+    Costs 70 ns a record, all of it Python: where a record starts is known only from the one before.
+    """
+    ends = [start]
+    append = ends.append
+    position = start
+    last_header = stop - HEADER_BYTES
+    limit = len(ends) + (stop if max_records is None else max_records)
+    view = memoryview(buffer)
+    while position <= last_header and len(ends) < limit:
+        position += _unpack_length(view, position)[0] + FRAME_BYTES
+        if position > stop:
+            break
+        append(position)
+    return np.array(ends, dtype=np.int64)
+
+
+def scan(shard: str, read_into: ReadInto, *, first_record: int = 0) -> Iterator[Piece | Damage]:
+    """Every record and every damage of a stream, in order, both CRCs checked.
+
+    ``read_into(view)`` fills a memoryview from the stream and returns the number of bytes (0 at the end).
+    Records that a :class:`Damage` names are in no :class:`Piece`, or are ``bad`` there.
+    """
+    window = _Window(read_into)
+    record = first_record
+    while window.fill():
+        ends = walk(window.buffer, window.start, window.stop)
+        broken = find_bad_length_crc(window.buffer, ends) if len(ends) > 1 else None
+        if broken is not None:
+            ends = ends[: broken + 1]
+        if len(ends) > 1:
+            offset = window.offset
+            bad = check_data_crcs(window.buffer, ends)
+            piece = Piece(window.buffer, ends, offset, record, tuple(index for index, _, _ in bad))
+            for index, stored, found in bad:
+                where = offset + int(ends[index] - ends[0])
+                yield Damage(
+                    shard,
+                    record + index,
+                    where,
+                    f"data with CRC32C {stored:#010x}",
+                    f"{found:#010x}",
+                    lost_bytes=int(ends[index + 1] - ends[index]),
+                )
+            yield piece
+            record += len(ends) - 1
+            window.advance(int(ends[-1] - ends[0]))
+            if broken is None:
+                continue
+        damage = _step_over(shard, window, record)
+        if damage is None:
+            continue
+        yield damage
+        record += 1
+
+
+class _Window:
+    """A sliding piece of a stream: ``buffer[start:stop]`` holds its bytes from ``offset`` on."""
+
+    def __init__(self, read_into: ReadInto) -> None:
+        self._read_into = read_into
+        self._ended = False
+        self.buffer: Bytes1D = np.empty(_SCAN_BYTES, dtype=np.uint8)
+        self.start = 0
+        self.stop = 0
+        self.offset = 0
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def fill(self, wanted_bytes: int = 0) -> bool:
+        """Read on until the buffer is full (or holds ``wanted_bytes``); False once nothing at all is left."""
+        capacity = max(_SCAN_BYTES, wanted_bytes)
+        if self.start or capacity > len(self.buffer):
+            old = self.buffer[self.start : self.stop]
+            if capacity > len(self.buffer):
+                self.buffer = np.empty(capacity, dtype=np.uint8)
+            self.buffer[: len(old)] = old.copy() if old.base is self.buffer else old
+            self.start, self.stop = 0, len(old)
+        view = memoryview(self.buffer)
+        while not self._ended and self.stop < capacity:
+            got = self._read_into(view[self.stop : capacity])
+            self.stop += got
+            self._ended = got == 0
+        return len(self) > 0
+
+    def advance(self, num_bytes: int) -> None:
+        self.start += num_bytes
+        self.offset += num_bytes
+
+
+def _step_over(shard: str, window: _Window, record: int) -> Damage | None:
+    """Get past a frame that is not whole in the window: None if more bytes made it whole, else the damage."""
+    window.fill()
+    start = window.offset
+    header = window.buffer[window.start : window.start + HEADER_BYTES]
+    if len(header) < HEADER_BYTES:
+        damage = Damage(
+            shard, record, start, f"a header of {HEADER_BYTES} bytes", f"{len(header)} bytes", len(header)
+        )
+        window.advance(len(header))
+        return damage
+    (length,) = _unpack_length(header)
+    stored = int.from_bytes(header[8:].tobytes(), "little")
+    computed = masked_crc(header[:8])
+    if stored == computed and length <= MAX_RECORD_BYTES:
+        window.fill(wanted_bytes=length + FRAME_BYTES)
+        if len(window) >= length + FRAME_BYTES:
+            return None
+        left = len(window)
+        window.advance(left)
+        return Damage(shard, record, start, f"a record of {length + FRAME_BYTES} bytes", f"{left} bytes", left)
+    _seek_header(window)
+    if stored == computed:
+        expected, found = f"a length of at most {MAX_RECORD_BYTES} bytes", f"{length}"
+    else:
+        expected, found = f"a length with masked CRC32C {stored:#010x}", f"length {length} with {computed:#010x}"
+    return Damage(shard, record, start, expected, found, lost_bytes=window.offset - start)
+
+
+def _seek_header(window: _Window) -> None:
+    """Move the window to the next bytes that are a length with a matching CRC, or to the end of the stream."""
+    window.advance(1)
+    while window.fill():
+        found = find_header(window.buffer[window.start : window.stop])
+        if found is not None:
+            window.advance(found)
+            return
+        window.advance(max(1, len(window) - HEADER_BYTES + 1) if len(window) >= HEADER_BYTES else len(window))
+
+
+def find_header(buffer: Bytes1D) -> int | None:
+    """Where in ``buffer`` (uint8) the first plausible length with a matching CRC stands, or None."""
+    last = len(buffer) - HEADER_BYTES + 1
+    if last <= 0:
+        return None
+    # A length below 4 GiB has four zero bytes at its end: this leaves few places to compute a CRC for.
+    high = words_at(buffer, np.arange(4, 4 + last, dtype=np.int64))
+    candidates = np.flatnonzero(high == 0)
+    lengths = words_at(buffer, candidates).astype(np.int64)
+    matches = (masked_crcs_of_lengths(lengths) == words_at(buffer, candidates + 8)) & (lengths <= MAX_RECORD_BYTES)
+    hits = candidates[matches]
+    return int(hits[0]) if len(hits) else None

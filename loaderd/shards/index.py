@@ -1,0 +1,154 @@
+"""The index of a shard: where its blocks of consecutive, healthy records are, and what of it is damaged.
+
+A block is up to ``block_records`` consecutive records; a damaged record ends one block, and the next begins behind
+it, so a block holds no damage that was there when the index was made. A compressed shard cannot be entered in the
+middle: each healthy stretch of it is one block.
+
+::
+
+    offsets        int64   (blocks,)  where the block starts, in bytes of the (decompressed) stream
+    num_bytes      int64   (blocks,)  frames and all
+    counts         int64   (blocks,)  records
+    first_records  int64   (blocks,)  number of the block's first record in the shard
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.errors import Damage
+from loaderd.shards.compression import Compression, InflatedStream, PlainStream, detect_compression
+from loaderd.shards.crc import masked_crc
+from loaderd.shards.files import ShardFile, open_shard
+from loaderd.shards.framing import Ends, Piece, scan
+
+INDEX_VERSION = 1
+_MAX_BLOCK_BYTES = 8 << 20
+_ARRAYS = ("offsets", "num_bytes", "counts", "first_records")
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """Blocks and damage of one shard; the arrays are drawn in the module's docstring."""
+
+    file: ShardFile
+    compression: Compression
+    offsets: Int64s
+    num_bytes: Int64s
+    counts: Int64s
+    first_records: Int64s
+    damages: tuple[Damage, ...] = ()
+
+    @property
+    def num_records(self) -> int:
+        """Healthy records."""
+        return int(self.counts.sum())
+
+    def encode(self) -> bytes:
+        """The index as bytes, with a version in front and a CRC behind."""
+        body: bytes = msgpack.packb(
+            {
+                "version": INDEX_VERSION,
+                "file": [self.file.uri, self.file.size_bytes, self.file.mtime_ns],
+                "compression": self.compression,
+                "damages": [asdict(damage) for damage in self.damages],
+                **{name: getattr(self, name).astype("<i8").tobytes() for name in _ARRAYS},
+            }
+        )
+        return body + masked_crc(body).to_bytes(4, "little")
+
+
+def decode_index(data: bytes) -> ShardIndex:
+    """The index that ``encode`` wrote; raises ValueError where it is of another version, or damaged."""
+    body = data[:-4]
+    if len(data) < 5 or masked_crc(body) != int.from_bytes(data[-4:], "little"):
+        raise ValueError("its CRC does not match")
+    fields: dict[str, Any] = msgpack.unpackb(body)
+    if fields["version"] != INDEX_VERSION:
+        raise ValueError(f"it is of version {fields['version']}, not {INDEX_VERSION}")
+    return ShardIndex(
+        ShardFile(*fields["file"]),
+        fields["compression"],
+        damages=tuple(Damage(**damage) for damage in fields["damages"]),
+        **{name: np.frombuffer(fields[name], dtype="<i8") for name in _ARRAYS},
+    )
+
+
+def build_index(file: ShardFile, block_records: int) -> ShardIndex:
+    """Read a shard from front to back, check both CRCs of every record, and note its blocks and damage.
+
+    Raises ShardReadError where the file cannot be read.
+    """
+    opened = open_shard(file)
+    try:
+        compression = detect_compression(opened)
+        blocks = _Blocks(block_records if compression == "none" else None)
+        damages: list[Damage] = []
+        inflated = InflatedStream(file.uri, opened, compression) if compression != "none" else None
+        stream = inflated or PlainStream(opened)
+        for found in scan(file.uri, stream.read_into):
+            if isinstance(found, Damage):
+                damages.append(found)
+            else:
+                blocks.add(found)
+        if inflated is not None and inflated.damage is not None:
+            damages.append(replace(inflated.damage, record=blocks.next_record + len(damages)))
+    finally:
+        opened.close()
+    return ShardIndex(file, compression, *blocks.arrays(), damages=tuple(damages))
+
+
+class _Blocks:
+    """Cuts healthy stretches of records into blocks."""
+
+    def __init__(self, block_records: int | None) -> None:
+        self._block_records = block_records
+        self._rows: list[tuple[int, int, int, int]] = []
+        self.next_record = 0
+
+    def add(self, piece: Piece) -> None:
+        """Take in the healthy records of ``piece``."""
+        begin = 0
+        for bad in (*piece.bad, len(piece.ends) - 1):
+            if bad > begin:
+                self._add_stretch(piece, begin, bad)
+            begin = bad + 1
+        self.next_record = piece.first_record + len(piece.ends) - 1
+
+    def _add_stretch(self, piece: Piece, begin: int, end: int) -> None:
+        ends: Ends = piece.ends
+        base = piece.offset - int(ends[0])
+        while begin < end:
+            offset, record = base + int(ends[begin]), piece.first_record + begin
+            room = self._room(offset, record)
+            if room == 0:
+                self._rows.append((offset, 0, 0, record))
+                room = end if self._block_records is None else self._block_records
+            take = min(end - begin, room)
+            start, num_bytes, count, first = self._rows[-1]
+            num_bytes += int(ends[begin + take] - ends[begin])
+            self._rows[-1] = (start, num_bytes, count + take, first)
+            begin += take
+
+    def _room(self, offset: int, record: int) -> int:
+        """How many records the last block can still take, the next one being at ``offset``."""
+        if not self._rows:
+            return 0
+        start, num_bytes, count, first = self._rows[-1]
+        if start + num_bytes != offset or first + count != record:
+            return 0
+        if self._block_records is None:
+            return record + (1 << 62)
+        return 0 if num_bytes >= _MAX_BLOCK_BYTES else self._block_records - count
+
+    def arrays(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
+        offsets, num_bytes, counts, first_records = (np.ascontiguousarray(column) for column in table.T)
+        return offsets, num_bytes, counts, first_records

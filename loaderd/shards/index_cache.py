@@ -1,0 +1,85 @@
+"""Indexes on disk, so that a shard is read through once.
+
+A cached index is found by the shard's name, size and time of change, and by the block size: a shard that changed
+has another key. Files are written beside their place and renamed, so that a reader sees a whole one or none; one
+that is damaged or of another version is made again. A cache that cannot be written costs the next start an index
+pass, and no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from loaderd.shards.files import ShardFile
+from loaderd.shards.index import INDEX_VERSION, ShardIndex, decode_index
+
+_SUFFIX = ".loaderd-index"
+
+_logger = logging.getLogger(__name__)
+
+
+def default_cache_dir() -> Path:
+    """``$LOADERD_CACHE_DIR``, or ``loaderd`` in the user's cache folder."""
+    chosen = os.environ.get("LOADERD_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loaderd"
+
+
+class IndexCache:
+    """Where indexes are kept: in one folder (``"user"`` or a path), beside the shards (``"beside"``), or nowhere."""
+
+    def __init__(self, where: str, block_records: int) -> None:
+        self._where = where
+        self._block_records = block_records
+
+    def path_of(self, file: ShardFile) -> Path | None:
+        """Where the index of ``file`` is kept; None if it is not kept at all."""
+        if self._where == "none":
+            return None
+        key = f"{INDEX_VERSION}\0{file.uri}\0{file.size_bytes}\0{file.mtime_ns}\0{self._block_records}"
+        digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+        if self._where == "beside" and "://" not in file.uri:
+            shard = Path(file.uri)
+            return shard.with_name(f".{shard.name}.{digest[:12]}{_SUFFIX}")
+        folder = default_cache_dir() if self._where in ("user", "beside") else Path(self._where)
+        return folder / "index" / digest[:2] / (digest[2:] + _SUFFIX)
+
+    def load(self, file: ShardFile) -> ShardIndex | None:
+        """The index of ``file``, or None if there is none that can be used."""
+        path = self.path_of(file)
+        if path is None:
+            return None
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            index = decode_index(data)
+        except Exception as error:  # whatever is wrong with a cached file, the answer is to make it again
+            _logger.info("the cached index %s is made again: %s", path, error)
+            return None
+        return index if index.file == file else None
+
+    def store(self, index: ShardIndex) -> OSError | None:
+        """Keep ``index``; returns the error where the cache could not be written."""
+        path = self.path_of(index.file)
+        if path is None:
+            return None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "wb") as out:
+                    out.write(index.encode())
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except OSError as error:
+            return error
+        return None
