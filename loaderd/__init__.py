@@ -1,0 +1,32 @@
+"""loaderd: batches for TensorFlow from TFRecord shards of bit-packed records, made by worker processes."""
+
+from loaderd import errors, schemas
+from loaderd.client.batch import Batch
+from loaderd.client.dataset import Dataset
+from loaderd.client.loader import Loader
+from loaderd.client.position import Position
+from loaderd.options import Shuffle
+from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
+from loaderd.statistics import Statistics
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Array",
+    "Batch",
+    "Bits",
+    "Dataset",
+    "Derived",
+    "Float",
+    "Int64",
+    "Loader",
+    "Packed",
+    "PackedBits",
+    "Position",
+    "Raw",
+    "Schema",
+    "Shuffle",
+    "Statistics",
+    "errors",
+    "schemas",
+]

@@ -41,9 +41,12 @@ class Damage:
     lost_bytes: int = 0
 
     def __str__(self) -> str:
-        return (
-            f"{self.shard}: record {self.record} at byte {self.offset}: expected {self.expected}, found {self.found}"
-        )
+        place = f"{self.shard}: record {self.record} at byte {self.offset}"
+        return f"{place}: expected {self.expected}, found {self.found}"
+
+    def to_wire(self) -> dict[str, Any]:
+        """The damage as plain values, for a message or a file; ``Damage(**wire)`` is the way back."""
+        return asdict(self)
 
 
 class LoaderdError(Exception):
@@ -132,7 +135,7 @@ def to_wire(error: LoaderdError) -> dict[str, Any]:
         "class": type(error).__name__,
         "message": error.message,
         "hint": error.hint,
-        "damage": None if error.damage is None else asdict(error.damage),
+        "damage": None if error.damage is None else error.damage.to_wire(),
         "traceback": error.traceback,
     }
 

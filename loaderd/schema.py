@@ -33,14 +33,16 @@ _ROW_ALIGNMENT_BYTES = 8
 def resolve_dtype(dtype: Any) -> np.dtype[Any]:
     """``dtype`` as a numpy dtype; "bfloat16" (and the other names of ml_dtypes) included."""
     try:
-        return np.dtype(dtype)
+        resolved: np.dtype[Any] = np.dtype(dtype)
+        return resolved
     except TypeError:
         import ml_dtypes
 
         found = getattr(ml_dtypes, str(dtype), None)
         if found is None:
             raise SchemaError(f"dtype must be one that numpy or ml_dtypes knows, got {dtype!r}") from None
-        return np.dtype(found)
+        resolved = np.dtype(found)
+        return resolved
 
 
 def _shape(shape: Any, of: str) -> Shape:
@@ -376,7 +378,7 @@ class Schema:
         feature = self.features.get(definition.feature)
         if feature is None:
             raise SchemaError(
-                f"field {name!r} reads feature {definition.feature!r}, but the schema has only {sorted(self.features)}"
+                f"field {name!r} reads feature {definition.feature!r}, which is none of {sorted(self.features)}"
             )
         if isinstance(definition, Array):
             if isinstance(feature, PackedBits):

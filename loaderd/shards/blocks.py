@@ -76,7 +76,7 @@ class BlockReader:
     def _read_plain(self, block: Block) -> Iterator[BlockPiece | Damage]:
         if len(self._buffer) < block.num_bytes:
             self._buffer = np.empty(block.num_bytes, dtype=np.uint8)
-        view = memoryview(self._buffer)[: block.num_bytes]
+        view = self._buffer.data[: block.num_bytes]
         got = self._file(block.shard).read_at(block.offset, view)
         ends = walk(self._buffer, 0, got, block.count)
         healthy = len(ends) == block.count + 1 and int(ends[-1]) == block.num_bytes

@@ -102,7 +102,7 @@ class InflatedStream:
 
     def skip(self, num_bytes: int) -> None:
         """Inflate and forget; raises CorruptRecordError where the stream ends before."""
-        scratch = memoryview(np.empty(min(num_bytes, _READ_BYTES), dtype=np.uint8))
+        scratch = np.empty(min(num_bytes, _READ_BYTES), dtype=np.uint8).data
         while num_bytes:
             got = self.read_into(scratch[: min(num_bytes, len(scratch))])
             if not got:

@@ -87,7 +87,8 @@ def masked_crcs_of_lengths(lengths: npt.NDArray[np.int64]) -> Crcs:
         byte = (lengths >> shift).astype(np.uint32) & np.uint32(0xFF)
         register = (register >> np.uint32(8)) ^ _BYTE_TABLE[(register ^ byte) & np.uint32(0xFF)]
     crc = register ^ np.uint32(0xFFFFFFFF)
-    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK_DELTA)
+    masked: Crcs = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK_DELTA)
+    return masked
 
 
 def words_at(buffer: Bytes1D, offsets: npt.NDArray[np.int64]) -> Crcs:
@@ -124,14 +125,14 @@ def check_data_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> list[tuple[
     sliding_window_view(buffer, FRAME_BYTES, writeable=True)[footers[:-1]] = seams[:-1]
     last = int(footers[-1])
     buffer[last : last + FOOTER_BYTES] = seams[-1, :FOOTER_BYTES]
-    run = memoryview(buffer)[int(ends[0]) + HEADER_BYTES : last + FOOTER_BYTES]
+    run = buffer.data[int(ends[0]) + HEADER_BYTES : last + FOOTER_BYTES]
     if _crc32c.crc32c(run) == _CRC_OF_HEALTHY_RUN:
         return []
     return _find_bad_records(buffer, ends, stored)
 
 
 def _find_bad_records(buffer: Bytes1D, ends: npt.NDArray[np.int64], stored: Crcs) -> list[tuple[int, int, int]]:
-    view = memoryview(buffer)
+    view = buffer.data
     bad = []
     for record, expected in enumerate(stored.tolist()):
         found = _crc32c.crc32c(view[int(ends[record]) + HEADER_BYTES : int(ends[record + 1]) - FOOTER_BYTES])

@@ -77,7 +77,7 @@ def walk(buffer: Bytes1D, start: int, stop: int, max_records: int | None = None)
     position = start
     last_header = stop - HEADER_BYTES
     limit = len(ends) + (stop if max_records is None else max_records)
-    view = memoryview(buffer)
+    view = buffer.data
     while position <= last_header and len(ends) < limit:
         position += _unpack_length(view, position)[0] + FRAME_BYTES
         if position > stop:
@@ -148,7 +148,7 @@ class _Window:
                 self.buffer = np.empty(capacity, dtype=np.uint8)
             self.buffer[: len(old)] = old.copy() if old.base is self.buffer else old
             self.start, self.stop = 0, len(old)
-        view = memoryview(self.buffer)
+        view = self.buffer.data
         while not self._ended and self.stop < capacity:
             got = self._read_into(view[self.stop : capacity])
             self.stop += got
@@ -171,7 +171,7 @@ def _step_over(shard: str, window: _Window, record: int) -> Damage | None:
         )
         window.advance(len(header))
         return damage
-    (length,) = _unpack_length(header)
+    (length,) = _unpack_length(header.data)
     stored = int.from_bytes(header[8:].tobytes(), "little")
     computed = masked_crc(header[:8])
     if stored == computed and length <= MAX_RECORD_BYTES:

@@ -14,7 +14,7 @@ middle: each healthy stretch of it is one block.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -58,7 +58,7 @@ class ShardIndex:
                 "version": INDEX_VERSION,
                 "file": [self.file.uri, self.file.size_bytes, self.file.mtime_ns],
                 "compression": self.compression,
-                "damages": [asdict(damage) for damage in self.damages],
+                "damages": [damage.to_wire() for damage in self.damages],
                 **{name: getattr(self, name).astype("<i8").tobytes() for name in _ARRAYS},
             }
         )

@@ -1,0 +1,174 @@
+"""A loader as a ``tf.data.Dataset``, without a copy between the worker's memory and the tensor.
+
+::
+
+    range(1) ──new_pass──► number of the pass ──flat_map──► range(steps) ──fetch(pass, step)──► tensors ──► prefetch
+
+``fetch`` answers any step of any pass, so the graph has no state of its own: what an iterator holds is two integers.
+It is a ``tf.numpy_function``: in a graph, TensorFlow takes over the memory of the array that one returns, if it starts
+at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease ends, and its slot is
+filled anew. (``from_generator`` would do too, but costs two calls an element and cannot be checkpointed.)
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import loaderd
+from loaderd.errors import ClosedError, OptionError
+from loaderd_tf.device import check_device
+
+Structure = Any
+
+
+def make_dataset(
+    shards: Any,
+    schema: loaderd.Schema | None = None,
+    *,
+    batch_size: int,
+    structure: Structure = None,
+    prefetch: int = 2,
+    device: str | None = None,
+    **options: Any,
+) -> tf.data.Dataset:
+    """Batches of TFRecord shards as a ``tf.data.Dataset`` of known cardinality.
+
+    ``shards``, ``schema``, ``batch_size`` and ``options`` are those of :class:`loaderd.Loader`. ``structure``,
+    ``prefetch`` and ``device`` are those of :func:`from_loader`. Each iteration of the data set is a pass of its own
+    (the next ``epochs`` epochs), so ``model.fit(ds, epochs=3)`` sees three different orders. The daemon and its
+    workers end with the data set. Raises exceptions of :mod:`loaderd.errors`.
+    """
+    if device is not None:
+        check_device(device)
+    # Beside what is prefetched, a tensor is held by the step and one by TensorFlow, which lets go of arrays one call late.
+    options.setdefault("held_batches", prefetch + 4)
+    loader = loaderd.Loader(shards, schema, batch_size=batch_size, **options)
+    return from_loader(loader, structure=structure, prefetch=prefetch, device=device)
+
+
+def from_loader(
+    loader: loaderd.Loader, structure: Structure = None, *, prefetch: int = 2, device: str | None = None
+) -> tf.data.Dataset:
+    """The batches of ``loader`` as a ``tf.data.Dataset``; the loader stays the caller's to close.
+
+    ``structure``: nested tuples, lists and dicts of field names, and so of the tensors of an element; None: a dict,
+    name -> tensor, in the schema's order. ``prefetch``: batches that TensorFlow takes ahead. ``device``: a device such
+    as ``"/GPU:0"`` onto which batches are copied ahead (then ``prefetch`` of them lie there, while the model works on
+    another). Raises OptionError for a field or device that does not exist.
+    """
+    if device is not None:
+        check_device(device)
+    structure = _check_structure(structure, loader.schema)
+    names = list(dict.fromkeys(tf.nest.flatten(structure)))
+    specs = [loader.schema.specs[name] for name in names]
+    dtypes = [tf.as_dtype(spec.dtype) for spec in specs]
+    shapes = [tf.TensorShape([loader.static_batch_size, *spec.shape]) for spec in specs]
+
+    # TensorFlow keeps a numpy_function's Python function for ever, so the functions must not keep the loader: the data
+    # set does, and so do iterators and whatever is made of it.
+    weak_loader = weakref.ref(loader)
+
+    def fetch(pass_number: Any, step: Any) -> list[np.ndarray[Any, Any]]:
+        batch = _alive(weak_loader).fetch(int(pass_number), int(step))
+        assert batch is not None, "the range of steps ends where the pass does"
+        return [batch[name] for name in names]
+
+    def element(pass_number: tf.Tensor, step: tf.Tensor) -> Any:
+        tensors = tf.numpy_function(fetch, [pass_number, step], dtypes, stateful=False)
+        for tensor, shape in zip(tensors, shapes, strict=True):
+            tensor.set_shape(shape)
+        by_name = dict(zip(names, tensors, strict=True))
+        return tf.nest.map_structure(lambda name: by_name[name], structure)
+
+    def steps(pass_number: tf.Tensor) -> tf.data.Dataset:
+        return numbers.map(lambda step: element(pass_number, step))
+
+    def new_pass(_: Any) -> np.int64:
+        return np.int64(_alive(weak_loader).new_pass())
+
+    cardinality = _cardinality(loader)
+    endless = cardinality == tf.data.INFINITE_CARDINALITY
+    numbers = tf.data.Dataset.counter() if endless else tf.data.Dataset.range(cardinality)
+
+    passes = tf.data.Dataset.range(1).map(
+        lambda number: tf.ensure_shape(tf.numpy_function(new_pass, [number], tf.int64, stateful=False), [])
+    )
+    dataset = passes.flat_map(steps).apply(tf.data.experimental.assert_cardinality(cardinality))
+    if device is not None:
+        to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
+        dataset = dataset.prefetch(1).apply(to_device)
+    elif prefetch:
+        dataset = dataset.prefetch(prefetch)
+    dataset._loaderd_loader = loader
+    return dataset
+
+
+def _alive(weak_loader: weakref.ref[loaderd.Loader]) -> loaderd.Loader:
+    loader = weak_loader()
+    if loader is None:
+        raise ClosedError("the data set of this iterator is gone", hint="Keep a reference to it while it is used.")
+    return loader
+
+
+def _cardinality(loader: loaderd.Loader) -> int:
+    try:
+        return len(loader)
+    except TypeError:
+        return int(tf.data.INFINITE_CARDINALITY)
+
+
+def _check_structure(structure: Structure, schema: loaderd.Schema) -> Structure:
+    if structure is None:
+        return {name: name for name in schema.fields}
+    unknown = [name for name in tf.nest.flatten(structure) if name not in schema.fields]
+    if unknown or not tf.nest.flatten(structure):
+        raise OptionError(f"structure must be made of the fields {list(schema.fields)}, got {unknown or structure!r}")
+    return structure
+
+
+def schema_from_features(
+    features: Mapping[str, Any],
+    bytes_features: Mapping[str, loaderd.PackedBits | loaderd.Raw] | None = None,
+    fields: Mapping[str, Any] | None = None,
+) -> loaderd.Schema:
+    """A schema from the dict that ``tf.io.parse_example`` takes.
+
+    ``features``: name -> ``tf.io.FixedLenFeature`` of int64, float32 or string; shapes and defaults are kept. A string
+    feature does not say what its bytes hold, so ``bytes_features`` does: ``{"d": loaderd.PackedBits(1552)}``.
+    ``fields``: the fields of a batch; without it every feature is a field of its own name, as it is stored. Raises
+    SchemaError for features of a variable size, which don't fit in a fixed batch.
+    """
+    described = dict(bytes_features or {})
+    stored: dict[str, Any] = {}
+    for name, feature in features.items():
+        stored[name] = described.pop(name) if name in described else _stored_feature(name, feature)
+    if described:
+        raise loaderd.errors.SchemaError(f"bytes_features describes {sorted(described)}, which features lacks")
+    if fields is None:
+        fields = {
+            name: loaderd.Packed(name) if isinstance(feature, loaderd.PackedBits) else loaderd.Array(name)
+            for name, feature in stored.items()
+        }
+    return loaderd.Schema(features=stored, fields=fields)
+
+
+def _stored_feature(name: str, feature: Any) -> loaderd.Int64 | loaderd.Float:
+    if not isinstance(feature, tf.io.FixedLenFeature):
+        raise loaderd.errors.SchemaError(
+            f"feature {name!r} must be a tf.io.FixedLenFeature, got {type(feature).__name__}",
+            hint="loaderd reads records of a fixed size.",
+        )
+    dtype = tf.as_dtype(feature.dtype)
+    if dtype == tf.string:
+        raise loaderd.errors.SchemaError(
+            f"feature {name!r} is a string: say what its bytes hold",
+            hint=f"For instance bytes_features={{{name!r}: loaderd.PackedBits(1552)}}, or loaderd.Raw('uint8', (784,)).",
+        )
+    shape = tuple(tf.TensorShape(feature.shape).as_list())
+    kind = loaderd.Int64 if dtype == tf.int64 else loaderd.Float
+    return kind(shape=shape, default=feature.default_value)

@@ -1,0 +1,167 @@
+"""The training process's end of a private daemon: starts it, speaks with it, takes it down.
+
+There is no thread: whoever wants a batch reads the socket. A slot is given back by whatever thread drops the last
+reference to its batch, with one small, unlocked write (:class:`~loaderd.protocol.channel.Channel`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from loaderd.errors import ClosedError, DaemonError, LoaderdError, from_wire
+from loaderd.memory.shared import SharedMemory
+from loaderd.options import StreamDescription
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import (
+    Broken,
+    Ended,
+    Failed,
+    Message,
+    Open,
+    Opened,
+    Progress,
+    Ready,
+    Release,
+    Skipped,
+    Start,
+    Warned,
+)
+from loaderd.protocol.process import how_it_ended, start_process
+
+_CLOSE_TIMEOUT_S = 5.0
+
+_logger = logging.getLogger("loaderd")
+
+
+class Connection:
+    """A stream served by a daemon of our own."""
+
+    def __init__(self, description: StreamDescription, on_progress: Callable[[int, int], None]) -> None:
+        """Start the daemon and wait until the stream is open; raises LoaderdError."""
+        process, sock = start_process("loaderd.daemon.service")
+        self._channel = Channel(sock)
+        self._end = weakref.finalize(self, _end_daemon, self._channel, process, os.getpid())
+        self._process = process
+        self._generation = 0
+        self._batches: deque[list[int] | LoaderdError | None] = deque()
+        self._opened: Opened | None = None
+        self._on_progress = on_progress
+        self.skipped: list[LoaderdError] = []
+        self.records_skipped = 0
+        self.workers_restarted = 0
+        self._send(Open(cloudpickle.dumps(description)))
+        while self._opened is None:
+            self._receive()
+        self.facts: dict[str, Any] = self._opened.facts
+        self.damages: list[dict[str, Any]] = self._opened.damages
+        self.slots: SharedMemory = SharedMemory(self._channel.take_fd())
+        self.slots.close_fd()
+
+    def start(self, first_epoch: int, step: int) -> None:
+        """Have the pass that begins at ``first_epoch`` delivered from ``step`` on; drops what was on its way."""
+        self._generation += 1
+        for batch in self._batches:
+            if isinstance(batch, list):
+                self.release(batch[1])
+        self._batches.clear()
+        self._send(Start(self._generation, first_epoch, step))
+
+    def next_batch(self) -> tuple[int, int, int] | None:
+        """(step, slot, records) of the next batch, the slot being ours; None at the end of the pass.
+
+        Waits. Raises the error of a batch that cannot be delivered (the next call goes on behind it), and the error
+        that ended the stream, if one did.
+        """
+        while not self._batches:
+            self._receive()
+        batch = self._batches[0]
+        if batch is None:
+            return None
+        self._batches.popleft()
+        if isinstance(batch, LoaderdError):
+            raise batch
+        step, slot, num_records = batch
+        return step, slot, num_records
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether :meth:`next_batch` would answer without waiting."""
+        return bool(self._batches)
+
+    def release(self, slot: int) -> None:
+        """Give a slot back. From any thread, and from a finalizer."""
+        with contextlib.suppress(ChannelClosed):  # if the daemon is gone, the memory goes with its last view
+            self._channel.send(Release([slot]))
+
+    def close(self) -> None:
+        """End the daemon and its workers, and wait until they are gone."""
+        self._end()
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(message)
+        except ChannelClosed:
+            self._raise_gone()
+
+    def _receive(self) -> None:
+        try:
+            messages = self._channel.receive()
+        except ChannelClosed:
+            self._raise_gone()
+        for message in messages:
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Ready):
+            if message.generation == self._generation:
+                self._batches.extend(message.batches)
+            else:
+                for _, slot, _ in message.batches:
+                    self.release(slot)
+        elif isinstance(message, Broken):
+            if message.generation == self._generation:
+                self._batches.append(from_wire(message.error))
+        elif isinstance(message, Ended):
+            if message.generation == self._generation:
+                self._batches.append(None)
+        elif isinstance(message, Progress):
+            self._on_progress(message.done_bytes, message.total_bytes)
+        elif isinstance(message, Opened):
+            self._opened = message
+        elif isinstance(message, Skipped):
+            self.records_skipped += message.num_records
+            self.skipped.append(from_wire(message.error))
+        elif isinstance(message, Warned):
+            self.workers_restarted = message.workers_restarted
+            _logger.warning("%s", message.text)
+        elif isinstance(message, Failed):
+            self.close()
+            raise from_wire(message.error)
+
+    def _raise_gone(self) -> None:
+        if not self._end.alive:
+            raise ClosedError("the loader is closed")
+        process = self._process
+        self.close()
+        raise DaemonError(f"the daemon process {how_it_ended(process)}", hint="Make a new loader to go on.")
+
+
+def _end_daemon(channel: Channel, process: subprocess.Popen[bytes], creator: int) -> None:
+    """A fork of the training process inherits this, and must not end its parent's daemon."""
+    if os.getpid() != creator:
+        return
+    channel.close()
+    try:
+        process.wait(_CLOSE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

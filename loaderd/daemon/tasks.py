@@ -1,0 +1,92 @@
+"""The units of work that the daemon hands to workers, and what a source of them does.
+
+Every task can be done again: a load writes the same rows to the same places, a fill the same values to the same
+slots. So a task whose worker died is given to another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from loaderd.errors import LoaderdError
+from loaderd.plan.batches import Segment
+from loaderd.plan.epoch import Slice
+
+
+@dataclass(frozen=True)
+class IndexWork:
+    """Index file ``file`` (counted from 0)."""
+
+    file: int
+
+
+@dataclass(frozen=True)
+class ProbeWork:
+    """See whether the first record fits the schema."""
+
+
+@dataclass(frozen=True)
+class LoadWork:
+    """Bring ``slices`` into ``window``, which lies in ``arena``."""
+
+    window: int
+    arena: int
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part.stop - part.first for part in self.slices)
+
+
+@dataclass(frozen=True)
+class FillBatch:
+    """Decode batch ``step`` into ``slot``: the rows of ``segments`` (whose windows lie in ``arenas``)."""
+
+    step: int
+    slot: int
+    segments: tuple[Segment, ...]
+    arenas: tuple[int, ...]
+    omit: tuple[int, ...] = ()
+    """Rows of the batch, counted from its start, that are left out."""
+
+    @property
+    def num_records(self) -> int:
+        return sum(part.stop - part.start for part in self.segments) - len(self.omit)
+
+
+@dataclass(frozen=True)
+class FillWork:
+    """Decode these batches, which follow each other."""
+
+    batches: tuple[FillBatch, ...]
+
+
+Work = IndexWork | ProbeWork | LoadWork | FillWork
+
+
+@dataclass(eq=False)
+class Task:
+    """Work that was handed out: by which source, in which generation of it, and how often its worker died."""
+
+    source: TaskSource
+    work: Work
+    generation: int = 0
+    deaths: int = 0
+    number: int = field(default=-1)
+
+
+class TaskSource(Protocol):
+    """Something that has work to do; the scheduler asks it."""
+
+    def next_task(self) -> Task | None:
+        """Work that can begin now, or None; what is returned counts as begun."""
+
+    def done(self, task: Task, result: Any) -> None:
+        """The task is done."""
+
+    def failed(self, task: Task, error: LoaderdError) -> None:
+        """The task cannot be done."""
+
+    def retry(self, task: Task) -> bool:
+        """The task's worker died: whether it is still wanted (if not, it counts as ended)."""

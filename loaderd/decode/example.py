@@ -1,0 +1,285 @@
+"""The plain parser of a ``tf.train.Example``: one record, one byte after the other.
+
+The grammar, each ``n`` being a varint that counts the bytes behind it::
+
+    Example    ( 0x0a n Features  |  any other field, skipped )*
+    Features   ( 0x0a n Entry )*
+    Entry      ( 0x0a n name  |  0x12 n Feature ), two of them
+    Feature    ( 0x0a n BytesList  |  0x12 n FloatList  |  0x1a n Int64List ), then anything  |  nothing
+    BytesList  ( 0x0a n bytes )*
+    FloatList  ( 0x0d float32 )*  |  0x0a n float32*, then anything
+    Int64List  ( 0x08 varint )*   |  0x0a n varint*, then anything
+
+It is TensorFlow's (tensorflow/core/util/example_proto_fast_parsing.cc), which reads less than protobuf would: of a
+packed list its first piece, of a feature its first list, and nothing of a feature that is not asked for. Of two
+features with the same name the last one counts that is not empty. What is read here, TensorFlow reads alike. What
+it reads beyond that is damaged (a length that points past the end of what contains it, say), and is a fault here.
+
+Besides the values, the parser says where they lie, which is what :mod:`loaderd.decode.rows` learns layouts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from loaderd.schema import Feature, Float, Int64
+
+_DELIMITED_1 = 0x0A  # field 1, length-delimited: Example.features, Features.feature, the name of an entry, packed
+_DELIMITED_2 = 0x12  # field 2, length-delimited: the Feature of an entry
+_VARINT_1 = 0x08  # an unpacked int64
+_FIXED32_1 = 0x0D  # an unpacked float
+
+_LIST_TAGS = {"bytes": 0x0A, "float": 0x12, "int64": 0x1A}
+_LIST_TEXTS = {0x0A: "a bytes list", 0x12: "a float list", 0x1A: "an int64 list"}
+_MAX_VARINT_BYTES = 10
+_UINT64 = (1 << 64) - 1
+_MAX_NAMES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFault:
+    """What is wrong with one record of a batch. ``record``: its position in the batch, from 0."""
+
+    record: int
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``record[start:stop]``: raw bytes of a value (a bytes value, some floats), or one varint."""
+
+    start: int
+    stop: int
+    is_varint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A stored feature of one record. ``data``: its bytes in the row. ``pieces``: where they come from, in order;
+    none if the default stands in."""
+
+    data: bytes
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A parsed record: the value of each stored feature by name, in the schema's order.
+
+    ``unread``: stretches (start, stop) that may hold any bytes whatever, without any difference to the parse.
+    """
+
+    values: dict[str, Value]
+    unread: tuple[tuple[int, int], ...]
+
+
+class _Mismatch(Exception):
+    """The record is not what it should be; the arguments are what was expected and what was found."""
+
+
+def parse_example(
+    record: bytes | memoryview, features: Mapping[str, Feature], position: int = 0
+) -> Example | RecordFault:
+    """The stored ``features`` of a serialized ``tf.train.Example``, or what is wrong with it.
+
+    ``position`` is what :attr:`RecordFault.record` shall say. Nothing is raised, whatever the record holds.
+    Costs 15 µs for a record of two features.
+    """
+    record = bytes(record)
+    wanted = {name.encode(): name for name in features}
+    spans: dict[str, tuple[int, int]] = {}
+    names: list[bytes] = []
+    unread: list[tuple[int, int]] = []
+    try:
+        for name, start, stop in _entries(record):
+            names.append(name)
+            if name not in wanted:
+                unread.append((start, stop))
+            elif start < stop:
+                if record[start] not in _LIST_TEXTS:
+                    raise _Mismatch(
+                        f"a list in feature {wanted[name]!r}", f"tag {record[start]:#04x} at byte {start}"
+                    )
+                spans[wanted[name]] = start, stop
+        values = {
+            name: _value(record, name, feature, *spans[name]) if name in spans else _default(name, feature, names)
+            for name, feature in features.items()
+        }
+    except _Mismatch as mismatch:
+        return RecordFault(position, *mismatch.args)
+    return Example(values, tuple(unread))
+
+
+def _entries(record: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Name, start and stop of each Feature, in the order of the record."""
+    at, end = 0, len(record)
+    while at < end:
+        if record[at] != _DELIMITED_1:
+            at = _skip(record, at, end)
+            continue
+        entry, at = _delimited(record, at + 1, end)
+        while entry < at:
+            _expect_tag(record, entry, (_DELIMITED_1,))
+            start, entry = _delimited(record, entry + 1, at)
+            yield _entry(record, start, entry)
+
+
+def _entry(record: bytes, at: int, stop: int) -> tuple[bytes, int, int]:
+    name = b""
+    feature = (at, at)
+    for _ in range(2):
+        tag, value = _varint(record, at, stop)
+        if tag not in (_DELIMITED_1, _DELIMITED_2):
+            raise _malformed(f"tag {tag:#04x} in an entry of the features", at)
+        start, at = _delimited(record, value, stop)
+        if tag == _DELIMITED_1:
+            name = record[start:at]
+        else:
+            feature = (start, at)
+    if at != stop:
+        raise _malformed("a third field in an entry of the features", at)
+    return name, *feature
+
+
+def _value(record: bytes, name: str, feature: Feature, start: int, stop: int) -> Value:
+    """The value of a feature whose Feature message is ``record[start:stop]``, which is not empty."""
+    tag = _LIST_TAGS[feature.wire_kind]
+    if record[start] != tag:
+        raise _Mismatch(f"{_LIST_TEXTS[tag]} in feature {name!r}", _LIST_TEXTS[record[start]])
+    value = _LIST_READERS[feature.wire_kind](record, *_delimited(record, start + 1, stop))
+    if feature.wire_kind == "bytes" and len(value.pieces) != 1:
+        raise _Mismatch(f"one value in feature {name!r}", _count(len(value.pieces), "value"))
+    item_bytes, unit = (feature.value_dtype.itemsize, "value") if isinstance(feature, Int64 | Float) else (1, "byte")
+    if len(value.data) != feature.num_bytes:
+        raise _Mismatch(
+            f"feature {name!r} of {_count(feature.num_bytes // item_bytes, unit)}",
+            _count(len(value.data) // item_bytes, unit),
+        )
+    return value
+
+
+def _default(name: str, feature: Feature, names: list[bytes]) -> Value:
+    if feature.default_bytes is not None:
+        return Value(feature.default_bytes, ())
+    if name.encode() in names:
+        raise _Mismatch(f"feature {name!r}", "that feature without a list")
+    shown = [each[:64].decode(errors="backslashreplace") for each in names[:_MAX_NAMES]]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    raise _Mismatch(f"feature {name!r}", f"features {shown}{more}" if names else "no features")
+
+
+# ------------------------------------------------------------------------------------------------- lists
+
+
+def _bytes_list(record: bytes, at: int, stop: int) -> Value:
+    pieces = []
+    while at < stop:
+        _expect_tag(record, at, (_DELIMITED_1,))
+        start, at = _delimited(record, at + 1, stop)
+        pieces.append(Piece(start, at, False))
+    return _joined(record, pieces)
+
+
+def _float_list(record: bytes, at: int, stop: int) -> Value:
+    pieces = []
+    if at < stop and _expect_tag(record, at, (_DELIMITED_1, _FIXED32_1)) == _DELIMITED_1:
+        start, end = _delimited(record, at + 1, stop)
+        if (end - start) % 4:
+            raise _malformed(f"packed floats of {end - start} bytes", at)
+        return _joined(record, [Piece(start, end, False)])
+    while at < stop:
+        _expect_tag(record, at, (_FIXED32_1,))
+        start, at = at + 1, _fixed(at + 1, 4, stop)
+        pieces.append(Piece(start, at, False))
+    return _joined(record, pieces)
+
+
+def _int64_list(record: bytes, at: int, stop: int) -> Value:
+    pieces = []
+    data = bytearray()
+    packed = at < stop and _expect_tag(record, at, (_DELIMITED_1, _VARINT_1)) == _DELIMITED_1
+    if packed:
+        at, stop = _delimited(record, at + 1, stop)
+    while at < stop:
+        if not packed:
+            _expect_tag(record, at, (_VARINT_1,))
+            at += 1
+        number, end = _varint(record, at, stop)
+        pieces.append(Piece(at, end, True))
+        data += number.to_bytes(8, "little")
+        at = end
+    return Value(bytes(data), tuple(pieces))
+
+
+def _joined(record: bytes, pieces: list[Piece]) -> Value:
+    return Value(b"".join(record[piece.start : piece.stop] for piece in pieces), tuple(pieces))
+
+
+_LIST_READERS: dict[str, Callable[[bytes, int, int], Value]] = {
+    "bytes": _bytes_list,
+    "float": _float_list,
+    "int64": _int64_list,
+}
+
+# ------------------------------------------------------------------------------------------- wire format
+
+
+def _varint(record: bytes, at: int, stop: int) -> tuple[int, int]:
+    """The varint at ``at`` as an unsigned number of 64 bits, and where it ends (at most at ``stop``).
+
+    As in protobuf, a varint has up to ten bytes, whatever its value, and of the tenth only one bit counts.
+    """
+    value = shift = 0
+    for end in range(at, min(at + _MAX_VARINT_BYTES, stop)):
+        byte = record[end]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & _UINT64, end + 1
+        shift += 7
+    what = "a varint of more than ten bytes" if at + _MAX_VARINT_BYTES <= stop else "a varint that is cut off"
+    raise _malformed(what, at)
+
+
+def _delimited(record: bytes, at: int, stop: int) -> tuple[int, int]:
+    """Start and stop of the bytes that the length at ``at`` announces."""
+    length, start = _varint(record, at, stop)
+    return start, _fixed(start, length, stop)
+
+
+def _fixed(at: int, num_bytes: int, stop: int) -> int:
+    """Where ``num_bytes`` from ``at`` on end: at most at ``stop``."""
+    if num_bytes > stop - at:
+        raise _malformed(f"a field of {_count(num_bytes, 'byte')} where {stop - at} are left", at)
+    return at + num_bytes
+
+
+def _skip(record: bytes, at: int, stop: int) -> int:
+    """Where the field at ``at`` ends."""
+    tag, value = _varint(record, at, stop)
+    match tag & 7:
+        case 0:
+            return _varint(record, value, stop)[1]
+        case 1:
+            return _fixed(value, 8, stop)
+        case 2:
+            return _delimited(record, value, stop)[1]
+        case 5:
+            return _fixed(value, 4, stop)
+        case wire_type:
+            raise _malformed(f"wire type {wire_type}", at)
+
+
+def _expect_tag(record: bytes, at: int, tags: tuple[int, ...]) -> int:
+    if record[at] not in tags:
+        raise _malformed(f"tag {record[at]:#04x}", at)
+    return record[at]
+
+
+def _malformed(what: str, at: int) -> _Mismatch:
+    return _Mismatch("a tf.train.Example", f"{what} at byte {at}")
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"

@@ -1,0 +1,95 @@
+"""Where things lie in the two shared memories of a stream.
+
+::
+
+    slots     │ slot 0                                  │ slot 1 …
+              │ field 0 (batch_size, …) │ field 1 │ …   │          every field at a multiple of 64 bytes
+    windows   │ arena 0                                 │ arena 1 …
+              │ places uint32 (rows,) │ rows (rows, row_bytes) │
+
+A slot holds one batch. TensorFlow takes an array over without a copy only if it starts at a multiple of 64 bytes. An
+arena holds one window of packed rows, and in front of them, for each row in the order of the epoch, the place that
+the shuffle gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.schema import FieldSpec
+
+FIELD_ALIGNMENT_BYTES = 64
+_PAGE_BYTES = 4096
+
+Bytes1D = npt.NDArray[np.uint8]
+
+
+def _align(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """The fields of one batch in a slot."""
+
+    specs: Mapping[str, FieldSpec]
+    batch_size: int
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Bytes from the slot's start to each field."""
+        found: dict[str, int] = {}
+        end = 0
+        for name, spec in self.specs.items():
+            found[name] = end
+            end = _align(end + spec.record_bytes * self.batch_size, FIELD_ALIGNMENT_BYTES)
+        return found
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes from one slot to the next."""
+        used = sum(_align(spec.record_bytes * self.batch_size, FIELD_ALIGNMENT_BYTES) for spec in self.specs.values())
+        return _align(max(used, 1), _PAGE_BYTES)
+
+    def views(self, memory: Bytes1D, slot: int) -> dict[str, npt.NDArray[Any]]:
+        """The fields of ``slot`` as arrays of shape (batch_size, …), without a copy."""
+        base = slot * self.slot_bytes
+        found = {}
+        for name, offset in self.offsets.items():
+            spec = self.specs[name]
+            start = base + offset
+            field = memory[start : start + spec.record_bytes * self.batch_size]
+            found[name] = field.view(spec.dtype).reshape(self.batch_size, *spec.shape)
+        return found
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """One window of packed rows in an arena."""
+
+    row_bytes: int
+    max_rows: int
+
+    @property
+    def _rows_offset(self) -> int:
+        return _align(4 * self.max_rows, _PAGE_BYTES)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes from one arena to the next."""
+        return _align(self._rows_offset + self.row_bytes * self.max_rows, _PAGE_BYTES)
+
+    def places(self, memory: Bytes1D, arena: int) -> npt.NDArray[np.uint32]:
+        """uint32, (max_rows,): the place of each row of the window."""
+        start = arena * self.arena_bytes
+        return memory[start : start + 4 * self.max_rows].view(np.uint32)
+
+    def rows(self, memory: Bytes1D, arena: int) -> npt.NDArray[np.uint8]:
+        """uint8, (max_rows, row_bytes): the packed rows, by place."""
+        start = arena * self.arena_bytes + self._rows_offset
+        return memory[start : start + self.row_bytes * self.max_rows].reshape(self.max_rows, self.row_bytes)

@@ -1,0 +1,148 @@
+"""What a user can choose, checked when it is made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from loaderd.errors import OptionError
+from loaderd.schema import Schema
+
+OnCorrupt = Literal["raise", "skip_record", "skip_shard"]
+Remainder = Literal["drop", "short", "carry"]
+
+DEFAULT_WINDOW_RECORDS = 262_144
+DEFAULT_WINDOW_BYTES = 512 << 20
+DEFAULT_BLOCK_RECORDS = 1024
+_UNSHUFFLED_WINDOW_RECORDS = 16_384
+_MAX_DEFAULT_WORKERS = 8
+_SLOTS_PER_WORKER = 2
+_SPARE_SLOTS = 2
+
+
+def require(condition: bool, what: str, must: str, got: Any) -> None:
+    """Raise OptionError unless ``condition``."""
+    if not condition:
+        raise OptionError(f"{what} must be {must}, got {got!r}")
+
+
+def _is_count(value: Any, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """How thoroughly to shuffle, and for how much memory.
+
+    ``window_records``: rows are permuted inside windows of so many records; two windows are held at a time, packed.
+    None: 262,144, or as many as fit in 512 MiB. ``block_records``: the runs of consecutive records that are permuted
+    as wholes over the epoch; smaller ones mix better and read more slowly. Another value needs another index.
+    """
+
+    window_records: int | None = None
+    block_records: int = DEFAULT_BLOCK_RECORDS
+
+    def __post_init__(self) -> None:
+        require(
+            self.window_records is None or _is_count(self.window_records),
+            "Shuffle.window_records",
+            "a positive integer or None",
+            self.window_records,
+        )
+        require(_is_count(self.block_records), "Shuffle.block_records", "a positive integer", self.block_records)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def default_workers() -> int:
+    """Both of two cores; of more, all but one for the training process; eight at most."""
+    cores = usable_cores()
+    return cores if cores <= 2 else min(cores - 1, _MAX_DEFAULT_WORKERS)
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Everything that a loader is asked for, beside the shards and the schema. See ``loaderd.Loader``."""
+
+    batch_size: int
+    epochs: int | None = 1
+    shuffle: bool | Shuffle = True
+    seed: int = 0
+    remainder: Remainder = "short"
+    shard: tuple[int, int] = (0, 1)
+    workers: int | None = None
+    on_corrupt: OnCorrupt = "raise"
+    held_batches: int = 4
+    index_cache: str = "user"
+
+    def __post_init__(self) -> None:
+        require(_is_count(self.batch_size), "batch_size", "a positive integer", self.batch_size)
+        require(self.epochs is None or _is_count(self.epochs), "epochs", "a positive integer or None", self.epochs)
+        require(isinstance(self.shuffle, (bool, Shuffle)), "shuffle", "True, False or loaderd.Shuffle", self.shuffle)
+        require(isinstance(self.seed, int), "seed", "an integer", self.seed)
+        require(self.remainder in ("drop", "short", "carry"), "remainder", "drop, short or carry", self.remainder)
+        shard = self.shard
+        require(
+            isinstance(shard, (tuple, list))
+            and len(shard) == 2
+            and _is_count(shard[0], 0)
+            and _is_count(shard[1])
+            and shard[0] < shard[1],
+            "shard",
+            "a pair (host, number of hosts) with 0 <= host < number of hosts",
+            shard,
+        )
+        object.__setattr__(self, "shard", (shard[0], shard[1]))
+        require(
+            self.workers is None or _is_count(self.workers), "workers", "a positive integer or None", self.workers
+        )
+        require(
+            self.on_corrupt in ("raise", "skip_record", "skip_shard"),
+            "on_corrupt",
+            "raise, skip_record or skip_shard",
+            self.on_corrupt,
+        )
+        require(_is_count(self.held_batches), "held_batches", "a positive integer", self.held_batches)
+        require(
+            isinstance(self.index_cache, (str, os.PathLike)) and bool(str(self.index_cache)),
+            "index_cache",
+            '"user", "beside", "none" or a folder',
+            self.index_cache,
+        )
+        object.__setattr__(self, "index_cache", os.fspath(self.index_cache))
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers or default_workers()
+
+    @property
+    def num_slots(self) -> int:
+        """Those that the consumer may hold, two for each worker (in work, in store), and two on their way."""
+        return self.held_batches + _SLOTS_PER_WORKER * self.num_workers + _SPARE_SLOTS
+
+    @property
+    def block_records(self) -> int:
+        return self.shuffle.block_records if isinstance(self.shuffle, Shuffle) else DEFAULT_BLOCK_RECORDS
+
+    def window_records(self, row_bytes: int) -> int:
+        """Rows of a window: never fewer than a batch, so that a batch does not need many windows at a time."""
+        if not self.shuffle:
+            wanted = _UNSHUFFLED_WINDOW_RECORDS
+        elif isinstance(self.shuffle, Shuffle) and self.shuffle.window_records is not None:
+            wanted = self.shuffle.window_records
+        else:
+            wanted = min(DEFAULT_WINDOW_RECORDS, DEFAULT_WINDOW_BYTES // row_bytes)
+        return max(wanted, self.batch_size)
+
+
+@dataclass(frozen=True)
+class StreamDescription:
+    """A stream: which data, in which order, in which batches."""
+
+    shards: Any
+    schema: Schema
+    options: StreamOptions

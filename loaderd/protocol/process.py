@@ -1,0 +1,78 @@
+"""Starting a process of ours, so that it ends when the one that started it does.
+
+A child is a fresh interpreter with its end of a socket pair; it is not forked (threads of TensorFlow would be lost
+half-way through what they hold) and not spawned by ``multiprocessing`` (that would run the user's main script, and
+import TensorFlow, once more).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_SYS_PATH = "LOADERD_SYS_PATH"
+
+# The child imports from where its parent does, whatever folder it starts in.
+_BOOT = (
+    f"import os,sys;sys.path[:]=os.environ[{_SYS_PATH!r}].split(os.pathsep);"
+    "import importlib;importlib.import_module(sys.argv[1]).main()"
+)
+
+# A worker computes in one thread, and sees no GPU: what imports TensorFlow in it must not take the memory of one.
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Run ``main()`` of ``module`` in a new process; returns it and our end of the socket between us."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, module, str(theirs.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            # A session of its own: Ctrl-C on the terminal is the training process's business.
+            start_new_session=True,
+            env={**os.environ, **_ENVIRONMENT, _SYS_PATH: os.pathsep.join(p or os.getcwd() for p in sys.path)},
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def enter_process(name: str) -> tuple[socket.socket, int]:
+    """The child's side of :func:`start_process`: its end of the socket, and the parent's process number."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    return socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the *thread* that started this process ends: only for children of a single-threaded process."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    """How an ended process ended, in words; waits for it."""
+    code = process.wait()
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,47 @@
+"""What a loader says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loaderd.errors import Damage
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts since the loader was made, and the sizes that it works with. From ``Loader.statistics()``."""
+
+    num_shards: int
+    """Shards, empty ones included."""
+    num_records: int
+    """Records of one epoch of all hosts, damaged ones left out."""
+    batches_delivered: int
+    """Batches that the consumer took."""
+    records_delivered: int
+    """Records in them."""
+    batches_copied: int
+    """Batches of these that were copied, because the consumer holds so many that the slots would run out."""
+    wait_s: float
+    """Seconds that the consumer waited for a batch."""
+    records_skipped: int
+    """Deliveries left out because of damage that the index pass had not seen. (What it saw is not in the plan.)"""
+    damages: tuple[Damage, ...]
+    """What the index pass found, and then what was skipped later: the first 1,000 of all."""
+    workers: int
+    """Worker processes."""
+    workers_restarted: int
+    """Workers that died and were replaced."""
+    slots: int
+    """Batches that fit in shared memory at a time."""
+    slots_lent: int
+    """Slots that the consumer holds now."""
+    slot_bytes: int
+    """Bytes of one slot."""
+    window_records: int
+    """Records of the largest shuffle window."""
+    window_bytes: int
+    """Bytes of all windows that are held at a time, packed."""
+    index_s: float
+    """Seconds that it took to find and read, or to make, the index."""
+    index_cached: int
+    """Shards whose index came from the cache."""

@@ -1,0 +1,100 @@
+"""The worker process: takes a task, does it, says so. Started by the daemon, ends with it."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+
+from loaderd.errors import LoaderdError, WorkerError, to_wire
+from loaderd.memory.shared import SharedMemory
+from loaderd.options import StreamDescription
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import (
+    ATTACH_TASK,
+    Attach,
+    Done,
+    FillTask,
+    IndexTask,
+    LoadTask,
+    Message,
+    ProbeTask,
+    TaskFailed,
+)
+from loaderd.protocol.process import die_with_parent, enter_process
+from loaderd.shards.files import ShardFile
+from loaderd.workers.execute import Executor, index_shard
+
+
+class Worker:
+    """Answers each task message with Done or TaskFailed."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._description: StreamDescription | None = None
+        self._executor: Executor | None = None
+
+    def attach(self, message: Attach) -> None:
+        """Take over a stream: its description, and its memory if there is any yet."""
+        self._description = pickle.loads(message.description)
+        if not message.files:
+            return
+        windows, slots = (SharedMemory(self._channel.take_fd()) for _ in range(2))
+        files = [ShardFile(*file) for file in message.files]
+        self._executor = Executor(self._description, files, message.compressions, message.max_rows, windows, slots)
+        windows.close_fd()
+        slots.close_fd()
+
+    def _try_attach(self, message: Attach) -> None:
+        try:
+            self.attach(message)
+        except Exception as error:
+            failure = WorkerError(
+                f"a worker cannot take the schema over: {type(error).__name__}: {error}",
+                hint="A derived field's function must be importable, or picklable by value, in another process.",
+                traceback=traceback.format_exc(),
+            )
+            self._channel.send(TaskFailed(ATTACH_TASK, to_wire(failure)))
+
+    def answer(self, task: IndexTask | ProbeTask | LoadTask | FillTask) -> Message:
+        """Do the task; whatever goes wrong in it becomes an answer."""
+        try:
+            return Done(task.task, self._do(task))
+        except LoaderdError as error:
+            return TaskFailed(task.task, to_wire(error))
+        except Exception as error:
+            failure = WorkerError(
+                f"a worker failed at {type(task).__name__}: {type(error).__name__}: {error}",
+                traceback=traceback.format_exc(),
+            )
+            return TaskFailed(task.task, to_wire(failure))
+
+    def _do(self, task: IndexTask | ProbeTask | LoadTask | FillTask) -> object:
+        if isinstance(task, IndexTask):
+            assert self._description is not None
+            return index_shard(self._description, task)
+        assert self._executor is not None
+        if isinstance(task, LoadTask):
+            return self._executor.load(task)
+        if isinstance(task, FillTask):
+            self._executor.fill(task)
+        else:
+            self._executor.probe(task)
+        return None
+
+    def run(self) -> None:
+        """Until the daemon closes the channel."""
+        while True:
+            for message in self._channel.receive():
+                if isinstance(message, Attach):
+                    self._try_attach(message)
+                elif isinstance(message, (IndexTask, ProbeTask, LoadTask, FillTask)):
+                    self._channel.send(self.answer(message))
+
+
+def main() -> None:
+    """Entry point of a worker process: see ``protocol.process.start_process``."""
+    sock, parent = enter_process("loaderd-worker")
+    die_with_parent(parent)
+    with contextlib.suppress(ChannelClosed):
+        Worker(Channel(sock)).run()
