@@ -16,7 +16,7 @@ from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardError
 from loaderd.options import OnCorrupt
 from loaderd.plan.epoch import Slice
 from loaderd.shards.files import ShardFile
-from loaderd.shards.index import ShardIndex, decode_index
+from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, decode_index
 from loaderd.shards.index_cache import IndexCache
 
 MAX_NAMED_DAMAGES = 1000
@@ -63,7 +63,7 @@ class IndexPass:
 
 
 class BlockTable:
-    """The blocks of all shards in one table, in the order of the shards. Takes 40 bytes a block.
+    """The blocks of all shards in one table, in the order of the shards. Takes 48 bytes a block and 4 an anchor.
 
     With ``"skip_shard"``, shards with damage are left out whole.
     """
@@ -84,22 +84,27 @@ class BlockTable:
         self._offsets = column([index.offsets for _, index in kept])
         self._num_bytes = column([index.num_bytes for _, index in kept])
         self._first_records = column([index.first_records for _, index in kept])
+        self._anchors = np.concatenate([*[index.anchors for _, index in kept], np.zeros(0, dtype=np.uint32)])
+        anchored = column([np.full(len(index.counts), len(index.anchors) > 0) for _, index in kept])
+        self._anchor_ends = np.cumsum(-(-self.counts // ANCHOR_RECORDS) * anchored)
 
     @property
     def num_records(self) -> int:
         return int(self.counts.sum())
 
-    def block(self, number: int) -> list[int]:
-        """[shard, offset, num_bytes, count, first_record] of a block, as the messages to workers want it."""
+    def block(self, number: int) -> list[Any]:
+        """[shard, offset, num_bytes, count, first_record, anchors], as the messages to workers want a block."""
+        anchors_start = int(self._anchor_ends[number - 1]) if number else 0
         return [
             int(self._shards[number]),
             int(self._offsets[number]),
             int(self._num_bytes[number]),
             int(self.counts[number]),
             int(self._first_records[number]),
+            self._anchors[anchors_start : self._anchor_ends[number]].tobytes(),
         ]
 
-    def slice(self, part: Slice) -> list[int]:
+    def slice(self, part: Slice) -> list[Any]:
         """A slice of a window as a LoadTask wants it."""
         return [*self.block(part.block), part.first, part.stop, part.row]
 

@@ -14,7 +14,7 @@ engine             what it can do                                               
                                                                                      before it expands them
 =================  ================================================================  ========================
 ExpandBytes        bits that keep to their byte: no channel order, or one so local   nothing
-PermuteGroups      any channel order in groups of 2, 3 or 4 whole bytes              two look-ups a group
+PermuteGroups      any channel order in groups of 2, 3 or 4 whole bytes              one or two look-ups a group
 ReorderBits        everything                                                        unpack, reorder, pack
 =================  ================================================================  ========================
 

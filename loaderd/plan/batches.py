@@ -12,6 +12,7 @@ the ``remainder``:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from loaderd.plan.epoch import HostShare
@@ -37,14 +38,14 @@ class BatchPlan:
     remainder: Remainder
     epochs: int | None
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Batches that begin in one epoch ("carry": in the first)."""
         if self.remainder == "drop":
             return self.share.smallest_size // self.batch_size
         return -(-self.share.size // self.batch_size)
 
-    @property
+    @cached_property
     def num_steps(self) -> int | None:
         """Batches of the pass; None if it never ends."""
         if self.share.num_records == 0:
@@ -103,7 +104,7 @@ class BatchPlan:
             return (epoch * self.share.size + row) // self.batch_size
         return epoch * self.steps_per_epoch + min(row // self.batch_size, self.steps_per_epoch - 1)
 
-    @property
+    @cached_property
     def max_windows_of_a_batch(self) -> int:
         """How many windows one batch can touch."""
         smallest = self.share.size // self.share.num_windows

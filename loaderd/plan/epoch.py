@@ -14,8 +14,8 @@ functions of (seed, epoch), so any process can say where a record goes without a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -95,23 +95,23 @@ class HostShare:
     num_hosts: int
     window_records: int
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Rows that this host gets in an epoch."""
         return split_evenly(self.num_records, self.num_hosts, self.host)
 
-    @property
+    @cached_property
     def smallest_size(self) -> int:
         """Rows that the host with the fewest gets."""
         return self.num_records // self.num_hosts
 
-    @property
+    @cached_property
     def num_windows(self) -> int:
         """Windows (rounds) of an epoch, the same on all hosts, and none of them empty."""
         wanted = -(-split_evenly(self.num_records, self.num_hosts, 0) // self.window_records)
         return max(1, min(wanted, self.smallest_size))
 
-    @property
+    @cached_property
     def largest_window(self) -> int:
         """Rows of the largest window: ``window_records`` at most (one more where hosts differ by a row)."""
         return split_evenly(self.size, self.num_windows, 0)
@@ -141,8 +141,3 @@ class HostShare:
         if row < larger * (rest + 1):
             return row // (rest + 1)
         return larger + (row - larger * (rest + 1)) // rest
-
-
-def total_counts(counts: Sequence[Int64s]) -> Int64s:
-    """int64: the counts of several shards' blocks, one behind the other."""
-    return np.concatenate(counts) if counts else np.zeros(0, dtype=np.int64)

@@ -140,20 +140,20 @@ class ProbeTask:
     """Daemon: see whether this record (a block as in LoadTask) fits the schema."""
 
     task: int
-    block: list[int]
+    block: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTask:
     """Daemon: bring records into a window.
 
-    Each slice is [shard, offset, num_bytes, count, first_record, first, stop, row]: the block's place (as in
-    ``shards.blocks.Block``), which of its records are wanted, and the window's row of the first of them.
+    Each slice is [shard, offset, num_bytes, count, first_record, anchors, first, stop, row]: the block's place (as
+    in ``shards.blocks.Block``), which of its records are wanted, and the window's row of the first of them.
     """
 
     task: int
     arena: int
-    slices: list[list[int]]
+    slices: list[list[Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""Reading a block of an index again: its records in memory, checked.
+"""Reading blocks of an index again: their records in memory, checked.
 
-A plain block is read in one piece. A compressed block is inflated from the start of its shard and comes in pieces.
-What was healthy at the index pass may be damaged now; then the records before and behind the damage are still
-found, at their old numbers, and those between are named as damaged.
+Plain blocks are read together, several to a piece (:meth:`BlockReader.read_together`): the steps that cost by the
+call, not by the record, are then fewer. A compressed block is inflated from the start of its shard and comes in
+pieces, and so does a plain one in which something is wrong (:meth:`BlockReader.read`). What was healthy at the index
+pass may be damaged now; then the records before and behind the damage are still found, at their old numbers, and
+those between are named as damaged.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderd.errors import CorruptRecordError, Damage
 from loaderd.shards.compression import Compression, InflatedStream
 from loaderd.shards.crc import Bytes1D, check_data_crcs, find_bad_length_crc
 from loaderd.shards.files import OpenFile, ShardFile, open_shard
-from loaderd.shards.framing import Ends, Piece, scan, walk
+from loaderd.shards.framing import Ends, Piece, scan, walk, walk_chains
+from loaderd.shards.index import ANCHOR_RECORDS
 
 _MAX_OPEN_FILES = 64
 
@@ -31,6 +35,8 @@ class Block:
     num_bytes: int
     count: int
     first_record: int
+    anchors: bytes = b""
+    """uint32, little-endian: the offset in the block of every ``ANCHOR_RECORDS``-th record."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,40 @@ class BlockReader:
         else:
             yield from self._read_inflated(block, stop)
 
+    def can_read_together(self, block: Block) -> bool:
+        """Whether :meth:`read_together` may be tried."""
+        return bool(block.anchors)
+
+    def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
+        """The records of several plain blocks: the buffer that they are in and the ends of their frames, in order.
+
+        ``ends``: int64, (records + 1,), as in :class:`~loaderd.shards.framing.Piece`; both CRCs of each record are
+        checked. None where anything at all is wrong: :meth:`read` will say what. About 90 ns a record.
+        """
+        sizes = [block.num_bytes for block in blocks]
+        total = sum(sizes)
+        if len(self._buffer) < total:
+            self._buffer = np.empty(total, dtype=np.uint8)
+        buffer = self._buffer[:total]
+        view = buffer.data
+        starts: list[npt.NDArray[np.int64]] = []
+        counts: list[npt.NDArray[np.int64]] = []
+        position = 0
+        for block in blocks:
+            part = view[position : position + block.num_bytes]
+            if self._file(block.shard).read_at(block.offset, part) < block.num_bytes:
+                return None
+            starts.append(np.frombuffer(block.anchors, dtype="<u4").astype(np.int64) + position)
+            counts.append(np.full(len(starts[-1]), ANCHOR_RECORDS))
+            counts[-1][-1] = block.count - ANCHOR_RECORDS * (len(starts[-1]) - 1)
+            position += block.num_bytes
+        chain_starts = np.concatenate(starts)
+        chain_stops = np.append(chain_starts[1:], total)
+        ends = walk_chains(buffer, chain_starts, chain_stops, np.concatenate(counts))
+        if ends is None or find_bad_length_crc(buffer, ends) is not None or check_data_crcs(buffer, ends):
+            return None
+        return buffer, ends
+
     def _file(self, shard: int) -> OpenFile:
         file = self._open.get(shard)
         if file is None:
@@ -78,7 +118,7 @@ class BlockReader:
             self._buffer = np.empty(block.num_bytes, dtype=np.uint8)
         view = self._buffer.data[: block.num_bytes]
         got = self._file(block.shard).read_at(block.offset, view)
-        ends = walk(self._buffer, 0, got, block.count)
+        ends = walk(self._buffer, 0, got)
         healthy = len(ends) == block.count + 1 and int(ends[-1]) == block.num_bytes
         if healthy and find_bad_length_crc(self._buffer, ends) is None:
             bad = check_data_crcs(self._buffer, ends)

@@ -19,12 +19,12 @@ footers are used up.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import crc32c as _crc32c
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -33,6 +33,7 @@ FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
 _MASK_DELTA = 0xA282EAD8
 _POLYNOMIAL_REFLECTED = 0x82F63B78
 _INITIAL = 0xFFFFFFFF
+_SHORT_LENGTHS = 1 << 16
 
 Bytes1D = npt.NDArray[np.uint8]
 Crcs = npt.NDArray[np.uint32]
@@ -80,8 +81,22 @@ _RESET = np.frombuffer(_make_reset(_RESIDUE), dtype=np.uint8)
 _CRC_OF_HEALTHY_RUN = _RESIDUE ^ 0xFFFFFFFF
 
 
+@cache
+def _masked_crcs_of_short_lengths() -> Crcs:
+    return _masked_crcs_of_any_lengths(np.arange(_SHORT_LENGTHS))
+
+
 def masked_crcs_of_lengths(lengths: npt.NDArray[np.int64]) -> Crcs:
-    """uint32, (n,): the masked CRC32C of each length written as 8 little-endian bytes. About 15 ns a length."""
+    """uint32, (n,): the masked CRC32C of each length written as 8 little-endian bytes.
+
+    Costs 2 ns a length below 64 KiB, and 30 ns a longer one.
+    """
+    if len(lengths) and lengths.max() < _SHORT_LENGTHS and lengths.min() >= 0:
+        return _masked_crcs_of_short_lengths()[lengths]
+    return _masked_crcs_of_any_lengths(lengths)
+
+
+def _masked_crcs_of_any_lengths(lengths: npt.NDArray[np.int64]) -> Crcs:
     register = np.full(len(lengths), _INITIAL, dtype=np.uint32)
     for shift in range(0, 64, 8):
         byte = (lengths >> shift).astype(np.uint32) & np.uint32(0xFF)
@@ -92,8 +107,20 @@ def masked_crcs_of_lengths(lengths: npt.NDArray[np.int64]) -> Crcs:
 
 
 def words_at(buffer: Bytes1D, offsets: npt.NDArray[np.int64]) -> Crcs:
-    """uint32, (n,): the little-endian 32-bit word at each byte offset. About 8 ns a word."""
-    return sliding_window_view(buffer, 4)[offsets].view("<u4").ravel()
+    """uint32, (n,): the little-endian 32-bit word at each byte offset. About 3 ns a word."""
+    words: Crcs = _windows(buffer, 4)[offsets].view("<u4")
+    return words
+
+
+def _windows(buffer: Bytes1D, size: int) -> npt.NDArray[np.void]:
+    """void of ``size`` bytes, (len - size + 1,): the window at every byte offset, without a copy.
+
+    To gather or scatter void items is one memcpy an item; rows of a two-dimensional view cost five times that.
+    """
+    windows: npt.NDArray[np.void] = np.ndarray(
+        (max(0, len(buffer) - size + 1),), f"V{size}", buffer=buffer.data, strides=(1,)
+    )
+    return windows
 
 
 def find_bad_length_crc(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> int | None:
@@ -111,7 +138,7 @@ def check_data_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> list[tuple[
     """The records whose data does not match its CRC: (record, stored CRC, CRC found), unmasked.
 
     ``buffer``: uint8, writable; the headers and footers between ``ends[0]`` and ``ends[-1]`` are overwritten.
-    ``ends``: as in :func:`find_bad_length_crc`, the lengths having been checked. About 40 ns a record of 240
+    ``ends``: as in :func:`find_bad_length_crc`, the lengths having been checked. About 30 ns a record of 240
     bytes, of which the CRC itself takes 11.
     """
     if len(ends) < 2:
@@ -122,7 +149,7 @@ def check_data_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> list[tuple[
     seams = np.empty((len(footers), FRAME_BYTES), dtype=np.uint8)
     seams[:, :FOOTER_BYTES] = stored.astype("<u4", copy=False).view(np.uint8).reshape(-1, FOOTER_BYTES)
     seams[:, FOOTER_BYTES:] = _RESET
-    sliding_window_view(buffer, FRAME_BYTES, writeable=True)[footers[:-1]] = seams[:-1]
+    _windows(buffer, FRAME_BYTES)[footers[:-1]] = seams[:-1].view(f"V{FRAME_BYTES}")[:, 0]
     last = int(footers[-1])
     buffer[last : last + FOOTER_BYTES] = seams[-1, :FOOTER_BYTES]
     run = buffer.data[int(ends[0]) + HEADER_BYTES : last + FOOTER_BYTES]

@@ -8,7 +8,7 @@ A TFRecord stream is a sequence of frames (tensorflow/core/lib/io/record_writer.
 bad data CRC is damage of that record alone. Where a length is damaged the framing is lost; the scan then searches
 for the next twelve bytes that are a length with a matching CRC, and goes on there.
 
-:func:`walk` is the same for a block that the index knows: a fixed number of records in a fixed number of bytes.
+:func:`walk` and :func:`walk_chains` only find where the frames are.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Piece:
         return np.diff(self.ends) - FRAME_BYTES
 
 
-def walk(buffer: Bytes1D, start: int, stop: int, max_records: int | None = None) -> Ends:
+def walk(buffer: Bytes1D, start: int, stop: int) -> Ends:
     """int64, (n + 1,): the frame boundaries of the whole records in ``buffer[start:stop]``; no CRC is checked.
 
     Costs 70 ns a record, all of it Python: where a record starts is known only from the one before.
@@ -76,14 +76,37 @@ def walk(buffer: Bytes1D, start: int, stop: int, max_records: int | None = None)
     append = ends.append
     position = start
     last_header = stop - HEADER_BYTES
-    limit = len(ends) + (stop if max_records is None else max_records)
     view = buffer.data
-    while position <= last_header and len(ends) < limit:
+    while position <= last_header:
         position += _unpack_length(view, position)[0] + FRAME_BYTES
         if position > stop:
             break
         append(position)
     return np.array(ends, dtype=np.int64)
+
+
+def walk_chains(buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> Ends | None:
+    """int64, (n + 1,): as :func:`walk`, from several known places at a time; None where the frames don't add up.
+
+    ``starts``, ``stops``, ``counts``: int64, (chains,): chain i is ``counts[i]`` frames from ``starts[i]`` to
+    ``stops[i]``, where chain i + 1 begins. All chains take a step at once: 28 ns a record for 128 chains of 32.
+    """
+    steps = int(counts.max())
+    words: npt.NDArray[np.uint64] = np.ndarray((len(buffer) - 7,), "<u8", buffer=buffer.data, strides=(1,))
+    last = np.uint64(len(words) - 1)
+    table = np.empty((steps + 1, len(starts)), dtype=np.int64)
+    table[0] = starts
+    for step in range(steps):
+        reached = table[step + 1].view(np.uint64)
+        np.add(words[table[step]], table[step].view(np.uint64), out=reached)
+        reached += np.uint64(FRAME_BYTES)
+        np.minimum(reached, last, out=reached)  # a damaged length must not lead out of the buffer
+    # The last frame may end behind the last word that can be read; its chain's end is known.
+    fits = table[counts, np.arange(len(starts))] == np.minimum(stops, np.int64(last))
+    if not fits.all():
+        return None
+    taken = np.arange(steps) < counts[:, None]
+    return np.append(table[:-1].T[taken], stops[-1])
 
 
 def scan(shard: str, read_into: ReadInto, *, first_record: int = 0) -> Iterator[Piece | Damage]:

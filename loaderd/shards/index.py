@@ -10,6 +10,11 @@ middle: each healthy stretch of it is one block.
     num_bytes      int64   (blocks,)  frames and all
     counts         int64   (blocks,)  records
     first_records  int64   (blocks,)  number of the block's first record in the shard
+    anchors        uint32  (…)        for each block, one behind the other: the offset in the block of every 32nd
+                                      record, from the first on; none for a compressed shard
+
+Where a record starts is known only from the one before, so a reader would have to go from one to the next. From
+the anchors it takes 32 times fewer steps, all of a block's (or of several blocks') at a time.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from loaderd.shards.files import ShardFile, open_shard
 from loaderd.shards.framing import Ends, Piece, scan
 
 INDEX_VERSION = 1
+ANCHOR_RECORDS = 32
 _MAX_BLOCK_BYTES = 8 << 20
 _ARRAYS = ("offsets", "num_bytes", "counts", "first_records")
 
@@ -44,6 +50,7 @@ class ShardIndex:
     num_bytes: Int64s
     counts: Int64s
     first_records: Int64s
+    anchors: npt.NDArray[np.uint32]
     damages: tuple[Damage, ...] = ()
 
     @property
@@ -60,6 +67,7 @@ class ShardIndex:
                 "compression": self.compression,
                 "damages": [damage.to_wire() for damage in self.damages],
                 **{name: getattr(self, name).astype("<i8").tobytes() for name in _ARRAYS},
+                "anchors": self.anchors.astype("<u4").tobytes(),
             }
         )
         return body + masked_crc(body).to_bytes(4, "little")
@@ -78,6 +86,7 @@ def decode_index(data: bytes) -> ShardIndex:
         fields["compression"],
         damages=tuple(Damage(**damage) for damage in fields["damages"]),
         **{name: np.frombuffer(fields[name], dtype="<i8") for name in _ARRAYS},
+        anchors=np.frombuffer(fields["anchors"], dtype="<u4"),
     )
 
 
@@ -111,6 +120,7 @@ class _Blocks:
     def __init__(self, block_records: int | None) -> None:
         self._block_records = block_records
         self._rows: list[tuple[int, int, int, int]] = []
+        self._anchors: list[npt.NDArray[np.uint32]] = []
         self.next_record = 0
 
     def add(self, piece: Piece) -> None:
@@ -133,6 +143,9 @@ class _Blocks:
                 room = end if self._block_records is None else self._block_records
             take = min(end - begin, room)
             start, num_bytes, count, first = self._rows[-1]
+            if self._block_records is not None:
+                due = ends[begin + -count % ANCHOR_RECORDS : begin + take : ANCHOR_RECORDS]
+                self._anchors.append((due - (start - base)).astype(np.uint32))
             num_bytes += int(ends[begin + take] - ends[begin])
             self._rows[-1] = (start, num_bytes, count + take, first)
             begin += take
@@ -148,7 +161,9 @@ class _Blocks:
             return record + (1 << 62)
         return 0 if num_bytes >= _MAX_BLOCK_BYTES else self._block_records - count
 
-    def arrays(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    def arrays(self) -> tuple[Int64s, Int64s, Int64s, Int64s, npt.NDArray[np.uint32]]:
+        """Everything in :class:`ShardIndex` that is an array, in its order."""
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
         offsets, num_bytes, counts, first_records = (np.ascontiguousarray(column) for column in table.T)
-        return offsets, num_bytes, counts, first_records
+        anchors = np.concatenate([*self._anchors, np.zeros(0, dtype=np.uint32)])
+        return offsets, num_bytes, counts, first_records, anchors

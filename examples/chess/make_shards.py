@@ -1,0 +1,179 @@
+"""Writes TFRecord shards of chess positions with scores, in the layout of ``loaderd.schemas.chess_eval``.
+
+    python make_shards.py --out shards --positions 20000
+
+Worker processes play the games (:mod:`games`); this process alone imports TensorFlow, and writes what they made,
+in order: the same arguments give the same bytes. Each record is a ``tf.train.Example`` with two features:
+``d``, 194 bytes (:mod:`features`), and ``s``, an int64: the score from white's side, in centipawns, or in moves
+to mate where bit 1546 of ``d`` says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from games import STOPPED, Positions, Task, play
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+POSITIONS_PER_TASK = 250  # small enough for a smooth progress bar, large enough to start an engine for
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file to be written: its path, and the tasks whose positions it holds, in order."""
+
+    path: Path
+    tasks: list[Task]
+
+
+def main() -> None:
+    args = parse_arguments()
+    stockfish = find_stockfish(args.stockfish)
+    scored_by = f"Stockfish ({stockfish}), depth {args.depth}" if stockfish else "material, mobility and mate in one"
+    shards = plan_shards(args, stockfish)
+    prepare_folder(args.out, {shard.path for shard in shards})
+
+    started = time.perf_counter()
+    results, scores = Counter[str](), Counter[str]()
+    with show_progress(args.positions) as (advance, say):
+        for shard, parts in zip(shards, play_all(shards, args.processes, advance), strict=True):
+            write_shard(shard.path, parts)
+            say(f"{shard.path.name}: {sum(len(part.scores) for part in parts):,} positions")
+            for part in parts:
+                results.update(part.results)
+                scores.update("mate" if score.mate else "centipawns" for score in part.scores)
+    seconds = time.perf_counter() - started
+
+    size_mb = sum(shard.path.stat().st_size for shard in shards) / 1e6
+    decisive, drawn = results["1-0"] + results["0-1"], results["1/2-1/2"]
+    print(f"{len(shards)} shards, {args.positions:,} positions, {size_mb:.1f} MB, in {seconds:.0f} s: {args.out}/")
+    print(f"{results.total():,} games: {decisive:,} decisive, {drawn:,} drawn, {results[STOPPED]:,} {STOPPED}")
+    print(f"scored by {scored_by}: {scores['centipawns']:,} in centipawns, {scores['mate']:,} in moves to mate")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Write TFRecord shards of chess positions with scores.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
+    parser.add_argument("--positions", type=_positive, default=20_000, help="how many, in all shards together")
+    parser.add_argument("--shards", type=_positive, default=8, help="how many shards for training")
+    parser.add_argument("--validation-shards", type=_positive, default=2, help="how many more for validation")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same shards")
+    parser.add_argument("--stockfish", default="auto", metavar="PATH|auto|off", help="the engine that scores")
+    parser.add_argument("--depth", type=_positive, default=6, help="how deep it searches, in plies")
+    parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="how many play at a time")
+    args = parser.parse_args()
+    if args.positions < args.shards + args.validation_shards:
+        parser.error("--positions must be at least one a shard")
+    return args
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"must be positive, got {value}")
+    return value
+
+
+def find_stockfish(wanted: str) -> str | None:
+    """The path of the engine, or None where positions shall be (or have to be) scored without one."""
+    if wanted == "off":
+        return None
+    # Debian installs games where a service's PATH does not look.
+    found = shutil.which("stockfish", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/games")
+    found = found if wanted == "auto" else shutil.which(wanted)
+    if found is None and wanted != "auto":
+        sys.exit(f"--stockfish: {wanted} is not a program that can be run")
+    return found
+
+
+def plan_shards(args: argparse.Namespace, stockfish: str | None) -> list[Shard]:
+    """The shards, training first, with the positions dealt out evenly; no game is in two of them."""
+    kinds = {"train": args.shards, "validation": args.validation_shards}
+    names = [f"{kind}-{i:05d}-of-{n:05d}.tfrecord" for kind, n in kinds.items() for i in range(n)]
+    base, larger = divmod(args.positions, len(names))
+    shards = []
+    for i, name in enumerate(names):
+        left = base + (i < larger)
+        tasks: list[Task] = []
+        while left > 0:
+            num_positions = min(left, POSITIONS_PER_TASK)
+            tasks.append(Task(f"{args.seed}/{i}/{len(tasks)}", num_positions, stockfish, args.depth))
+            left -= num_positions
+        shards.append(Shard(args.out / name, tasks))
+    return shards
+
+
+def prepare_folder(folder: Path, to_write: set[Path]) -> None:
+    """Makes the folder; refuses one with other shards, which a glob over the folder would pick up too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in set(folder.glob("*.tfrecord")) - to_write)
+    if others:
+        sys.exit(f"{folder} holds other shards ({others[0]}, …): remove them, or choose another --out")
+
+
+def play_all(shards: list[Shard], processes: int, advance: Callable[[int], None]) -> Iterator[list[Positions]]:
+    """The positions of one shard after the other, a list of parts for each."""
+    # Spawn: a fork would copy the threads of a TensorFlow that is loaded by then in an unknown state.
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        made = pool.map(play, [task for shard in shards for task in shard.tasks])
+        for shard in shards:
+            parts = []
+            for task in shard.tasks:
+                parts.append(next(made))
+                advance(task.num_positions)
+            yield parts
+
+
+def write_shard(path: Path, parts: list[Positions]) -> None:
+    """Writes the parts as one TFRecord file of Examples."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf  # here, for the worker processes import this file too and have no use for it
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for part in parts:
+            for packed, score in zip(part.packed, part.scores, strict=True):
+                record = {
+                    "d": tf.train.Feature(bytes_list=tf.train.BytesList(value=[packed.tobytes()])),
+                    "s": tf.train.Feature(int64_list=tf.train.Int64List(value=[score.value])),
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=record))
+                # Maps have no order of their own: this is what makes two runs equal to the byte.
+                writer.write(example.SerializeToString(deterministic=True))
+
+
+@contextmanager
+def show_progress(total: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """(advance by n positions, say a line): a bar on a terminal, and plain lines elsewhere."""
+    console = Console()
+    if not console.is_terminal:
+        yield (lambda n: None), (lambda line: print(line, flush=True))
+        return
+    columns = (
+        TextColumn("playing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("positions"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("playing", total=total)
+        yield (lambda n: progress.advance(bar, n)), (lambda line: None)
+
+
+if __name__ == "__main__":
+    main()

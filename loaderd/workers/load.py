@@ -1,0 +1,155 @@
+"""From shards to a window: read records, check them, parse them, and write each row to its shuffled place.
+
+The hot path takes all plain blocks of a task at once and is for records with which nothing is wrong. Where anything
+is, the blocks of the task are gone through again one by one, and what is wrong is named; the rows that are fine are
+then written a second time, to the same places.
+
+A record of 240 bytes costs, in ns, in tasks of 4,096: read 12, find frames 28, check CRCs 40, parse 70, write 20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.decode.rows import RowParser
+from loaderd.errors import (
+    CorruptRecordError,
+    Damage,
+    LoaderdError,
+    RecordMismatchError,
+    ShardReadError,
+    at_damage,
+)
+from loaderd.schema import Schema
+from loaderd.shards.blocks import Block, BlockReader
+from loaderd.shards.compression import Compression
+from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES
+from loaderd.shards.files import ShardFile
+from loaderd.shards.framing import Piece
+
+_HINT_CORRUPT = 'Restore the file, or pass on_corrupt="skip_record" or "skip_shard" to go on without it.'
+_HINT_MISMATCH = "Change the schema to what the records hold, or give the feature a default."
+
+Bytes2D = npt.NDArray[np.uint8]
+Places = npt.NDArray[np.intp]
+Faults = list[tuple[list[int], LoaderdError]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Records ``first`` to ``stop - 1`` of ``block``, and the ``places`` of their rows: intp, (stop - first,)."""
+
+    block: Block
+    first: int
+    stop: int
+    places: Places
+
+
+class WindowLoader:
+    """Loads parts of windows. It owns a read buffer and rows to parse into, and keeps files open."""
+
+    def __init__(self, schema: Schema, files: list[ShardFile], compressions: list[Compression]) -> None:
+        self._files = files
+        self._reader = BlockReader(files, compressions)
+        self._parser = RowParser(schema)
+        self._row_type = np.dtype((np.void, schema.row_bytes))
+        self._scratch: Bytes2D = np.empty((0, schema.row_bytes), dtype=np.uint8)
+
+    def load(self, parts: Sequence[Part], window: Bytes2D) -> Faults:
+        """Write the rows of ``parts`` to ``window``, uint8 (max_rows, row_bytes).
+
+        Returns the places that could not be written, and why.
+        """
+        together = [part for part in parts if self._reader.can_read_together(part.block)]
+        alone = [part for part in parts if not self._reader.can_read_together(part.block)]
+        if together and not self._load_together(together, window):
+            alone += together
+        return [fault for part in alone for fault in self._load_one(part, window)]
+
+    def check_first_record(self, block: Block) -> None:
+        """Raise RecordMismatchError where the first record of ``block`` does not fit the schema."""
+        part = Part(block, 0, 1, np.zeros(1, dtype=np.intp))
+        for _, error in self._load_one(part, np.empty_like(self._scratch, shape=(1, self._scratch.shape[1]))):
+            if isinstance(error, RecordMismatchError):
+                raise error
+
+    def _load_together(self, parts: list[Part], window: Bytes2D) -> bool:
+        """The hot path; False where anything is wrong with any of the records."""
+        try:
+            run = self._reader.read_together([part.block for part in parts])
+        except ShardReadError:
+            return False
+        if run is None:
+            return False
+        buffer, ends = run
+        starts, lengths = ends[:-1] + HEADER_BYTES, np.diff(ends) - FRAME_BYTES
+        if any(part.stop - part.first < part.block.count for part in parts):
+            base = np.cumsum([0, *[part.block.count for part in parts]])
+            wanted = np.concatenate([np.arange(b + p.first, b + p.stop) for b, p in zip(base, parts, strict=False)])
+            starts, lengths = starts[wanted], lengths[wanted]
+        places = np.concatenate([part.places for part in parts])
+        return not self._scatter(buffer, starts, lengths, places, window)
+
+    def _scatter(
+        self,
+        buffer: npt.NDArray[np.uint8],
+        starts: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        places: Places,
+        window: Bytes2D,
+    ) -> list[Any]:
+        """Parse records and write their rows to their places; returns what ``RowParser.parse`` found wrong."""
+        if len(self._scratch) < len(starts):
+            self._scratch = np.empty((len(starts), self._scratch.shape[1]), dtype=np.uint8)
+        rows = self._scratch[: len(starts)]
+        faults = self._parser.parse(buffer, starts, lengths, rows)
+        # `put` of void rows copies a row with one memcpy: 20 ns, where fancy indexing takes 66.
+        np.put(window.view(self._row_type)[:, 0], places, rows.view(self._row_type)[:, 0], mode="clip")
+        return faults
+
+    # ----------------------------------------------------------------------------------- one block, with care
+
+    def _load_one(self, part: Part, window: Bytes2D) -> Faults:
+        block = part.block
+        faults: Faults = []
+        try:
+            for found in self._reader.read(block, part.first, part.stop):
+                if isinstance(found, Damage):
+                    number = found.record - block.first_record
+                    if part.first <= number < part.stop:
+                        error = at_damage(CorruptRecordError, found, hint=_HINT_CORRUPT)
+                        faults.append(([int(part.places[number - part.first])], error))
+                else:
+                    faults += self._load_piece(part, found.piece, found.first, window)
+        except ShardReadError as error:
+            return [(part.places.tolist(), error)]
+        return faults
+
+    def _load_piece(self, part: Part, piece: Piece, piece_first: int, window: Bytes2D) -> Faults:
+        """The wanted records of a piece, whose first is record ``piece_first`` of the block."""
+        in_piece = np.arange(len(piece.ends) - 1)
+        in_block = in_piece + piece_first
+        wanted = (in_block >= part.first) & (in_block < part.stop)
+        wanted[list(piece.bad)] = False  # these were named as damage already, and must not be parsed
+        in_piece = in_piece[wanted]
+        places = part.places[in_block[wanted] - part.first]
+        starts, lengths = piece.payload_starts[wanted], piece.payload_lengths[wanted]
+        faults: Faults = []
+        for mismatch in self._scatter(piece.buffer, starts, lengths, places, window):
+            number = int(in_piece[mismatch.record])
+            damage = Damage(
+                self._files[part.block.shard].uri,
+                part.block.first_record + piece_first + number,
+                piece.offset + int(piece.ends[number] - piece.ends[0]),
+                mismatch.expected,
+                mismatch.found,
+                lost_bytes=int(lengths[mismatch.record]) + FRAME_BYTES,
+            )
+            error = at_damage(RecordMismatchError, damage, hint=_HINT_MISMATCH)
+            faults.append(([int(places[mismatch.record])], error))
+        return faults
