@@ -5,9 +5,9 @@
     range(1) ──new_pass──► number of the pass ──flat_map──► range(steps) ──fetch(pass, step)──► tensors ──► prefetch
 
 ``fetch`` answers any step of any pass, so the graph has no state of its own: what an iterator holds is two integers.
-It is a ``tf.numpy_function``: in a graph, TensorFlow takes over the memory of the array that one returns, if it starts
-at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease ends, and its slot is
-filled anew. (``from_generator`` would do too, but costs two calls an element and cannot be checkpointed.)
+It is a ``tf.numpy_function``: in a graph, TensorFlow takes over the memory of the array that one returns, if it
+starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease ends, and its slot
+is filled anew. (``from_generator`` would do too, but costs two calls an element and cannot be checkpointed.)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_dataset(
     """
     if device is not None:
         check_device(device)
-    # Beside what is prefetched, a tensor is held by the step and one by TensorFlow, which lets go of arrays one call late.
+    # Beside what is prefetched: one held by the step, one by TensorFlow, which lets go of an array a call late.
     options.setdefault("held_batches", prefetch + 4)
     loader = loaderd.Loader(shards, schema, batch_size=batch_size, **options)
     return from_loader(loader, structure=structure, prefetch=prefetch, device=device)
@@ -57,9 +57,9 @@ def from_loader(
     """The batches of ``loader`` as a ``tf.data.Dataset``; the loader stays the caller's to close.
 
     ``structure``: nested tuples, lists and dicts of field names, and so of the tensors of an element; None: a dict,
-    name -> tensor, in the schema's order. ``prefetch``: batches that TensorFlow takes ahead. ``device``: a device such
-    as ``"/GPU:0"`` onto which batches are copied ahead (then ``prefetch`` of them lie there, while the model works on
-    another). Raises OptionError for a field or device that does not exist.
+    name -> tensor, in the schema's order. ``prefetch``: batches that TensorFlow takes ahead. ``device``: a device
+    such as ``"/GPU:0"`` onto which batches are copied ahead (``prefetch`` of them lie there, while the model works
+    on another). Raises OptionError for a field or device that does not exist.
     """
     if device is not None:
         check_device(device)
@@ -69,8 +69,8 @@ def from_loader(
     dtypes = [tf.as_dtype(spec.dtype) for spec in specs]
     shapes = [tf.TensorShape([loader.static_batch_size, *spec.shape]) for spec in specs]
 
-    # TensorFlow keeps a numpy_function's Python function for ever, so the functions must not keep the loader: the data
-    # set does, and so do iterators and whatever is made of it.
+    # TensorFlow keeps a numpy_function's Python function for ever, so the functions must not keep the loader: the
+    # data set does, and so do iterators and whatever is made of it.
     weak_loader = weakref.ref(loader)
 
     def fetch(pass_number: Any, step: Any) -> list[np.ndarray[Any, Any]]:
@@ -89,7 +89,8 @@ def from_loader(
         return numbers.map(lambda step: element(pass_number, step))
 
     def new_pass(_: Any) -> np.int64:
-        return np.int64(_alive(weak_loader).new_pass())
+        number: np.int64 = np.int64(_alive(weak_loader).new_pass())
+        return number
 
     cardinality = _cardinality(loader)
     endless = cardinality == tf.data.INFINITE_CARDINALITY
@@ -102,6 +103,8 @@ def from_loader(
     if device is not None:
         to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
         dataset = dataset.prefetch(1).apply(to_device)
+        # What copies to a device is a generator to TensorFlow, which knows no cardinality of it, nor takes one there.
+        dataset.cardinality = lambda: tf.constant(cardinality, tf.int64)
     elif prefetch:
         dataset = dataset.prefetch(prefetch)
     dataset._loaderd_loader = loader
@@ -138,8 +141,8 @@ def schema_from_features(
 ) -> loaderd.Schema:
     """A schema from the dict that ``tf.io.parse_example`` takes.
 
-    ``features``: name -> ``tf.io.FixedLenFeature`` of int64, float32 or string; shapes and defaults are kept. A string
-    feature does not say what its bytes hold, so ``bytes_features`` does: ``{"d": loaderd.PackedBits(1552)}``.
+    ``features``: name -> ``tf.io.FixedLenFeature`` of int64, float32 or string; shapes and defaults are kept. A
+    string feature does not say what its bytes hold, so ``bytes_features`` does: ``{"d": loaderd.PackedBits(1552)}``.
     ``fields``: the fields of a batch; without it every feature is a field of its own name, as it is stored. Raises
     SchemaError for features of a variable size, which don't fit in a fixed batch.
     """
@@ -167,7 +170,7 @@ def _stored_feature(name: str, feature: Any) -> loaderd.Int64 | loaderd.Float:
     if dtype == tf.string:
         raise loaderd.errors.SchemaError(
             f"feature {name!r} is a string: say what its bytes hold",
-            hint=f"For instance bytes_features={{{name!r}: loaderd.PackedBits(1552)}}, or loaderd.Raw('uint8', (784,)).",
+            hint=f"Such as bytes_features={{{name!r}: loaderd.PackedBits(1552)}}, or loaderd.Raw('uint8', (784,)).",
         )
     shape = tuple(tf.TensorShape(feature.shape).as_list())
     kind = loaderd.Int64 if dtype == tf.int64 else loaderd.Float

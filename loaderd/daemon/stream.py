@@ -124,6 +124,8 @@ class Stream:
 
     def start(self, generation: int, first_epoch: int, step: int) -> None:
         """Deliver the pass that begins at ``first_epoch``, from ``step`` on; all else is void."""
+        unsent = [item.slot for item in self.outbox if isinstance(item, Delivery)]
+        self.release(unsent)  # these count as lent, but the consumer will never hear of them
         self.outbox.clear()
         self.prepare.clear()
         for task in self._in_flight:

@@ -65,6 +65,7 @@ class BlockReader:
 
         A piece may hold records outside that range too. Raises ShardReadError where the file cannot be read.
         """
+        self._file(block.shard).check_unchanged()
         if self._compressions[block.shard] == "none":
             yield from self._read_plain(block)
         else:

@@ -19,6 +19,7 @@ from loaderd.errors import NoShardsError, OptionError, ShardReadError
 
 _GLOB_CHARACTERS = frozenset("*?[")
 _HINT_READ = "Check that the file exists and that this user may read it."
+_HINT_CHANGED = "Make a new loader: it will index the file as it is now."
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,6 +36,9 @@ class OpenFile(Protocol):
 
     def read_at(self, offset: int, view: memoryview) -> int:
         """Fill ``view`` from ``offset`` on; returns the bytes read, fewer only at the end of the file."""
+
+    def check_unchanged(self) -> None:
+        """Raise ShardReadError if the file is not what it was when it was listed."""
 
     def close(self) -> None: ...
 
@@ -104,15 +108,21 @@ class _LocalFile:
             self._fd = os.open(file.uri, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise ShardReadError(f"{file.uri}: {error.strerror}", hint=_HINT_READ) from None
-        status = os.fstat(self._fd)
-        if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
+        self._file = file
+        try:
+            self.check_unchanged()
+        except BaseException:
             self.close()
+            raise
+
+    def check_unchanged(self) -> None:
+        file, status = self._file, os.fstat(self._fd)
+        if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
             raise ShardReadError(
                 f"{file.uri} changed while it was in use: expected {file.size_bytes} bytes of time "
                 f"{file.mtime_ns}, found {status.st_size} bytes of time {status.st_mtime_ns}",
-                hint="Make a new loader: it will index the file as it is now.",
+                hint=_HINT_CHANGED,
             )
-        self._uri = file.uri
 
     def read_at(self, offset: int, view: memoryview) -> int:
         done = 0
@@ -123,7 +133,7 @@ class _LocalFile:
                     break
                 done += got
         except OSError as error:
-            raise ShardReadError(f"{self._uri} at byte {offset + done}: {error.strerror}", hint=_HINT_READ) from None
+            raise ShardReadError(f"{self._file.uri} at byte {offset + done}: {error.strerror}", hint=_HINT_READ) from None
         return done
 
     def close(self) -> None:
@@ -184,15 +194,19 @@ class _RemoteFile:
         filesystem, path = _filesystem(file.uri)
         try:
             self._file = filesystem.open_input_file(path)
-            size_bytes = self._file.size()
         except OSError as error:
             raise ShardReadError(f"{file.uri}: {error}", hint=_HINT_READ) from None
-        if size_bytes != file.size_bytes:
-            raise ShardReadError(
-                f"{file.uri} changed while it was in use: expected {file.size_bytes} bytes, found {size_bytes}",
-                hint="Make a new loader: it will index the file as it is now.",
-            )
         self._uri = file.uri
+        self._size_bytes = file.size_bytes
+        self.check_unchanged()
+
+    def check_unchanged(self) -> None:
+        size_bytes = self._file.size()
+        if size_bytes != self._size_bytes:
+            raise ShardReadError(
+                f"{self._uri} changed while it was in use: expected {self._size_bytes} bytes, found {size_bytes}",
+                hint=_HINT_CHANGED,
+            )
 
     def read_at(self, offset: int, view: memoryview) -> int:
         try:

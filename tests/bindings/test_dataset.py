@@ -1,0 +1,357 @@
+"""The loader as a tf.data.Dataset, on shards that TensorFlow itself wrote."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import loaderd_tf
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loaderd
+from loaderd.errors import OptionError, SchemaError
+
+RECORDS = 1000
+
+
+@pytest.fixture(scope="module")
+def chess(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three shards of random chess_eval records: plain, GZIP and ZLIB, all named alike."""
+    folder = tmp_path_factory.mktemp("chess")
+    rng = np.random.default_rng(7)
+    paths = []
+    for shard, compression in enumerate(("", "GZIP", "ZLIB")):
+        path = str(folder / f"{shard}.tfrecord")
+        with tf.io.TFRecordWriter(path, compression) as writer:
+            for _ in range(RECORDS // 4 * (1 + (shard == 0))):
+                features = {
+                    "d": tf.train.Feature(bytes_list=tf.train.BytesList(value=[rng.bytes(194)])),
+                    "s": tf.train.Feature(int64_list=tf.train.Int64List(value=[int(rng.integers(-3000, 3000))])),
+                }
+                writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+        paths.append(path)
+    return paths
+
+
+def plain_tensorflow(shards: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """board, flags and score of every record, by TensorFlow alone and written as plainly as can be."""
+    boards, flags, scores = [], [], []
+    for path, compression in zip(shards, ("", "GZIP", "ZLIB"), strict=True):
+        for record in tf.data.TFRecordDataset(path, compression):
+            parsed = tf.io.parse_single_example(
+                record, {"d": tf.io.FixedLenFeature([], tf.string), "s": tf.io.FixedLenFeature([], tf.int64)}
+            )
+            data = tf.io.decode_raw(parsed["d"], tf.uint8)
+            masks = tf.constant([128, 64, 32, 16, 8, 4, 2, 1], tf.uint8)
+            bits = tf.reshape(tf.cast(tf.bitwise.bitwise_and(data[:, None], masks) > 0, tf.float32), [-1])
+            planes = tf.reshape(bits[:1536], [8, 8, 6, 4])
+            groups = [planes[..., member] * (1.0, -1.0, 1.0, -1.0)[member] for member in range(4)]
+            boards.append(tf.concat(groups, axis=-1))
+            flags.append(bits[1536:1546])
+            score = tf.cast(parsed["s"], tf.float32)
+            a, k, b = 0.8, 600.0, 50.0
+            decided = tf.sign(score) * (a + (1 - a) / (b - 1) * tf.maximum(0.0, b - tf.abs(score)))
+            scores.append(decided if bits[1546] else a * tf.tanh(score / k))
+    return np.stack(boards), np.stack(flags), np.stack(scores)
+
+
+def address(tensor: tf.Tensor) -> int:
+    return int(np.asarray(tensor).ctypes.data)
+
+
+@pytest.fixture(scope="module")
+def schema() -> loaderd.Schema:
+    return loaderd.schemas.chess_eval()
+
+
+def test_values_are_those_of_tensorflow(chess: list[str], schema: loaderd.Schema):
+    ds = loaderd_tf.make_dataset(chess, schema, batch_size=128, shuffle=False, workers=2)
+    batches = list(ds)
+    board, flags, score = plain_tensorflow(chess)
+    assert np.array_equal(np.concatenate([b["board"] for b in batches]), board)
+    assert np.array_equal(np.concatenate([b["flags"] for b in batches]), flags)
+    np.testing.assert_allclose(np.concatenate([b["score"] for b in batches]), score, atol=1e-6)
+
+
+def test_structure_shapes_and_cardinality(chess: list[str], schema: loaderd.Schema):
+    ds = loaderd_tf.make_dataset(
+        chess, schema, batch_size=128, structure=(("board", "flags"), "score"), remainder="drop", workers=1
+    )
+    assert ds.element_spec == (
+        (tf.TensorSpec((128, 8, 8, 24)), tf.TensorSpec((128, 10))),
+        tf.TensorSpec((128,)),
+    )
+    assert len(ds) == int(ds.cardinality()) == RECORDS // 128
+    short = loaderd_tf.make_dataset(chess, schema, batch_size=128, workers=1)
+    assert list(short.element_spec) == ["board", "flags", "score"]
+    assert short.element_spec["board"].shape.as_list() == [None, 8, 8, 24]
+    assert len(short) == 8
+    endless = loaderd_tf.make_dataset(chess, schema, batch_size=128, epochs=None, remainder="carry", workers=1)
+    assert endless.cardinality() == tf.data.INFINITE_CARDINALITY
+    assert endless.element_spec["score"].shape == [128]
+    assert sum(1 for _ in endless.take(20)) == 20
+    one = loaderd_tf.make_dataset(chess, schema, batch_size=128, structure="score", workers=1)
+    assert next(iter(one)).shape == [128]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_each_pass_is_an_epoch_of_its_own(chess: list[str], schema: loaderd.Schema, in_graph: bool):
+    ds = loaderd_tf.make_dataset(chess, schema, batch_size=100, structure="score", workers=2)
+
+    def consume() -> tf.Tensor:
+        scores = tf.TensorArray(tf.float32, size=0, dynamic_size=True, infer_shape=False)
+        for score in ds:
+            scores = scores.write(scores.size(), score)
+        return scores.concat()
+
+    run = tf.function(consume) if in_graph else consume
+    first, second = run().numpy(), run().numpy()
+    assert not np.array_equal(first, second)
+    assert np.array_equal(np.sort(first), np.sort(second)) and len(first) == RECORDS
+
+
+def test_a_batch_is_taken_over_without_a_copy(chess: list[str], schema: loaderd.Schema):
+    """Every tensor lies in the loader's shared memory; its slot comes back when the tensor is gone, not before."""
+    loader = loaderd.Loader(chess, schema, batch_size=50, workers=1, held_batches=6)
+    mapped = [
+        tuple(int(end, 16) for end in line.split()[0].split("-"))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "memfd:loaderd-slots" in line
+    ]
+    ds = loaderd_tf.from_loader(loader, prefetch=0)
+    kept = []
+    for element in ds.take(4):
+        for tensor in element.values():
+            where = address(tensor)
+            assert any(start <= where < stop for start, stop in mapped)
+        kept.append(element)
+    assert loader.statistics().slots_lent >= 4
+    assert loader.statistics().batches_copied == 0
+    values = kept[0]["score"].numpy()
+    before = loader.statistics().slots_lent
+    del kept[1:], element, tensor
+    gc.collect()
+    tf.constant(0)  # TensorFlow drops what it holds of an array at the next chance
+    assert loader.statistics().slots_lent < before
+    for _ in ds:
+        assert np.array_equal(kept[0]["score"].numpy(), values), "a slot that is held is not filled again"
+    loader.close()
+
+
+def test_a_list_of_all_batches_and_a_cache(chess: list[str], schema: loaderd.Schema):
+    ds = loaderd_tf.make_dataset(chess, schema, batch_size=10, structure="score", shuffle=False, workers=2)
+    _, _, score = plain_tensorflow(chess)
+    kept = list(ds)
+    assert len(kept) == RECORDS // 10
+    np.testing.assert_allclose(np.concatenate(kept), score, atol=1e-6)
+    cached = ds.cache()
+    for _ in range(2):
+        np.testing.assert_allclose(np.concatenate(list(cached)), score, atol=1e-6)
+
+
+def test_derived_data_sets(chess: list[str], schema: loaderd.Schema):
+    ds = loaderd_tf.make_dataset(chess, schema, batch_size=50, structure="score", shuffle=False, workers=1)
+    repeated = [score.numpy() for score in ds.repeat(2)]
+    assert len(repeated) == 40 and np.array_equal(repeated[0], repeated[20])
+    assert np.array_equal(next(iter(ds.skip(3).take(1))), repeated[3])
+    unbatched = np.array([float(score) for score in ds.unbatch().take(60)], dtype=np.float32)
+    assert np.array_equal(unbatched, np.concatenate(repeated[:2])[:60])
+    rebatched = next(iter(ds.rebatch(25)))
+    assert np.array_equal(rebatched, repeated[0][:25])
+
+
+def test_an_iterator_can_be_checkpointed(chess: list[str], schema: loaderd.Schema, tmp_path: Path):
+    ds = loaderd_tf.make_dataset(chess, schema, batch_size=50, structure="score", workers=2)
+    iterator = iter(ds)
+    for _ in range(7):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
+    expected = [score.numpy() for score in iterator]
+    other = iter(ds)
+    next(other)
+    tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
+    assert all(np.array_equal(a, b) for a, b in zip(expected, other, strict=True))
+
+
+def test_batches_are_copied_to_a_device(chess: list[str], schema: loaderd.Schema):
+    ds = loaderd_tf.make_dataset(
+        chess, schema, batch_size=100, device="/CPU:1", shuffle=False, workers=1, remainder="drop"
+    )
+    assert len(ds) == 10 and ds.element_spec["board"].shape == (100, 8, 8, 24)
+    for _ in range(2):
+        elements = list(ds)
+        assert {tensor.device.rsplit("/", 1)[1] for e in elements for tensor in e.values()} == {"device:CPU:1"}
+        np.testing.assert_allclose(
+            np.concatenate([e["score"] for e in elements]), plain_tensorflow(chess)[2], atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("device", ["/GPU:7", "/CPU:2", "nonsense"])
+def test_a_device_that_is_not_there(chess: list[str], schema: loaderd.Schema, device: str):
+    with pytest.raises(OptionError, match=r"device must be one of \['/device:CPU:0', '/device:CPU:1'\], got"):
+        loaderd_tf.make_dataset(chess, schema, batch_size=100, device=device)
+
+
+def test_keras_fit(chess: list[str], schema: loaderd.Schema):
+    import keras
+
+    board = keras.Input((8, 8, 24))
+    flags = keras.Input((10,))
+    hidden = keras.layers.Concatenate()([keras.layers.Flatten()(board), flags])
+    model = keras.Model([board, flags], keras.layers.Dense(1, activation="tanh")(hidden))
+    model.compile("adam", "mse")
+    ds = loaderd_tf.make_dataset(
+        chess, schema, batch_size=100, structure=(("board", "flags"), "score"), workers=1, device="/CPU:0"
+    )
+    history = model.fit(ds, epochs=3, validation_data=ds, verbose=0)
+    assert len(history.history["loss"]) == len(history.history["val_loss"]) == 3
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+def test_any_dtype_reaches_tensorflow(chess: list[str]):
+    for dtype in ("float16", "bfloat16", "float64", "int8", "int32"):
+        ds = loaderd_tf.make_dataset(
+            chess, loaderd.schemas.chess_eval(dtype=dtype), batch_size=500, shuffle=False, workers=1
+        )
+        boards = [element["board"] for element in ds]
+        assert boards[0].dtype == tf.as_dtype(dtype)
+        assert np.array_equal(np.concatenate(boards).astype(np.float32), plain_tensorflow(chess)[0])
+
+
+def test_an_error_in_a_worker_reaches_the_loop(chess: list[str]):
+    def fail(score: np.ndarray) -> np.ndarray:
+        raise RuntimeError(f"no score for {len(score)} records")
+
+    failing = loaderd.Schema(
+        {"s": loaderd.Int64()},
+        {"score": loaderd.Derived(fail, "stored")},
+        {"stored": loaderd.Array("s")},
+    )
+    ds = loaderd_tf.make_dataset(chess, failing, batch_size=100, workers=1)
+    with pytest.raises(tf.errors.UnknownError, match=r"derived field 'score'.*no score for 100 records"):
+        next(iter(ds))
+
+
+def test_structure_names_fields(chess: list[str], schema: loaderd.Schema):
+    loader = loaderd.Loader(chess, schema, batch_size=100, workers=1)
+    with pytest.raises(OptionError, match=r"fields \['board', 'flags', 'score'\], got \['bord'\]"):
+        loaderd_tf.from_loader(loader, structure=("bord", "score"))
+    loader.close()
+
+
+def test_from_generator_works_too(chess: list[str], schema: loaderd.Schema):
+    with loaderd.Loader(chess, schema, batch_size=100, workers=1) as loader:
+        ds = tf.data.Dataset.from_generator(
+            lambda: (batch["score"] for batch in loader), output_signature=tf.TensorSpec((None,), tf.float32)
+        )
+        assert sum(int(tf.size(score)) for score in ds) == RECORDS
+
+
+def test_the_daemon_ends_with_the_data_set(chess: list[str], schema: loaderd.Schema):
+    ds = loaderd_tf.make_dataset(chess, schema, batch_size=100, workers=1)
+    iterator = iter(ds)
+    batch = next(iterator)
+    (daemon,) = children()
+    watch = os.pidfd_open(daemon)
+    del ds, iterator
+    gc.collect()
+    assert daemon not in children()
+    os.close(watch)
+    assert batch["score"].shape == [100]
+
+
+def children() -> list[int]:
+    """Daemons of this process that live."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, rest = status.read_text().split("(", 1)[1].rsplit(") ", 1)
+        except OSError:
+            continue
+        if name == "loaderd-daemon" and rest.split()[1] == str(os.getpid()):
+            found.append(int(status.parent.name))
+    return found
+
+
+# ---------------------------------------------------------------------------------- schema_from_features
+
+
+def test_a_schema_from_what_parse_example_takes(tmp_path: Path):
+    path = str(tmp_path / "a.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for n in range(10):
+            features = {
+                "d": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes([n, 255 - n])])),
+                "i": tf.train.Feature(int64_list=tf.train.Int64List(value=[n, -n])),
+                "f": tf.train.Feature(float_list=tf.train.FloatList(value=[n / 3])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    features = {
+        "d": tf.io.FixedLenFeature([], tf.string),
+        "i": tf.io.FixedLenFeature([2], tf.int64),
+        "f": tf.io.FixedLenFeature([], tf.float32),
+        "missing": tf.io.FixedLenFeature([3], tf.float32, default_value=[1.0, 2.0, 3.0]),
+    }
+    schema = loaderd_tf.schema_from_features(features, bytes_features={"d": loaderd.PackedBits(16)})
+    (batch,) = loaderd_tf.make_dataset(path, schema, batch_size=10, shuffle=False, workers=1)
+    parsed = next(iter(tf.data.TFRecordDataset(path).batch(10).map(lambda r: tf.io.parse_example(r, features))))
+    for name in ("i", "f", "missing"):
+        assert np.array_equal(batch[name], parsed[name]) and batch[name].dtype == parsed[name].dtype
+    assert np.array_equal(batch["d"], tf.io.decode_raw(parsed["d"], tf.uint8))
+
+
+def test_features_that_do_not_fit_a_schema():
+    with pytest.raises(SchemaError, match="feature 'd' is a string: say what its bytes hold"):
+        loaderd_tf.schema_from_features({"d": tf.io.FixedLenFeature([], tf.string)})
+    with pytest.raises(SchemaError, match=r"feature 'v' must be a tf\.io.FixedLenFeature, got VarLenFeature"):
+        loaderd_tf.schema_from_features({"v": tf.io.VarLenFeature(tf.int64)})
+    with pytest.raises(SchemaError, match=r"describes \['x'\], which features lacks"):
+        loaderd_tf.schema_from_features(
+            {"i": tf.io.FixedLenFeature([], tf.int64)}, bytes_features={"x": loaderd.Raw("uint8", (3,))}
+        )
+
+
+# ------------------------------------------------------------------------------------ who imports TensorFlow
+
+
+def test_the_core_does_not_import_tensorflow():
+    code = "import sys, loaderd; assert not [m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'keras')]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_worker_of_a_script_that_imports_tensorflow(write_numbered: Callable[..., list[Path]], tmp_path: Path):
+    """The main script is not run again in a worker, which imports no TensorFlow and sees no GPU."""
+    shards = [str(path) for path in write_numbered([100])]
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, sys
+        print("the main script runs", flush=True)
+        import tensorflow as tf
+        import numpy as np
+        import loaderd
+
+        def look(ids):
+            import os, sys
+            seen = "tensorflow" in sys.modules, os.environ["CUDA_VISIBLE_DEVICES"] != "-1", "train" in sys.modules
+            return np.broadcast_to(np.array(seen), (len(ids), 3))
+
+        schema = loaderd.Schema(
+            {{"id": loaderd.Int64()}},
+            {{"seen": loaderd.Derived(look, "id", shape=(3,), dtype="bool")}},
+            {{"id": loaderd.Array("id")}},
+        )
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+        with loaderd.Loader({shards!r}, schema, batch_size=10, workers=2) as loader:
+            assert not any(batch["seen"].any() for batch in loader)
+        """)
+    )
+    result = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
+    assert result.stdout.count("the main script runs") == 1

@@ -1,0 +1,89 @@
+"""What all tests share: an index cache of their own, and small shards whose records know their number."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.shards.crc import masked_crc
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOADERD_CACHE_DIR", str(tmp_path_factory.mktemp("index-cache")))
+        yield
+
+
+def frame(payload: bytes) -> bytes:
+    """A record as TFRecord stores it."""
+    length = struct.pack("<Q", len(payload))
+    return b"".join((length, struct.pack("<I", masked_crc(length)), payload, struct.pack("<I", masked_crc(payload))))
+
+
+def varint(number: int) -> bytes:
+    """An int64 as protobuf writes it."""
+    number &= (1 << 64) - 1
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def numbered_example(number: int) -> bytes:
+    """A tf.train.Example: ``number`` as an int64, and its 32 bits, the most significant first, as two bytes each."""
+
+    def field(key: int, data: bytes) -> bytes:
+        return bytes([key]) + varint(len(data)) + data
+
+    bits = field(0x0A, field(0x0A, b"bits") + field(0x12, field(0x0A, field(0x0A, struct.pack(">I", number)))))
+    ids = field(0x0A, field(0x0A, b"id") + field(0x12, field(0x1A, field(0x0A, varint(number)))))
+    return field(0x0A, bits + ids)
+
+
+@pytest.fixture
+def write_numbered(tmp_path: Path) -> Callable[[Sequence[int]], list[Path]]:
+    """Writes shards of so many records each, numbered through from 0; returns their paths."""
+
+    def write(sizes: Sequence[int], folder: str = "shards") -> list[Path]:
+        target = tmp_path / folder
+        target.mkdir(exist_ok=True)
+        number = 0
+        paths = []
+        for shard, size in enumerate(sizes):
+            path = target / f"{shard:03}.tfrecord"
+            path.write_bytes(b"".join(frame(numbered_example(number + i)) for i in range(size)))
+            number += size
+            paths.append(path)
+        return paths
+
+    return write
+
+
+@pytest.fixture
+def numbered_schema() -> loaderd.Schema:
+    """Fields ``id`` () int64 and ``bits`` (32,) float32 of :func:`numbered_example`."""
+    return loaderd.Schema(
+        features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+        fields={"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")},
+    )
+
+
+@pytest.fixture
+def check_batch() -> Callable[[loaderd.Batch], list[int]]:
+    """Checks that every row of a batch is whole (bits and number agree); returns its numbers."""
+
+    def check(batch: loaderd.Batch) -> list[int]:
+        numbers = batch["id"]
+        powers = 2.0 ** np.arange(31, -1, -1)
+        assert np.array_equal(batch["bits"] @ powers, numbers)
+        return [int(number) for number in numbers]
+
+    return check

@@ -1,0 +1,166 @@
+"""Every engine for bits must give exactly what unpacking them one by one gives."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderd.decode.bits import ExpandBytes, PermuteGroups, ReorderBits, bits_engine
+from loaderd.schema import Bits
+from loaderd.schemas import chess_eval
+
+DTYPES = ["float32", "float16", "bfloat16", "float64", "int8", "uint8", "bool", "int32", "int64", ">f4"]
+Rows = npt.NDArray[np.uint8]
+
+
+def reference(field: Bits, feature_offset: int, rows: Rows) -> npt.NDArray[Any]:
+    """The definition of a Bits field, word for word."""
+    bits = np.unpackbits(rows[:, feature_offset:], axis=1)[:, field.start : field.start + field.num_bits]
+    stored = bits.reshape(len(rows), -1, field.num_channels)
+    scale = np.array([float(s) for s in field.channel_scale]).astype(field.dtype)
+    values = np.zeros(stored.shape, field.dtype)
+    for channel, source in enumerate(field.order):
+        values[..., channel][stored[..., source] == 1] = scale[channel]
+    return values.reshape(len(rows), *field.shape)
+
+
+def bytes_of(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """To tell 0 from -0 and to find NaN equal to itself."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def random_rows(num_records: int, row_bytes: int, seed: int = 0) -> Rows:
+    return np.random.default_rng(seed).integers(0, 256, (num_records, row_bytes), dtype=np.uint8)
+
+
+def decode_guarded(field: Bits, feature_offset: int, rows: Rows) -> npt.NDArray[Any]:
+    """Decode into the middle of a buffer, and check that the engine leaves the rest of it alone."""
+    size = len(rows) * field.num_bits * field.dtype.itemsize
+    buffer = np.full(64 + size + 64, 0xA5, np.uint8)
+    out = buffer[64 : 64 + size].view(field.dtype).reshape(len(rows), *field.shape)
+    engine = bits_engine(field, feature_offset)
+    engine.reserve(len(rows))
+    engine.decode(rows, out)
+    assert set(buffer[:64]) == set(buffer[64 + size :]) == {0xA5}
+    return out
+
+
+def assert_exact(field: Bits, feature_offset: int, rows: Rows) -> None:
+    found = decode_guarded(field, feature_offset, rows)
+    assert np.array_equal(bytes_of(found), bytes_of(reference(field, feature_offset, rows)))
+
+
+@st.composite
+def bits_fields(draw: st.DrawFn) -> Bits:
+    channels = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 40]))
+    outer = draw(st.lists(st.integers(1, 6), max_size=2))
+    shape = () if channels == 1 and not outer else (*outer, channels)
+    dtype = draw(st.sampled_from(DTYPES))
+    scales = {"bool": [0, 1], "uint8": [0, 1, 255], "int8": [-128, -1, 1, 127]}.get(
+        dtype, [-1, 1, 1, 3] if "int" in dtype else [-1.0, 1.0, 0.1, math.inf, -0.0, math.nan]
+    )
+    return Bits(
+        "d",
+        shape=shape,
+        start=draw(st.one_of(st.sampled_from([0, 8, 64]), st.integers(0, 40))),
+        channel_order=draw(st.one_of(st.none(), st.permutations(range(channels)))),
+        scale=draw(
+            st.one_of(
+                st.none(),
+                st.sampled_from(scales),
+                st.lists(st.sampled_from(scales), min_size=channels, max_size=channels),
+            )
+        ),
+        dtype=dtype,
+    )
+
+
+# The machine may be busy: no deadline for one example.
+@settings(max_examples=300, deadline=None)
+@given(
+    field=bits_fields(),
+    feature_offset=st.integers(0, 9),
+    trailing_bytes=st.integers(0, 9),
+    num_records=st.integers(1, 5),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_values_are_exact(field: Bits, feature_offset: int, trailing_bytes: int, num_records: int, seed: int) -> None:
+    row_bytes = feature_offset + -(-(field.start + field.num_bits) // 8) + trailing_bytes
+    assert_exact(field, feature_offset, random_rows(num_records, row_bytes, seed))
+
+
+CHESS = chess_eval().fields["board"]
+assert isinstance(CHESS, Bits)
+REVERSED = tuple(reversed(range(24)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "field"),
+    [
+        pytest.param(PermuteGroups, CHESS, id="chess board"),
+        pytest.param(PermuteGroups, Bits("d", (40, 16), 16, tuple(range(8, 16)) + tuple(range(8))), id="16 channels"),
+        pytest.param(PermuteGroups, Bits("d", (20, 32), 8, (31, *range(31))), id="32 channels"),
+        pytest.param(PermuteGroups, Bits("d", (4, 10, 12), 0, (*range(1, 12), 0)), id="two pixels of 12 in a group"),
+        pytest.param(ExpandBytes, Bits("d", (112, 8, 8)), id="planes of 8 by 8 (Leela)"),
+        pytest.param(ExpandBytes, Bits("d", (22, 368)), id="planes padded to bytes (KataGo)"),
+        pytest.param(ExpandBytes, Bits("d", (10,), 1536), id="ten flags"),
+        pytest.param(ExpandBytes, Bits("d", (), 1546, dtype="bool"), id="one bit"),
+        pytest.param(ExpandBytes, Bits("d", (64, 24), 3), id="start inside a byte"),
+        pytest.param(ExpandBytes, Bits("d", (50, 4), 8, (3, 2, 1, 0), (1, 2, 3, 4)), id="order inside a byte"),
+        pytest.param(ExpandBytes, Bits("d", (5,), 1, (4, 3, 2, 1, 0)), id="reversed inside a byte"),
+        pytest.param(ReorderBits, Bits("d", (64, 24), 4, REVERSED), id="order, start inside a byte"),
+        pytest.param(ReorderBits, Bits("d", (5, 12), 0, (*range(1, 12), 0)), id="half a group at the end"),
+        pytest.param(ReorderBits, Bits("d", (3, 6), 0, (5, 0, 1, 2, 3, 4)), id="no whole group, in all its bytes"),
+        pytest.param(ReorderBits, Bits("d", (3, 12), 5, (*range(1, 12), 0)), id="whole groups of bytes, not of bits"),
+        pytest.param(ReorderBits, Bits("d", (19, 19, 22), 0, (*range(1, 22), 0)), id="22 channels, reordered"),
+    ],
+)
+def test_the_geometry_chooses_the_engine(engine: type, field: Bits) -> None:
+    assert type(bits_engine(field, 0)) is engine
+    rows = random_rows(9, -(-(field.start + field.num_bits) // 8))
+    assert_exact(field, 0, rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("start", [0, 5])
+def test_too_many_scales_for_a_table(dtype: str, start: int) -> None:
+    # 700 bytes, each with scales of its own: whole numbers that every dtype but bool can hold.
+    num_bits = 8 * 700
+    scale = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 128, num_bits)
+    field = Bits("d", (num_bits,), start, scale=tuple(scale), dtype=dtype)
+    assert_exact(field, 3, random_rows(3, 3 + 701))
+
+
+def test_unset_bits_are_plain_zero() -> None:
+    field = Bits("d", (4,), scale=(-1.0, math.inf, math.nan, -0.5), dtype=ml_dtypes.bfloat16)
+    assert not bytes_of(decode_guarded(field, 0, np.zeros((7, 1), np.uint8))).any()
+
+
+@pytest.mark.parametrize("field", [CHESS, Bits("d", (10,), 1536), Bits("d", (64, 24), 3, REVERSED)])
+def test_scratch_memory_carries_nothing_over(field: Bits) -> None:
+    engine = bits_engine(field, 0)
+    engine.reserve(16)
+    for num_records, seed in ((16, 1), (5, 2), (1, 3), (16, 4)):
+        rows = random_rows(num_records, 200, seed)
+        out = np.empty((num_records, *field.shape), field.dtype)
+        engine.decode(rows, out)
+        assert np.array_equal(out, reference(field, 0, rows))
+
+
+@pytest.mark.parametrize("field", [CHESS, Bits("d", (10,), 1536), Bits("d", (64, 24), 3, REVERSED)])
+def test_rows_may_be_read_only_shared_memory(field: Bits) -> None:
+    rows = random_rows(12, 200)
+    with mmap.mmap(-1, rows.nbytes) as shared:
+        shared.write(rows.tobytes())
+        view = np.frombuffer(memoryview(shared).toreadonly(), np.uint8).reshape(12, 200)[3:11]
+        assert not view.flags.writeable
+        assert_exact(field, 0, view)
+        del view

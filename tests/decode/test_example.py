@@ -1,0 +1,290 @@
+"""The plain parser reads what TensorFlow reads, and calls everything else a fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from example_wire import (
+    REQUIRED,
+    SCHEMA,
+    TensorFlowParser,
+    bytes_list,
+    entry,
+    example,
+    field,
+    float_list,
+    floats,
+    int64_list,
+    is_valid_protobuf,
+    messages,
+    mutations,
+    unpacked_float_list,
+    unpacked_int64_list,
+    varint,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loaderd.decode.example import Example, RecordFault, parse_example
+from loaderd.schema import Schema
+from loaderd.schemas import chess_eval, mnist
+
+CHESS = chess_eval()
+D, S, F = REQUIRED
+tensorflow_reads = TensorFlowParser(SCHEMA, example(*REQUIRED))
+
+
+def check(record: bytes, schema: Schema = SCHEMA, tensorflow: TensorFlowParser = tensorflow_reads) -> bool:
+    """Assert that the parser agrees with TensorFlow; whether it reads the record."""
+    ours = parse_example(record, schema.features)
+    theirs = tensorflow(record)
+    if isinstance(ours, Example):
+        assert {name: value.data for name, value in ours.values.items()} == theirs
+        return True
+    if theirs is not None:
+        # Damage that TensorFlow does not notice; protobuf does.
+        assert ours.expected == "a tf.train.Example"
+        assert not is_valid_protobuf(record)
+    return False
+
+
+def values_of(record: bytes) -> dict[str, Any]:
+    """Each feature of SCHEMA as numbers or bytes, after ``check``."""
+    assert check(record)
+    parsed = parse_example(record, SCHEMA.features)
+    assert isinstance(parsed, Example)
+    return {
+        name: np.frombuffer(parsed.values[name].data, feature.row_dtype.base).tolist()
+        for name, feature in SCHEMA.features.items()
+    }
+
+
+def fault_of(*entries: bytes) -> tuple[str, str]:
+    record = example(*entries)
+    assert not check(record)
+    fault = parse_example(record, SCHEMA.features, position=7)
+    assert isinstance(fault, RecordFault)
+    assert fault.record == 7
+    return fault.expected, fault.found
+
+
+# --------------------------------------------------------------------------------------- against TensorFlow
+
+
+@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
+@given(messages())
+def test_reads_what_tensorflow_reads(record: bytes) -> None:
+    check(record)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=40))
+def test_arbitrary_bytes(record: bytes) -> None:
+    check(record)
+
+
+def chess_record(random: np.random.Generator) -> bytes:
+    bits, score = random.bytes(194), int(random.integers(-3000, 3000))
+    features = {
+        "d": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bits])),
+        "s": tf.train.Feature(int64_list=tf.train.Int64List(value=[score])),
+    }
+    return bytes(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+
+
+def test_chess_records_of_tensorflow() -> None:
+    random = np.random.default_rng(0)
+    records = [chess_record(random) for _ in range(50)]
+    tensorflow = TensorFlowParser(CHESS, records[0])
+    assert all(check(record, CHESS, tensorflow) for record in records)
+
+
+def test_mnist_records_of_tensorflow() -> None:
+    features = {
+        "height": tf.train.Feature(int64_list=tf.train.Int64List(value=[28])),
+        "image_raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes(range(196)) * 4])),
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[9])),
+    }
+    record = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    assert check(record, mnist(), TensorFlowParser(mnist(), record))
+
+
+def test_mutated_records() -> None:
+    random = np.random.default_rng(1)
+    real = chess_record(random)
+    tensorflow_chess = TensorFlowParser(CHESS, real)
+    everything = example(
+        *REQUIRED,
+        entry("comment", bytes_list(b"a", b"bc")),
+        entry("r", bytes_list(b"1234")),
+        entry("v", int64_list(1, -2, 300)),
+        entry("é", unpacked_float_list(2.5)),
+    )
+    read = 0
+    for _ in range(1200):
+        read += check(mutations(real, random), CHESS, tensorflow_chess)
+        read += check(mutations(everything, random))
+    assert 100 < read < 2300
+
+
+def test_every_truncation() -> None:
+    record = example(*REQUIRED, entry("v", unpacked_int64_list(1, 2, -3)))
+    assert [length for length in range(len(record) + 1) if check(record[:length])] == [len(record)]
+
+
+# ------------------------------------------------------------------------------------------ single layouts
+
+LAYOUTS: dict[str, tuple[bytes, dict[str, Any]]] = {
+    "as TensorFlow writes": (example(D, S, F), {"d": [*b"abc"], "s": [-7], "f": [1.0, 2.0]}),
+    "defaults": (example(D, S, F), {"r": [258, 772], "v": [-1, -1, -1], "é": [0.5]}),
+    "another order": (example(F, S, D), {"d": [*b"abc"], "s": [-7], "f": [1.0, 2.0]}),
+    "extra features": (example(entry("x", int64_list(1)), D, entry("y", b""), S, F), {"s": [-7]}),
+    "an extra feature that is no Feature": (example(entry("x", b"\xff\xff"), D, S, F), {"s": [-7]}),
+    "unpacked": (
+        example(D, S, entry("f", unpacked_float_list(3, 4)), entry("v", unpacked_int64_list(5, -6, 7000))),
+        {"f": [3.0, 4.0], "v": [5, -6, 7000]},
+    ),
+    "a non-minimal value": (example(D, F, entry("s", field(0x1A, field(0x0A, varint(5, 4))))), {"s": [5]}),
+    "a value of ten bytes": (example(D, F, entry("s", field(0x1A, field(0x0A, varint(5, 9))))), {"s": [5]}),
+    "a tenth byte of seven bits": (
+        example(D, F, entry("s", field(0x1A, field(0x0A, b"\xff" * 9 + b"\x7e")))),
+        {"s": [2**63 - 1]},
+    ),
+    "non-minimal lengths": (
+        field(0x0A, D + F + field(0x0A, field(0x0A, b"s", 1) + field(0x12, int64_list(9), 8), 3), 5),
+        {"s": [9]},
+    ),
+    "the last of two": (example(D, entry("s", int64_list(1)), F, entry("s", int64_list(2))), {"s": [2]}),
+    "the last that is not empty": (example(D, entry("s", int64_list(1)), F, entry("s", b"")), {"s": [1]}),
+    "one of the wrong kind before": (
+        example(entry("s", bytes_list(b"x")), D, F, entry("s", int64_list(2))),
+        {"s": [2]},
+    ),
+    "features in two parts": (example(D) + example(S, F), {"d": [*b"abc"], "s": [-7]}),
+    "unknown fields": (b"\x10\x05" + example(D) + field(0x12, b"?") + example(S, F) + b"\x1d1234", {"s": [-7]}),
+    "the Feature before its name": (
+        example(D, F, field(0x0A, field(0x12, int64_list(4)) + field(0x0A, b"s"))),
+        {"s": [4]},
+    ),
+    "an empty Feature": (example(*REQUIRED, entry("v", b"")), {"v": [-1, -1, -1]}),
+    "a second packed piece, not read": (
+        example(D, F, entry("s", field(0x1A, field(0x0A, b"\x05") + field(0x0A, b"\x06")))),
+        {"s": [5]},
+    ),
+    "an unpacked value behind a packed one, not read": (
+        example(D, S, entry("f", field(0x12, field(0x0A, floats(1, 2)) + b"\x0d" + floats(3)))),
+        {"f": [1.0, 2.0]},
+    ),
+    "a second list, not read": (example(D, F, entry("s", int64_list(5) + int64_list(6))), {"s": [5]}),
+    "a list of another kind behind, not read": (
+        example(D, F, entry("s", int64_list(5) + bytes_list(b""))),
+        {"s": [5]},
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout(layout: str) -> None:
+    record, expected = LAYOUTS[layout]
+    assert values_of(record).items() >= expected.items()
+
+
+def test_a_memoryview_reads_like_bytes() -> None:
+    record = example(*REQUIRED)
+    assert parse_example(memoryview(record), SCHEMA.features) == parse_example(record, SCHEMA.features)
+
+
+# ------------------------------------------------------------------------------------------------- faults
+
+FAULTS: dict[str, tuple[list[bytes], str, str]] = {
+    "size": ([entry("d", bytes_list(b"abcd")), S, F], "feature 'd' of 3 bytes", "4 bytes"),
+    "size of one": ([entry("d", bytes_list(b"a")), S, F], "feature 'd' of 3 bytes", "1 byte"),
+    "no value": ([entry("d", bytes_list()), S, F], "one value in feature 'd'", "0 values"),
+    "two values": ([entry("d", bytes_list(b"abc", b"abc")), S, F], "one value in feature 'd'", "2 values"),
+    "count": ([D, S, F, entry("v", int64_list(1, 2, 3, 4))], "feature 'v' of 3 values", "4 values"),
+    "count of unpacked": ([D, S, entry("f", unpacked_float_list(1))], "feature 'f' of 2 values", "1 value"),
+    "scalar": ([D, entry("s", int64_list()), F], "feature 's' of 1 value", "0 values"),
+    "missing": ([entry("image", bytes_list(b"")), S], "feature 'd'", "features ['image', 's']"),
+    "all missing": ([], "feature 'd'", "no features"),
+    "many": (
+        [entry(f"n{i}", b"") for i in range(20)],
+        "feature 'd'",
+        f"features {[f'n{i}' for i in range(16)]} and 4 more",
+    ),
+    "empty": ([D, entry("s", b""), F], "feature 's'", "that feature without a list"),
+    "float": ([D, entry("s", float_list(1)), F], "an int64 list in feature 's'", "a float list"),
+    "int64": ([entry("d", int64_list(1)), S, F], "a bytes list in feature 'd'", "an int64 list"),
+    "bytes": ([D, S, entry("f", bytes_list(b"x"))], "a float list in feature 'f'", "a bytes list"),
+    "unknown kind": ([D, S, F, entry("v", b"\x22\x00")], "a list in feature 'v'", "tag 0x22 at byte 63"),
+    "varint": ([field(0x1A, b"")], "a tf.train.Example", "tag 0x1a at byte 2"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_fault(case: str) -> None:
+    entries, expected, found = FAULTS[case]
+    assert fault_of(*entries) == (expected, found)
+
+
+MALFORMED = {
+    "a varint of more than ten bytes at byte 1": b"\x0a" + b"\xff" * 10 + b"\x01",
+    "a varint that is cut off at byte 1": b"\x0a" + b"\xff" * 9,
+    "a field of 5 bytes where 3 are left at byte 2": b"\x0a\x05abc",
+    "a field of 8 bytes where 4 are left at byte 1": b"\x111234",
+    "a field of 4 bytes where 3 are left at byte 1": b"\x15123",
+    "wire type 3 at byte 0": b"\x13\x14",
+    "wire type 7 at byte 2": b"\x10\x05\x17",
+    "tag 0x20 in an entry of the features at byte 4": field(0x0A, field(0x0A, b"\x20\x00\x0a\x00")),
+    "a third field in an entry of the features at byte 8": field(0x0A, field(0x0A, b"\x0a\x00\x0a\x00\x0a\x00")),
+    "a varint that is cut off at byte 7": field(0x0A, field(0x0A, b"\x0a\x01s")),
+    "packed floats of 7 bytes at byte 11": example(entry("f", field(0x12, field(0x0A, b"1234567")))),
+    "tag 0x08 at byte 11": example(entry("f", field(0x12, b"\x08\x01"))),
+}
+
+
+@pytest.mark.parametrize("found", MALFORMED)
+def test_malformed(found: str) -> None:
+    fault = parse_example(MALFORMED[found], {"f": SCHEMA.features["f"]})
+    assert fault == RecordFault(0, "a tf.train.Example", found)
+
+
+def test_damage_that_tensorflow_overlooks_is_a_fault() -> None:
+    """It takes a length that points past the end for one that ends there."""
+    record = bytes([0x0A, 0x70]) + b"".join(REQUIRED)
+    assert tensorflow_reads(record) is not None
+    fault = parse_example(record, SCHEMA.features)
+    assert isinstance(fault, RecordFault)
+    assert fault.found == f"a field of 112 bytes where {len(record) - 2} are left at byte 2"
+
+
+# ------------------------------------------------------------------------------------------ where values lie
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(messages(), st.integers(0, 2**32 - 1))
+def test_pieces_say_where_the_values_lie(record: bytes, seed: int) -> None:
+    """Whatever else stands in the pieces and in what is not read: the parse takes the same course."""
+    before = parse_example(record, SCHEMA.features)
+    if not isinstance(before, Example):
+        return
+    changed = np.frombuffer(record, np.uint8).copy()
+    noise = np.random.default_rng(seed).integers(0, 256, len(record), dtype=np.uint8)
+    spans = [(start, stop, 0xFF) for start, stop in before.unread]
+    for value in before.values.values():
+        spans += [(piece.start, piece.stop, 0x7F if piece.is_varint else 0xFF) for piece in value.pieces]
+    for start, stop, mask in spans:
+        changed[start:stop] ^= noise[start:stop] & mask
+    after = parse_example(changed.tobytes(), SCHEMA.features)
+    assert isinstance(after, Example)
+    assert check(changed.tobytes())
+    assert after.unread == before.unread
+    for name, value in after.values.items():
+        assert value.pieces == before.values[name].pieces
+        if not value.pieces:
+            assert value.data == before.values[name].data
+        elif not value.pieces[0].is_varint:
+            assert value.data == b"".join(changed[piece.start : piece.stop].tobytes() for piece in value.pieces)
+        assert all(piece.stop - piece.start <= 10 for piece in value.pieces if piece.is_varint)

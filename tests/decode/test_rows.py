@@ -1,0 +1,284 @@
+"""The vectorised parser writes the very rows, and names the very faults, that the plain one would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tensorflow as tf
+from example_wire import (
+    REQUIRED,
+    SCHEMA,
+    bytes_list,
+    concatenated,
+    entry,
+    example,
+    float_list,
+    int64_list,
+    messages,
+    mutations,
+    tensorflow_spec,
+    unpacked_float_list,
+    unpacked_int64_list,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loaderd.decode import rows
+from loaderd.decode.example import RecordFault, parse_example
+from loaderd.decode.rows import RowParser
+from loaderd.schema import Array, Float, Int64, Packed, PackedBits, Schema
+from loaderd.schemas import chess_eval
+
+CHESS = chess_eval()
+Rows = npt.NDArray[np.uint8]
+
+
+def plain_rows(records: Sequence[bytes], schema: Schema) -> tuple[Rows, list[RecordFault]]:
+    """What ``RowParser.parse`` must come to."""
+    structured = np.zeros(len(records), schema.row_dtype)
+    faults = []
+    for position, record in enumerate(records):
+        parsed = parse_example(record, schema.features, position)
+        if isinstance(parsed, RecordFault):
+            faults.append(parsed)
+            continue
+        for name, value in parsed.values.items():
+            structured[name][position] = np.frombuffer(value.data, schema.features[name].row_dtype.base).reshape(
+                structured[name].shape[1:]
+            )
+    return structured.view(np.uint8).reshape(len(records), schema.row_bytes), faults
+
+
+def parse(parser: RowParser, records: Sequence[bytes], schema: Schema) -> tuple[Rows, list[RecordFault]]:
+    out = np.full((len(records), schema.row_bytes), 0xEE, dtype=np.uint8)
+    faults = parser.parse(*concatenated(records), out)
+    return out, faults
+
+
+def check(parser: RowParser, records: Sequence[bytes], schema: Schema = SCHEMA) -> None:
+    expected, expected_faults = plain_rows(records, schema)
+    out, faults = parse(parser, records, schema)
+    assert faults == expected_faults
+    assert np.array_equal(out, expected)
+
+
+def chess_record(random: np.random.Generator, score: int | None = None) -> bytes:
+    score = int(random.normal(0, 400)) if score is None else score
+    return example(entry("d", bytes_list(random.bytes(194))), entry("s", int64_list(score)))
+
+
+@pytest.fixture
+def plain_parses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The positions of the records that went through the plain parser."""
+    positions: list[int] = []
+
+    def counted(record: bytes, features: Any, position: int) -> Any:
+        positions.append(position)
+        return parse_example(record, features, position)
+
+    monkeypatch.setattr(rows, "parse_example", counted)
+    return positions
+
+
+# ---------------------------------------------------------------------------------------------- real records
+
+
+def test_chess_records_against_tensorflow() -> None:
+    random = np.random.default_rng(0)
+    records = [chess_record(random) for _ in range(3000)]
+    out, faults = parse(RowParser(CHESS), records, CHESS)
+    assert faults == []
+    theirs = tf.io.parse_example(records, tensorflow_spec(CHESS))
+    structured = out.view(CHESS.row_dtype)[:, 0]
+    assert np.array_equal(structured["s"], theirs["s"].numpy())
+    assert [row.tobytes() for row in structured["d"]] == theirs["d"].numpy().tolist()
+
+
+def test_a_layout_is_learnt_once(plain_parses: list[int]) -> None:
+    random = np.random.default_rng(1)
+    parser = RowParser(CHESS)
+    for _ in range(3):
+        check(parser, [chess_record(random, score) for score in [5, -5, 300, 7] * 100], CHESS)
+    assert plain_parses == [0, 1, 2]  # varints of one, ten and two bytes: three lengths
+
+
+def test_rare_lengths_are_learnt_in_time(plain_parses: list[int]) -> None:
+    random = np.random.default_rng(2)
+    parser = RowParser(CHESS)
+    for _ in range(10):
+        check(parser, [chess_record(random, score) for score in [5] * 20 + [1 << 40]], CHESS)
+    assert plain_parses.count(20) == 4
+
+
+def test_consecutive_varints() -> None:
+    """A board of int64 values: varints of one byte and of two, in runs."""
+    schema = Schema({"b": Int64((19, 19)), "t": Float((3,))}, {"b": Array("b"), "t": Array("t")})
+    random = np.random.default_rng(3)
+    records = [
+        example(entry("t", kind(*random.random(3))), entry("b", int64_list(*random.integers(low, high, 361))))
+        for low, high in [(0, 128), (128, 16384), (-9, 0)]
+        for kind in (float_list, unpacked_float_list)
+        for _ in range(30)
+    ] + [example(entry("t", float_list(1, 2, 3)), entry("b", unpacked_int64_list(*range(361))))] * 9
+    check(RowParser(schema), records, schema)
+
+
+def test_mnist_keeps_its_extra_features_free(plain_parses: list[int]) -> None:
+    """Values that the schema does not read may differ without a new template."""
+    schema = Schema({"label": Int64()}, {"label": Array("label")})
+    random = np.random.default_rng(4)
+    records = [
+        example(entry("label", int64_list(i % 10)), entry("image_raw", bytes_list(random.bytes(784))))
+        for i in range(100)
+    ]
+    check(RowParser(schema), records, schema)
+    assert plain_parses == [0]
+
+
+# ---------------------------------------------------------------------------------------------- every input
+
+
+def test_every_changed_bit_of_a_record() -> None:
+    """Each is another record for the plain parser: other values, another layout or a fault."""
+    random = np.random.default_rng(5)
+    parser = RowParser(CHESS)
+    for score in (300, -300):
+        good = chess_record(random, score)
+        check(parser, [good] * 8, CHESS)
+        changed = []
+        for bit in range(8 * len(good)):
+            record = bytearray(good)
+            record[bit // 8] ^= 1 << bit % 8
+            changed.append(bytes(record))
+        expected, expected_faults = plain_rows(changed, CHESS)
+        out, faults = parse(parser, changed, CHESS)
+        assert faults == expected_faults
+        assert np.array_equal(out, expected)
+        assert 0 < len(faults) < 8 * 40
+
+
+def test_mutated_records() -> None:
+    random = np.random.default_rng(6)
+    parser = RowParser(SCHEMA)
+    layouts = [
+        [*REQUIRED, entry("v", int64_list(1, -2, 300))],
+        [entry("comment", bytes_list(b"hello")), *REQUIRED[::-1], entry("r", bytes_list(b"1234"))],
+        [*REQUIRED[1:], entry("d", bytes_list(b"xyz")), entry("é", unpacked_float_list(1)), entry("v", b"")],
+    ]
+    good = [example(*layout) for layout in layouts]
+    for _ in range(10):
+        records = [good[i] for i in random.integers(0, 3, 400)]
+        for position in random.integers(0, 400, 100):
+            records[position] = mutations(records[position], random)
+        check(parser, records)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(messages(), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+def test_batches_of_many_layouts(kinds: list[bytes], seed: int) -> None:
+    """Copies of a few records, their bytes changed at random where records of one layout differ, in any order."""
+    random = np.random.default_rng(seed)
+    parser = RowParser(SCHEMA)
+    for _ in range(3):
+        records = []
+        for kind in random.choice(len(kinds), 30):
+            record = bytearray(kinds[kind])
+            for at in random.integers(0, len(record), 2) if record else ():
+                record[at] ^= int(random.integers(0, 128))
+            records.append(bytes(record) if random.random() < 0.5 else kinds[kind])
+        check(parser, records)
+
+
+def test_lengths_of_nothing_and_little() -> None:
+    schema = Schema({"s": Int64(default=3)}, {"s": Array("s")})
+    records = [
+        b"",
+        b"\x10\x01",
+        example(),
+        b"\x0a",
+        example(entry("s", b"")),
+        b"\x10\x01\x10\x01\x10\x01\x10\x01",
+    ] * 9
+    check(RowParser(schema), records, schema)
+    check(RowParser(schema), [], schema)
+
+
+# ------------------------------------------------------------------------------------------------- faults
+
+
+def test_faults_leave_the_neighbours_alone() -> None:
+    random = np.random.default_rng(7)
+    records = [chess_record(random, 300) for _ in range(50)]
+    records[3] = example(entry("d", bytes_list(bytes(190))), entry("s", int64_list(1)))
+    records[4] = records[4][:-1]
+    records[49] = records[49].replace(b"\x0a\x01s", b"\x0a\x01t")
+    check(RowParser(CHESS), records, CHESS)
+    out, faults = parse(RowParser(CHESS), records, CHESS)
+    assert faults == [
+        RecordFault(3, "feature 'd' of 194 bytes", "190 bytes"),
+        RecordFault(4, "a tf.train.Example", "a field of 222 bytes where 221 are left at byte 3"),
+        RecordFault(49, "feature 's'", "features ['d', 't']"),
+    ]
+    assert np.flatnonzero(~out.any(axis=1)).tolist() == [3, 4, 49]
+
+
+def test_records_that_are_all_faults() -> None:
+    random = np.random.default_rng(8)
+    check(RowParser(CHESS), [chess_record(random, 1)[:-2] for _ in range(30)], CHESS)
+
+
+# ------------------------------------------------------------------------------------------------- limits
+
+
+def same_length_layouts(count: int) -> list[bytes]:
+    """Records of one length and ``count`` layouts: an extra name that differs."""
+    return [example(*REQUIRED, entry(f"x{i:03}", b"")) for i in range(count)]
+
+
+def test_more_layouts_than_templates(plain_parses: list[int]) -> None:
+    parser = RowParser(SCHEMA)
+    records = same_length_layouts(20) * 10
+    check(parser, records)
+    assert len(plain_parses) == 8 + 12 * 10
+    (layouts,) = parser._layouts.values()
+    assert len(layouts.templates) == rows._MAX_TEMPLATES_PER_LENGTH
+    # What comes most stays.
+    for _ in range(4):
+        check(parser, [same_length_layouts(20)[15]] * 500 + records)
+    assert layouts.templates[0].recent_uses > 500
+    assert len(layouts.templates) == rows._MAX_TEMPLATES_PER_LENGTH
+
+
+def test_more_lengths_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_MAX_LENGTHS", 3)
+    parser = RowParser(SCHEMA)
+    records = [example(*REQUIRED, entry("x" * (i % 20), b"")) for i in range(200)]
+    for _ in range(2):
+        check(parser, records)
+        assert len(parser._layouts) <= 3
+
+
+def test_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_CHUNK_BYTES", 1000)
+    random = np.random.default_rng(9)
+    records = [chess_record(random, int(score)) for score in random.integers(0, 1000, 100)]
+    check(RowParser(CHESS), records, CHESS)
+
+
+def test_too_many_steps_for_a_template(plain_parses: list[int]) -> None:
+    """Varints of one and two bytes by turns: no two of them can be read together."""
+    schema = Schema({"b": Int64((1000,))}, {"b": Array("b")})
+    records = [example(entry("b", int64_list(*[1, 1000] * 500)))] * 10
+    check(RowParser(schema), records, schema)
+    assert len(plain_parses) == 10
+
+
+def test_padding_and_other_features_of_a_row_are_zero_and_default() -> None:
+    schema = Schema({"d": PackedBits(8, default=b"\x07"), "s": Int64(default=9)}, {"d": Packed("d")})
+    filled, short = example(entry("d", bytes_list(b"x")), entry("s", int64_list(1))), example()
+    out, _ = parse(RowParser(schema), [filled, short] * 20, schema)
+    assert out.tolist() == [[120, *[0] * 7, 1, *[0] * 7], [7, *[0] * 7, 9, *[0] * 7]] * 20
