@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
+from loaderd.options import Remainder
 from loaderd.plan.epoch import HostShare
-
-Remainder = Literal["drop", "short", "carry"]
 
 
 @dataclass(frozen=True, slots=True)

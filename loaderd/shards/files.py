@@ -133,7 +133,9 @@ class _LocalFile:
                     break
                 done += got
         except OSError as error:
-            raise ShardReadError(f"{self._file.uri} at byte {offset + done}: {error.strerror}", hint=_HINT_READ) from None
+            raise ShardReadError(
+                f"{self._file.uri} at byte {offset + done}: {error.strerror}", hint=_HINT_READ
+            ) from None
         return done
 
     def close(self) -> None:

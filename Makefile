@@ -1,0 +1,51 @@
+# Every target makes what it needs: a virtual environment in .venv, with loaderd installed from this folder.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# With an NVIDIA GPU, TensorFlow with its CUDA libraries; without one, the smaller build for CPUs.
+TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[and-cuda]>=2.16' || echo 'tensorflow-cpu>=2.16')
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SETUP := setup.cfg pyproject.toml
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: help demo test lint bench clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
+
+demo: .venv/made-demo ## write chess shards from games played by the rules, and train a net on them
+	$(BIN)/python examples/chess/make_shards.py --out demo/shards
+	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
+
+test: lint ## everything that must hold
+	$(BIN)/python -m pytest
+
+lint: .venv/made-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy loaderd bindings/loaderd_tf
+
+bench: .venv/made-bench ## loaderd and tf.data on the same records, in turn
+	$(BIN)/python bench/compare.py
+
+clean: ## forget the environment and what the demo wrote
+	rm -rf .venv demo
+
+.venv/made: $(SETUP)
+	$(PYTHON) -m venv .venv || { echo "python3 cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
+	$(PIP) '$(TENSORFLOW)'
+	$(PIP) --editable .
+	@touch $@
+
+.venv/made-demo: .venv/made
+	$(PIP) --editable '.[examples]'
+	@touch $@
+
+.venv/made-test: .venv/made
+	$(PIP) --editable '.[examples,test,bench]'
+	@touch $@
+
+.venv/made-bench: .venv/made
+	$(PIP) --editable '.[bench]'
+	@touch $@

@@ -1,0 +1,132 @@
+"""Fields: what comes out of a batch, computed from the stored features of its records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.errors import SchemaError
+from loaderd.schema.features import Shape, check_shape, resolve_dtype
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Bits of a :class:`PackedBits` feature, one value a bit: 0 or ``scale``.
+
+    ``shape`` fills from bit ``start`` on, in C order. The last axis holds the channels: channel ``c`` of the
+    output is stored channel ``channel_order[c]`` (default: as stored), times ``scale[c]`` (a number, or one a
+    channel of the *output*; default 1). ``dtype``: any real numpy dtype, bool, or "bfloat16".
+    """
+
+    feature: str
+    shape: Shape = ()
+    start: int = 0
+    channel_order: Sequence[int] | None = None
+    scale: float | Sequence[float] | None = None
+    dtype: Any = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", check_shape(self.shape, "Bits"))
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+        if self.start < 0:
+            raise SchemaError(f"Bits: start must not be negative, got {self.start}")
+        if self.dtype.kind not in "biufV" or self.dtype.names or self.dtype.itemsize > 8:
+            raise SchemaError(f"Bits: dtype must be a real number of up to 64 bits or bool, got {self.dtype}")
+        object.__setattr__(self, "dtype", self.dtype.newbyteorder("="))
+        if self.channel_order is not None:
+            order = tuple(int(c) for c in self.channel_order)
+            if sorted(order) != list(range(self.num_channels)):
+                raise SchemaError(
+                    f"Bits: channel_order must be a permutation of 0…{self.num_channels - 1} "
+                    f"(the last axis of shape {self.shape}), got {order}"
+                )
+            object.__setattr__(self, "channel_order", order)
+        if self.scale is not None and not isinstance(self.scale, (int, float)):
+            object.__setattr__(self, "scale", tuple(float(s) for s in self.scale))
+        exact = self.channel_scale
+        if not np.array_equal(exact.astype(self.dtype).astype(np.float64), exact) and self.dtype.kind in "iub":
+            raise SchemaError(f"Bits: scale must be representable in {self.dtype}, got {self.scale!r}")
+
+    @property
+    def num_bits(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_channels(self) -> int:
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def order(self) -> npt.NDArray[np.intp]:
+        """intp, (num_channels,): the stored channel of each output channel."""
+        return np.arange(self.num_channels) if self.channel_order is None else np.asarray(self.channel_order)
+
+    @property
+    def channel_scale(self) -> npt.NDArray[np.float64]:
+        """float64, (num_channels,): what a set bit of each output channel becomes."""
+        scale = np.asarray(1.0 if self.scale is None else self.scale, dtype=np.float64)
+        if scale.shape not in ((), (1,), (self.num_channels,)):
+            raise SchemaError(
+                f"Bits: scale must be a number or {self.num_channels} numbers "
+                f"(the last axis of shape {self.shape}), got {scale.size}"
+            )
+        return np.broadcast_to(scale, (self.num_channels,))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The bytes of a :class:`PackedBits` feature as they are stored: uint8, (num_bytes,). Unpack them later."""
+
+    feature: str
+
+    dtype = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Array:
+    """The values of a :class:`Raw`, :class:`Int64` or :class:`Float` feature: ``cast(value) * scale + offset``.
+
+    The cast comes first, so the arithmetic is done in ``dtype`` (default: as stored). ``shape`` (default: as
+    stored) may lay the same number of values out in another way.
+    """
+
+    feature: str
+    dtype: Any = None
+    scale: float | None = None
+    offset: float | None = None
+    shape: Shape | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+        if self.shape is not None:
+            object.__setattr__(self, "shape", check_shape(self.shape, "Array"))
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A field computed in the worker: ``function(*inputs)``, vectorised over the batch dimension.
+
+    ``inputs`` names other fields or intermediates; each arrives as an array of shape (n, …), n being any number
+    of records, and ``function`` returns an array of shape (n, *shape), cast to ``dtype``. It may be a lambda.
+    It must depend on its inputs alone: a batch that has to be made again must come out the same.
+    """
+
+    function: Callable[..., Any]
+    inputs: Sequence[str]
+    shape: Shape = ()
+    dtype: Any = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", (self.inputs,) if isinstance(self.inputs, str) else tuple(self.inputs))
+        object.__setattr__(self, "shape", check_shape(self.shape, "Derived"))
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+        if not callable(self.function):
+            raise SchemaError(f"Derived: function must be callable, got {self.function!r}")
+
+
+Field = Bits | Packed | Array | Derived

@@ -1,0 +1,170 @@
+"""Features and fields together: which field reads which feature, and what a row looks like.
+
+A :class:`Schema` has two sides. **Stored features** say what is in each ``tf.train.Example``:
+:class:`PackedBits`, :class:`Raw`, :class:`Int64`, :class:`Float`. **Fields** say what comes out of a batch:
+:class:`Bits`, :class:`Packed`, :class:`Array`, :class:`Derived`. Between the two lies the **row**: the stored
+features of one record, each at a fixed place in a fixed number of bytes. Records are shuffled and kept as rows,
+and become fields last.
+
+::
+
+    Example on disk ──parse──► row (packed, ``row_bytes``) ──shuffle──► row ──decode──► fields of a batch
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from loaderd.errors import SchemaError
+from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape
+from loaderd.schema.fields import Array, Derived, Field, Packed
+
+_ROW_ALIGNMENT_BYTES = 8
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """What one field of a batch looks like, without the batch dimension."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def record_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Stored ``features`` by name, and the ``fields`` of a batch by name, in the order of delivery.
+
+    ``intermediates`` are fields that :class:`Derived` ones read and that are not delivered themselves.
+    Raises :class:`~loaderd.errors.SchemaError` where the parts don't fit together.
+    """
+
+    features: Mapping[str, Feature]
+    fields: Mapping[str, Field]
+    intermediates: Mapping[str, Field] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("features", "fields", "intermediates"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        if not self.features or not self.fields:
+            raise SchemaError("a schema must have at least one stored feature and one field")
+        both = sorted(set(self.fields) & set(self.intermediates))
+        if both:
+            raise SchemaError(f"a name must be a field or an intermediate, not both: {both}")
+        for name in self.evaluation_order:
+            _ = self.spec_of(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schema, (dict(self.features), dict(self.fields), dict(self.intermediates))
+
+    def definition_of(self, name: str) -> Field:
+        """The field or intermediate of that name."""
+        return self.fields[name] if name in self.fields else self.intermediates[name]
+
+    @property
+    def specs(self) -> dict[str, FieldSpec]:
+        """Shape and dtype of each delivered field, in order."""
+        return {name: self.spec_of(name) for name in self.fields}
+
+    def spec_of(self, name: str) -> FieldSpec:
+        """Shape and dtype of a field or intermediate; raises SchemaError where it does not fit its feature."""
+        definition = self.definition_of(name)
+        if isinstance(definition, Derived):
+            return FieldSpec(definition.shape, definition.dtype)
+        feature = self.features.get(definition.feature)
+        if feature is None:
+            raise SchemaError(
+                f"field {name!r} reads feature {definition.feature!r}, which is none of {sorted(self.features)}"
+            )
+        if isinstance(definition, Array):
+            if isinstance(feature, PackedBits):
+                raise SchemaError(
+                    f"field {name!r}: feature {definition.feature!r} is PackedBits; read it with Bits or Packed"
+                )
+            return _array_spec(name, definition, feature)
+        if not isinstance(feature, PackedBits):
+            raise SchemaError(
+                f"field {name!r}: feature {definition.feature!r} must be PackedBits, got {type(feature).__name__}"
+            )
+        if isinstance(definition, Packed):
+            return FieldSpec((feature.num_bytes,), definition.dtype)
+        stop = definition.start + definition.num_bits
+        if stop > feature.num_bits:
+            raise SchemaError(
+                f"field {name!r} needs bits {definition.start}…{stop - 1} of feature {definition.feature!r}, "
+                f"which has {feature.num_bits}"
+            )
+        return FieldSpec(definition.shape, definition.dtype)
+
+    @property
+    def evaluation_order(self) -> list[str]:
+        """Fields and intermediates, each behind the inputs that it is derived from."""
+        done: list[str] = []
+
+        def visit(name: str, path: tuple[str, ...]) -> None:
+            if name in done:
+                return
+            if name in path:
+                raise SchemaError(f"derived fields go round in a circle: {' → '.join((*path, name))}")
+            if name not in self.fields and name not in self.intermediates:
+                raise SchemaError(f"field {path[-1]!r} is derived from {name!r}, which is no field or intermediate")
+            definition = self.definition_of(name)
+            if isinstance(definition, Derived):
+                for source in definition.inputs:
+                    visit(source, (*path, name))
+            done.append(name)
+
+        for name in (*self.fields, *self.intermediates):
+            visit(name, ())
+        return done
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """The structured dtype of a row: one member a stored feature; its itemsize is a multiple of 8 bytes."""
+        offsets = []
+        end = 0
+        for feature in self.features.values():
+            alignment = 1 if isinstance(feature, PackedBits) else feature.value_dtype.alignment
+            end = -(-end // alignment) * alignment
+            offsets.append(end)
+            end += feature.num_bytes
+        return np.dtype(
+            {
+                "names": list(self.features),
+                "formats": [feature.row_dtype for feature in self.features.values()],
+                "offsets": offsets,
+                "itemsize": -(-end // _ROW_ALIGNMENT_BYTES) * _ROW_ALIGNMENT_BYTES,
+            }
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one record takes while it is packed."""
+        return self.row_dtype.itemsize
+
+    @property
+    def stored_fingerprint(self) -> str:
+        """A digest of the stored features (not of the fields): which bytes of a record are read."""
+        text = repr([(name, repr(feature)) for name, feature in self.features.items()])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _array_spec(name: str, definition: Array, feature: Raw | Int64 | Float) -> FieldSpec:
+    dtype = feature.value_dtype if definition.dtype is None else definition.dtype
+    shape = feature.value_shape if definition.shape is None else definition.shape
+    if math.prod(shape) != feature.num_values:
+        raise SchemaError(f"field {name!r}: shape {shape} must hold {feature.num_values} values")
+    for what, value in (("scale", definition.scale), ("offset", definition.offset)):
+        if value is not None and dtype.kind in "iub" and float(value) != int(value):
+            raise SchemaError(f"field {name!r}: {what} must be a whole number for dtype {dtype}, got {value}")
+    return FieldSpec(shape, dtype.newbyteorder("="))

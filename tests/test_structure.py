@@ -1,0 +1,97 @@
+"""The order of the layers, and what the package shows."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import loaderd
+import loaderd_tf
+
+ROOT = Path(__file__).parent.parent
+
+# From the bottom to the top. A module imports from its own folder and from rows below; rooms in one row know nothing
+# of each other.
+LAYERS = [
+    ["loaderd.errors"],
+    ["loaderd.schema"],
+    ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
+    ["loaderd.shards", "loaderd.decode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
+    ["loaderd.workers", "loaderd.daemon"],
+    ["loaderd.client"],
+    ["loaderd"],
+    ["loaderd_tf"],
+]
+MAX_LINES = 400
+
+
+def room_of(module: str) -> str:
+    rooms = [room for row in LAYERS for room in row if module == room or module.startswith(room + ".")]
+    assert rooms, f"{module} is in no layer"
+    return max(rooms, key=len)
+
+
+def level_of(room: str) -> int:
+    return next(level for level, row in enumerate(LAYERS) if room in row)
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for folder in (ROOT / "loaderd", ROOT / "bindings" / "loaderd_tf"):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder.parent).with_suffix("").parts
+            yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            module = node.module or ""
+            found |= {f"{module}.{alias.name}" for alias in node.names} if module == "loaderd" else {module}
+    return found
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
+def test_imports_point_down(module: str, path: Path):
+    room = room_of(module)
+    for imported in imports_of(path):
+        if imported.split(".")[0] not in ("loaderd", "loaderd_tf"):
+            continue
+        other = room_of(imported)
+        if room == "loaderd_tf":
+            assert other in ("loaderd_tf", "loaderd", "loaderd.errors", "loaderd.client")
+        else:
+            assert other == room or level_of(other) < level_of(room), f"{module} imports {imported}"
+
+
+def test_only_the_binding_imports_tensorflow():
+    for module, path in modules():
+        if not module.startswith("loaderd_tf"):
+            assert not {name for name in imports_of(path) if name.split(".")[0] in ("tensorflow", "keras")}, module
+
+
+def test_no_file_is_a_giant():
+    for _, path in modules():
+        assert len(path.read_text().splitlines()) <= MAX_LINES, path
+
+
+def test_what_the_packages_show():
+    for package in (loaderd, loaderd_tf):
+        assert list(package.__all__) == sorted(package.__all__)
+        for name in package.__all__:
+            assert getattr(package, name).__doc__, f"{package.__name__}.{name} says nothing of itself"
+
+
+def test_every_error_is_in_the_tree_that_is_drawn():
+    drawn = loaderd.errors.__doc__ or ""
+    for name, value in vars(loaderd.errors).items():
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == "loaderd.errors":
+            assert name in drawn
+            error = loaderd.errors.from_wire(loaderd.errors.to_wire(value("it broke", hint="mend it")))
+            assert type(error) is value and str(error) == "it broke\nmend it"
