@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 import loaderd
 from loaderd.shards.crc import masked_crc
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,0 +1,96 @@
+"""The README's code runs, in order, on shards such as it names; its commands and options exist."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loaderd
+import loaderd_tf
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def write(path: Path, examples: list[dict[str, tf.train.Feature]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for features in examples:
+            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+
+
+def of_bytes(value: bytes) -> tf.train.Feature:
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+
+def of_int(value: int) -> tf.train.Feature:
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+
+
+@pytest.fixture
+def _shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for shard in range(2):
+        chess = [{"d": of_bytes(rng.bytes(194)), "s": of_int(int(rng.integers(-500, 500)))} for _ in range(600)]
+        write(tmp_path / "shards" / f"{shard}.tfrecord", chess)
+        go = [
+            {
+                "planes": of_bytes(rng.bytes(361)),
+                "policy": of_bytes(rng.random(362).astype("<f2").tobytes()),
+                "winner": of_int(int(rng.integers(0, 2))),
+            }
+            for _ in range(100)
+        ]
+        write(tmp_path / "go" / f"{shard}.tfrecord", go)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_shards")
+def test_the_code_runs(capsys: pytest.CaptureFixture[str]):
+    names: dict[str, Any] = {}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)
+    assert "Position(epoch=1, batch=0)" in capsys.readouterr().out
+    scores = [np.sort(np.concatenate([score for _, score in names[which]])) for which in ("before", "after")]
+    np.testing.assert_allclose(*scores, atol=1e-6)
+    sums = [
+        float(tf.add_n([tf.reduce_sum(board * np.arange(24, dtype=np.float32)) for (board, _), _ in names[which]]))
+        for which in ("before", "after")
+    ]
+    assert sums[0] == sums[1], "the code that is replaced gives the same planes"
+    assert len(names["after"]) == 3
+    board, (policy, value) = next(iter(names["go"]))
+    assert board.shape == (64, 19, 19, 8) and board.dtype == tf.bfloat16
+    assert policy.shape == (64, 362) and set(value.numpy()) == {-1.0, 1.0}
+    assert set(names["stored"].fields) == {"d", "s"}
+
+
+def test_the_commands_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^make (\w+)", "\n".join(blocks("sh")), flags=re.MULTILINE)
+    assert targets[:2] == ["demo", "test"]
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_option_has_its_row():
+    rows = set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE))
+    options = set(inspect.signature(loaderd.Loader.__init__).parameters) - {"self", "schema"}
+    binding = set(inspect.signature(loaderd_tf.from_loader).parameters) - {"loader"}
+    assert rows == options | binding
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
