@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import loaderd
-import loaderd_tf
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

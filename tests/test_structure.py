@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import loaderd_tf
 import pytest
 
 import loaderd
-import loaderd_tf
 
 ROOT = Path(__file__).parent.parent
 

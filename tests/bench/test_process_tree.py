@@ -1,0 +1,38 @@
+"""CPU time and memory of a tree of processes include what its grandchildren do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from process_tree import cpu_s, machine_cpu_s, process_tree, pss_bytes
+
+# A process that starts another one; that one works for 0.3 s of CPU, holds 64 MiB, says so and waits.
+_GRANDCHILD = """
+import sys, time
+held = b"x" * (64 << 20)
+while time.process_time() < 0.3: pass
+print("ready", flush=True)
+sys.stdin.read()
+"""
+_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_GRANDCHILD!r}])"
+
+
+def test_grandchildren_count() -> None:
+    machine_before = machine_cpu_s()
+    child = subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        assert child.stdout.readline() == b"ready\n"
+        tree = process_tree(child.pid)
+        assert len(tree) == 2 and tree[0] == child.pid
+        assert set(tree) < set(process_tree(os.getpid()))
+        assert cpu_s(tree) >= 0.28 > cpu_s([child.pid])
+        assert pss_bytes(tree) > 64 << 20 > pss_bytes([child.pid])
+        assert machine_cpu_s() - machine_before >= 0.28
+    finally:
+        child.stdin.close()
+        child.wait()
+        child.stdout.close()
+    assert cpu_s([child.pid]) == pss_bytes([child.pid]) == 0

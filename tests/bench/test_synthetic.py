@@ -1,0 +1,82 @@
+"""The synthetic shards are what they say: TensorFlow reads them, and finds in them what was made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+import tensorflow as tf
+
+NUM_RECORDS, NUM_SHARDS, SEED = 3_001, 3, 7
+
+
+@pytest.mark.parametrize("compression", synthetic.COMPRESSIONS)
+def test_tensorflow_reads_every_record_as_it_was_made(tmp_path: Path, compression: str) -> None:
+    paths = synthetic.write_shards(tmp_path, NUM_RECORDS, num_shards=NUM_SHARDS, seed=SEED, compression=compression)
+    assert len(paths) == NUM_SHARDS
+    seen = 0
+    for shard, path in enumerate(paths):
+        made = list(synthetic.shard_records(shard, NUM_RECORDS, NUM_SHARDS, SEED))
+        boards, scores = (np.concatenate(part) for part in zip(*made, strict=True))
+        found = [tf.train.Example.FromString(raw.numpy()) for raw in tf.data.TFRecordDataset(str(path), compression)]
+        assert len(found) == len(boards)
+        assert [example.features.feature["d"].bytes_list.value[0] for example in found] == [
+            board.tobytes() for board in boards
+        ]
+        assert [example.features.feature["s"].int64_list.value[0] for example in found] == scores.tolist()
+        seen += len(found)
+    assert seen == NUM_RECORDS
+
+
+@pytest.mark.parametrize("offset", [3, 9, 40, -2], ids=["length", "length CRC", "data", "data CRC"])
+def test_the_checksums_guard_every_byte(tmp_path: Path, offset: int) -> None:
+    (path,) = synthetic.write_shards(tmp_path, 5, num_shards=1)
+    damaged = bytearray(path.read_bytes())
+    damaged[offset] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(tf.errors.DataLossError):
+        list(tf.data.TFRecordDataset(str(path)))
+
+
+def test_records_look_like_chess_records() -> None:
+    boards, scores = synthetic.make_records(1_000, 20_000, SEED)
+    bits = np.unpackbits(boards, axis=1)
+    assert 0.17 < bits[:, 32:1546].mean() < 0.23
+    assert 0.01 < bits[:, 1546].mean() < 0.06
+    assert not bits[:, 1547:].any()
+    assert np.array_equal(boards[:, :4].copy().view(">u4").ravel(), np.arange(1_000, 21_000))
+    _, varint_bytes = synthetic._varints(scores)
+    assert set(varint_bytes.tolist()) == {1, 2, 3, 10}
+    mate_scores = np.abs(scores[bits[:, 1546] == 1])
+    assert mate_scores.min() >= 1 and mate_scores.max() > 50
+
+
+def test_the_seed_decides_the_bytes(tmp_path: Path) -> None:
+    def written(name: str, seed: int) -> bytes:
+        (path,) = synthetic.write_shards(tmp_path / name, 100, num_shards=1, seed=seed)
+        return path.read_bytes()
+
+    assert written("a", 1) == written("b", 1) != written("c", 2)
+
+
+def test_cached_shards_are_written_once_and_only_whole_ones_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(synthetic, "frame_records", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            synthetic.cached_shards(tmp_path, 100, num_shards=2)
+    assert list(tmp_path.iterdir()) == []
+    paths = synthetic.cached_shards(tmp_path, 100, num_shards=2)
+    stamps = [path.stat().st_mtime_ns for path in paths]
+    assert synthetic.cached_shards(tmp_path, 100, num_shards=2) == paths
+    assert [path.stat().st_mtime_ns for path in paths] == stamps
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="compression must be one of"):
+        synthetic.write_shards(tmp_path, 10, num_shards=1, compression="LZ4")
+    with pytest.raises(ValueError, match="num_shards"):
+        synthetic.write_shards(tmp_path, 2, num_shards=3)
