@@ -28,6 +28,8 @@ class PassPlan:
         self._shuffle = shuffle
         # Windows are opened in order, so one epoch and the next are all that is ever asked for.
         self._order_of = lru_cache(maxsize=2)(lambda epoch: EpochOrder(counts, seed, epoch, shuffle))
+        # A batch is asked for when it is considered and when it is begun, and so are its neighbours.
+        self._segments_of = lru_cache(maxsize=16)(batches.segments)
 
     @property
     def num_steps(self) -> int | None:
@@ -56,7 +58,7 @@ class PassPlan:
 
     def segments_of(self, step: int) -> list[Segment]:
         """Where the rows of batch ``step`` lie."""
-        return self.batches.segments(step)
+        return self._segments_of(step)
 
     def last_step_in(self, window: int) -> int:
         """The last batch that reads from ``window`` or from one before it."""

@@ -1,0 +1,52 @@
+"""tf.data with look-up tables in place of bit arithmetic.
+
+::
+
+    3 bytes of a square ──3 × 256 table──► its 24 bits in output order ──2 × 4096 table──► 24 signed floats
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from interface import Config, Step
+from reference import CHANNEL_ORDER, CHANNEL_SIGN
+
+from candidates._tfdata import consume, decoded, flags_and_score
+
+
+def _permutation() -> npt.NDArray[np.int32]:
+    """int32, (3, 256): what byte j of a square contributes to its 24 bits in output order, first channel highest."""
+    table = np.zeros((3, 256), np.int32)
+    for position, channel in enumerate(CHANNEL_ORDER):
+        byte, bit = divmod(int(channel), 8)
+        table[byte] |= (np.arange(256, dtype=np.int32) >> (7 - bit) & 1) << (23 - position)
+    return table
+
+
+def _expansion() -> npt.NDArray[np.float32]:
+    """float32, (2 × 4096, 12): the signed floats of the first and the last twelve bits."""
+    bits = np.arange(4096)[:, np.newaxis] >> np.arange(11, -1, -1) & 1
+    return np.concatenate([bits * CHANNEL_SIGN[:12], bits * CHANNEL_SIGN[12:]]).astype(np.float32)
+
+
+_PERMUTATION, _EXPANSION = _permutation(), _expansion()
+
+
+def _decode(stored: tf.Tensor, scores: tf.Tensor) -> Any:
+    squares = tf.cast(tf.reshape(stored[:, :192], [-1, 3]), tf.int32)
+    # Three gathers and two ORs are a third faster than one gather and a sum over its last axis.
+    first, second, third = (tf.gather(_PERMUTATION[j], squares[:, j]) for j in range(3))
+    words = tf.bitwise.bitwise_or(tf.bitwise.bitwise_or(first, second), third)
+    halves = tf.stack([tf.bitwise.right_shift(words, 12), tf.bitwise.bitwise_and(words, 4095) + 4096], axis=-1)
+    board = tf.reshape(tf.gather(_EXPANSION, halves), [-1, 8, 8, 24])
+    flags, score = flags_and_score(stored, scores)
+    return (board, flags), score
+
+
+def steps(config: Config) -> Iterator[Step]:
+    return consume(decoded(config, _decode), config)

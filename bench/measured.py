@@ -1,0 +1,111 @@
+"""The measured process: reads a job from standard input, runs one candidate, prints one JSON line.
+
+Started by ``run_candidate.py``, once a measurement, so that no candidate inherits another's threads, memory or
+imports. A job is ``{"candidate": …, "config": {…}, "window": {…} or null}``; without a window one epoch is
+read and digested instead of timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from digest import Digest
+from interface import Config, Step, load
+from process_tree import cpu_s, machine_cpu_s, process_tree
+
+_VERSIONED = ("numpy", "tensorflow", "loaderd", "loaderd_tf")
+
+
+@dataclass(frozen=True)
+class Window:
+    """When to measure: after the warm-up, until both ``examples`` and ``seconds`` have been reached."""
+
+    examples: int
+    seconds: float = 3.0
+    warmup_steps: int = 20
+    warmup_s: float = 2.0
+
+
+def measure(stream: Iterator[Step], window: Window, batch_size: int) -> dict[str, Any]:
+    """Time ``stream``; the keys of the result are described in README.md. Raises RuntimeError if it ends."""
+    opened = time.perf_counter()
+    _take(stream)
+    time_to_first_batch_s = time.perf_counter() - opened
+    warm, steps = time.perf_counter(), 0
+    while steps < window.warmup_steps or time.perf_counter() - warm < window.warmup_s:
+        _take(stream)
+        steps += 1
+
+    machine_cpu, tree_cpu, own_cpu = machine_cpu_s(), cpu_s(process_tree(os.getpid())), time.process_time()
+    started = time.perf_counter()
+    examples, seconds = 0, 0.0
+    while examples < window.examples or seconds < window.seconds:
+        examples += _take(stream)
+        seconds = time.perf_counter() - started
+    own_cpu = time.process_time() - own_cpu
+    tree_cpu = cpu_s(process_tree(os.getpid())) - tree_cpu
+    machine_cpu = machine_cpu_s() - machine_cpu
+
+    return {
+        "examples": examples,
+        "seconds": seconds,
+        "examples_per_s": examples / seconds,
+        "time_to_first_batch_s": time_to_first_batch_s,
+        "consumer_cpu_s": own_cpu,
+        "total_cpu_s": tree_cpu,
+        "other_cores": max(0.0, machine_cpu - tree_cpu) / seconds,
+        "consumer_cpu_us_per_batch": own_cpu / examples * batch_size * 1e6,
+        "total_cpu_us_per_example": tree_cpu / examples * 1e6,
+    }
+
+
+def _take(stream: Iterator[Step]) -> int:
+    """The examples of the next step; one element of each array is read, so that the memory is really there."""
+    step = next(stream, None)
+    if step is None:
+        raise RuntimeError("the candidate ended before the measurement did; it must go on for ever")
+    for array in step.batch or ():
+        np.asarray(array).item(0)
+    return step.examples
+
+
+def digest(stream: Iterator[Step]) -> dict[str, int] | None:
+    """The digest of all that ``stream`` delivers; None if its steps carry no batch."""
+    found = Digest()
+    for step in stream:
+        if step.batch is None:
+            return None
+        found = found.updated(*step.batch)
+    return asdict(found)
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    config = Config(**{**job["config"], "shards": tuple(job["config"]["shards"])})
+    importing = time.perf_counter()
+    steps = load(job["candidate"])
+    import_s = time.perf_counter() - importing
+    with closing(steps(config)) as stream:  # type: ignore[type-var]  # steps are generators
+        if job["window"] is None:
+            result: dict[str, Any] = {"digest": digest(stream)}
+        else:
+            result = {"import_s": import_s, **measure(stream, Window(**job["window"]), config.batch_size)}
+    loaded = {name: sys.modules[name] for name in _VERSIONED if name in sys.modules}
+    result["versions"] = {
+        "python": platform.python_version(),
+        **{name: getattr(module, "__version__", "unknown") for name, module in loaded.items()},
+    }
+    sys.stdout.write("\n" + json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
