@@ -33,7 +33,7 @@ clean: ## forget the environment and what the demo wrote
 	rm -rf .venv demo
 
 .venv/made: $(SETUP)
-	$(PYTHON) -m venv .venv || { echo "python3 cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
+	@$(PYTHON) -m venv .venv || { echo "python3 cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
 	$(PIP) '$(TENSORFLOW)'
 	$(PIP) --editable .
 	@touch $@

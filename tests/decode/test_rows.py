@@ -281,8 +281,9 @@ def test_more_lengths_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_CHUNK_BYTES", 1000)
     random = np.random.default_rng(9)
-    records = [chess_record(random, int(score)) for score in random.integers(0, 1000, 100)]
-    check(RowParser(CHESS), records, CHESS)
+    parser = RowParser(CHESS)
+    check(parser, [chess_record(random, int(score)) for score in random.integers(0, 1000, 100)], CHESS)
+    assert len(parser._scratch) == 4  # records of 224 bytes: scratch memory does not grow with the call
 
 
 def test_too_many_steps_for_a_template(plain_parses: list[int]) -> None:
