@@ -142,9 +142,7 @@ def facts_of(runs: list[dict[str, Any]], failures: Mapping[str, str], command: l
         "best tf.data": str(baseline(runs)),
     }
     if busy:
-        facts["disturbed"] = (
-            f"in {busy} of the {len(runs)} runs that count more than {BUSY_CORES} cores were busy elsewhere"
-        )
+        facts["disturbed"] = f"{busy} of the {len(runs)} runs that count, with over {BUSY_CORES} cores busy elsewhere"
     if failures:
         facts["failed"] = "; ".join(f"{spec} ({reason.splitlines()[-1]})" for spec, reason in failures.items())
     return facts

@@ -59,7 +59,8 @@ Orders = list[Int64s]  # of consecutive epochs, from the first on
 
 def split(num_records: int, num_shards: int) -> list[int]:
     """The records of each shard, as ``synthetic.write_shards`` divides them."""
-    return np.diff([num_records * end // num_shards for end in range(num_shards + 1)]).tolist()
+    ends = [num_records * end // num_shards for end in range(num_shards + 1)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def orders_of(case: Shuffle | int | None, shards: Sequence[int], epochs: int) -> Orders:
@@ -162,9 +163,9 @@ def _pairs(groups: Int64s) -> float:
 def reading_costs(num_records: int = 600_000, rounds: int = 4) -> dict[str, float]:
     """CPU time of all processes for a record that is read, shuffled and unpacked, in µs: the least of some epochs."""
     paths = [str(path) for path in cached_shards(Path.home() / ".cache" / "loaderd-bench", num_records)]
-    costs = {name: float("inf") for name, case in CASES.items() if isinstance(case, Shuffle)}
-    for name in [*costs] * rounds:
-        shuffle = CASES[name]
+    shuffles = {name: case for name, case in CASES.items() if isinstance(case, Shuffle)}
+    costs = dict.fromkeys(shuffles, float("inf"))
+    for name, shuffle in [*shuffles.items()] * rounds:
         with loaderd.Loader(paths, SCHEMA, batch_size=BATCH, shuffle=shuffle, workers=2, progress=False) as loader:
             for _ in range(2):
                 began_s = cpu_s(process_tree(os.getpid()))
