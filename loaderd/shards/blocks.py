@@ -20,7 +20,7 @@ from loaderd.errors import CorruptRecordError, Damage
 from loaderd.shards.compression import Compression, InflatedStream
 from loaderd.shards.crc import Bytes1D, check_data_crcs, find_bad_length_crc
 from loaderd.shards.files import OpenFile, ShardFile, open_shard
-from loaderd.shards.framing import Ends, Piece, scan, walk, walk_chains
+from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk, walk_chains
 from loaderd.shards.index import ANCHOR_RECORDS
 
 _MAX_OPEN_FILES = 64
@@ -83,9 +83,9 @@ class BlockReader:
         """
         sizes = [block.num_bytes for block in blocks]
         total = sum(sizes)
-        if len(self._buffer) < total:
-            self._buffer = np.empty(total, dtype=np.uint8)
-        buffer = self._buffer[:total]
+        if len(self._buffer) < total + CHAIN_SLACK_BYTES:
+            self._buffer = np.empty(total + CHAIN_SLACK_BYTES, dtype=np.uint8)
+        buffer = self._buffer[: total + CHAIN_SLACK_BYTES]
         view = buffer.data
         starts: list[npt.NDArray[np.int64]] = []
         counts: list[npt.NDArray[np.int64]] = []

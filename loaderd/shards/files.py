@@ -54,7 +54,7 @@ def list_shards(shards: Any) -> list[ShardFile]:
         raise NoShardsError("shards must name at least one file, got an empty list")
     files: list[ShardFile] = []
     for name in names:
-        text = os.fspath(name)
+        text = os.fspath(name) if isinstance(name, os.PathLike) else name
         if not isinstance(text, str):
             raise OptionError(f"shards must be a path, a glob, a URI or a list of them, got {name!r}")
         files.extend(_list_remote(text) if _is_remote(text) else _list_local(text.removeprefix("file://")))
