@@ -21,6 +21,8 @@ class Statistics:
     """Records in them."""
     batches_copied: int
     """Batches of these that were copied, because the consumer holds so many that the slots would run out."""
+    starts: int
+    """How often the workers had to begin at a place other than the next: once a pass, and once a jump."""
     wait_s: float
     """Seconds that the consumer waited for a batch."""
     records_skipped: int

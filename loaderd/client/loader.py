@@ -99,10 +99,9 @@ class Loader:
         self._closed = False
         self._expected: tuple[int, int] | None = None
         self._next_pass = 0
-        self._position = Position(0, 0)
         self._held: set[int] = set()  # changed from any thread, so only by calls that are atomic
         self._release = partial(_release, weakref.ref(self))
-        self._batches = self._records = self._copies = 0
+        self._batches = self._records = self._copies = self._starts = 0
         self._wait_s = 0.0
 
     # -------------------------------------------------------------------------------------- consuming
@@ -134,14 +133,12 @@ class Loader:
         with self._lock:
             if self._closed:
                 raise ClosedError("the loader is closed", hint="Make a new one.")
-            first_epoch = self._first_epoch_of(pass_number)
             if self._plan.num_steps is not None and step >= self._plan.num_steps:
                 return None
             if self._expected != (pass_number, step):
-                self._connection.start(first_epoch, step)
+                self._connection.start(self._first_epoch_of(pass_number), step)
+                self._starts += 1
             self._expected = (pass_number, step + 1)
-            epoch, number = self._plan.place_of(step + 1)
-            self._position = Position(first_epoch + epoch, number)
             return self._take()
 
     def _take(self) -> Batch | None:
@@ -183,7 +180,11 @@ class Loader:
     @property
     def position(self) -> Position:
         """The epoch and the number in it of the batch that the consumer will take next."""
-        return self._position
+        if self._expected is None or not self._plan.steps_per_epoch:
+            return Position(0, 0)
+        number, step = self._expected
+        epoch, batch = self._plan.place_of(step)
+        return Position(self._first_epoch_of(number) + epoch, batch)
 
     @property
     def static_batch_size(self) -> int | None:
@@ -202,6 +203,7 @@ class Loader:
             batches_delivered=self._batches,
             records_delivered=self._records,
             batches_copied=self._copies,
+            starts=self._starts,
             wait_s=self._wait_s,
             records_skipped=connection.records_skipped,
             damages=tuple(damages[:_MAX_DAMAGES]),

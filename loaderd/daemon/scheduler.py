@@ -56,13 +56,11 @@ class Scheduler:
             del self._tasks[task.number]
             if position == 0:
                 task.deaths += 1
-            if not task.source.retry(task):
-                continue
             if task.deaths >= MAX_DEATHS:
                 task.source.failed(
                     task,
                     WorkerError(
-                        f"{task.deaths} workers in a row died at {describe(task)}; the last one {reason}",
+                        f"{task.deaths} workers in a row died at {task.work}; the last one {reason}",
                         hint="A derived field that crashes, or too little memory, are the usual causes.",
                     ),
                 )
@@ -107,8 +105,3 @@ class Scheduler:
             if task is not None:
                 return task
         return None
-
-
-def describe(task: Task) -> str:
-    """What a task is, for a message."""
-    return f"{type(task.work).__name__.removesuffix('Work').lower()} task {task.work}"

@@ -79,6 +79,7 @@ class _Window:
     arena: int
     size: int
     pending: deque[tuple[Slice, ...]]
+    last_step: int
     loaded_rows: int = 0
     assigned_rows: int = 0
     bad_places: dict[int, Fault] = field(default_factory=dict)
@@ -117,6 +118,7 @@ class Stream:
         self._windows: dict[int, _Window] = {}
         self._in_flight: set[Task] = set()
         self._finished: dict[int, Delivery | BrokenBatch] = {}
+        self._alone: deque[FillBatch] = deque()
         self._next_window = self._next_fill = self._next_send = 0
         self._ended = True
 
@@ -124,19 +126,19 @@ class Stream:
 
     def start(self, generation: int, first_epoch: int, step: int) -> None:
         """Deliver the pass that begins at ``first_epoch``, from ``step`` on; all else is void."""
-        unsent = [item.slot for item in self.outbox if isinstance(item, Delivery)]
-        self.release(unsent)  # these count as lent, but the consumer will never hear of them
+        # These count as lent, but the consumer will never hear of them.
+        self.release([item.slot for item in self.outbox if isinstance(item, Delivery)])
         self.outbox.clear()
         self.prepare.clear()
         for task in self._in_flight:
             self._stale_arenas.update(_arenas_of(task))
         self._free_arenas.extend(w.arena for w in self._windows.values() if not self._stale_arenas[w.arena])
-        for finished in self._finished.values():
-            if isinstance(finished, Delivery):
-                self._free_slots.append(finished.slot)
+        self._free_slots.extend(item.slot for item in self._finished.values() if isinstance(item, Delivery))
+        self._free_slots.extend(batch.slot for batch in self._alone)
         self._windows.clear()
         self._in_flight.clear()
         self._finished.clear()
+        self._alone.clear()
         self.generation = generation
         if self.plan is None or self.plan.first_epoch != first_epoch:
             self.plan = self._plan_pass(first_epoch)
@@ -144,7 +146,7 @@ class Stream:
         self._ended = False
         if not self._past_end(step):
             self._next_window = self.plan.segments_of(step)[0].window
-        self._open_windows()
+            self._open_windows()
         self._send_in_order()
 
     def release(self, slots: list[int]) -> None:
@@ -165,12 +167,19 @@ class Stream:
                 self._filled(task.work, None)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        """A task cannot be done: the batches that need it are broken."""
+        """A task cannot be done: the batches that need it are broken.
+
+        Of several batches in one task most are not at fault. They are done again, each alone: which batches are
+        broken must not depend on which were in a task together.
+        """
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
         if isinstance(task.work, FillWork):
-            self._filled(task.work, error)
+            if len(task.work.batches) > 1:
+                self._alone.extend(task.work.batches)
+            else:
+                self._filled(task.work, error)
         elif isinstance(task.work, LoadWork):
             assert self.plan is not None
             places = self.plan.places_of(task.work.window)
@@ -182,34 +191,29 @@ class Stream:
         return not self._forget_stale(task)
 
     def next_task(self) -> Task | None:
-        """The most useful work that can begin now.
-
-        The window that the next batch waits for comes first. Otherwise the load of the window behind it comes first
-        while it lags behind the fills of this one, else a fill; and if no slot is free, loads go on.
-        """
+        """The most useful work that can begin now."""
         if self.plan is None or self._ended:
             return None
-        step = self._next_fill
-        work: LoadWork | FillWork | None = None
-        if self._past_end(step):
-            return None
-        segments = self.plan.segments_of(step)
-        missing = [s.window for s in segments if s.window not in self._windows or not self._windows[s.window].ready]
-        if missing:
-            work = self._next_load(None)
-        else:
-            here = self._windows[segments[0].window]
-            work = self._next_load(segments[0].start / here.size) or self._next_fills() or self._next_load(None)
+        work = FillWork((self._alone.popleft(),)) if self._alone else self._next_work(self.plan)
         if work is None:
             return None
         task = Task(self, work, self.generation)
         self._in_flight.add(task)
         return task
 
-    @property
-    def num_lent(self) -> int:
-        """Slots that the consumer has."""
-        return len(self._lent)
+    def _next_work(self, plan: PassPlan) -> LoadWork | FillWork | None:
+        """The window that the next batch waits for comes first.
+
+        Otherwise the load of the window behind it comes first while it lags behind the fills of this one, else a
+        fill; and if no slot is free, loads go on.
+        """
+        if self._past_end(self._next_fill):
+            return None
+        segments = plan.segments_of(self._next_fill)
+        if not all(s.window in self._windows and self._windows[s.window].ready for s in segments):
+            return self._next_load(None)
+        here = self._windows[segments[0].window]
+        return self._next_load(segments[0].start / here.size) or self._next_fills() or self._next_load(None)
 
     # ------------------------------------------------------------------------------------------ windows
 
@@ -226,7 +230,8 @@ class Stream:
             arena = self._free_arenas.pop()
             size = self.plan.size_of(number)
             rows_per_load = max(1, min(_ROWS_PER_LOAD, size // (2 * self._num_workers)))
-            self._windows[number] = _Window(arena, size, _group(self.plan.slices_of(number), rows_per_load))
+            pending = _group(self.plan.slices_of(number), rows_per_load)
+            self._windows[number] = _Window(arena, size, pending, self.plan.last_step_in(number))
             self.prepare.append((number, arena))
             self._next_window += 1
 
@@ -251,15 +256,15 @@ class Stream:
 
     def _close_windows(self) -> None:
         """Free the arenas of windows that no batch needs any more."""
-        assert self.plan is not None
         for number in list(self._windows):
             window = self._windows[number]
             idle = window.ready and not window.fills
-            if not idle or self.plan.last_step_in(number) >= self._next_fill:
+            if not idle or window.last_step >= self._next_fill:
                 break
             del self._windows[number]
             self._free_arenas.append(window.arena)
-        self._open_windows()
+        if self._free_arenas:
+            self._open_windows()
 
     # -------------------------------------------------------------------------------------------- slots
 
@@ -323,7 +328,7 @@ class Stream:
                 self._lent.add(finished.slot)
             self.outbox.append(finished)
             self._next_send += 1
-        if not self._ended and self._past_end(self._next_send):
+        if self._past_end(self._next_send):
             self._ended = True
             self.outbox.append(PassEnd())
 

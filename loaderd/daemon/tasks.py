@@ -1,12 +1,13 @@
 """The units of work that the daemon hands to workers, and what a source of them does.
 
 Every task can be done again: a load writes the same rows to the same places, a fill the same values to the same
-slots. So a task whose worker died is given to another.
+slots. So a task whose worker died is given to another. ``str(work)`` says in an error's message what it was.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from loaderd.errors import LoaderdError
@@ -20,10 +21,16 @@ class IndexWork:
 
     file: int
 
+    def __str__(self) -> str:
+        return f"the index of shard {self.file} (counted from 0)"
+
 
 @dataclass(frozen=True)
 class ProbeWork:
     """See whether the first record fits the schema."""
+
+    def __str__(self) -> str:
+        return "the first record"
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,9 @@ class LoadWork:
     def num_rows(self) -> int:
         return sum(part.stop - part.first for part in self.slices)
 
+    def __str__(self) -> str:
+        return f"the load of {self.num_rows} records of window {self.window}"
+
 
 @dataclass(frozen=True)
 class FillBatch:
@@ -50,7 +60,7 @@ class FillBatch:
     omit: tuple[int, ...] = ()
     """Rows of the batch, counted from its start, that are left out."""
 
-    @property
+    @cached_property
     def num_records(self) -> int:
         return sum(part.stop - part.start for part in self.segments) - len(self.omit)
 
@@ -60,6 +70,9 @@ class FillWork:
     """Decode these batches, which follow each other."""
 
     batches: tuple[FillBatch, ...]
+
+    def __str__(self) -> str:
+        return f"the decoding of batch {' and '.join(str(batch.step) for batch in self.batches)}"
 
 
 Work = IndexWork | ProbeWork | LoadWork | FillWork

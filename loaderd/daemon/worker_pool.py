@@ -11,8 +11,9 @@ from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 from loaderd.protocol.process import how_it_ended, start_process
 
-# Workers that die one after the other without having done anything point to the machine, not to the data.
-_MAX_FRUITLESS_DEATHS = 5
+# So many workers that die one after the other without having done anything point to the machine, not to the data:
+# more than three tasks in a row that are given up.
+_MAX_FRUITLESS_DEATHS = 10
 
 
 @dataclass

@@ -24,17 +24,14 @@ class PassPlan:
         """``counts``: int64, (blocks,): records of each block."""
         self.batches = batches
         self.first_epoch = first_epoch
+        self.num_steps = batches.num_steps
+        """Batches of the pass; None if it never ends."""
         self._seed = seed
         self._shuffle = shuffle
         # Windows are opened in order, so one epoch and the next are all that is ever asked for.
         self._order_of = lru_cache(maxsize=2)(lambda epoch: EpochOrder(counts, seed, epoch, shuffle))
         # A batch is asked for when it is considered and when it is begun, and so are its neighbours.
         self._segments_of = lru_cache(maxsize=16)(batches.segments)
-
-    @property
-    def num_steps(self) -> int | None:
-        """Batches of the pass; None if it never ends."""
-        return self.batches.num_steps
 
     def _locate(self, window: int) -> tuple[int, int, int]:
         """(epoch, first row in it, number of rows) of a window."""

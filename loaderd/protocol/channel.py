@@ -7,10 +7,11 @@ import contextlib
 import os
 import socket
 from collections import deque
+from weakref import WeakSet
 
 import msgpack
 
-from loaderd.protocol.messages import Message, decode, encode
+from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
 MAX_MESSAGE_BYTES = 256 << 20
 _RECEIVE_BYTES = 1 << 16
@@ -26,11 +27,16 @@ class Channel:
     """Sends and receives messages. Not for several threads at once, but for :meth:`send` of small messages.
 
     A message below some kilobytes is one write, which the kernel does not mix with another's.
+
+    A fork of the process has no part in its channels: there they are closed. Otherwise the other end would not notice
+    the process's death while a fork of it lives, and the garbage that a fork collects would give slots back which the
+    process still reads.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self._unpacker = msgpack.Unpacker(max_buffer_size=MAX_MESSAGE_BYTES)
+        _channels.add(self)
+        self._unpacker = msgpack.Unpacker(max_buffer_size=MAX_MESSAGE_BYTES, unicode_errors=UNICODE_ERRORS)
         self._fds: deque[int] = deque()
 
     def fileno(self) -> int:
@@ -38,19 +44,19 @@ class Channel:
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send all of it, waiting while the other end is busy; raises ChannelClosed."""
-        data = encode(message)
+        rest = memoryview(encode(message))
         try:
-            sent = socket.send_fds(self.socket, [data], fds) if fds else self.socket.send(data)
-            if sent < len(data):
-                self.socket.sendall(memoryview(data)[sent:])
-        except (BrokenPipeError, ConnectionError, OSError) as error:
+            if fds:
+                rest = rest[socket.send_fds(self.socket, [rest], fds) :]
+            self.socket.sendall(rest)
+        except OSError as error:
             raise ChannelClosed(str(error)) from None
 
     def receive(self) -> list[Message]:
         """Wait for bytes and return the messages that they complete (maybe none); raises ChannelClosed at the end."""
         try:
             data, ancillary, _, _ = self.socket.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-        except (ConnectionError, OSError) as error:
+        except OSError as error:
             raise ChannelClosed(str(error)) from None
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -67,9 +73,20 @@ class Channel:
         return self._fds.popleft()
 
     def close(self) -> None:
-        """Close both directions, also for processes that inherited the socket by a fork."""
+        """Close both directions; may be called again."""
         while self._fds:
             os.close(self._fds.popleft())
         with contextlib.suppress(OSError):  # the other end may be gone
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+_channels: WeakSet[Channel] = WeakSet()
+
+
+def _leave_channels_to_parent() -> None:
+    for channel in _channels:
+        channel.socket.close()
+
+
+os.register_at_fork(after_in_child=_leave_channels_to_parent)

@@ -20,6 +20,8 @@ from typing import Any, get_args
 import msgpack
 
 ATTACH_TASK = -1
+# The name of a file and the message of a user's exception may be no valid Unicode.
+UNICODE_ERRORS = "surrogatepass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,8 @@ _FIELDS_OF = {cls: tuple(field.name for field in fields(cls)) for cls in _MESSAG
 def encode(message: Message) -> bytes:
     """The message as bytes; it is its own frame."""
     cls = type(message)
-    packed: bytes = msgpack.packb([_NUMBER_OF[cls], *[getattr(message, name) for name in _FIELDS_OF[cls]]])
+    values = [_NUMBER_OF[cls], *[getattr(message, name) for name in _FIELDS_OF[cls]]]
+    packed: bytes = msgpack.packb(values, unicode_errors=UNICODE_ERRORS)
     return packed
 
 

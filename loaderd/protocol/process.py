@@ -20,7 +20,7 @@ _SYS_PATH = "LOADERD_SYS_PATH"
 
 # The child imports from where its parent does, whatever folder it starts in.
 _BOOT = (
-    f"import os,sys;sys.path[:]=os.environ[{_SYS_PATH!r}].split(os.pathsep);"
+    f"import os,sys;sys.path[:]=os.environ[{_SYS_PATH!r}].split('\\n');"
     "import importlib;importlib.import_module(sys.argv[1]).main()"
 )
 
@@ -35,6 +35,8 @@ _ENVIRONMENT = {
 
 def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Run ``main()`` of ``module`` in a new process; returns it and our end of the socket between us."""
+    # Not os.pathsep: a folder's name may hold a colon. What is no string, the import system passes over too.
+    path = "\n".join(entry or os.getcwd() for entry in sys.path if isinstance(entry, str))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         process = subprocess.Popen(
@@ -43,7 +45,7 @@ def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
             pass_fds=[theirs.fileno()],
             # A session of its own: Ctrl-C on the terminal is the training process's business.
             start_new_session=True,
-            env={**os.environ, **_ENVIRONMENT, _SYS_PATH: os.pathsep.join(p or os.getcwd() for p in sys.path)},
+            env={**os.environ, **_ENVIRONMENT, _SYS_PATH: path},
         )
     except BaseException:
         ours.close()

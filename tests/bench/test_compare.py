@@ -14,18 +14,8 @@ from run_candidate import CandidateError
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TINY = [
-    "--records",
-    "6000",
-    "--num-shards",
-    "4",
-    "--batch-size",
-    "128",
-    "--seconds",
-    "0.2",
-    "--examples",
-    "2000",
-    "--warmup-seconds",
-    "0.1",
+    *("--records", "6000", "--num-shards", "4", "--batch-size", "128"),
+    *("--seconds", "0.2", "--examples", "2000", "--warmup-seconds", "0.1", "--attempts", "1"),
 ]
 
 # Candidates for a copy of bench/: what they deliver is made, not read. CHANGE spoils it.

@@ -145,6 +145,15 @@ def test_a_batch_is_taken_over_without_a_copy(chess: list[str], schema: loaderd.
     loader.close()
 
 
+def test_steps_are_fetched_in_order(chess: list[str], schema: loaderd.Schema):
+    """TensorFlow runs stateless maps in parallel where it can: here that would make the workers jump to and fro."""
+    with loaderd.Loader(chess, schema, batch_size=20, workers=1) as loader:
+        ds = loaderd_tf.from_loader(loader, structure="score", prefetch=4)
+        for _ in range(3):
+            assert sum(1 for _ in ds.map(lambda score: score * 2).repeat(2)) == 100
+        assert loader.statistics().starts == 6
+
+
 def test_a_list_of_all_batches_and_a_cache(chess: list[str], schema: loaderd.Schema):
     ds = loaderd_tf.make_dataset(chess, schema, batch_size=10, structure="score", shuffle=False, workers=2)
     _, _, score = plain_tensorflow(chess)

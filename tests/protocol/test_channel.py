@@ -1,0 +1,231 @@
+"""Channels over real sockets: how messages are cut, what comes along, how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import Done, Message, Open, Release, Warned, encode
+
+Pair = tuple[Channel, Channel]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    one, two = (Channel(end) for end in socket.socketpair())
+    yield one, two
+    one.close()
+    two.close()
+
+
+def receive(channel: Channel, count: int) -> list[Message]:
+    """The next ``count`` messages."""
+    found: list[Message] = []
+    while len(found) < count:
+        found += channel.receive()
+    assert len(found) == count
+    return found
+
+
+MESSAGES = [Release([3]), Open(bytes(range(256))), Warned("ü" * 40, 2), Done(7, [[1, 2], {"a": None}]), Release([])]
+STREAM = b"".join(map(encode, MESSAGES))
+
+
+def test_messages_may_be_cut_at_any_byte(pair: Pair):
+    one, two = pair
+    for cut in range(1, len(STREAM)):
+        one.socket.sendall(STREAM[:cut])
+        found = two.receive()
+        assert found == MESSAGES[: len(found)] and len(b"".join(map(encode, found))) <= cut
+        one.socket.sendall(STREAM[cut:])
+        assert found + two.receive() == MESSAGES
+
+
+@given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_messages_may_be_cut_and_glued(cuts: list[int]):
+    one, two = (Channel(end) for end in socket.socketpair())
+    bounds = [0, *sorted(cuts), len(STREAM)]
+    found: list[Message] = []
+    for start, stop in pairwise(bounds):
+        if start < stop:
+            one.socket.sendall(STREAM[start:stop])
+            found += two.receive()
+    assert found == MESSAGES
+    one.close()
+    two.close()
+
+
+def test_large_messages(pair: Pair):
+    one, two = pair
+    large = [Open(os.urandom(10 << 20)), Release([1]), Open(os.urandom(3 << 20))]
+    sender = threading.Thread(target=lambda: [one.send(message) for message in large])
+    sender.start()
+    assert receive(two, 3) == large
+    sender.join()
+
+
+def test_signals_may_interrupt_a_large_message(pair: Pair):
+    """The kernel then takes a part of it, and says so."""
+    one, two = pair
+    large = Open(os.urandom(20 << 20))
+    found: list[Message] = []
+    receiver = threading.Thread(target=lambda: found.extend(receive(two, 2)))
+    interrupts = 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupts
+        interrupts += 1
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        receiver.start()
+        one.send(large)
+        one.send(Release([1]))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    receiver.join()
+    assert found == [large, Release([1])] and interrupts > 0
+
+
+def test_file_descriptors_come_along_in_order(pair: Pair):
+    one, two = pair
+    memories = [os.memfd_create(f"m{i}") for i in range(5)]
+    for number, memory in enumerate(memories):
+        os.write(memory, b"memory %d" % number)
+    # The second message is larger than one read.
+    sender = threading.Thread(
+        target=lambda: [
+            one.send(Release([0]), tuple(memories[:2])),
+            one.send(Open(bytes(1 << 20)), tuple(memories[2:4])),
+            one.send(Release([1])),
+            one.send(Release([2]), tuple(memories[4:])),
+        ]
+    )
+    sender.start()
+    found = receive(two, 4)
+    sender.join()
+    assert [message for message in found if isinstance(message, Release)] == [
+        Release([0]),
+        Release([1]),
+        Release([2]),
+    ]
+    for number, memory in enumerate(memories):
+        os.close(memory)
+        taken = two.take_fd()
+        assert os.pread(taken, 100, 0) == b"memory %d" % number
+        assert not os.get_inheritable(taken)
+        os.close(taken)
+    with pytest.raises(IndexError):
+        two.take_fd()
+
+
+def test_close_closes_descriptors_that_nobody_took():
+    before = os.listdir("/proc/self/fd")
+    one, two = (Channel(end) for end in socket.socketpair())
+    memory = os.memfd_create("m")
+    one.send(Release([]), (memory, memory))
+    os.close(memory)
+    receive(two, 1)
+    two.close()
+    one.close()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_what_was_sent_before_the_end_is_received(pair: Pair):
+    one, two = pair
+    one.send(Release([1]))
+    one.close()
+    assert two.receive() == [Release([1])]
+    for _ in range(2):
+        with pytest.raises(ChannelClosed, match="closed"):
+            two.receive()
+    with pytest.raises(ChannelClosed):
+        two.send(Release([2]))
+
+
+def test_an_end_that_closes_on_unread_messages(pair: Pair):
+    """The kernel calls this a reset; what came before it is received all the same."""
+    one, two = pair
+    two.send(Release([9]))
+    one.send(Release([1]))
+    one.socket.close()
+    assert two.receive() == [Release([1])]
+    with pytest.raises(ChannelClosed, match="reset by peer"):
+        two.receive()
+
+
+def test_nothing_goes_through_a_closed_channel(pair: Pair):
+    one, _ = pair
+    one.close()
+    one.close()
+    with pytest.raises(ChannelClosed):
+        one.send(Release([1]))
+    with pytest.raises(ChannelClosed):
+        one.receive()
+
+
+def test_close_wakes_whoever_waits(pair: Pair):
+    one, two = pair
+    ended = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(ChannelClosed):
+            two.receive()
+        ended.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    one.close()
+    assert ended.wait(30)
+    waiting.join()
+
+
+def test_small_messages_of_several_threads_are_not_mixed(pair: Pair):
+    one, two = pair
+    num_threads, num_messages = 8, 400
+    together = threading.Barrier(num_threads)
+
+    def send(thread: int) -> None:
+        together.wait()
+        for number in range(num_messages):
+            one.send(Warned(f"{thread} {'x' * (number % 1000)}", number))
+
+    threads = [threading.Thread(target=send, args=(thread,)) for thread in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    found = receive(two, num_threads * num_messages)
+    for thread in threads:
+        thread.join()
+    for thread in range(num_threads):
+        expected = [Warned(f"{thread} {'x' * (number % 1000)}", number) for number in range(num_messages)]
+        assert [m for m in found if isinstance(m, Warned) and m.text.startswith(f"{thread} ")] == expected
+
+
+def test_a_fork_has_no_part_in_a_channel(pair: Pair):
+    one, two = pair
+    two.send(Release([1]))
+    child = os.fork()
+    if child == 0:  # no assertion here: a failure must not run the rest of the tests in the child
+        refused = 0
+        for use in (lambda: one.send(Release([666])), one.receive):
+            try:
+                use()
+            except ChannelClosed:
+                refused += 1
+        one.close()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert one.receive() == [Release([1])]
+    one.send(Release([2]))
+    assert two.receive() == [Release([2])]

@@ -1,0 +1,63 @@
+"""Every message comes out of its bytes as it went in."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderd.protocol import messages
+from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
+
+CLASSES = get_args(Message)
+
+# Names of files and messages of exceptions may hold lone surrogates.
+TEXTS = st.text(st.characters(), max_size=20)
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
+SCALARS = st.none() | st.booleans() | INTEGERS | st.floats(allow_nan=False) | TEXTS | st.binary(max_size=20)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """What a field of that type can hold."""
+    if get_origin(kind) is list:
+        return st.lists(values_of(get_args(kind)[0]), max_size=3)
+    if get_origin(kind) is dict:
+        return st.dictionaries(values_of(get_args(kind)[0]), values_of(get_args(kind)[1]), max_size=3)
+    return {Any: VALUES, int: INTEGERS, str: TEXTS, bytes: st.binary(max_size=20)}[kind]
+
+
+def instances_of(cls: type[Message]) -> st.SearchStrategy[Message]:
+    return st.builds(cls, **{name: values_of(kind) for name, kind in get_type_hints(cls).items()})
+
+
+def unpack(data: bytes) -> list[Any]:
+    return msgpack.unpackb(data, unicode_errors=UNICODE_ERRORS)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@given(data=st.data())
+def test_a_message_survives_the_way(cls: type[Message], data: st.DataObject):
+    message = data.draw(instances_of(cls))
+    back = decode(unpack(encode(message)))
+    assert type(back) is cls and back == message
+
+
+def test_every_message_has_a_number_of_its_own():
+    defined = [value for value in vars(messages).values() if dataclasses.is_dataclass(value)]
+    assert set(defined) == set(CLASSES) and len(CLASSES) == len(set(CLASSES))
+    numbers = [unpack(encode(cls(*[0] * len(dataclasses.fields(cls)))))[0] for cls in CLASSES]
+    assert sorted(numbers) == list(range(len(CLASSES)))
+
+
+def test_messages_are_named_in_the_drawing():
+    drawn = (messages.__doc__ or "").split()
+    assert {cls.__name__ for cls in CLASSES} <= {word.strip(",") for word in drawn}

@@ -1,0 +1,213 @@
+"""Tasks of a worker, on shared memory laid out as the daemon lays it out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.daemon.index_pass import BlockTable
+from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError, WorkerError, from_wire
+from loaderd.memory.layout import SlotLayout, WindowLayout
+from loaderd.memory.shared import SharedMemory
+from loaderd.options import Shuffle, StreamDescription, StreamOptions
+from loaderd.plan.batches import BatchPlan
+from loaderd.plan.epoch import HostShare
+from loaderd.plan.passes import PassPlan
+from loaderd.protocol.messages import FillTask, IndexTask, LoadTask, ProbeTask
+from loaderd.shards.files import list_shards
+from loaderd.shards.index import build_index, decode_index
+from loaderd.shards.index_cache import IndexCache
+from loaderd.workers.execute import Executor, index_shard
+
+Write = Callable[..., list[Path]]
+
+BATCH = 16
+WINDOW = 60
+NUM_ARENAS = 3
+NUM_SLOTS = 2
+UNTOUCHED = 0xEE
+
+
+class Stage:
+    """An executor, and the daemon's side of its memory. 170 records make windows of 57, 57 and 56."""
+
+    def __init__(self, paths: list[Path], schema: loaderd.Schema) -> None:
+        options = StreamOptions(BATCH, shuffle=Shuffle(WINDOW, 20), remainder="short")
+        files = list_shards([str(path) for path in paths])
+        indexes = [build_index(file, options.block_records) for file in files]
+        self.table = BlockTable(indexes, "raise")
+        share = HostShare(self.table.num_records, 0, 1, WINDOW)
+        self.plan = PassPlan(self.table.counts, BatchPlan(share, BATCH, "short", 1), 3, True, 0)
+        self.layout = WindowLayout(schema.row_bytes, share.largest_window)
+        self.row_dtype = schema.row_dtype
+        self.slot_layout = SlotLayout(schema.specs, BATCH)
+        self.windows = SharedMemory.create("windows", NUM_ARENAS * self.layout.arena_bytes)
+        self.slots = SharedMemory.create("slots", NUM_SLOTS * self.slot_layout.slot_bytes)
+        self.windows.bytes[:] = UNTOUCHED
+        self.slots.bytes[:] = UNTOUCHED
+        theirs = [SharedMemory(os.dup(memory.fd)) for memory in (self.windows, self.slots)]
+        description = StreamDescription(paths, schema, options)
+        compressions = list(self.table.compressions)
+        self.executor = Executor(description, files, compressions, share.largest_window, theirs[0], theirs[1])
+        for memory in (self.windows, self.slots, *theirs):
+            memory.close_fd()
+
+    def load(self, window: int, arena: int) -> list[list[Any]]:
+        """Load a window, two slices a task; returns the faults."""
+        places = self.plan.places_of(window)
+        self.layout.places(self.windows.bytes, arena)[: len(places)] = places
+        slices = [self.table.slice(part) for part in self.plan.slices_of(window)]
+        tasks = [LoadTask(i, arena, slices[i : i + 2]) for i in range(0, len(slices), 2)]
+        return [fault for task in tasks for fault in self.executor.load(task)]
+
+    def numbers(self, window: int) -> list[int]:
+        """The planned number of each place of a window: records are numbered through in the order of the blocks."""
+        starts = np.cumsum(self.table.counts) - self.table.counts
+        rows = [starts[part.block] + i for part in self.plan.slices_of(window) for i in range(part.first, part.stop)]
+        found = np.empty(len(rows), dtype=np.int64)
+        found[self.plan.places_of(window)] = rows
+        return found.tolist()
+
+    def rows(self, arena: int) -> np.ndarray:
+        return self.layout.rows(self.windows.bytes, arena)
+
+    def ids(self, arena: int, count: int) -> list[int]:
+        """The numbers that lie in the first places of an arena."""
+        return self.rows(arena)[:count].copy().view(self.row_dtype)["id"][:, 0].tolist()
+
+    def slot(self, number: int) -> dict[str, Any]:
+        return self.slot_layout.views(self.slots.bytes, number)
+
+
+@pytest.fixture
+def stage(write_numbered: Write, numbered_schema: loaderd.Schema) -> Stage:
+    return Stage(write_numbered([100, 1, 69]), numbered_schema)
+
+
+def check_slot(slot: dict[str, Any], expected: list[int]) -> None:
+    """The first rows of a slot are those; behind them nothing was written."""
+    assert slot["id"][: len(expected)].tolist() == expected
+    assert (slot["bits"][: len(expected)] @ 2.0 ** np.arange(31, -1, -1)).tolist() == expected
+    for field in slot.values():
+        assert set(field[len(expected) :].tobytes()) <= {UNTOUCHED}
+
+
+def test_a_window_is_loaded_as_it_is_planned(stage: Stage):
+    for window, arena in ((0, 2), (1, 0), (2, 1)):
+        assert stage.load(window, arena) == []
+        size = stage.plan.size_of(window)
+        assert stage.ids(arena, size) == stage.numbers(window)
+        assert set(stage.rows(arena)[size:].tobytes()) <= {UNTOUCHED}, "nothing behind a smaller window"
+    everything = [number for window in range(3) for number in stage.numbers(window)]
+    assert sorted(everything) == list(range(170)) != everything
+
+
+def test_a_task_that_is_done_again_writes_the_same(stage: Stage):
+    stage.load(0, 0)
+    before = stage.windows.bytes.copy()
+    stage.load(0, 0)
+    assert np.array_equal(stage.windows.bytes, before)
+    task = FillTask(0, [[1, [[0, 8, 24]], []]])
+    stage.executor.fill(task)
+    filled = stage.slots.bytes.copy()
+    stage.executor.fill(task)
+    assert np.array_equal(stage.slots.bytes, filled)
+    assert np.array_equal(stage.windows.bytes, before)
+
+
+def test_a_batch_of_one_window(stage: Stage):
+    stage.load(1, 0)
+    stage.executor.fill(FillTask(0, [[0, [[0, 5, 21]], []], [1, [[0, 50, 57]], []]]))
+    check_slot(stage.slot(0), stage.numbers(1)[5:21])
+    check_slot(stage.slot(1), stage.numbers(1)[50:57])
+
+
+@pytest.mark.parametrize("omit", [[], [0], [15], [2, 3, 7], list(range(16)), list(range(7)), list(range(7, 16))])
+def test_a_batch_across_arenas_with_rows_left_out(stage: Stage, omit: list[int]):
+    stage.load(0, 2)
+    stage.load(1, 0)
+    stage.executor.fill(FillTask(0, [[1, [[2, 50, 57], [0, 0, 9]], omit]]))
+    planned = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
+    check_slot(stage.slot(1), [number for row, number in enumerate(planned) if row not in omit])
+    check_slot(stage.slot(0), [])
+
+
+def test_faults_name_places(write_numbered: Write, numbered_schema: loaderd.Schema):
+    paths = write_numbered([100, 70])
+    stage = Stage(paths, numbered_schema)
+    numbers = stage.numbers(0)
+    victim = min(number for number in numbers if number >= 100)
+    data = bytearray(paths[1].read_bytes())
+    offset = 0
+    for _ in range(victim - 100):
+        offset += int.from_bytes(data[offset : offset + 8], "little") + 16
+    data[offset + 20] ^= 1
+    times = os.stat(paths[1])
+    paths[1].write_bytes(data)
+    os.utime(paths[1], ns=(times.st_atime_ns, times.st_mtime_ns))
+    os.remove(paths[0])
+    faults = stage.load(0, 0)
+    errors = {place: from_wire(error) for places, error in faults for place in places}
+    assert sorted(errors) == [place for place, number in enumerate(numbers) if number < 100 or number == victim]
+    for place, error in errors.items():
+        if numbers[place] == victim:
+            assert isinstance(error, CorruptRecordError) and error.damage is not None
+            assert (error.damage.record, error.damage.offset) == (victim - 100, offset)
+        else:
+            assert isinstance(error, ShardReadError)
+    found = stage.ids(0, len(numbers))
+    assert [number for place, number in enumerate(found) if place not in errors] == [
+        number for place, number in enumerate(numbers) if place not in errors
+    ]
+
+
+def test_a_derived_field_that_raises_is_named(write_numbered: Write):
+    def refuse(numbers: Any) -> Any:
+        raise KeyError(int(numbers[0]))
+
+    schema = loaderd.Schema(
+        {"id": loaderd.Int64()}, {"x": loaderd.Derived(refuse, "id")}, {"id": loaderd.Array("id")}
+    )
+    stage = Stage(write_numbered([170]), schema)
+    stage.load(0, 0)
+    first = stage.numbers(0)[0]
+    with pytest.raises(WorkerError, match=rf"derived field 'x': .* raised KeyError: {first}") as caught:
+        stage.executor.fill(FillTask(0, [[0, [[0, 0, 16]], []]]))
+    assert "in refuse" in caught.value.traceback
+
+
+def test_a_probe_reads_the_first_record(write_numbered: Write, stage: Stage):
+    stage.executor.probe(ProbeTask(0, stage.table.block(0)))
+    other = loaderd.Schema({"id": loaderd.Float()}, {"id": loaderd.Array("id")})
+    wrong = Stage(write_numbered([60], "others"), other)
+    with pytest.raises(RecordMismatchError, match=r"record 0 at byte 0: expected .*float"):
+        wrong.executor.probe(ProbeTask(0, wrong.table.block(0)))
+
+
+def test_an_index_is_made_and_kept(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
+    (path,) = write_numbered([100])
+    (file,) = list_shards(str(path))
+    task = IndexTask(0, [file.uri, file.size_bytes, file.mtime_ns])
+
+    def index(where: Path) -> list[Any]:
+        options = StreamOptions(5, shuffle=Shuffle(block_records=30), index_cache=str(where))
+        return index_shard(StreamDescription(path, numbered_schema, options), task)
+
+    encoded, unstored = index(tmp_path / "cache")
+    assert unstored is None
+    found = decode_index(encoded)
+    assert found.file == file and found.counts.tolist() == [30, 30, 30, 10]
+    kept = IndexCache(str(tmp_path / "cache"), 30).load(file)
+    assert kept is not None and kept.encode() == encoded
+    (tmp_path / "no folder").touch()
+    encoded, unstored = index(tmp_path / "no folder")
+    assert decode_index(encoded).num_records == 100 and "Not a directory" in unstored
+    os.remove(path)
+    with pytest.raises(ShardReadError, match="No such file"):
+        index(tmp_path / "cache")

@@ -1,0 +1,243 @@
+"""Loading parts of blocks into a window: against the plain parser, and with things wrong in every place."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import loaderd
+from loaderd.decode.example import Example, parse_example
+from loaderd.errors import CorruptRecordError, LoaderdError, RecordMismatchError, ShardReadError
+from loaderd.shards.blocks import Block
+from loaderd.shards.crc import masked_crc
+from loaderd.shards.files import list_shards
+from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, build_index
+from loaderd.workers.load import Part, WindowLoader
+
+Write = Callable[..., list[Path]]
+UNTOUCHED = 0xEE
+
+
+def payloads(path: Path) -> list[bytes]:
+    """The records of a shard, with no check at all."""
+    data = path.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        data = gzip.decompress(data)
+    found, offset = [], 0
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 8], "little")
+        found.append(data[offset + 12 : offset + 12 + length])
+        offset += length + 16
+    return found
+
+
+def plain_row(payload: bytes, schema: loaderd.Schema) -> bytes:
+    parsed = parse_example(payload, schema.features)
+    assert isinstance(parsed, Example)
+    row = bytearray(schema.row_bytes)
+    fields = schema.row_dtype.fields
+    assert fields is not None
+    for name, value in parsed.values.items():
+        row[fields[name][1] : fields[name][1] + len(value.data)] = value.data
+    return bytes(row)
+
+
+def change(path: Path, offset: int, data: bytes) -> None:
+    """Overwrite bytes of a shard so that size and time say nothing of it."""
+    times = os.stat(path)
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def frame(payload: bytes) -> bytes:
+    length = len(payload).to_bytes(8, "little")
+    return b"".join(
+        (length, masked_crc(length).to_bytes(4, "little"), payload, masked_crc(payload).to_bytes(4, "little"))
+    )
+
+
+class Shards:
+    """Indexed shards, the loader that reads them, and what the plain parser makes of their records."""
+
+    def __init__(self, paths: Sequence[Path], schema: loaderd.Schema, block_records: int) -> None:
+        self.schema = schema
+        self.files = list_shards([str(path) for path in paths])
+        self.indexes = [build_index(file, block_records) for file in self.files]
+        self.blocks = [block for number, index in enumerate(self.indexes) for block in blocks_of(number, index)]
+        self.rows = [[plain_row(payload, schema) for payload in payloads(path)] for path in paths]
+        self.loader = WindowLoader(schema, self.files, [index.compression for index in self.indexes])
+
+    def window(self, size: int) -> np.ndarray:
+        return np.full((size, self.schema.row_bytes), UNTOUCHED, dtype=np.uint8)
+
+    def expected(self, parts: Sequence[Part], size: int, bad: Sequence[int] = ()) -> np.ndarray:
+        """The window after a load; places in ``bad`` are untouched."""
+        window = self.window(size)
+        for part in parts:
+            first = part.block.first_record + part.first
+            for number, place in enumerate(part.places.tolist(), first):
+                if place not in bad:
+                    window[place] = np.frombuffer(self.rows[part.block.shard][number], dtype=np.uint8)
+        return window
+
+
+def blocks_of(shard: int, index: ShardIndex) -> list[Block]:
+    blocks, anchor = [], 0
+    for offset, num_bytes, count, first in zip(
+        index.offsets, index.num_bytes, index.counts, index.first_records, strict=True
+    ):
+        anchors = index.anchors[anchor : anchor + -(-count // ANCHOR_RECORDS)]
+        anchor += len(anchors)
+        blocks.append(Block(shard, int(offset), int(num_bytes), int(count), int(first), anchors.tobytes()))
+    return blocks
+
+
+def whole(block: Block, start: int) -> Part:
+    """All of a block, its rows backwards from place ``start + count - 1``."""
+    return Part(block, 0, block.count, np.arange(start, start + block.count)[::-1].astype(np.intp))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(), block_records=st.integers(1, 90), compress=st.sampled_from([None, gzip.compress, zlib.compress])
+)
+def test_rows_are_those_of_the_plain_parser(
+    write_numbered: Write, numbered_schema: loaderd.Schema, data: st.DataObject, block_records: int, compress: object
+):
+    paths = write_numbered([70, 3, 140])
+    shards = Shards(paths, numbered_schema, block_records)
+    if callable(compress):
+        # The rows were taken from the plain shards; one shard of the three is compressed now.
+        paths[2].write_bytes(compress(paths[2].read_bytes()))
+        files = list_shards([str(path) for path in paths])
+        index = build_index(files[2], block_records)
+        shards.blocks = [block for block in shards.blocks if block.shard != 2] + blocks_of(2, index)
+        shards.loader = WindowLoader(numbered_schema, files, ["none", "none", index.compression])
+    chosen = data.draw(st.lists(st.sampled_from(shards.blocks), min_size=1, max_size=6, unique=True))
+    bounds = []
+    for block in chosen:
+        first = data.draw(st.integers(0, block.count - 1))
+        bounds.append((first, data.draw(st.integers(first + 1, block.count))))
+    size = sum(stop - first for first, stop in bounds) + 5
+    places = np.array(data.draw(st.permutations(range(size))), dtype=np.intp)
+    parts = []
+    for block, (first, stop) in zip(chosen, bounds, strict=True):
+        parts.append(Part(block, first, stop, places[: stop - first]))
+        places = places[stop - first :]
+    window = shards.window(size)
+    for _ in range(2):  # the second time by the layouts learnt in the first, over rows that are there already
+        assert shards.loader.load(parts, window) == []
+        assert np.array_equal(window, shards.expected(parts, size))
+
+
+def faults_of(faults: list[tuple[list[int], LoaderdError]]) -> dict[int, LoaderdError]:
+    """The error of each place."""
+    found: dict[int, LoaderdError] = {}
+    for places, error in faults:
+        assert not set(places) & set(found)
+        found.update(dict.fromkeys(places, error))
+    return found
+
+
+@pytest.mark.parametrize("record", [0, 39, 40, 77, 99])
+def test_a_damaged_record_costs_its_place_alone(write_numbered: Write, numbered_schema: loaderd.Schema, record: int):
+    paths = write_numbered([100, 100])
+    shards = Shards(paths, numbered_schema, 40)
+    offset = sum(len(payload) + 16 for payload in payloads(paths[1])[:record])
+    change(paths[1], offset + 30, b"\xff")
+    parts = [whole(block, start) for block, start in zip(shards.blocks, (0, 40, 80, 100, 140, 180), strict=True)]
+    window = shards.window(200)
+    faults = faults_of(shards.loader.load(parts, window))
+    (place,) = faults
+    (part,) = [part for part in parts if place in part.places]
+    number = part.block.first_record + part.places.tolist().index(place)
+    assert (part.block.shard, number) == (1, record)
+    damage = faults[place].damage
+    assert isinstance(faults[place], CorruptRecordError) and damage is not None
+    assert (damage.shard, damage.record, damage.offset) == (str(paths[1]), record, offset)
+    healthy = [at for at in range(200) if at != place]
+    assert np.array_equal(window[healthy], shards.expected(parts, 200)[healthy])
+
+
+def test_damage_outside_the_wanted_records_is_none_of_ours(write_numbered: Write, numbered_schema: loaderd.Schema):
+    paths = write_numbered([100])
+    shards = Shards(paths, numbered_schema, 100)
+    change(paths[0], 30, b"\xff")
+    for first, stop, expected in ((0, 1, [7]), (1, 100, []), (0, 100, [7]), (50, 51, [])):
+        part = Part(shards.blocks[0], first, stop, np.arange(7, 7 + stop - first))
+        window = shards.window(110)
+        assert list(faults_of(shards.loader.load([part], window))) == expected
+        assert np.array_equal(window, shards.expected([part], 110, bad=expected))
+
+
+def test_a_broken_frame_costs_its_record_and_no_other_moves(write_numbered: Write, numbered_schema: loaderd.Schema):
+    paths = write_numbered([100])
+    shards = Shards(paths, numbered_schema, 100)
+    offset = sum(len(payload) + 16 for payload in payloads(paths[0])[:60])
+    change(paths[0], offset, b"\xff")
+    part = whole(shards.blocks[0], 0)
+    window = shards.window(100)
+    faults = faults_of(shards.loader.load([part], window))
+    assert list(faults) == [39] and isinstance(faults[39], CorruptRecordError)
+    assert faults[39].damage is not None and faults[39].damage.record == 60
+    assert np.array_equal(window, shards.expected([part], 100, bad=[39]))
+
+
+@pytest.mark.parametrize("compress", [None, gzip.compress])
+def test_a_record_that_does_not_fit_costs_its_place_alone(
+    write_numbered: Write, numbered_schema: loaderd.Schema, compress: object
+):
+    paths = write_numbered([100])
+    records = payloads(paths[0])
+    rows = [plain_row(payload, numbered_schema) for payload in records]
+    records[33] = records[33].replace(b"bits", b"bats")
+    content = b"".join(map(frame, records))
+    paths[0].write_bytes(compress(content) if callable(compress) else content)
+    files = list_shards(str(paths[0]))
+    index = build_index(files[0], 40)
+    loader = WindowLoader(numbered_schema, files, [index.compression])
+    anchored = blocks_of(0, index) if not callable(compress) else [Block(0, 0, len(content), 100, 0)]
+    parts = [Part(block, 0, block.count, block.first_record + np.arange(block.count)) for block in anchored]
+    window = np.zeros((100, numbered_schema.row_bytes), dtype=np.uint8)
+    faults = faults_of(loader.load(parts, window))
+    error = faults[33]
+    assert list(faults) == [33] and isinstance(error, RecordMismatchError) and error.damage is not None
+    offset = sum(len(payload) + 16 for payload in records[:33])
+    assert (error.damage.record, error.damage.offset) == (33, offset)
+    assert "expected feature 'bits'" in error.message and "bats" in error.message
+    rows[33] = bytes(len(rows[33]))
+    assert window.tobytes() == b"".join(rows)
+
+
+def test_a_shard_that_cannot_be_read_costs_its_own_places(write_numbered: Write, numbered_schema: loaderd.Schema):
+    paths = write_numbered([50, 50, 50])
+    shards = Shards(paths, numbered_schema, 50)
+    os.remove(paths[0])
+    paths[1].write_bytes(paths[1].read_bytes()[:-10])
+    parts = [whole(block, 50 * number) for number, block in enumerate(shards.blocks)]
+    window = shards.window(150)
+    faults = faults_of(shards.loader.load(parts, window))
+    assert sorted(faults) == list(range(100))
+    assert all(isinstance(error, ShardReadError) for error in faults.values())
+    assert "No such file" in str(faults[0]) and "changed while it was in use" in str(faults[50])
+    assert np.array_equal(window, shards.expected(parts, 150, bad=range(100)))
+
+
+def test_the_first_record_tells_whether_the_schema_fits(write_numbered: Write, numbered_schema: loaderd.Schema):
+    paths = write_numbered([10])
+    shards = Shards(paths, numbered_schema, 10)
+    shards.loader.check_first_record(shards.blocks[0])
+    other = loaderd.Schema({"bits": loaderd.PackedBits(40)}, {"bits": loaderd.Packed("bits")})
+    loader = WindowLoader(other, shards.files, ["none"])
+    with pytest.raises(RecordMismatchError, match=f"{paths[0]}: record 0 at byte 0: expected feature 'bits'"):
+        loader.check_first_record(shards.blocks[0])
