@@ -1,29 +1,32 @@
 """Reading blocks of an index again: their records in memory, checked.
 
-Plain blocks are read together, several to a piece (:meth:`BlockReader.read_together`): the steps that cost by the
-call, not by the record, are then fewer. A compressed block is inflated from the start of its shard and comes in
-pieces, and so does a plain one in which something is wrong (:meth:`BlockReader.read`). What was healthy at the index
-pass may be damaged now; then the records before and behind the damage are still found, at their old numbers, and
-those between are named as damaged.
+Plain blocks are read together (:meth:`BlockReader.read_together`): the steps that cost by the call, not by the
+record, are then fewer. A compressed block is inflated from the start of its shard and comes in pieces, and so does a
+plain one in which something is wrong (:meth:`BlockReader.read`). What was healthy at the index pass may be damaged
+now; then the records before and behind the damage are still found, at their old numbers, and those between are named
+as damaged. Of a plain block, damage costs at most the records between two anchors.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import CorruptRecordError, Damage
-from loaderd.shards.compression import Compression, InflatedStream
+from loaderd.errors import Damage
+from loaderd.shards.compression import Compression, InflatedStream, PlainStream, open_stream
 from loaderd.shards.crc import Bytes1D, check_data_crcs, find_bad_length_crc
 from loaderd.shards.files import OpenFile, ShardFile, open_shard
-from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk, walk_chains
+from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
 from loaderd.shards.index import ANCHOR_RECORDS
 
 _MAX_OPEN_FILES = 64
+
+Stream = PlainStream | InflatedStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,20 @@ class BlockReader:
     def read(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
         """Records ``first`` to ``stop - 1`` of ``block``, in order; both CRCs of each are checked.
 
-        A piece may hold records outside that range too. Raises ShardReadError where the file cannot be read.
+        What is found may go beyond that range. A damage comes in front of the piece that the record would be in, or
+        is in as a bad one. Raises ShardReadError where the file cannot be read, or is not the one that was indexed.
         """
         self._file(block.shard).check_unchanged()
-        if self._compressions[block.shard] == "none":
-            yield from self._read_plain(block)
-        else:
-            yield from self._read_inflated(block, stop)
+        is_whole = not block.anchors or self._find_frames([block]) is not None
+        for part in [block] if is_whole else _parts(block):
+            begin = part.first_record - block.first_record
+            if begin + part.count <= first or begin >= stop:
+                continue
+            for found in self._read_part(part, block.first_record + stop):
+                if isinstance(found, Damage):
+                    yield found
+                else:
+                    yield BlockPiece(found.first_record - block.first_record, found)
 
     def can_read_together(self, block: Block) -> bool:
         """Whether :meth:`read_together` may be tried."""
@@ -81,6 +91,11 @@ class BlockReader:
         ``ends``: int64, (records + 1,), as in :class:`~loaderd.shards.framing.Piece`; both CRCs of each record are
         checked. None where anything at all is wrong: :meth:`read` will say what. About 90 ns a record.
         """
+        run = self._find_frames(blocks)
+        return None if run is None or check_data_crcs(*run) else run
+
+    def _find_frames(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
+        """As :meth:`read_together`, without a look at the data."""
         sizes = [block.num_bytes for block in blocks]
         total = sum(sizes)
         if len(self._buffer) < total + CHAIN_SLACK_BYTES:
@@ -101,9 +116,7 @@ class BlockReader:
         chain_starts = np.concatenate(starts)
         chain_stops = np.append(chain_starts[1:], total)
         ends = walk_chains(buffer, chain_starts, chain_stops, np.concatenate(counts))
-        if ends is None or find_bad_length_crc(buffer, ends) is not None or check_data_crcs(buffer, ends):
-            return None
-        return buffer, ends
+        return None if ends is None or find_bad_length_crc(buffer, ends) is not None else (buffer, ends)
 
     def _file(self, shard: int) -> OpenFile:
         file = self._open.get(shard)
@@ -114,105 +127,60 @@ class BlockReader:
         self._open.move_to_end(shard)
         return file
 
-    def _read_plain(self, block: Block) -> Iterator[BlockPiece | Damage]:
-        if len(self._buffer) < block.num_bytes:
-            self._buffer = np.empty(block.num_bytes, dtype=np.uint8)
-        view = self._buffer.data[: block.num_bytes]
-        got = self._file(block.shard).read_at(block.offset, view)
-        ends = walk(self._buffer, 0, got)
-        healthy = len(ends) == block.count + 1 and int(ends[-1]) == block.num_bytes
-        if healthy and find_bad_length_crc(self._buffer, ends) is None:
-            bad = check_data_crcs(self._buffer, ends)
-            yield from _name_bad(self._files[block.shard].uri, block, ends, bad)
-            yield BlockPiece(
-                0, Piece(self._buffer, ends, block.offset, block.first_record, tuple(i for i, _, _ in bad))
-            )
-        else:
-            yield from _salvage(self._files[block.shard].uri, block, self._buffer[:got].copy())
+    def _read_part(self, part: Block, stop: int) -> Iterator[Piece | Damage]:
+        """The records of ``part`` up to number ``stop`` of the shard, and the damage.
 
-    def _read_inflated(self, block: Block, stop: int) -> Iterator[BlockPiece | Damage]:
-        uri = self._files[block.shard].uri
-        stream = InflatedStream(uri, self._file(block.shard), self._compressions[block.shard])
-        try:
-            stream.skip(block.offset)
-        except CorruptRecordError as error:
-            damage = error.damage or Damage(uri, block.first_record, 0, "compressed data", "the end")
-            yield from (_lost(uri, block, number, damage.expected, damage.found) for number in range(block.count))
-            return
-        done = 0
-        for found in scan(uri, stream.read_into, first_record=block.first_record):
+        Where a frame is broken, nobody can say how many records the lost stretch held. So records are counted from
+        the front to the first broken frame, and from the end back to the last; what lies between is lost.
+        """
+        stream, found_in_part = self._scan(part, part.offset, part.first_record)
+        number, offset = part.first_record, part.offset
+        damages: list[Damage] = []
+        tail_count, tail_offset, tail_stop = 0, -1, -1
+        for found in found_in_part:
             if isinstance(found, Damage):
-                if found.record < block.first_record + block.count:
-                    yield found
-                continue
-            done = found.first_record + len(found.ends) - 1 - block.first_record
-            yield BlockPiece(found.first_record - block.first_record, found)
-            if done >= stop:
-                return
-        ended = stream.damage
-        expected, what = (ended.expected, ended.found) if ended else ("more records", "the end of the stream")
-        yield from (_lost(uri, block, number, expected, what) for number in range(done, block.count))
+                damages.append(found)
+            elif found.offset == offset:  # nothing is missing in front of it: the damages are of bad records in it
+                yield from damages
+                damages.clear()
+                yield found
+                number, offset = number + found.num_records, found.stop_offset
+                if number >= stop:
+                    return
+            else:
+                if found.offset != tail_stop:
+                    tail_count, tail_offset = 0, found.offset
+                tail_count, tail_stop = tail_count + found.num_records, found.stop_offset
+        last = part.first_record + part.count
+        if tail_stop != part.offset + part.num_bytes or tail_count >= last - number:
+            tail_count, tail_offset = 0, part.offset + part.num_bytes
+        cause = stream.damage or (damages[0] if damages else Damage("", 0, 0, "more records", "the end of the file"))
+        lost = Damage(self._files[part.shard].uri, number, offset, cause.expected, cause.found, tail_offset - offset)
+        for record in range(number, last - tail_count):
+            yield replace(lost, record=record, lost_bytes=lost.lost_bytes if record == number else 0)
+        if tail_count:
+            yield from self._scan(part, tail_offset, last - tail_count)[1]
+
+    def _scan(self, part: Block, offset: int, record: int) -> tuple[Stream, Iterator[Piece | Damage]]:
+        """The shard's stream, and what is in it from ``offset`` (where ``record`` is) to the end of ``part``."""
+        uri = self._files[part.shard].uri
+        stream = open_stream(uri, self._file(part.shard), self._compressions[part.shard])
+        stream.skip(offset)
+        left = part.offset + part.num_bytes - offset
+
+        def read_into(view: memoryview) -> int:
+            nonlocal left
+            got = stream.read_into(view[:left]) if left else 0
+            left -= got
+            return got
+
+        return stream, scan(uri, read_into, first_record=record, first_offset=offset)
 
 
-def _lost(uri: str, block: Block, number: int, expected: str, found: str) -> Damage:
-    return Damage(uri, block.first_record + number, block.offset, expected, found)
-
-
-def _name_bad(uri: str, block: Block, ends: Ends, bad: list[tuple[int, int, int]]) -> Iterator[Damage]:
-    for number, stored, found in bad:
-        yield Damage(
-            uri,
-            block.first_record + number,
-            block.offset + int(ends[number]),
-            f"data with CRC32C {stored:#010x}",
-            f"{found:#010x}",
-            lost_bytes=int(ends[number + 1] - ends[number]),
-        )
-
-
-def _salvage(uri: str, block: Block, data: Bytes1D) -> Iterator[BlockPiece | Damage]:
-    """The records in front of a broken frame, and those behind it up to the block's end.
-
-    Records behind the damage are numbered from the block's end, which is sure only for the last stretch of them
-    and only if it reaches the end; what lies between is lost.
-    """
-    cursor = 0
-
-    def read_into(view: memoryview) -> int:
-        nonlocal cursor
-        part = data[cursor : cursor + len(view)]
-        view[: len(part)] = part.data
-        cursor += len(part)
-        return len(part)
-
-    # The scan reuses its buffer, and a salvaged block is rare: copies keep this simple.
-    pieces = [
-        Piece(found.buffer.copy(), found.ends, found.offset, found.first_record, found.bad)
-        for found in scan(uri, read_into)
-        if isinstance(found, Piece)
-    ]
-    kept: list[tuple[int, Piece]] = []
-    front = 0
-    end_offset = 0
-    while pieces and pieces[0].offset == end_offset:
-        piece = pieces.pop(0)
-        kept.append((front, piece))
-        front += len(piece.ends) - 1
-        end_offset += int(piece.ends[-1] - piece.ends[0])
-    back = block.count
-    begin_offset = block.num_bytes
-    behind: list[tuple[int, Piece]] = []
-    while pieces and pieces[-1].offset + int(pieces[-1].ends[-1] - pieces[-1].ends[0]) == begin_offset:
-        piece = pieces.pop()
-        back -= len(piece.ends) - 1
-        begin_offset = piece.offset
-        behind.append((back, piece))
-    if front > back:  # more records than the index counted: the file is another one, nothing in it can be placed
-        kept, behind, front, back = [], [], 0, block.count
-    for first, piece in (*kept, *reversed(behind)):
-        for bad in piece.bad:
-            yield _lost(uri, block, first + bad, "data with a matching CRC32C", "another CRC32C")
-        yield BlockPiece(first, piece)
-    where = Damage(uri, block.first_record + front, block.offset + end_offset, "a whole frame", "a broken one")
-    for number in range(front, back):
-        yield Damage(uri, block.first_record + number, where.offset, where.expected, where.found)
+def _parts(block: Block) -> Iterator[Block]:
+    """The parts of ``block`` whose places and counts the anchors tell: damage in one says nothing of the others."""
+    anchors = [0, *np.frombuffer(block.anchors, dtype="<u4")[1:].tolist()]
+    for number, (start, end) in enumerate(itertools.pairwise([*anchors, block.num_bytes])):
+        first = number * ANCHOR_RECORDS
+        count = block.count - first if number == len(anchors) - 1 else ANCHOR_RECORDS
+        yield Block(block.shard, block.offset + start, end - start, count, block.first_record + first)

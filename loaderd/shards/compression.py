@@ -1,24 +1,24 @@
 """Plain, GZIP or ZLIB: told by a shard's content, and read as one stream of bytes.
 
 A TFRecord file starts with a length and its CRC. Where these match, the file is plain, whatever its first bytes look
-like; otherwise the magic of GZIP (RFC 1952) or ZLIB (RFC 1950) tells, and a file with neither is taken for plain (and
-its first record for damaged).
+like; otherwise the first bytes of GZIP (RFC 1952) or ZLIB (RFC 1950) tell, and a file with neither is taken for plain
+(and its first record for damaged).
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from loaderd.errors import CorruptRecordError, Damage
+from loaderd.errors import Damage
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
 from loaderd.shards.files import OpenFile
 
 Compression = Literal["none", "gzip", "zlib"]
 
-_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_MAGIC = b"\x1f\x8b\x08"
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 
@@ -29,16 +29,23 @@ def detect_compression(file: OpenFile) -> Compression:
     got = file.read_at(0, memoryview(head))
     if got == HEADER_BYTES and masked_crc(bytes(head[:8])) == int.from_bytes(head[8:], "little"):
         return "none"
-    if head[:2] == _GZIP_MAGIC:
+    if head.startswith(_GZIP_MAGIC):
         return "gzip"
-    # The first byte says "deflate, 32 KiB window"; the two bytes together are a multiple of 31.
-    if got >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0:
-        return "zlib"
-    return "none"
+    # The first byte says "deflate, 32 KiB window"; the two bytes together are a multiple of 31. One length in 500
+    # looks like that too, but a length has four zeros behind it, and no stream that zlib writes has.
+    looks_like_zlib = got >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
+    return "zlib" if looks_like_zlib and (got < 8 or any(head[4:8])) else "none"
+
+
+def open_stream(shard: str, file: OpenFile, compression: Compression) -> PlainStream | InflatedStream:
+    """The bytes of a shard from front to back, without their compression; ``shard`` is its name."""
+    return PlainStream(file) if compression == "none" else InflatedStream(shard, file, compression)
 
 
 class PlainStream:
     """A file from front to back."""
+
+    damage: Damage | None = None
 
     def __init__(self, file: OpenFile) -> None:
         self._file = file
@@ -49,6 +56,10 @@ class PlainStream:
         got = self._file.read_at(self._offset, view)
         self._offset += got
         return got
+
+    def skip(self, num_bytes: int) -> None:
+        """Go on ``num_bytes`` further on."""
+        self._offset += num_bytes
 
 
 class InflatedStream:
@@ -75,11 +86,15 @@ class InflatedStream:
             got = self._refill() if not self._pending else 1
             if not got and not self._member_started:
                 return 0
+            before = self._inflater.copy()
             try:
                 data = self._inflater.decompress(self._pending, len(view))
             except zlib.error as error:
+                data = _inflate_to_error(before, self._pending, len(view))
+                view[: len(data)] = data
+                self.inflated_bytes += len(data)
                 self._fail("valid compressed data", str(error))
-                return 0
+                return len(data)
             self._member_started = True
             self._pending = self._inflater.unconsumed_tail
             if self._inflater.eof:
@@ -101,14 +116,12 @@ class InflatedStream:
         return got
 
     def skip(self, num_bytes: int) -> None:
-        """Inflate and forget; raises CorruptRecordError where the stream ends before."""
+        """Inflate and forget so many bytes, or all that there are."""
         scratch = np.empty(min(num_bytes, _READ_BYTES), dtype=np.uint8).data
         while num_bytes:
             got = self.read_into(scratch[: min(num_bytes, len(scratch))])
             if not got:
-                raise CorruptRecordError(
-                    f"{self._shard}: the compressed stream ends at byte {self.inflated_bytes}", damage=self.damage
-                )
+                break
             num_bytes -= got
 
     def _fail(self, expected: str, found: str) -> None:
@@ -120,3 +133,19 @@ class InflatedStream:
             found,
             lost_bytes=-1,
         )
+
+
+def _inflate_to_error(inflater: Any, data: bytes, most: int) -> bytes:
+    """What ``data`` inflates to up to where it is damaged, ``most`` bytes at most.
+
+    An inflater that raises keeps what it had already; fed with one byte at a time, it hands over all of that first.
+    """
+    found = bytearray()
+    for offset in range(len(data)):
+        try:
+            found += inflater.decompress(data[offset : offset + 1], most - len(found))
+        except zlib.error:
+            break
+        if len(found) == most:
+            break
+    return bytes(found)

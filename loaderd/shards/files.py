@@ -2,7 +2,8 @@
 
 Local files are read by ``pread`` (never mapped: a file that is cut short while it is mapped is a SIGBUS, with
 ``pread`` it is a short read). Anything with a scheme (``s3://…``, ``gs://…``) goes through ``pyarrow.fs``, which is
-imported only then.
+imported only then. A glob means the same in both: ``*`` stops at a slash, ``**`` does not, and neither finds hidden
+files.
 """
 
 from __future__ import annotations
@@ -10,21 +11,27 @@ from __future__ import annotations
 import glob
 import os
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
+from urllib.parse import quote, unquote
 
 from loaderd.errors import NoShardsError, OptionError, ShardReadError
 
 _GLOB_CHARACTERS = frozenset("*?[")
+_SAFE_IN_PATHS = "/:=@,+!$&'()~;"
 _HINT_READ = "Check that the file exists and that this user may read it."
+_HINT_URI = "loaderd reads the URIs that pyarrow.fs knows; a blank in one is written %20."
 _HINT_CHANGED = "Make a new loader: it will index the file as it is now."
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShardFile:
-    """A shard as it was when it was listed: a change of size or time means that it is another file."""
+    """A shard as it was when it was listed: a change of size or time means that it is another file.
+
+    A remote file is compared by its size alone when it is opened: to ask for its time would be a request more.
+    """
 
     uri: str
     size_bytes: int
@@ -49,7 +56,8 @@ def list_shards(shards: Any) -> list[ShardFile]:
     A glob's matches come sorted; a list keeps its order. Raises NoShardsError where one names no file, and
     OptionError where the same file is named twice (its records would be delivered twice).
     """
-    names = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    is_one = isinstance(shards, (str, bytes, os.PathLike)) or not isinstance(shards, Iterable)
+    names = [shards] if is_one else list(shards)
     if not names:
         raise NoShardsError("shards must name at least one file, got an empty list")
     files: list[ShardFile] = []
@@ -57,7 +65,7 @@ def list_shards(shards: Any) -> list[ShardFile]:
         text = os.fspath(name) if isinstance(name, os.PathLike) else name
         if not isinstance(text, str):
             raise OptionError(f"shards must be a path, a glob, a URI or a list of them, got {name!r}")
-        files.extend(_list_remote(text) if _is_remote(text) else _list_local(text.removeprefix("file://")))
+        files.extend(_list_remote(text) if _is_remote(text) else _list_local(text))
     seen: set[str] = set()
     for file in files:
         if file.uri in seen:
@@ -80,12 +88,14 @@ def _has_glob(name: str) -> bool:
 
 
 def _list_local(name: str) -> list[ShardFile]:
+    if name.startswith("file://"):
+        name = unquote(name.removeprefix("file://").removeprefix("localhost"))
     path = os.path.abspath(os.path.expanduser(name))
     if os.path.isdir(path):
-        raise NoShardsError(
-            f"{path} is a folder, a shard is a file", hint=f"Name the files in it with a glob: {path}/*.tfrecord"
-        )
+        raise _is_a_folder(path)
     if os.path.exists(path):
+        if not os.path.isfile(path):
+            raise NoShardsError(f"{path} is not a regular file", hint="A shard is read from many places at a time.")
         paths = [path]
     else:
         paths = [p for p in sorted(glob.glob(path, recursive=True)) if os.path.isfile(p)] if _has_glob(path) else []
@@ -100,6 +110,11 @@ def _list_local(name: str) -> list[ShardFile]:
             raise ShardReadError(f"{path}: {error.strerror}", hint=_HINT_READ) from None
         listed.append(ShardFile(path, status.st_size, status.st_mtime_ns))
     return listed
+
+
+def _is_a_folder(name: str) -> NoShardsError:
+    hint = f"Name the files in it with a glob: {name.rstrip('/')}/*.tfrecord"
+    return NoShardsError(f"{name} is a folder, a shard is a file", hint=hint)
 
 
 class _LocalFile:
@@ -149,13 +164,9 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 
     try:
         filesystem, path = fs.FileSystem.from_uri(uri)
-    except (ValueError, OSError) as error:
-        raise ShardReadError(f"{uri}: {error}", hint="loaderd reads the URIs that pyarrow.fs knows.") from None
+    except (ValueError, OSError, NotImplementedError) as error:
+        raise ShardReadError(f"{uri}: {error}", hint=_HINT_URI) from None
     return filesystem, path
-
-
-def _mtime_ns(info: Any) -> int:
-    return 0 if info.mtime_ns is None else int(info.mtime_ns)
 
 
 def _list_remote(uri: str) -> list[ShardFile]:
@@ -163,32 +174,55 @@ def _list_remote(uri: str) -> list[ShardFile]:
     from pyarrow import fs
 
     address, question_mark, query = uri.partition("?")
-    tail = question_mark + query
-    has_glob = not frozenset("*[").isdisjoint(address)
-    base = address
-    while has_glob and not frozenset("*[").isdisjoint(base):
-        base = posixpath.dirname(base)
-    filesystem, path = _filesystem(base + tail)
+    if not _GLOB_CHARACTERS.isdisjoint(address):
+        return _list_remote_glob(address, question_mark + query)
+    filesystem, path = _filesystem(uri)
     try:
-        if has_glob:
-            found: Sequence[Any] = filesystem.get_file_info(
-                fs.FileSelector(path, recursive=True, allow_not_found=True)
-            )
-        else:
-            found = [filesystem.get_file_info(path)]
+        info = filesystem.get_file_info(path)
     except OSError as error:
         raise ShardReadError(f"{uri}: {error}", hint=_HINT_READ) from None
-    pattern = path + address[len(base) :]
-    files = [
-        info for info in found if info.type == fs.FileType.File and (not has_glob or fnmatch(info.path, pattern))
-    ]
+    if info.type == fs.FileType.Directory:
+        raise _is_a_folder(address)
+    if info.type != fs.FileType.File:
+        raise NoShardsError(f"{uri} does not exist")
+    return [_shard_file(uri, info)]
+
+
+def _list_remote_glob(address: str, query: str) -> list[ShardFile]:
+    from pyarrow import fs
+
+    folder = address
+    while not _GLOB_CHARACTERS.isdisjoint(folder):
+        folder = posixpath.dirname(folder)
+    pattern = unquote(address[len(folder) + 1 :]).split("/")
+    filesystem, path = _filesystem(folder + query)
+    selector = fs.FileSelector(path, recursive=len(pattern) > 1, allow_not_found=True)
+    try:
+        found = filesystem.get_file_info(selector)
+    except OSError as error:
+        raise ShardReadError(f"{address}{query}: {error}", hint=_HINT_READ) from None
+    files = []
+    for info in sorted(found, key=lambda info: str(info.path)):
+        name = info.path[len(path) :].lstrip("/")
+        if info.type == fs.FileType.File and _matches(name.split("/"), pattern):
+            files.append(_shard_file(f"{folder}/{quote(name, safe=_SAFE_IN_PATHS)}{query}", info))
     if not files:
-        raise NoShardsError(f"{uri} {'matches no file' if has_glob else 'does not exist'}")
-    prefix = base[: len(base) - len(path)]
-    return [
-        ShardFile(prefix + info.path + tail, int(info.size), _mtime_ns(info))
-        for info in sorted(files, key=lambda info: str(info.path))
-    ]
+        raise NoShardsError(f"{address}{query} matches no file")
+    return files
+
+
+def _matches(name: list[str], pattern: list[str]) -> bool:
+    """Whether the parts of a path match those of a glob, as ``glob.glob`` has it."""
+    if not name or not pattern:
+        return not name and not pattern
+    if pattern[0] == "**":
+        return _matches(name, pattern[1:]) or (not name[0].startswith(".") and _matches(name[1:], pattern))
+    visible = pattern[0].startswith(".") or not name[0].startswith(".")
+    return visible and fnmatchcase(name[0], pattern[0]) and _matches(name[1:], pattern[1:])
+
+
+def _shard_file(uri: str, info: Any) -> ShardFile:
+    return ShardFile(uri, int(info.size), 0 if info.mtime_ns is None else int(info.mtime_ns))
 
 
 class _RemoteFile:
@@ -200,7 +234,11 @@ class _RemoteFile:
             raise ShardReadError(f"{file.uri}: {error}", hint=_HINT_READ) from None
         self._uri = file.uri
         self._size_bytes = file.size_bytes
-        self.check_unchanged()
+        try:
+            self.check_unchanged()
+        except BaseException:
+            self.close()
+            raise
 
     def check_unchanged(self) -> None:
         size_bytes = self._file.size()
@@ -211,6 +249,8 @@ class _RemoteFile:
             )
 
     def read_at(self, offset: int, view: memoryview) -> int:
+        if offset >= self._size_bytes:
+            return 0  # pyarrow raises
         try:
             data = self._file.read_at(len(view), offset)
         except OSError as error:

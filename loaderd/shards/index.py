@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import Damage
-from loaderd.shards.compression import Compression, InflatedStream, PlainStream, detect_compression
+from loaderd.shards.compression import Compression, detect_compression, open_stream
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import ShardFile, open_shard
 from loaderd.shards.framing import Ends, Piece, scan
@@ -93,25 +93,36 @@ def decode_index(data: bytes) -> ShardIndex:
 def build_index(file: ShardFile, block_records: int) -> ShardIndex:
     """Read a shard from front to back, check both CRCs of every record, and note its blocks and damage.
 
-    Raises ShardReadError where the file cannot be read.
+    Raises ShardReadError where the file cannot be read, or changes meanwhile.
     """
     opened = open_shard(file)
     try:
         compression = detect_compression(opened)
         blocks = _Blocks(block_records if compression == "none" else None)
         damages: list[Damage] = []
-        inflated = InflatedStream(file.uri, opened, compression) if compression != "none" else None
-        stream = inflated or PlainStream(opened)
+        next_record = 0
+        stream = open_stream(file.uri, opened, compression)
         for found in scan(file.uri, stream.read_into):
             if isinstance(found, Damage):
                 damages.append(found)
+                next_record = found.record + 1
             else:
                 blocks.add(found)
-        if inflated is not None and inflated.damage is not None:
-            damages.append(replace(inflated.damage, record=blocks.next_record + len(damages)))
+                next_record = found.first_record + found.num_records
+        if stream.damage is not None:
+            damages.append(_place(stream.damage, next_record, damages))
+        opened.check_unchanged()
     finally:
         opened.close()
     return ShardIndex(file, compression, *blocks.arrays(), damages=tuple(damages))
+
+
+def _place(ended: Damage, next_record: int, damages: list[Damage]) -> Damage:
+    """The record that the end of a compressed stream takes away: the one that it cuts, or the next."""
+    if damages and damages[-1].offset + damages[-1].lost_bytes == ended.offset:
+        cut = damages.pop()
+        return replace(ended, record=cut.record, offset=cut.offset)
+    return replace(ended, record=next_record)
 
 
 class _Blocks:
@@ -121,16 +132,14 @@ class _Blocks:
         self._block_records = block_records
         self._rows: list[tuple[int, int, int, int]] = []
         self._anchors: list[npt.NDArray[np.uint32]] = []
-        self.next_record = 0
 
     def add(self, piece: Piece) -> None:
         """Take in the healthy records of ``piece``."""
         begin = 0
-        for bad in (*piece.bad, len(piece.ends) - 1):
+        for bad in (*piece.bad, piece.num_records):
             if bad > begin:
                 self._add_stretch(piece, begin, bad)
             begin = bad + 1
-        self.next_record = piece.first_record + len(piece.ends) - 1
 
     def _add_stretch(self, piece: Piece, begin: int, end: int) -> None:
         ends: Ends = piece.ends

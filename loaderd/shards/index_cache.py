@@ -8,10 +8,11 @@ pass, and no more.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from loaderd.shards.files import ShardFile
@@ -23,11 +24,18 @@ _logger = logging.getLogger(__name__)
 
 
 def default_cache_dir() -> Path:
-    """``$LOADERD_CACHE_DIR``, or ``loaderd`` in the user's cache folder."""
+    """``$LOADERD_CACHE_DIR``, or ``loaderd`` in the user's cache folder. Raises OSError for a user without a home."""
     chosen = os.environ.get("LOADERD_CACHE_DIR")
     if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loaderd"
+        return _expanded(chosen)
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "loaderd"
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise FileNotFoundError(f"{error} Set LOADERD_CACHE_DIR to a folder for the index.") from None
 
 
 class IndexCache:
@@ -38,7 +46,7 @@ class IndexCache:
         self._block_records = block_records
 
     def path_of(self, file: ShardFile) -> Path | None:
-        """Where the index of ``file`` is kept; None if it is not kept at all."""
+        """Where the index of ``file`` is kept; None if it is not kept at all. Raises OSError if it cannot be said."""
         if self._where == "none":
             return None
         key = f"{INDEX_VERSION}\0{file.uri}\0{file.size_bytes}\0{file.mtime_ns}\0{self._block_records}"
@@ -46,15 +54,15 @@ class IndexCache:
         if self._where == "beside" and "://" not in file.uri:
             shard = Path(file.uri)
             return shard.with_name(f".{shard.name}.{digest[:12]}{_SUFFIX}")
-        folder = default_cache_dir() if self._where in ("user", "beside") else Path(self._where)
+        folder = default_cache_dir() if self._where in ("user", "beside") else _expanded(self._where)
         return folder / "index" / digest[:2] / (digest[2:] + _SUFFIX)
 
     def load(self, file: ShardFile) -> ShardIndex | None:
         """The index of ``file``, or None if there is none that can be used."""
-        path = self.path_of(file)
-        if path is None:
-            return None
         try:
+            path = self.path_of(file)
+            if path is None:
+                return None
             data = path.read_bytes()
         except OSError:
             return None
@@ -67,18 +75,20 @@ class IndexCache:
 
     def store(self, index: ShardIndex) -> OSError | None:
         """Keep ``index``; returns the error where the cache could not be written."""
-        path = self.path_of(index.file)
-        if path is None:
-            return None
         try:
+            path = self.path_of(index.file)
+            if path is None:
+                return None
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+            # Hidden, so that no glob over the shards finds it; opened as usual, so that others may read it.
+            temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
             try:
-                with os.fdopen(handle, "wb") as out:
+                with open(temporary, "xb") as out:
                     out.write(index.encode())
                 os.replace(temporary, path)
             except BaseException:
-                os.unlink(temporary)
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
                 raise
         except OSError as error:
             return error

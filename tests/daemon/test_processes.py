@@ -99,16 +99,20 @@ def test_workers_may_be_killed_at_any_time(
     ) as loader:
         undisturbed = fetch_all(loader, check_batch)
         assert sorted(chain(*undisturbed)) == list(range(2000))
-        victims = {3: 1, 30: 2, 31: 1, 75: 1}
+        killed = 0
 
         def before(step: int) -> None:
-            kill(*children_of(daemon_of(loader))[: victims.get(step, 0)])
+            nonlocal killed
+            if step in (3, 30, 31, 75):
+                victims = children_of(daemon_of(loader))[: 1 + step % 2]
+                kill(*victims)
+                killed += len(victims)
 
         with caplog.at_level(logging.WARNING, "loaderd"):
             assert fetch_all(loader, check_batch, before=before) == undisturbed
-        assert loader.statistics().workers_restarted == 5
+        assert loader.statistics().workers_restarted == killed >= 3
     warning = "a worker process was killed by SIGKILL; another one does its work again"
-    assert [record.getMessage() for record in caplog.records] == [warning] * 5
+    assert [record.getMessage() for record in caplog.records] == [warning] * killed
 
 
 @pytest.mark.parametrize("leaves_a_fork", [False, True])
@@ -323,7 +327,7 @@ def run_script(tmp_path: Path, shards: list[Path], rest: str) -> subprocess.Pope
     [
         ("print(os.getpid(), flush=True); signal.pause()", -signal.SIGKILL),
         # A fork that Python knows nothing of, and so keeps everything open.
-        ("print(ctypes.PyDLL(None).fork() and os.getpid(), flush=True); signal.pause()", -signal.SIGKILL),
+        ("ctypes.PyDLL(None).fork() and print(os.getpid(), flush=True); signal.pause()", -signal.SIGKILL),
         ("print(os.getpid(), flush=True); sys.stdin.readline(); os._exit(3)", 3),
         ("print(os.getpid(), flush=True); sys.stdin.readline(); raise SystemExit(4)", 4),
     ],
@@ -331,29 +335,27 @@ def run_script(tmp_path: Path, shards: list[Path], rest: str) -> subprocess.Pope
 )
 def test_nothing_outlives_the_training_process(write_numbered: Write, tmp_path: Path, rest: str, status: int):
     before = set(os.listdir("/dev/shm"))
-    training = run_script(tmp_path, write_numbered([1000]), rest)
-    assert training.stdin is not None and training.stdout is not None
-    assert training.stdout.readline() == "run\n"
-    while training.stdout.readline() != f"{training.pid}\n":
-        pass
-    comms = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in children_of(training.pid)}
-    (daemon,) = [pid for pid, comm in comms.items() if comm == "loaderd-daemon"]
-    forks = [pid for pid in comms if pid != daemon]
-    family = [daemon, *children_of(daemon)]
-    assert len(family) == 3 and len(forks) == ("fork" in rest)
-    pid_fds = [os.pidfd_open(pid) for pid in family]
-    if status < 0:
-        training.kill()
-    else:
-        training.stdin.write("go\n")
-        training.stdin.flush()
-    wait_ends(pid_fds, 2)
-    assert training.wait(30) == status
-    assert set(os.listdir("/dev/shm")) == before
-    for fork in forks:
-        kill(fork)
-    training.stdin.close()
-    training.stdout.close()
+    with run_script(tmp_path, write_numbered([1000]), rest) as training:
+        assert training.stdin is not None and training.stdout is not None
+        assert [training.stdout.readline() for _ in range(2)] == ["run\n", f"{training.pid}\n"]
+        comms = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in children_of(training.pid)}
+        (daemon,) = [pid for pid, comm in comms.items() if comm == "loaderd-daemon"]
+        forks = [pid for pid in comms if pid != daemon]
+        try:
+            family = [daemon, *children_of(daemon)]
+            assert len(family) == 3 and len(forks) == ("fork" in rest)
+            pid_fds = [os.pidfd_open(pid) for pid in family]
+            if status < 0:
+                training.kill()
+            else:
+                training.stdin.write("go\n")
+                training.stdin.flush()
+            wait_ends(pid_fds, 2)
+            assert training.wait(30) == status
+            assert set(os.listdir("/dev/shm")) == before
+        finally:
+            training.kill()
+            kill(*forks)
 
 
 def test_forks_of_the_training_process_do_not_disturb_it(write_numbered: Write, tmp_path: Path):

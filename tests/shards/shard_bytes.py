@@ -1,0 +1,127 @@
+"""Shards made byte by byte, and everything that is found in one, as plain Python values."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from loaderd.errors import Damage
+from loaderd.shards import framing
+from loaderd.shards.blocks import Block, BlockReader
+from loaderd.shards.crc import masked_crc
+from loaderd.shards.files import ShardFile, list_shards
+from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex
+
+Records = dict[int, bytes]
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": gzip.compress, "zlib": zlib.compress}
+
+
+def header(length: int) -> bytes:
+    raw = struct.pack("<Q", length)
+    return raw + struct.pack("<I", masked_crc(raw))
+
+
+def frame(payload: bytes) -> bytes:
+    """A record as TFRecord stores it."""
+    return header(len(payload)) + payload + struct.pack("<I", masked_crc(payload))
+
+
+def frames(payloads: Iterable[bytes]) -> bytes:
+    return b"".join(map(frame, payloads))
+
+
+def starts_of(payloads: Sequence[bytes]) -> list[int]:
+    """Where each record's frame starts, and where the last one ends."""
+    return [0, *itertools.accumulate(len(payload) + 16 for payload in payloads)]
+
+
+def payloads_of(count: int) -> list[bytes]:
+    """``count`` payloads of different lengths, each of which tells its number."""
+    return [struct.pack("<I", number) * (1 + number % 7) for number in range(count)]
+
+
+def random_payloads(count: int, num_bytes: int = 50) -> list[bytes]:
+    """Payloads that do not compress."""
+    generator = np.random.default_rng(count)
+    return [generator.bytes(num_bytes) for _ in range(count)]
+
+
+def reader(data: bytes, most: int = 1 << 30) -> Callable[[memoryview], int]:
+    """Reads ``data``, at most ``most`` bytes at a time."""
+    position = 0
+
+    def read_into(view: memoryview) -> int:
+        nonlocal position
+        part = data[position : position + min(most, len(view))]
+        view[: len(part)] = part
+        position += len(part)
+        return len(part)
+
+    return read_into
+
+
+def scanned(data: bytes, most: int = 1 << 30) -> tuple[Records, list[Damage]]:
+    """What ``scan`` finds: the healthy payloads by record number, and the damage."""
+    records: Records = {}
+    damages = []
+    for found in framing.scan("shard", reader(data, most)):
+        if isinstance(found, Damage):
+            damages.append(found)
+        else:
+            take(records, found, found.first_record)
+    return records, damages
+
+
+def take(records: Records, piece: framing.Piece, first_record: int) -> None:
+    """Add the healthy payloads of ``piece``, whose first record has that number."""
+    for index, (start, length) in enumerate(zip(piece.payload_starts, piece.payload_lengths, strict=True)):
+        if index not in piece.bad:
+            assert first_record + index not in records, "a record comes once"
+            records[first_record + index] = piece.buffer[start : start + length].tobytes()
+
+
+def make_shard(path: Path, data: bytes) -> ShardFile:
+    path.write_bytes(data)
+    (file,) = list_shards(path)
+    return file
+
+
+def overwrite(file: ShardFile, data: bytes) -> None:
+    """Change a shard's bytes as a failing disk does: the size and the time of change stay."""
+    assert len(data) == file.size_bytes
+    Path(file.uri).write_bytes(data)
+    os.utime(file.uri, ns=(file.mtime_ns, file.mtime_ns))
+
+
+def blocks_of(index: ShardIndex, shard: int = 0) -> list[Block]:
+    """The blocks of an index, each with its anchors; checks that none is left over."""
+    blocks, anchor = [], 0
+    columns = zip(index.offsets, index.num_bytes, index.counts, index.first_records, strict=True)
+    for offset, num_bytes, count, first_record in columns:
+        num_anchors = -(-int(count) // ANCHOR_RECORDS) if index.compression == "none" else 0
+        anchors = index.anchors[anchor : anchor + num_anchors].tobytes()
+        anchor += num_anchors
+        blocks.append(Block(shard, int(offset), int(num_bytes), int(count), int(first_record), anchors))
+    assert anchor == len(index.anchors)
+    return blocks
+
+
+def read_blocks(reader: BlockReader, blocks: Iterable[Block]) -> tuple[Records, list[Damage]]:
+    """What ``read`` finds in whole blocks: healthy payloads by record number of the shard, and the damage."""
+    records: Records = {}
+    damages = []
+    for block in blocks:
+        for found in reader.read(block, 0, block.count):
+            if isinstance(found, Damage):
+                damages.append(found)
+            else:
+                assert found.first >= 0 and found.first + found.piece.num_records <= block.count
+                take(records, found.piece, block.first_record + found.first)
+    return records, damages
