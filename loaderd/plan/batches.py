@@ -55,10 +55,15 @@ class BatchPlan:
         return self.epochs * self.steps_per_epoch
 
     def place_of(self, step: int) -> tuple[int, int]:
-        """(epoch of the pass, number of the batch in it) of ``step``; a batch belongs to where it begins."""
+        """(epoch of the pass, number of the batch in it) of ``step``; a batch belongs to where it begins.
+
+        ``num_steps`` itself is the place behind the pass: batch 0 of the epoch after its last.
+        """
         if self.remainder != "carry":
             return divmod(step, self.steps_per_epoch)
         epoch = step * self.batch_size // self.share.size
+        if self.epochs is not None:
+            epoch = min(epoch, self.epochs)  # behind a last batch that is short, and larger than an epoch
         return epoch, step - self._first_step_of(epoch)
 
     def step_at(self, epoch: int, batch: int) -> int:

@@ -1,17 +1,17 @@
-"""Slots and windows: aligned, apart from each other, shared by descriptor."""
+"""Slots and windows: aligned, apart from each other, and as large as they need be."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.memory.layout import SlotLayout, WindowLayout
-from loaderd.memory.shared import SharedMemory
-from loaderd.schema import FieldSpec
+from loaderd.schema import FieldSpec, resolve_dtype
+from loaderd.schemas import chess_eval
 
 specs_of = st.dictionaries(
     st.sampled_from("abcd"),
@@ -50,14 +50,30 @@ def test_arenas_are_apart(row_bytes: int, rows: int, arenas: int):
         places[:], window[:] = 1, 1
 
 
-def test_memory_is_shared_by_descriptor_and_outlives_it():
-    memory = SharedMemory.create("test", 10_000)
-    other = SharedMemory(os.dup(memory.fd))
-    memory.bytes[5000] = 42
-    assert other.bytes[5000] == 42 and len(other.bytes) == 10_000
-    view = other.bytes[5000:]
-    memory.close_fd()
-    memory.close_fd()
-    other.close_fd()
-    del memory, other
-    assert view[0] == 42
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
+def test_values_keep_their_dtype(dtype: str):
+    specs = {"x": FieldSpec((), resolve_dtype("int8")), "y": FieldSpec((3,), resolve_dtype(dtype))}
+    layout = SlotLayout(specs, 5)
+    memory = np.zeros(2 * layout.slot_bytes, dtype=np.uint8)
+    view = layout.views(memory, 1)["y"]
+    view[2] = 1
+    assert view.dtype == resolve_dtype(dtype) and view.shape == (5, 3)
+    start = layout.slot_bytes + layout.offsets["y"] + 2 * 3 * view.itemsize
+    written = np.flatnonzero(memory)
+    assert len(written) and start <= written.min() <= written.max() < start + 3 * view.itemsize
+
+
+def test_what_a_chess_batch_takes():
+    layout = SlotLayout(chess_eval().specs, 512)
+    assert layout.offsets == {"board": 0, "flags": 512 * 1536 * 4, "score": 512 * (1536 + 10) * 4}
+    assert layout.slot_bytes == 512 * (1536 + 10 + 1) * 4 + 2048, "up to a whole page"
+    window = WindowLayout(chess_eval().row_bytes, 262_144)
+    assert window.arena_bytes == 262_144 * (4 + 208)
+
+
+def test_sizes_are_whole_pages():
+    for rows in (0, 1, 1023, 1024, 1025):
+        layout = WindowLayout(8, rows)
+        assert layout.arena_bytes % 4096 == 0
+        assert layout.arena_bytes >= rows * 12
+        assert layout.rows(np.zeros(layout.arena_bytes, dtype=np.uint8), 0).shape == (rows, 8)

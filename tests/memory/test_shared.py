@@ -1,0 +1,99 @@
+"""Anonymous memory: shared by descriptor, without a name, and gone with its last view."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from loaderd.memory.shared import SharedMemory
+
+
+def mappings(name: str) -> int:
+    """How often a memory of that name is mapped into this process."""
+    with open("/proc/self/maps") as maps:
+        return sum(f"/memfd:loaderd-{name} (deleted)" in line for line in maps)
+
+
+def descriptors(name: str) -> int:
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:  # the descriptor of the listing itself
+            continue
+    return sum(f"/memfd:loaderd-{name} (deleted)" in link for link in links)
+
+
+def test_memory_is_shared_by_descriptor_and_outlives_it():
+    memory = SharedMemory.create("test", 10_000)
+    other = SharedMemory(os.dup(memory.fd))
+    memory.bytes[5000] = 42
+    assert other.bytes[5000] == 42 and len(other.bytes) == 10_000
+    view = other.bytes[5000:]
+    memory.close_fd()
+    memory.close_fd()
+    other.close_fd()
+    del memory, other
+    assert view[0] == 42
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 10_000, 40 << 20])
+def test_new_memory_is_zeroed_and_writable(size: int):
+    memory = SharedMemory.create("size", size)
+    assert len(memory.bytes) == max(size, 4096) and memory.bytes.dtype == np.uint8
+    assert not memory.bytes.any()
+    memory.bytes[-1] = 7
+    other = SharedMemory(os.dup(memory.fd))
+    assert other.bytes[-1] == 7 and len(other.bytes) == len(memory.bytes)
+    memory.close_fd()
+    other.close_fd()
+
+
+def test_it_starts_at_a_page():
+    memory = SharedMemory.create("aligned", 100)
+    assert memory.bytes.ctypes.data % 4096 == 0
+    memory.close_fd()
+
+
+def test_it_is_gone_with_its_last_view_and_its_descriptor():
+    memory = SharedMemory.create("gone", 10_000)
+    view = memory.bytes[100:200].reshape(10, 10)[3]
+    assert mappings("gone") == 1 and not os.path.exists("/dev/shm/loaderd-gone")
+    memory.close_fd()
+    del memory
+    gc.collect()
+    assert mappings("gone") == 1
+    view[:] = 5
+    del view
+    gc.collect()
+    assert mappings("gone") == 0 and descriptors("gone") == 0
+
+
+def test_another_process_sees_it_and_its_children_do_not():
+    memory = SharedMemory.create("passed", 10_000)
+    memory.bytes[:3] = (1, 2, 3)
+    code = f"""
+import os
+from loaderd.memory.shared import SharedMemory
+memory = SharedMemory({memory.fd})
+assert memory.bytes[:3].tolist() == [1, 2, 3]
+memory.bytes[5000] = 42
+"""
+    subprocess.run([sys.executable, "-c", code], pass_fds=[memory.fd], check=True)
+    assert memory.bytes[5000] == 42
+    code = f"import os; os.fstat({memory.fd})"
+    found = subprocess.run([sys.executable, "-c", code], close_fds=False, stderr=subprocess.PIPE, check=False)
+    assert b"Bad file descriptor" in found.stderr, "what is not passed is closed on exec"
+    memory.close_fd()
+
+
+def test_memory_that_cannot_be_had_leaves_no_descriptor():
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError):
+        SharedMemory.create("too much", 1 << 62)
+    assert len(os.listdir("/proc/self/fd")) == before
