@@ -59,7 +59,9 @@ def enter_process(name: str) -> tuple[socket.socket, int]:
     """The child's side of :func:`start_process`: its end of the socket, and the parent's process number."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
-    return socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])
+    sock = socket.socket(fileno=int(sys.argv[2]))
+    sock.set_inheritable(False)  # a program that a user's function starts must not hold the socket open
+    return sock, int(sys.argv[3])
 
 
 def die_with_parent(parent: int) -> None:

@@ -146,7 +146,7 @@ class _Blocks:
         base = piece.offset - int(ends[0])
         while begin < end:
             offset, record = base + int(ends[begin]), piece.first_record + begin
-            room = self._room(offset, record)
+            room = self._room(offset)
             if room == 0:
                 self._rows.append((offset, 0, 0, record))
                 room = end if self._block_records is None else self._block_records
@@ -159,15 +159,15 @@ class _Blocks:
             self._rows[-1] = (start, num_bytes, count + take, first)
             begin += take
 
-    def _room(self, offset: int, record: int) -> int:
+    def _room(self, offset: int) -> int:
         """How many records the last block can still take, the next one being at ``offset``."""
         if not self._rows:
             return 0
-        start, num_bytes, count, first = self._rows[-1]
-        if start + num_bytes != offset or first + count != record:
+        start, num_bytes, count, _ = self._rows[-1]
+        if start + num_bytes != offset:
             return 0
         if self._block_records is None:
-            return record + (1 << 62)
+            return 1 << 62
         return 0 if num_bytes >= _MAX_BLOCK_BYTES else self._block_records - count
 
     def arrays(self) -> tuple[Int64s, Int64s, Int64s, Int64s, npt.NDArray[np.uint32]]:

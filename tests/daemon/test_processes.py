@@ -87,6 +87,13 @@ def fetch_all(
     return found
 
 
+def crashing_schema(function: Callable[[Any], Any]) -> loaderd.Schema:
+    """The numbered records, and a field that ``function`` makes of their numbers."""
+    fields = {"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")}
+    derived = loaderd.Derived(function, "id", dtype="int64")
+    return loaderd.Schema({"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}, {**fields, "x": derived})
+
+
 # ------------------------------------------------------------------------------------------ dying workers
 
 
@@ -148,18 +155,6 @@ def test_a_worker_may_die_in_the_middle_of_a_task(
             kill(int(child))
 
 
-def crashing_schema(function: Callable[[Any], Any]) -> loaderd.Schema:
-    """The numbered records, and a field that ``function`` makes of their numbers."""
-    return loaderd.Schema(
-        {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
-        {
-            "bits": loaderd.Bits("bits", shape=(32,)),
-            "id": loaderd.Array("id"),
-            "x": loaderd.Derived(function, "id", dtype="int64"),
-        },
-    )
-
-
 @pytest.mark.parametrize(
     ("crash", "how", "step"),
     [
@@ -179,6 +174,15 @@ def test_a_record_that_kills_every_worker_breaks_its_batch(
         assert isinstance(error, WorkerError) and "derived field" in error.hint
         assert error.message == f"3 workers in a row died at the decoding of batch {step}; the last one {how}"
         check_others(found, step)
+
+
+def test_a_function_that_always_crashes_ends_the_stream(write_numbered: Write, check_batch: Check):
+    schema = crashing_schema(lambda numbers: os._exit(7))
+    with loaderd.Loader(write_numbered([200]), schema, batch_size=10, shuffle=False, workers=1) as loader:
+        found = fetch_all(loader, check_batch)
+    assert [type(error) for error in found] == [WorkerError, DaemonError] + [ClosedError] * 18
+    assert found[0].message == "3 workers in a row died at the decoding of batch 0; the last one ended with status 7"
+    assert found[1].message == "10 workers died without having done anything; the last ended with status 7"
 
 
 def check_others(found: list[Any], broken: int) -> None:
@@ -301,14 +305,11 @@ def twice(numbers):
     return offset + 2 * numbers
 
 offset = 5
-schema = loaderd.Schema(
-    {{"id": loaderd.Int64()}},
-    {{
-        "id": loaderd.Array("id"),
-        "twice": loaderd.Derived(twice, "id", dtype="int64"),
-        "thrice": loaderd.Derived(lambda numbers: 3 * numbers, "id", dtype="int64"),
-    }},
+derived = dict(
+    twice=loaderd.Derived(twice, "id", dtype="int64"),
+    thrice=loaderd.Derived(lambda numbers: 3 * numbers, "id", dtype="int64"),
 )
+schema = loaderd.Schema({{"id": loaderd.Int64()}}, {{"id": loaderd.Array("id"), **derived}})
 loader = loaderd.Loader({shards!r}, schema, batch_size=10, shuffle=False, workers=2, held_batches=2)
 batches = iter(loader)
 batch = next(batches)
@@ -336,7 +337,6 @@ def run_script(tmp_path: Path, shards: list[Path], rest: str) -> subprocess.Pope
 def test_nothing_outlives_the_training_process(write_numbered: Write, tmp_path: Path, rest: str, status: int):
     before = set(os.listdir("/dev/shm"))
     with run_script(tmp_path, write_numbered([1000]), rest) as training:
-        assert training.stdin is not None and training.stdout is not None
         assert [training.stdout.readline() for _ in range(2)] == ["run\n", f"{training.pid}\n"]
         comms = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in children_of(training.pid)}
         (daemon,) = [pid for pid, comm in comms.items() if comm == "loaderd-daemon"]

@@ -79,14 +79,15 @@ def main():
     sock, parent = enter_process("loaderd-seer")
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "HOME")
     facts = [[os.environ.get(name) for name in names], sys.path, parent, os.getsid(0), beside.WHERE]
+    facts.append(os.get_inheritable(sock.fileno()))
     sock.sendall(json.dumps(facts).encode() + b"\\n")
     sock.recv(1)
 """,
     )
-    environment, path, parent, session, where = json.loads(read_line(sock))
+    environment, path, parent, session, where, is_inheritable = json.loads(read_line(sock))
     assert environment == ["-1", "1", "1", "1", os.environ.get("HOME")]
     assert path == [os.getcwd(), *sys.path[1:-1]]
-    assert (parent, session, where) == (os.getpid(), process.pid, "beside")
+    assert (parent, session, where, is_inheritable) == (os.getpid(), process.pid, "beside", False)
     assert Path(f"/proc/{process.pid}/comm").read_text() == "loaderd-seer\n"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
     sock.send(b"x")

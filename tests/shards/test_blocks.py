@@ -30,6 +30,7 @@ from shard_bytes import (
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards import blocks as blocks_module
+from loaderd.shards import framing
 from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.compression import Compression
 from loaderd.shards.files import ShardFile
@@ -186,10 +187,11 @@ def test_every_changed_byte_costs_its_record(shard: Shard, make_reader: MakeRead
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     block_records=st.sampled_from([7, 40, 100]),
+    scan_bytes=st.sampled_from([64, 500, 1 << 20]),
     hits=st.lists(st.tuples(st.integers(0, 2**31), st.integers(1, 40), st.integers(1, 255)), min_size=1, max_size=5),
 )
 def test_any_damage_costs_no_more_than_lies_between_two_anchors(
-    tmp_path: Path, make_reader: MakeReader, block_records: int, hits: list[tuple[int, int, int]]
+    tmp_path: Path, make_reader: MakeReader, block_records: int, scan_bytes: int, hits: list[tuple[int, int, int]]
 ):
     shard = Shard(tmp_path / "a", block_records)
     changed = bytearray(shard.data)
@@ -198,7 +200,9 @@ def test_any_damage_costs_no_more_than_lies_between_two_anchors(
             changed[offset] ^= value
     overwrite(shard.file, bytes(changed))
     reader = make_reader(shard.file)
-    records, damages = read_blocks(reader, shard.blocks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing, "_SCAN_BYTES", scan_bytes)
+        records, damages = read_blocks(reader, shard.blocks)
     reader.close()
     hit, broken = set(), set()
     for number, (start, stop) in enumerate(itertools.pairwise(shard.starts)):
@@ -227,7 +231,9 @@ def test_a_stretch_that_is_overwritten_costs_no_more_than_itself(shard: Shard, m
     assert [damage.record for damage in damages] == list(range(30, 60))
 
 
-def test_records_that_were_put_in_the_place_of_others_shift_no_number(shard: Shard, make_reader: MakeReader):
+def test_records_that_were_put_in_the_place_of_others_shift_none_behind_the_next_anchor(
+    shard: Shard, make_reader: MakeReader
+):
     """Two whole records of the same size where three were: whoever counted frames would be one off."""
     room = shard.starts[53] - shard.starts[50]
     other = frame(b"x" * 5) + frame(b"y" * (room - 37))
@@ -235,6 +241,17 @@ def test_records_that_were_put_in_the_place_of_others_shift_no_number(shard: Sha
     records, _ = read_blocks(make_reader(shard.file), shard.blocks)
     kept = shard.without(set(range(50, 80)))
     assert {number: records[number] for number in kept} == kept
+
+
+def test_a_frame_more_than_there_were_is_not_counted_from_the_end(shard: Shard, make_reader: MakeReader):
+    """Behind the damage are as many frames as the index has records there: which of them is which?"""
+    start, stop = shard.starts[48], shard.starts[49]
+    other = b"\xff" * (stop - start - 18) + frame(b"zz")
+    overwrite(shard.file, shard.data[:start] + other + shard.data[stop:])
+    records, damages = read_blocks(make_reader(shard.file), shard.blocks)
+    lost = set(range(48, 72))
+    assert records == shard.without(lost)
+    assert {damage.record for damage in damages} == lost
 
 
 def test_a_file_that_is_cut_while_it_is_open(shard: Shard, make_reader: MakeReader):
@@ -333,6 +350,7 @@ def test_a_compressed_shard_that_becomes_corrupt(tmp_path: Path, make_reader: Ma
         assert records.items() <= healthy.items(), "what is delivered is what was there, at its old number"
         named = [damage.record for damage in damages]
         assert sorted([*records, *named]) == sorted(healthy), "every other one is named, once"
+        assert any("valid compressed data" in damage.expected for damage in damages)
         # Nothing that is in front of the damage depends on it.
         sure = len(zlib.decompressobj(31 if compression == "gzip" else 15).decompress(whole[:hit]))
         assert all(number in records for number in healthy if starts[number + 1] <= sure)

@@ -74,7 +74,7 @@ def test_every_level_is_told(tmp_path: Path, level: int):
     assert detected(tmp_path / "a", data) == "zlib"
 
 
-@pytest.mark.parametrize("length", [0x9C78, 0x0178, 248, 0x088B1F])
+@pytest.mark.parametrize("length", [0x9C78, 0x0178, 248, 0x8B1F, 0x088B1F])
 def test_a_plain_file_whose_length_looks_like_a_magic(tmp_path: Path, length: int):
     data = bytearray(frames([b"x" * length, b"behind"]))
     index = build_index(make_shard(tmp_path / "a.z", bytes(data)), 10)
