@@ -18,6 +18,12 @@ def test_every_number_comes_once(key: int, count: int):
     assert np.array_equal(order, permutation(key, count))
 
 
+@given(key=st.integers(0, 2**64 - 1), count=st.sampled_from([0, 1, 100, 70_000]))
+def test_numbers_come_by_their_draws_and_equal_draws_in_order(key: int, count: int):
+    draws = random_words(key, count).astype(np.uint32)
+    assert np.array_equal(permutation(key, count), np.argsort(draws, kind="stable"))
+
+
 def test_the_order_never_changes():
     """A position that was saved by one version must mean the same batch in the next."""
     assert key_of("rows", 0, 1, 2) == 0x861C29189A3AE701
