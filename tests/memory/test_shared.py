@@ -93,6 +93,7 @@ memory.bytes[5000] = 42
 
 
 def test_memory_that_cannot_be_had_leaves_no_descriptor():
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError):
         SharedMemory.create("too much", 1 << 62)

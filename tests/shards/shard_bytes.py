@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import itertools
 import os
@@ -98,6 +99,12 @@ def overwrite(file: ShardFile, data: bytes) -> None:
     assert len(data) == file.size_bytes
     Path(file.uri).write_bytes(data)
     os.utime(file.uri, ns=(file.mtime_ns, file.mtime_ns))
+
+
+def num_descriptors() -> int:
+    """Open descriptors of this process, without those that other tests left to the garbage collector."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
 
 
 def blocks_of(index: ShardIndex, shard: int = 0) -> list[Block]:

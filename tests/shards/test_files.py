@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_bytes import COMPRESS, blocks_of, frame, frames, payloads_of, read_blocks
+from shard_bytes import COMPRESS, blocks_of, frame, frames, num_descriptors, payloads_of, read_blocks
 
 from loaderd.errors import NoShardsError, OptionError, ShardReadError
 from loaderd.shards.blocks import BlockReader
@@ -162,10 +162,10 @@ def test_a_file_that_changed_is_noticed(tree: Path, change: Callable[[Path], Non
     with pytest.raises(ShardReadError, match=r"a.rec changed while it was in use: expected 21 bytes"):
         opened.check_unchanged()
     opened.close()
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = num_descriptors()
     with pytest.raises(ShardReadError, match=r"a.rec changed while it was in use"):
         open_shard(file)
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert num_descriptors() == num_open
     (tree / "a.rec").unlink()
     with pytest.raises(ShardReadError, match=r"a.rec: No such file"):
         open_shard(file)
