@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compare import take_turns
-from run_candidate import CandidateError
+from loaderd.bench.compare import take_turns
+from loaderd.bench.run_candidate import CandidateError
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TINY = [
@@ -22,10 +22,10 @@ TINY = [
 _MADE = """
 import os, subprocess, sys, time
 import numpy as np
-from compare import CHECK_RECORDS, CHECK_SHARDS
-from interface import Step
-from reference import decode
-from synthetic import shard_records
+from loaderd.bench.compare import CHECK_RECORDS, CHECK_SHARDS
+from loaderd.bench.interface import Step
+from loaderd.bench.reference import decode
+from loaderd.bench.synthetic import shard_records
 
 def steps(config):
     while True:

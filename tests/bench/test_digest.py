@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from digest import Digest
-from reference import Rows, decode
-from synthetic import make_records
+from loaderd.bench.digest import Digest
+from loaderd.bench.reference import Rows, decode
+from loaderd.bench.synthetic import make_records
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from process_tree import cpu_s, machine_cpu_s, process_tree, pss_bytes
+from loaderd.bench.process_tree import cpu_s, machine_cpu_s, process_tree, pss_bytes
 
 # A process that starts another one; that one works for 0.3 s of CPU, holds 64 MiB, says so and waits.
 _GRANDCHILD = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from report import COLUMNS, Spread, baseline, markdown, summarise
+from loaderd.bench.report import COLUMNS, Spread, baseline, markdown, summarise
 
 
 def _run(candidate: str, number: int, examples_per_s: float) -> dict[str, Any]:

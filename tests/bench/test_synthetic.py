@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import synthetic
+from loaderd.bench import synthetic
 import tensorflow as tf
 
 NUM_RECORDS, NUM_SHARDS, SEED = 3_001, 3, 7

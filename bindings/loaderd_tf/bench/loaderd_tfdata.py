@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import loaderd_tf
-from interface import Config, Step
-from reference import VALUE_A, VALUE_B, VALUE_K
-
-import loaderd
-from candidates._tfdata import consume
+from loaderd import Shuffle
+from loaderd.bench.interface import Config, Step
+from loaderd_tf.bench._tfdata import consume
 
 
 def steps(config: Config) -> Iterator[Step]:
     dataset = loaderd_tf.make_dataset(
         list(config.shards),
-        loaderd.schemas.chess_eval(value_a=VALUE_A, value_k=VALUE_K, value_b=VALUE_B),
+        config.delivered(),
         batch_size=config.batch_size,
-        structure=(("board", "flags"), "score"),
         epochs=config.epochs,
-        shuffle=config.shuffle,
+        shuffle=config.shuffle and (Shuffle(window_records=config.window_records) if config.window_records else True),
         workers=config.workers,
     )
     return consume(dataset, config)

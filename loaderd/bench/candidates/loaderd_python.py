@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from interface import Config, Step
-from reference import VALUE_A, VALUE_B, VALUE_K
-
 import loaderd
+from loaderd.bench.interface import Config, Step
 
 
 def steps(config: Config) -> Iterator[Step]:
-    schema = loaderd.schemas.chess_eval(value_a=VALUE_A, value_k=VALUE_K, value_b=VALUE_B)
+    shuffle = loaderd.Shuffle(window_records=config.window_records) if config.window_records else True
     with loaderd.Loader(
         list(config.shards),
-        schema,
+        config.delivered(),
         batch_size=config.batch_size,
         epochs=config.epochs,
-        shuffle=config.shuffle,
+        shuffle=config.shuffle and shuffle,
         workers=config.workers,
     ) as loader:
         for batch in loader:
-            yield Step(len(batch["score"]), (batch["board"], batch["flags"], batch["score"]))
+            yield Step(next(iter(batch.values())).shape[0], batch)

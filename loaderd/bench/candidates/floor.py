@@ -2,11 +2,12 @@
 
 ::
 
-    slot      0 │ 1 │ 2 │ 3 │ … │ 31      each batch_size × (1536 + 10 + 1) float32, in shared memory
+    slot      0 │ 1 │ 2 │ 3 │ … │ 31      each the bytes of a batch, in shared memory
     writer    0   1   0   1   …   1
 
 Nothing is read, decoded, handed over or waited for, so no loader on this machine that writes unpacked float32
-can be faster. Thirty-two slots of 512 records are 100 MB, more than a cache holds. Carries no records: unchecked.
+can be faster. Thirty-two slots of 512 chess records are 100 MB, more than a cache holds.
+Carries no records: unchecked.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from interface import Config, Step
+
+from loaderd.bench.interface import Config, Step
 
 NUM_SLOTS = 32
-FLOATS_PER_RECORD = 8 * 8 * 24 + 10 + 1
 
 
-def _write_for_ever(slots: npt.NDArray[np.float32], notify: int) -> None:
+def _write_for_ever(slots: npt.NDArray[np.uint8], notify: int) -> None:
     for value, slot in enumerate(itertools.cycle(slots)):
-        slot.fill(value)
+        slot.fill(value % 256)
         os.write(notify, b"\0")
 
 
 def steps(config: Config) -> Iterator[Step]:
-    memory = mmap.mmap(-1, NUM_SLOTS * config.batch_size * FLOATS_PER_RECORD * 4)  # shared and anonymous
-    slots = np.frombuffer(memory, np.float32).reshape(NUM_SLOTS, -1)
+    batch_bytes = config.batch_size * sum(spec.record_bytes for spec in config.delivered().specs.values())
+    memory = mmap.mmap(-1, NUM_SLOTS * batch_bytes)  # shared and anonymous
+    slots = np.frombuffer(memory, np.uint8).reshape(NUM_SLOTS, -1)
     written, notify = os.pipe()
     fork = multiprocessing.get_context("fork")  # the memory is inherited; there are no threads here
     writers = [

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from interface import Config, Step
-from reference import CHANNEL_ORDER, CHANNEL_SIGN
 
-from candidates._tfdata import consume, decoded, flags_and_score
+from loaderd.bench.interface import Config, Step
+from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN
+from loaderd_tf.bench._tfdata import consume, decoded, flags_and_score
 
 
 def _decode(stored: tf.Tensor, scores: tf.Tensor) -> Any:
@@ -18,7 +18,7 @@ def _decode(stored: tf.Tensor, scores: tf.Tensor) -> Any:
     bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(planes, shifts), 1)
     board = tf.gather(tf.reshape(bits, [-1, 8, 8, 24]), CHANNEL_ORDER, axis=-1)
     flags, score = flags_and_score(stored, scores)
-    return (tf.cast(board, tf.float32) * CHANNEL_SIGN, flags), score
+    return {"board": tf.cast(board, tf.float32) * CHANNEL_SIGN, "flags": flags, "score": score}
 
 
 def steps(config: Config) -> Iterator[Step]:

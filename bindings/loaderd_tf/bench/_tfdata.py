@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from interface import Config, Step
-from reference import VALUE_A, VALUE_B, VALUE_K
+
+from loaderd.bench.interface import Config, Step
+from loaderd.bench.reference import VALUE_A, VALUE_B, VALUE_K
 
 SHUFFLE_RECORDS = 10_000
 READ_BYTES = 4 << 20
@@ -66,12 +67,12 @@ def flags_and_score(stored: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf
 
 
 def consume(dataset: tf.data.Dataset, config: Config) -> Iterator[Step]:
-    """The steps of a dataset of ((board, flags), score): eager, or inside a tf.function (``config.graph``)."""
+    """The steps of a dataset of dicts, field -> tensor: eager, or inside a tf.function (``config.graph``)."""
     if config.graph:
         yield from _consume_in_graph(dataset)
         return
-    for (board, flags), score in dataset:
-        yield Step(score.shape[0], (board, flags, score))
+    for batch in dataset:
+        yield Step(next(iter(batch.values())).shape[0], batch)
 
 
 def _consume_in_graph(dataset: tf.data.Dataset) -> Iterator[Step]:
@@ -79,9 +80,10 @@ def _consume_in_graph(dataset: tf.data.Dataset) -> Iterator[Step]:
     def take(iterator: Any) -> tuple[tf.Tensor, tf.Tensor]:
         examples, touched = tf.constant(0), tf.constant(0.0)
         for _ in tf.range(BATCHES_PER_CALL):
-            (board, flags), score = next(iterator)
-            examples += tf.shape(score)[0]
-            touched += board[0, 0, 0, 0] + flags[0, 0] + score[0]
+            batch = next(iterator)
+            examples += tf.shape(next(iter(batch.values())))[0]
+            for tensor in batch.values():
+                touched += tf.cast(tf.reshape(tensor, [-1])[0], tf.float32)
         return examples, touched
 
     iterator = iter(dataset)

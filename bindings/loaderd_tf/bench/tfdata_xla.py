@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from interface import Config, Step
-from reference import CHANNEL_ORDER, CHANNEL_SIGN
 
-from candidates._tfdata import consume, decoded, flags_and_score
+from loaderd.bench.interface import Config, Step
+from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN
+from loaderd_tf.bench._tfdata import consume, decoded, flags_and_score
 
 _BYTE = CHANNEL_ORDER // 8
 _SHIFT = (7 - CHANNEL_ORDER % 8).astype(np.int32)
@@ -26,7 +26,7 @@ def _decode(stored: tf.Tensor, scores: tf.Tensor) -> Any:
     bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(tf.gather(squares, _BYTE, axis=-1), _SHIFT), 1)
     board = tf.reshape(tf.cast(bits, tf.float32) * CHANNEL_SIGN, [-1, 8, 8, 24])
     flags, score = flags_and_score(stored, scores)
-    return (board, flags), score
+    return {"board": board, "flags": flags, "score": score}
 
 
 def steps(config: Config) -> Iterator[Step]:

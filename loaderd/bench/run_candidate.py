@@ -21,14 +21,12 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, Any
 
-from interface import Config, configure
-from measured import Window
-from process_tree import process_tree, pss_bytes
+from loaderd.bench.interface import Config, configure
+from loaderd.bench.measured import Window
+from loaderd.bench.process_tree import process_tree, pss_bytes
 
-_HERE = Path(__file__).resolve().parent
 _SAMPLE_INTERVAL_S = 0.5
 
 
@@ -55,7 +53,7 @@ def _run(spec: str, job: str, timeout_s: float) -> tuple[str, int]:
         given.write(job)
         given.seek(0)
         process = subprocess.Popen(
-            [sys.executable, str(_HERE / "measured.py")],
+            [sys.executable, "-m", "loaderd.bench.measured"],
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -81,9 +79,8 @@ def _run(spec: str, job: str, timeout_s: float) -> tuple[str, int]:
 
 
 def _environment() -> dict[str, str]:
-    root = _HERE.parent
-    path = [str(root), str(root / "bindings"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
 
 
 def _tail(log: IO[str]) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from interface import Config, Step
-from reference import CHANNEL_ORDER, CHANNEL_SIGN
 
-from candidates._tfdata import consume, decoded, flags_and_score
+from loaderd.bench.interface import Config, Step
+from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN
+from loaderd_tf.bench._tfdata import consume, decoded, flags_and_score
 
 
 def _permutation() -> npt.NDArray[np.int32]:
@@ -45,7 +45,7 @@ def _decode(stored: tf.Tensor, scores: tf.Tensor) -> Any:
     halves = tf.stack([tf.bitwise.right_shift(words, 12), tf.bitwise.bitwise_and(words, 4095) + 4096], axis=-1)
     board = tf.reshape(tf.gather(_EXPANSION, halves), [-1, 8, 8, 24])
     flags, score = flags_and_score(stored, scores)
-    return (board, flags), score
+    return {"board": board, "flags": flags, "score": score}
 
 
 def steps(config: Config) -> Iterator[Step]:

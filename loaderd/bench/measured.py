@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from digest import Digest
-from interface import Config, Step, load
-from process_tree import cpu_s, machine_cpu_s, process_tree
+
+from loaderd import Schema
+from loaderd.bench.digest import Digest
+from loaderd.bench.interface import Config, Step, load
+from loaderd.bench.process_tree import cpu_s, machine_cpu_s, process_tree
 
 _VERSIONED = ("numpy", "tensorflow", "loaderd", "loaderd_tf")
 
@@ -73,18 +75,18 @@ def _take(stream: Iterator[Step]) -> int:
     step = next(stream, None)
     if step is None:
         raise RuntimeError("the candidate ended before the measurement did; it must go on for ever")
-    for array in step.batch or ():
+    for array in (step.batch or {}).values():
         np.asarray(array).item(0)
     return step.examples
 
 
-def digest(stream: Iterator[Step]) -> dict[str, int] | None:
+def digest(stream: Iterator[Step], schema: Schema) -> dict[str, int] | None:
     """The digest of all that ``stream`` delivers; None if its steps carry no batch."""
     found = Digest()
     for step in stream:
         if step.batch is None:
             return None
-        found = found.updated(*step.batch)
+        found = found.updated(schema, step.batch)
     return asdict(found)
 
 
@@ -92,11 +94,11 @@ def main() -> None:
     job = json.load(sys.stdin)
     config = Config(**{**job["config"], "shards": tuple(job["config"]["shards"])})
     importing = time.perf_counter()
-    steps = load(job["candidate"])
+    steps = load(job["candidate"]).steps
     import_s = time.perf_counter() - importing
     with closing(steps(config)) as stream:  # type: ignore[type-var]  # steps are generators
         if job["window"] is None:
-            result: dict[str, Any] = {"digest": digest(stream)}
+            result: dict[str, Any] = {"digest": digest(stream, config.delivered())}
         else:
             result = {"import_s": import_s, **measure(stream, Window(**job["window"]), config.batch_size)}
     loaded = {name: sys.modules[name] for name in _VERSIONED if name in sys.modules}

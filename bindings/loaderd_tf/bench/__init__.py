@@ -1,0 +1,1 @@
+"""Candidates that need TensorFlow and nothing else; ``loaderd.bench.interface`` says what one holds."""

@@ -1,0 +1,118 @@
+"""What a candidate is: one module with one function, run in a process of its own.
+
+A candidate reads the shards of a :class:`Config` and yields a :class:`Step` whenever batches have arrived::
+
+    def steps(config: Config) -> Iterator[Step]: ...
+
+It delivers what ``config.delivered()`` says, decoded as ``reference.py`` says, ``config.batch_size`` records a batch
+but for a last short one. It honours every field of the config that means something to it, imports what it needs at
+the top of its module (imports are not timed), and gives everything back when the generator is closed. A module that
+cannot deliver just anything says so in a function of its own: ``def cannot(config) -> str | None``, the reason.
+
+On the command line a candidate is its module's name, then options: ``tfdata_expert:noshuffle,graph``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from loaderd import Array, Packed, PackedBits, Schema
+
+CHESS = "loaderd.bench.reference:chess"
+# Where candidates are looked for, in this order; the last is whatever folder "candidates" is on the path.
+FOLDERS = ("loaderd.bench.candidates", "loaderd_tf.bench", "candidates")
+
+
+class Step(NamedTuple):
+    """Batches that arrived: how many ``examples``, and the last batch: name -> array.
+
+    ``batch`` is None where no array reaches Python: the consumer is a ``tf.function``, or there is no content.
+    The arrays may be of any type that ``numpy.asarray`` takes; they are read before the next step is asked for.
+    """
+
+    examples: int
+    batch: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration.
+
+    ``epochs=None``: for ever. ``graph``: consume inside a ``tf.function``. ``schema``: the records, as
+    ``module:attribute``, a ``loaderd.Schema`` or a function of a dtype that makes one. ``dtype``: what bits become,
+    where the schema is such a function. ``packed``: deliver the stored features instead of the fields.
+    ``window_records`` is for what shuffles in windows; None: its own choice.
+    """
+
+    shards: tuple[str, ...]
+    compression: str = ""
+    batch_size: int = 512
+    epochs: int | None = None
+    shuffle: bool = True
+    graph: bool = False
+    workers: int = 2
+    schema: str = CHESS
+    dtype: str = "float32"
+    packed: bool = False
+    window_records: int | None = None
+
+    def delivered(self) -> Schema:
+        """The schema whose fields a batch has. Raises ImportError, AttributeError or TypeError for none such."""
+        module, _, attribute = self.schema.partition(":")
+        found: Any = getattr(importlib.import_module(module), attribute)
+        schema: Any = found if isinstance(found, Schema) else found(self.dtype)
+        if not isinstance(schema, Schema):
+            raise TypeError(f"{self.schema} must be a loaderd.Schema or a function that returns one, got {schema!r}")
+        return stored_as_is(schema) if self.packed else schema
+
+
+def stored_as_is(schema: Schema) -> Schema:
+    """``schema`` with its stored features for fields: bits packed, the rest as it is stored."""
+    return Schema(
+        features=schema.features,
+        fields={
+            name: Packed(name) if isinstance(feature, PackedBits) else Array(name)
+            for name, feature in schema.features.items()
+        },
+    )
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "noshuffle": {"shuffle": False},
+    "graph": {"graph": True},
+    "int8": {"dtype": "int8"},
+    "packed": {"packed": True},
+    "1worker": {"workers": 1},
+    "4workers": {"workers": 4},
+}
+
+
+def configure(spec: str, base: Config) -> tuple[str, Config]:
+    """The module's name and the config of ``spec``, as ``name`` or ``name:option,option``.
+
+    Raises ValueError for an option that is none.
+    """
+    name, _, options = spec.partition(":")
+    for option in filter(None, options.split(",")):
+        if option not in _OPTIONS:
+            raise ValueError(f"{spec}: option must be one of {sorted(_OPTIONS)}, got {option!r}")
+        base = replace(base, **_OPTIONS[option])
+    return name, base
+
+
+def load(name: str) -> ModuleType:
+    """The module of candidate ``name``; imports it, and with it whatever it is built on.
+
+    Raises ImportError where that is not installed, ValueError where there is no such candidate.
+    """
+    for folder in FOLDERS:
+        try:
+            return importlib.import_module(f"{folder}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name not in (folder, f"{folder}.{name}"):
+                raise
+    raise ValueError(f"there is no candidate {name!r} in {', '.join(FOLDERS)}")

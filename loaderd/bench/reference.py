@@ -1,0 +1,68 @@
+"""Records decoded as plainly as can be: what every candidate must deliver.
+
+Written from the descriptions of the record and of the fields, not from any candidate's code, so that they can be
+checked by it. :data:`CHANNEL_ORDER` and the three values are there for candidates that are written for chess alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd import Array, Bits, Packed, Schema, schemas
+
+VALUE_A, VALUE_K, VALUE_B = 0.8, 600.0, 50.0
+
+CHANNEL_ORDER = np.array([channel for member in range(4) for channel in range(member, 24, 4)])
+CHANNEL_SIGN = np.repeat(np.array([1.0, -1.0, 1.0, -1.0], np.float32), 6)
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def chess(dtype: str = "float32") -> Schema:
+    """The schema of the synthetic shards, as every candidate decodes them."""
+    return schemas.chess_eval(value_a=VALUE_A, value_k=VALUE_K, value_b=VALUE_B, dtype=dtype)
+
+
+def decode_chess(stored: npt.NDArray[np.uint8], scores: npt.NDArray[np.int64], dtype: str = "float32") -> Arrays:
+    """``board`` (n, 8, 8, 24), ``flags`` (n, 10), ``score`` (n,) of ``d`` uint8 (n, 194) and ``s`` int64 (n,).
+
+    Board and flags are of ``dtype``. The score is computed in float64 and rounded to float32 once, so that it has
+    one right value: A·tanh(s / K), or sign(s)·(A + (1 - A) / (B - 1) · max(0, B - \\|s\\|)) where it counts moves to
+    mate.
+    """
+    bits = np.unpackbits(stored, axis=1)
+    board = bits[:, :1536].reshape(-1, 8, 8, 24)[..., CHANNEL_ORDER] * CHANNEL_SIGN
+    size = np.abs(scores.astype(np.float64))
+    decided = VALUE_A + (1.0 - VALUE_A) / (VALUE_B - 1.0) * np.maximum(0.0, VALUE_B - size)
+    score = np.where(bits[:, 1546] == 1, np.sign(scores) * decided, VALUE_A * np.tanh(scores / VALUE_K))
+    return {
+        "board": board.astype(dtype),
+        "flags": bits[:, 1536:1546].astype(dtype),
+        "score": score.astype(np.float32),
+    }
+
+
+def decode(schema: Schema, stored: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    """The fields of ``schema`` from its stored features, (n, …) each: bits as uint8 bytes, (n, num_bytes)."""
+    found: Arrays = {}
+    for name in schema.evaluation_order:
+        field = schema.definition_of(name)
+        if isinstance(field, Bits):
+            bits = np.unpackbits(stored[field.feature], axis=1)[:, field.start : field.start + field.num_bits]
+            ordered = bits.reshape(len(bits), -1, field.num_channels)[..., field.order]
+            values = np.where(ordered == 1, field.channel_scale.astype(field.dtype), np.zeros((), field.dtype))
+        elif isinstance(field, Packed):
+            values = stored[field.feature]
+        elif isinstance(field, Array):
+            values = stored[field.feature].astype(schema.spec_of(name).dtype)
+            values = values if field.scale is None else values * values.dtype.type(field.scale)
+            values = values if field.offset is None else values + values.dtype.type(field.offset)
+        else:
+            values = np.asarray(field.function(*(found[source] for source in field.inputs)))
+        spec = schema.spec_of(name)
+        found[name] = values.astype(spec.dtype).reshape(-1, *spec.shape)
+    return {name: found[name] for name in schema.fields}
