@@ -88,7 +88,7 @@ def loaderd_orders(shards: Sequence[int], shuffle: Shuffle, epochs: int, seed: i
     for window in range(epochs * share.num_windows):
         epoch, index = divmod(window, share.num_windows)
         rows = [np.arange(part.first, part.stop) + firsts[part.block] for part in plan.slices_of(window)]
-        orders[epoch][share.begin_of(index) + plan.places_of(window)] = np.concatenate(rows)
+        orders[epoch][share.begin_of(index) + plan.order_of(window).places()] = np.concatenate(rows)
     return orders
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,25 @@ class _Lease:
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
 
 
-class SlotReader:
-    """Makes batches of slots. About 10 µs a batch of three fields."""
+class _LeaseEnd(weakref.ref[_Lease]):
+    """Tells that nothing refers to a slot any more. A tenth of the cost of ``weakref.finalize``."""
 
-    def __init__(self, memory: npt.NDArray[np.uint8], layout: SlotLayout) -> None:
+    __slots__ = ("slot",)
+
+    slot: int
+
+
+class SlotReader:
+    """Makes batches of slots; ``release(slot)`` is called, from any thread, when nothing refers to one any more.
+
+    About 8 µs a batch of three fields.
+    """
+
+    def __init__(self, memory: npt.NDArray[np.uint8], layout: SlotLayout, release: Callable[[int], None]) -> None:
         self._memory = memory
+        self._release = release
+        self._ends: dict[int, _LeaseEnd] = {}
+        self._on_end = partial(_end_lease, weakref.ref(self))  # weak, or each lease would make a cycle with us
         self._address = memory.__array_interface__["data"][0]
         self._slot_bytes = layout.slot_bytes
         self._fields = [
@@ -65,10 +80,16 @@ class SlotReader:
             for (name, spec), offset in zip(layout.specs.items(), layout.offsets.values(), strict=True)
         ]
 
-    def lend(self, slot: int, num_records: int, release: Callable[[int], None]) -> Batch:
-        """The batch in ``slot``, without a copy; ``release(slot)`` is called when nothing refers to it any more."""
+    @property
+    def num_lent(self) -> int:
+        """Slots that something refers to."""
+        return len(self._ends)
+
+    def lend(self, slot: int, num_records: int) -> Batch:
+        """The batch in ``slot``, without a copy."""
         lease = _Lease(self._memory, self._address + slot * self._slot_bytes, self._slot_bytes)
-        weakref.finalize(lease, release, slot).atexit = False
+        end = self._ends[slot] = _LeaseEnd(lease, self._on_end)
+        end.slot = slot
         return self._batch(np.asarray(lease), num_records)
 
     def copy(self, slot: int, num_records: int) -> Batch:
@@ -87,3 +108,11 @@ class SlotReader:
             for name, offset, record_bytes, dtype, shape in self._fields
         }
         return Batch(fields, num_records)
+
+
+def _end_lease(reader: weakref.ref[SlotReader], end: _LeaseEnd) -> None:
+    """Give a slot back. A batch that outlives its loader has no claim on it, only on the memory."""
+    found = reader()
+    if found is not None:
+        del found._ends[end.slot]
+        found._release(end.slot)

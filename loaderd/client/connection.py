@@ -1,7 +1,8 @@
 """The training process's end of a private daemon: starts it, speaks with it, takes it down.
 
 There is no thread: whoever wants a batch reads the socket. A slot is given back by whatever thread drops the last
-reference to its batch, with one small, unlocked write (:class:`~loaderd.protocol.channel.Channel`).
+reference to its batch, with one small, unlocked write (:class:`~loaderd.protocol.channel.Channel`). Slots are given
+back two at a time, to halve the cost of that, but at once while somebody waits for a batch: he may wait for them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from loaderd.protocol.messages import (
 from loaderd.protocol.process import how_it_ended, start_process
 
 _CLOSE_TIMEOUT_S = 5.0
+_SLOTS_PER_RELEASE = 2
 
 _logger = logging.getLogger("loaderd")
 
@@ -53,6 +55,8 @@ class Connection:
         self._process = process
         self._generation = 0
         self._batches: deque[list[int] | LoaderdError | None] = deque()
+        self._freed: deque[int] = deque()
+        self._waiting = False
         self._opened: Opened | None = None
         self._on_progress = on_progress
         self.skipped: list[LoaderdError] = []
@@ -75,14 +79,27 @@ class Connection:
         self._batches.clear()
         self._send(Start(self._generation, first_epoch, step))
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether :meth:`next_batch` can answer now."""
+        return bool(self._batches)
+
+    def wait_for_batch(self) -> None:
+        """Wait until :meth:`next_batch` can answer; raises the error that ended the stream, if one did."""
+        # In this order: whoever frees a slot puts it down first and looks at ``_waiting`` then.
+        self._waiting = True
+        self._send_freed()
+        try:
+            while not self._batches:
+                self._receive()
+        finally:
+            self._waiting = False
+
     def next_batch(self) -> tuple[int, int, int] | None:
         """(step, slot, records) of the next batch, the slot being ours; None at the end of the pass.
 
-        Waits. Raises the error of a batch that cannot be delivered (the next call goes on behind it), and the error
-        that ended the stream, if one did.
+        Raises the error of a batch that cannot be delivered; the next call goes on behind it.
         """
-        while not self._batches:
-            self._receive()
         batch = self._batches[0]
         if batch is None:
             return None
@@ -92,15 +109,20 @@ class Connection:
         step, slot, num_records = batch
         return step, slot, num_records
 
-    @property
-    def has_batch(self) -> bool:
-        """Whether :meth:`next_batch` would answer without waiting."""
-        return bool(self._batches)
-
     def release(self, slot: int) -> None:
         """Give a slot back. From any thread, and from a finalizer."""
-        with contextlib.suppress(ChannelClosed):  # if the daemon is gone, the memory goes with its last view
-            self._channel.send(Release([slot]))
+        self._freed.append(slot)
+        if self._waiting or len(self._freed) >= _SLOTS_PER_RELEASE:
+            self._send_freed()
+
+    def _send_freed(self) -> None:
+        slots = []
+        with contextlib.suppress(IndexError):  # empty; other threads may be at it too
+            while True:
+                slots.append(self._freed.popleft())
+        if slots:
+            with contextlib.suppress(ChannelClosed):  # if the daemon is gone, the memory goes with its last view
+                self._channel.send(Release(slots))
 
     def close(self) -> None:
         """End the daemon and its workers, and wait until they are gone."""

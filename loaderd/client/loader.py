@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from loaderd.client.batch import Batch, SlotReader
@@ -94,13 +92,15 @@ class Loader:
             self._options.remainder,
             epochs,
         )
-        self._slots = SlotReader(self._connection.slots.bytes, SlotLayout(self.schema.specs, batch_size))
+        self._slots = SlotReader(
+            self._connection.slots.bytes, SlotLayout(self.schema.specs, batch_size), self._connection.release
+        )
         self._lock = threading.Lock()
+        self._held_batches = held_batches
+        self._num_steps = self._plan.num_steps
         self._closed = False
         self._expected: tuple[int, int] | None = None
         self._next_pass = 0
-        self._held: set[int] = set()  # changed from any thread, so only by calls that are atomic
-        self._release = partial(_release, weakref.ref(self))
         self._batches = self._records = self._copies = self._starts = 0
         self._wait_s = 0.0
 
@@ -133,7 +133,7 @@ class Loader:
         with self._lock:
             if self._closed:
                 raise ClosedError("the loader is closed", hint="Make a new one.")
-            if self._plan.num_steps is not None and step >= self._plan.num_steps:
+            if self._num_steps is not None and step >= self._num_steps:
                 return None
             if self._expected != (pass_number, step):
                 self._connection.start(self._first_epoch_of(pass_number), step)
@@ -142,24 +142,23 @@ class Loader:
             return self._take()
 
     def _take(self) -> Batch | None:
-        if not self._connection.has_batch:
+        connection = self._connection
+        if not connection.has_batch:
             began_s = time.perf_counter()
-            found = self._connection.next_batch()
+            connection.wait_for_batch()
             self._wait_s += time.perf_counter() - began_s
-        else:
-            found = self._connection.next_batch()
+        found = connection.next_batch()
         if found is None:
             return None
         _, slot, num_records = found
         self._batches += 1
         self._records += num_records
-        if len(self._held) >= self._options.held_batches:
+        if self._slots.num_lent >= self._held_batches:
             batch = self._slots.copy(slot, num_records)
-            self._connection.release(slot)
+            connection.release(slot)
             self._copies += 1
             return batch
-        self._held.add(slot)
-        return self._slots.lend(slot, num_records, self._release)
+        return self._slots.lend(slot, num_records)
 
     def _first_epoch_of(self, pass_number: int) -> int:
         return pass_number * (self._options.epochs or 1)
@@ -176,6 +175,16 @@ class Loader:
     def batches_per_epoch(self) -> int:
         """Batches of one epoch of this host (``remainder="carry"``: of the first)."""
         return self._plan.steps_per_epoch
+
+    @property
+    def batch_size(self) -> int:
+        """Records of a batch that is not an epoch's last."""
+        return self._options.batch_size
+
+    @property
+    def held_batches(self) -> int:
+        """How many batches may be held at a time before there are copies."""
+        return self._held_batches
 
     @property
     def position(self) -> Position:
@@ -208,7 +217,7 @@ class Loader:
             records_skipped=connection.records_skipped,
             damages=tuple(damages[:_MAX_DAMAGES]),
             workers_restarted=connection.workers_restarted,
-            slots_lent=len(self._held),
+            slots_lent=self._slots.num_lent,
         )
 
     # -------------------------------------------------------------------------------------------- end
@@ -224,14 +233,6 @@ class Loader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _release(loader: weakref.ref[Loader], slot: int) -> None:
-    """Give a slot back. A batch that outlives its loader has no claim on it, only on the memory."""
-    found = loader()
-    if found is not None:
-        found._held.discard(slot)
-        found._connection.release(slot)
 
 
 def _as_dataset(

@@ -94,19 +94,14 @@ class OpenedStream:
         facts = {**self._facts, "index_s": index_s, "index_cached": index_cached}
         return Opened(facts, [damage.to_wire() for damage in self._damages])
 
-    def prepare_windows(self) -> None:
-        """Write the places of the rows of windows that were opened: 12 ns a row."""
-        while self.stream.prepare:
-            assert self.stream.plan is not None
-            window, arena = self.stream.prepare.popleft()
-            places = self.stream.plan.places_of(window)
-            self._window_layout.places(self.windows.bytes, arena)[: len(places)] = places
-
     def task_message(self, task: Task) -> LoadTask | FillTask | ProbeTask:
         """The message that gives a task to a worker."""
         work = task.work
         if isinstance(work, LoadWork):
-            return LoadTask(task.number, work.arena, [self._table.slice(part) for part in work.slices])
+            assert self.stream.plan is not None
+            order = self.stream.plan.order_of(work.window)
+            slices = [self._table.slice(part) for part in work.slices]
+            return LoadTask(task.number, work.arena, [order.key, order.size], slices)
         if isinstance(work, FillWork):
             batches = [
                 [

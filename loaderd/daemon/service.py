@@ -219,12 +219,7 @@ class Service:
             self._after_indexing(self._index_pass)
         if self._probe is not None and self._probe.finished:
             self._after_probe(self._probe)
-        if self._opened is not None:
-            self._opened.prepare_windows()
-        assigned = self._scheduler.assign()
-        if self._opened is not None and self._opened.stream.prepare:
-            self._opened.prepare_windows()
-        for worker, task in assigned:
+        for worker, task in self._scheduler.assign():
             self._pool.send(worker, self._message_of(task))
         self._tell_client()
 

@@ -14,7 +14,7 @@
 - :meth:`Stream.start` begins anew anywhere. What older generations still have in flight keeps its arena and its slot
   until it is done, and then is forgotten.
 
-The owner takes what there is to say to the consumer from ``outbox`` and the windows to prepare from ``prepare``.
+The owner takes what there is to say to the consumer from ``outbox``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ class Stream:
         skip_damaged: bool,
     ) -> None:
         self.outbox: deque[Outgoing] = deque()
-        self.prepare: deque[tuple[int, int]] = deque()
         self.generation = -1
         self.plan: PassPlan | None = None
         self._plan_pass = plan_pass
@@ -129,7 +128,6 @@ class Stream:
         # These count as lent, but the consumer will never hear of them.
         self.release([item.slot for item in self.outbox if isinstance(item, Delivery)])
         self.outbox.clear()
-        self.prepare.clear()
         for task in self._in_flight:
             self._stale_arenas.update(_arenas_of(task))
         self._free_arenas.extend(w.arena for w in self._windows.values() if not self._stale_arenas[w.arena])
@@ -182,9 +180,9 @@ class Stream:
                 self._filled(task.work, error)
         elif isinstance(task.work, LoadWork):
             assert self.plan is not None
-            places = self.plan.places_of(task.work.window)
-            rows = [range(part.row, part.row + part.stop - part.first) for part in task.work.slices]
-            self._loaded(task.work, [Fault(tuple(places[list(part)].tolist()), error) for part in rows])
+            order = self.plan.order_of(task.work.window)
+            places = [order.places(part.row, part.row + part.stop - part.first) for part in task.work.slices]
+            self._loaded(task.work, [Fault(tuple(of_one.tolist()), error) for of_one in places])
 
     def retry(self, task: Task) -> bool:
         """A worker died: its task is wanted still unless it is of an older generation."""
@@ -232,7 +230,6 @@ class Stream:
             rows_per_load = max(1, min(_ROWS_PER_LOAD, size // (2 * self._num_workers)))
             pending = _group(self.plan.slices_of(number), rows_per_load)
             self._windows[number] = _Window(arena, size, pending, self.plan.last_step_in(number))
-            self.prepare.append((number, arena))
             self._next_window += 1
 
     def _next_load(self, progress: float | None) -> LoadWork | None:

@@ -5,11 +5,10 @@
     slots     │ slot 0                                  │ slot 1 …
               │ field 0 (batch_size, …) │ field 1 │ …   │          every field at a multiple of 64 bytes
     windows   │ arena 0                                 │ arena 1 …
-              │ places uint32 (rows,) │ rows (rows, row_bytes) │
+              │ rows (rows, row_bytes)                  │
 
 A slot holds one batch. TensorFlow takes an array over without a copy only if it starts at a multiple of 64 bytes. An
-arena holds one window of packed rows, and in front of them, for each row in the order of the epoch, the place that
-the shuffle gives it.
+arena holds one window of packed rows, each at the place that the shuffle gives it.
 """
 
 from __future__ import annotations
@@ -76,20 +75,11 @@ class WindowLayout:
     max_rows: int
 
     @property
-    def _rows_offset(self) -> int:
-        return _align(4 * self.max_rows, _PAGE_BYTES)
-
-    @property
     def arena_bytes(self) -> int:
         """Bytes from one arena to the next."""
-        return _align(self._rows_offset + self.row_bytes * self.max_rows, _PAGE_BYTES)
-
-    def places(self, memory: Bytes1D, arena: int) -> npt.NDArray[np.uint32]:
-        """uint32, (max_rows,): the place of each row of the window."""
-        start = arena * self.arena_bytes
-        return memory[start : start + 4 * self.max_rows].view(np.uint32)
+        return _align(self.row_bytes * self.max_rows, _PAGE_BYTES)
 
     def rows(self, memory: Bytes1D, arena: int) -> npt.NDArray[np.uint8]:
         """uint8, (max_rows, row_bytes): the packed rows, by place."""
-        start = arena * self.arena_bytes + self._rows_offset
+        start = arena * self.arena_bytes
         return memory[start : start + self.row_bytes * self.max_rows].reshape(self.max_rows, self.row_bytes)

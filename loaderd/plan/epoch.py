@@ -2,14 +2,14 @@
 
 An epoch is a sequence of **rows**, one a healthy record. With shuffling, the blocks of all shards are permuted
 (another permutation each epoch) and laid end to end; without, they lie in the files' own order. Then the rows of each
-**window**, a run of consecutive rows, are permuted among themselves (:func:`window_places`). Both permutations are
+**window**, a run of consecutive rows, are permuted among themselves (:class:`WindowOrder`). Both permutations are
 functions of (seed, epoch), so any process can say where a record goes without asking another.
 
 ::
 
     blocks   │ 7 │ 2 │ 9 │ 0 │ 5 │ 1 │ 8 │ …      permuted by (seed, epoch)
     windows  │── window 0 ──│── window 1 ──│ …    may cut a block in two
-    row r of window w lies at place window_places(…)[r]
+    row r of window w lies at place WindowOrder.of(…).places()[r]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.plan.permutation import key_of, permutation
+from loaderd.plan.permutation import key_of, permutation, places
 
 Int64s = npt.NDArray[np.int64]
 
@@ -66,9 +66,22 @@ class EpochOrder:
         return found
 
 
-def window_places(seed: int, epoch: int, start: int, size: int, shuffle: bool) -> Int64s:
-    """int64, (size,): the place of each row of the window that begins at row ``start`` of the epoch."""
-    return permutation(key_of("rows", seed, epoch, start), size) if shuffle else np.arange(size)
+@dataclass(frozen=True, slots=True)
+class WindowOrder:
+    """Where the rows of a window go: permuted by ``key``, or each to its own place if that is None."""
+
+    key: int | None
+    size: int
+
+    @classmethod
+    def of(cls, seed: int, epoch: int, start: int, size: int, shuffle: bool) -> WindowOrder:
+        """That of the window of ``size`` rows that begins at row ``start`` of the epoch."""
+        return cls(key_of("rows", seed, epoch, start) if shuffle else None, size)
+
+    def places(self, first: int = 0, stop: int | None = None) -> Int64s:
+        """int64, (stop - first,): the places of rows ``first`` to ``stop - 1`` (None: to the last)."""
+        stop = self.size if stop is None else stop
+        return np.arange(first, stop) if self.key is None else places(self.key, self.size, first, stop)
 
 
 def split_evenly(total: int, parts: int, index: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.plan.batches import BatchPlan, Segment
-from loaderd.plan.epoch import EpochOrder, Slice, window_places
+from loaderd.plan.epoch import EpochOrder, Slice, WindowOrder
 
 Int64s = npt.NDArray[np.int64]
 
@@ -29,7 +29,7 @@ class PassPlan:
         self._seed = seed
         self._shuffle = shuffle
         # Windows are opened in order, so one epoch and the next are all that is ever asked for.
-        self._order_of = lru_cache(maxsize=2)(lambda epoch: EpochOrder(counts, seed, epoch, shuffle))
+        self._epoch_order = lru_cache(maxsize=2)(lambda epoch: EpochOrder(counts, seed, epoch, shuffle))
         # A batch is asked for when it is considered and when it is begun, and so are its neighbours.
         self._segments_of = lru_cache(maxsize=16)(batches.segments)
 
@@ -46,12 +46,12 @@ class PassPlan:
     def slices_of(self, window: int) -> list[Slice]:
         """The records that make up ``window``, in order of row."""
         epoch, start, size = self._locate(window)
-        return self._order_of(epoch).slices(start, start + size)
+        return self._epoch_order(epoch).slices(start, start + size)
 
-    def places_of(self, window: int) -> Int64s:
-        """int64, (rows,): the place of each row of ``window``."""
+    def order_of(self, window: int) -> WindowOrder:
+        """Where the rows of ``window`` go."""
         epoch, start, size = self._locate(window)
-        return window_places(self._seed, epoch, start, size, self._shuffle)
+        return WindowOrder.of(self._seed, epoch, start, size, self._shuffle)
 
     def segments_of(self, step: int) -> list[Segment]:
         """Where the rows of batch ``step`` lie."""

@@ -1,9 +1,15 @@
 """Permutations that are a pure function of a key, the same on every machine and with every numpy.
 
-Each of the n numbers gets 32 pseudo-random bits (splitmix64: Steele, Lea, Flood 2014, "Fast splittable pseudorandom
-number generators"); sorting the numbers by them, stably, permutes them. A stable sort has one answer, so there is no
-room for the version of a library to matter, as there is in a library's own shuffle. Two equal draws
-(a hundred pairs in a million numbers) leave two numbers in their order, which no batch will notice.
+**By sorting**, for few numbers: each of them gets 32 pseudo-random bits (splitmix64: Steele, Lea, Flood 2014, "Fast
+splittable pseudorandom number generators"); sorting the numbers by them, stably, permutes them. A stable sort has one
+answer, so there is no room for the version of a library to matter, as there is in a library's own shuffle. Two equal
+draws (a hundred pairs in a million numbers) leave two numbers in their order, which no batch will notice.
+
+**By mixing**, for many: where number i goes is computed from i alone, so whoever needs the places of some numbers
+computes those and no others. In words of b bits, the fewest that hold all numbers, each of these steps can be undone,
+so together they permute the words: multiply by an odd number, add a number, exclusive-or with the upper half. Factors
+and summands are drawn from the key, anew for each of five rounds; after four, neither neighbours nor low bits show a
+trace of where they were. A word that is none of the numbers is mixed again until it is one.
 """
 
 from __future__ import annotations
@@ -47,3 +53,40 @@ def permutation(key: int, count: int) -> npt.NDArray[np.int64]:
     by_low = np.argsort(draws.astype(np.uint16), kind="stable")
     high = (draws >> np.uint64(16)).astype(np.uint16)
     return by_low[np.argsort(high[by_low], kind="stable")]
+
+
+_ROUNDS = 5
+# Below this the mixed words have too few bits to be mixed well, and sorting costs nothing.
+_SORTED_COUNT = 4096
+
+
+def places(key: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+    """int64, (stop - start,): where a permutation of 0 to count - 1 puts the numbers ``start`` to ``stop - 1``.
+
+    4 to 8 ns a number; up to 4,096 numbers are all sorted, for 12 ns each, whatever part is asked for.
+    """
+    if count <= _SORTED_COUNT:
+        return permutation(key, count)[start:stop]
+    if count > 1 << 32:
+        raise ValueError(f"count must be at most 2**32, got {count}")
+    bits = (count - 1).bit_length()
+    draws = random_words(key, 2 * _ROUNDS).astype(np.uint32).tolist()
+    words = np.arange(start, stop, dtype=np.uint32)
+    _mix(words, bits, draws)
+    outside = np.flatnonzero(words >= count)
+    while len(outside):
+        again = words[outside]
+        _mix(again, bits, draws)
+        words[outside] = again
+        outside = outside[again >= count]
+    return words.astype(np.int64)
+
+
+def _mix(words: npt.NDArray[np.uint32], bits: int, draws: list[int]) -> None:
+    """Permute all words of ``bits`` bits, in place; ``draws``: two a round, for the factor and the summand."""
+    mask, half = np.uint32((1 << bits) - 1), np.uint32((bits + 1) // 2)
+    for factor, summand in zip(draws[::2], draws[1::2], strict=True):
+        words *= np.uint32(factor | 1)
+        words += np.uint32(summand)
+        words &= mask
+        words ^= words >> half

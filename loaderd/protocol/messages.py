@@ -147,7 +147,7 @@ class ProbeTask:
 
 @dataclass(frozen=True, slots=True)
 class LoadTask:
-    """Daemon: bring records into a window.
+    """Daemon: bring records into a window, whose rows go where ``order`` (as in ``plan.epoch.WindowOrder``) says.
 
     Each slice is [shard, offset, num_bytes, count, first_record, anchors, first, stop, row]: the block's place (as
     in ``shards.blocks.Block``), which of its records are wanted, and the window's row of the first of them.
@@ -155,6 +155,7 @@ class LoadTask:
 
     task: int
     arena: int
+    order: list[Any]
     slices: list[list[Any]]
 
 

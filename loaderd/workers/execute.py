@@ -11,6 +11,7 @@ from loaderd.errors import to_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.options import StreamDescription
+from loaderd.plan.epoch import WindowOrder
 from loaderd.protocol.messages import FillTask, IndexTask, LoadTask, ProbeTask
 from loaderd.shards.blocks import Block
 from loaderd.shards.files import ShardFile
@@ -45,7 +46,6 @@ class Executor:
         window_layout = WindowLayout(schema.row_bytes, max_rows)
         num_arenas = len(windows.bytes) // window_layout.arena_bytes
         self._rows = [window_layout.rows(windows.bytes, arena) for arena in range(num_arenas)]
-        self._places = [window_layout.places(windows.bytes, arena) for arena in range(num_arenas)]
         slot_layout = SlotLayout(schema.specs, description.options.batch_size)
         num_slots = len(slots.bytes) // slot_layout.slot_bytes
         self._slots = [slot_layout.views(slots.bytes, slot) for slot in range(num_slots)]
@@ -56,11 +56,10 @@ class Executor:
 
     def load(self, task: LoadTask) -> list[list[Any]]:
         """Bring records into a window; returns the faults: [places, error] each."""
-        all_places = self._places[task.arena]
+        order = WindowOrder(*task.order)
         parts = []
         for *block, first, stop, row in task.slices:
-            places = all_places[row : row + stop - first].astype(np.intp)
-            parts.append(Part(Block(*block), first, stop, places))
+            parts.append(Part(Block(*block), first, stop, order.places(row, row + stop - first)))
         return [[places, to_wire(error)] for places, error in self._loader.load(parts, self._rows[task.arena])]
 
     def fill(self, task: FillTask) -> None:

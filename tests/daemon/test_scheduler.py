@@ -114,7 +114,6 @@ class Run:
         self.stream.start(0, 0, 0)
 
     def hand_out(self) -> None:
-        self.stream.prepare.clear()
         assigned = self.scheduler.assign()
         self.assigned += [task for _, task in assigned]
         self.working.extend(assigned)
@@ -152,7 +151,7 @@ def decodes(step: int) -> Any:
 
 
 def loads_place(run: Run, window: int, place: int) -> Any:
-    row = run.plan.places_of(window).tolist().index(place)
+    row = run.plan.order_of(window).places().tolist().index(place)
     return lambda work: (
         isinstance(work, LoadWork)
         and work.window == window
@@ -204,7 +203,9 @@ def test_a_load_that_kills_workers_costs_its_records(skip: bool):
     sent = run.to_the_end(is_deadly)
     (load,) = {task for task in run.assigned if is_deadly(task.work)}
     places = {
-        int(run.plan.places_of(1)[part.row + i]) for part in load.work.slices for i in range(part.stop - part.first)
+        int(run.plan.order_of(1).places()[part.row + i])
+        for part in load.work.slices
+        for i in range(part.stop - part.first)
     }
     hit = {10 + place // 10 for place in places}
     what = f"the load of {len(places)} records of window 1"
@@ -274,4 +275,4 @@ def test_a_pass_that_begins_at_its_end_is_over_at_once():
     run.hand_out()
     run.stream.start(1, 0, 40)
     assert list(run.stream.outbox) == [PassEnd()]
-    assert not run.stream.prepare and run.stream.next_task() is None
+    assert run.stream.next_task() is None

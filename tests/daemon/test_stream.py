@@ -82,7 +82,7 @@ class StreamMachine(RuleBasedStateMachine):
             self.new_worker()
         self.deaths: Counter[Task] = Counter()
         self.arenas: list[list[Row | None]] = [[None] * self.batches.share.largest_window for _ in range(num_arenas)]
-        self.places: list[tuple[int, Any]] = [(-1, ())] * num_arenas
+        self.opened: list[tuple[Any, int, Any]] = [(None, -1, ())] * num_arenas
         self.slots: list[list[Row | None]] = [[None] for _ in range(sizes["num_slots"])]
         self.lent: dict[int, list[Row | None]] = {}
         self.error_numbers = count()
@@ -161,7 +161,7 @@ class StreamMachine(RuleBasedStateMachine):
         """The rows of a window, by place."""
         epoch = self.plan.first_epoch + window // self.batches.share.num_windows
         found: list[Row] = [STALE] * self.plan.size_of(window)
-        places = self.plan.places_of(window)
+        places = self.plan.order_of(window).places()
         for part in self.plan.slices_of(window):
             for number in range(part.first, part.stop):
                 found[places[part.row + number - part.first]] = (epoch, part.block, number)
@@ -197,9 +197,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule()
     def assign(self) -> None:
-        self.prepare()
         assigned = self.scheduler.assign()
-        self.prepare()
         for worker, task in assigned:
             assert task.generation == self.generation and task not in self.outstanding
             self.begin_load(task.work) if isinstance(task.work, LoadWork) else self.begin_fill(task.work)
@@ -207,16 +205,19 @@ class StreamMachine(RuleBasedStateMachine):
         for worker, tasks in self.workers.items():
             assert tasks == self.scheduler.tasks_of(worker) and len(tasks) <= TASKS_PER_WORKER
 
-    def prepare(self) -> None:
-        while self.stream.prepare:
-            window, arena = self.stream.prepare.popleft()
-            assert self.stream._windows[window].arena == arena
-            assert not [task for task in self.outstanding if arena in arenas_of(task)]
-            self.places[arena] = window, self.plan.places_of(window)
-            self.arenas[arena] = [None] * len(self.arenas[arena])
+    def open(self, number: int, arena: int) -> None:
+        """The first load of a window begins: nothing else may be at its arena."""
+        window = self.stream._windows[number]
+        if self.opened[arena][0] is window:
+            return
+        assert window.arena == arena
+        assert not [task for task in self.outstanding if arena in arenas_of(task)]
+        self.opened[arena] = window, number, self.plan.order_of(number).places()
+        self.arenas[arena] = [None] * len(self.arenas[arena])
 
     def begin_load(self, work: LoadWork) -> None:
-        window, places = self.places[work.arena]
+        self.open(work.window, work.arena)
+        _, window, places = self.opened[work.arena]
         assert window == work.window
         for task in self.outstanding:
             if work.arena in arenas_of(task):
@@ -261,7 +262,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.settle()
 
     def finish_load(self, task: Task, work: LoadWork, faults: list[int]) -> list[Fault]:
-        window, places = self.places[work.arena]
+        _, window, places = self.opened[work.arena]
         rows = rows_of_load(work)
         bad = sorted({int(places[list(rows)[number % len(rows)]]) for number in faults})
         found = [Fault((place,), self.new_error()) for place in bad]
@@ -305,7 +306,7 @@ class StreamMachine(RuleBasedStateMachine):
         if task.generation != self.generation:
             return
         if isinstance(task.work, LoadWork):
-            places = self.places[task.work.arena][1]
+            places = self.opened[task.work.arena][2]
             for part in task.work.slices:
                 wanted = places[part.row : part.row + part.stop - part.first]
                 self.note_faults(task.work.window, [Fault(tuple(wanted.tolist()), error)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.plan.epoch import EpochOrder, HostShare, Slice, evenly_before, split_evenly, window_places
+from loaderd.plan.epoch import EpochOrder, HostShare, Slice, WindowOrder, evenly_before, split_evenly
 
 
 def test_the_order_of_an_epoch_never_changes():
@@ -16,7 +16,7 @@ def test_the_order_of_an_epoch_never_changes():
     order = EpochOrder(counts, seed=1, epoch=2, shuffle=True)
     assert [part.block for part in order.slices(0, 20)] == [1, 0, 4, 3, 2]
     assert order.slices(3, 12) == [Slice(0, 2, 4, row=0), Slice(4, 0, 5, row=2), Slice(3, 0, 2, row=7)]
-    assert window_places(1, 2, 3, 9, shuffle=True).tolist() == [8, 0, 3, 6, 1, 2, 7, 5, 4]
+    assert WindowOrder.of(1, 2, 3, 9, shuffle=True).places().tolist() == [8, 0, 3, 6, 1, 2, 7, 5, 4]
 
 
 def test_an_epoch_without_records():
@@ -24,7 +24,7 @@ def test_an_epoch_without_records():
         for shuffle in (True, False):
             order = EpochOrder(counts, 0, 0, shuffle)
             assert order.num_records == 0 and order.slices(0, 0) == []
-    assert window_places(0, 0, 0, 0, True).tolist() == []
+    assert WindowOrder.of(0, 0, 0, 0, True).places().tolist() == []
 
 
 @given(counts=st.lists(st.integers(0, 3), min_size=1, max_size=12), data=st.data())
@@ -41,7 +41,7 @@ def test_without_shuffle_records_come_as_they_lie_and_empty_blocks_do_not(counts
 def test_any_seed_orders_blocks_by_a_permutation(seed: int, epoch: int, count: int):
     order = EpochOrder(np.ones(count, dtype=np.int64), seed, epoch, True)
     assert sorted(part.block for part in order.slices(0, count)) == list(range(count))
-    assert sorted(window_places(seed, epoch, 7, count, True).tolist()) == list(range(count))
+    assert sorted(WindowOrder.of(seed, epoch, 7, count, True).places().tolist()) == list(range(count))
 
 
 def test_each_block_is_as_often_first_as_another():

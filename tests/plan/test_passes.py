@@ -25,7 +25,7 @@ def plan_of(first_epoch: int = 0, epochs: int | None = 4, seed: int = 3, **chang
 def window(plan: PassPlan, number: int) -> list[tuple[int, int]]:
     """(block, record) by place."""
     rows = [(part.block, record) for part in plan.slices_of(number) for record in range(part.first, part.stop)]
-    places = plan.places_of(number)
+    places = plan.order_of(number).places()
     assert len(rows) == len(places) == plan.size_of(number)
     assert [part.row for part in plan.slices_of(number)] == [
         sum(other.stop - other.first for other in plan.slices_of(number)[:index])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderd.plan.permutation import key_of, permutation, random_words
+from loaderd.plan.permutation import key_of, permutation, places, random_words
 
 
 @given(key=st.integers(0, 2**64 - 1), count=st.integers(0, 5000))
@@ -28,6 +29,8 @@ def test_the_order_never_changes():
     """A position that was saved by one version must mean the same batch in the next."""
     assert key_of("rows", 0, 1, 2) == 0x861C29189A3AE701
     assert permutation(7, 12).tolist() == [10, 11, 6, 7, 0, 3, 4, 9, 8, 2, 5, 1]
+    assert places(7, 12, 3, 7).tolist() == [7, 0, 3, 4]
+    assert places(7, 5000, 3, 7).tolist() == [4952, 1069, 160, 460]
     assert random_words(0, 2).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4], "splitmix64's own test vector"
 
 
@@ -56,3 +59,39 @@ def test_places_of_a_large_permutation_are_even():
     quarter = order[: len(order) // 4]
     assert abs(float(quarter.mean()) / len(order) - 0.5) < 0.005
     assert np.mean(np.abs(np.diff(order)) == 1) < 1e-4
+
+
+@settings(deadline=None)
+@given(key=st.integers(0, 2**64 - 1), count=st.integers(1, 20_000), data=st.data())
+def test_a_part_of_the_places_is_a_part_of_all_of_them(key: int, count: int, data: st.DataObject):
+    whole = places(key, count, 0, count)
+    assert whole.dtype == np.int64 and np.array_equal(np.sort(whole), np.arange(count))
+    start = data.draw(st.integers(0, count))
+    stop = data.draw(st.integers(start, count))
+    assert np.array_equal(places(key, count, start, stop), whole[start:stop])
+
+
+@pytest.mark.parametrize("count", [4_097, 65_536, 250_000, 1 << 18])
+def test_mixed_places_are_as_even_as_chance(count: int):
+    """Where a number goes says nothing of where its neighbours go; the worst of 160 tables is what chance gives."""
+    side = 16
+    for seed in range(10):
+        found = places(key_of("even", seed), count, 0, count)
+        buckets = found * side // count
+        pairs = {
+            "start and place": (np.arange(count) * side // count, buckets),
+            "place and next place": (buckets[:-1], buckets[1:]),
+            "place and place after 8": (buckets[:-8], buckets[8:]),
+            "low bits": (np.arange(count) % side, found % side),
+        }
+        for name, (one, other) in pairs.items():
+            table = np.bincount(one * side + other, minlength=side * side)
+            expected = len(one) / side**2
+            chi_square = float(((table - expected) ** 2 / expected).sum())
+            assert chi_square < 360, f"{name}: 160 tables of 225 degrees of freedom; one in a million is above"
+
+
+def test_more_numbers_than_words_are_refused():
+    with pytest.raises(ValueError, match=r"at most 2\*\*32, got 4294967297"):
+        places(0, (1 << 32) + 1, 0, 1)
+    assert places(0, 1 << 32, 5, 6).tolist() != [5]

@@ -60,10 +60,9 @@ class Stage:
 
     def load(self, window: int, arena: int) -> list[list[Any]]:
         """Load a window, two slices a task; returns the faults."""
-        places = self.plan.places_of(window)
-        self.layout.places(self.windows.bytes, arena)[: len(places)] = places
+        order = self.plan.order_of(window)
         slices = [self.table.slice(part) for part in self.plan.slices_of(window)]
-        tasks = [LoadTask(i, arena, slices[i : i + 2]) for i in range(0, len(slices), 2)]
+        tasks = [LoadTask(i, arena, [order.key, order.size], slices[i : i + 2]) for i in range(0, len(slices), 2)]
         return [fault for task in tasks for fault in self.executor.load(task)]
 
     def numbers(self, window: int) -> list[int]:
@@ -71,7 +70,7 @@ class Stage:
         starts = np.cumsum(self.table.counts) - self.table.counts
         rows = [starts[part.block] + i for part in self.plan.slices_of(window) for i in range(part.first, part.stop)]
         found = np.empty(len(rows), dtype=np.int64)
-        found[self.plan.places_of(window)] = rows
+        found[self.plan.order_of(window).places()] = rows
         return found.tolist()
 
     def rows(self, arena: int) -> np.ndarray:
