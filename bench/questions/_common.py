@@ -1,0 +1,175 @@
+"""What the questions share: their options, the alternated rounds, the table, and what they leave in a file.
+
+A question is a list of cases. Each is measured in a process of its own, once a round, and each round begins with
+another one, so that what slows the machine down for a while slows all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import loaderd
+from loaderd.bench.compare import take_turns
+from loaderd.bench.interface import Config
+from loaderd.bench.machine import describe_machine
+from loaderd.bench.measured import Window
+from loaderd.bench.report import Spread
+from loaderd.bench.run_candidate import run_candidate
+from loaderd.bench.synthetic import cached_shards
+
+COLUMNS = ("examples/s", "× the first", "CPU µs/example", "consumer µs/batch", "first batch s", "peak PSS MiB")
+
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``label``: what the table calls it; ``spec``: the candidate, and its options, as on the command line."""
+
+    label: str
+    spec: str
+    config: Config
+
+
+def parser_of(description: str | None, rounds: int = 5) -> argparse.ArgumentParser:
+    """The options of everything that leaves a table in ``bench/results``."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--work-dir", type=Path, default=Path.home() / ".cache" / "loaderd-bench", help="for shards")
+    parser.add_argument("--results-dir", type=Path, default=Path(__file__).parents[1] / "results")
+    parser.add_argument("--name", default=Path(sys.argv[0]).stem, help="of the results")
+    return parser
+
+
+def question_of(description: str | None, rounds: int = 5, records: int = 1_500_000) -> argparse.ArgumentParser:
+    """The options of a question that measures cases."""
+    parser = parser_of(description, rounds)
+    parser.add_argument("--records", type=int, default=records, help="of the shards that are made")
+    parser.add_argument("--workers", type=int, default=2, help="of loaderd")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measure each case at least so long")
+    parser.add_argument("--warmup-seconds", type=float, default=1.0)
+    parser.add_argument("--attempts", type=int, default=2, help="at a run while something else is busy")
+    return parser
+
+
+def shards_of(options: argparse.Namespace, num_shards: int = 16, compression: str = "") -> tuple[str, ...]:
+    """Synthetic chess shards in the page cache, and their index in the cache of indexes."""
+    paths = cached_shards(options.work_dir, options.records, num_shards=num_shards, compression=compression)
+    for path in paths:
+        path.read_bytes()
+    loaderd.Loader(list(map(str, paths)), loaderd.schemas.chess_eval(), batch_size=512).close()
+    return tuple(map(str, paths))
+
+
+def measure(cases: Sequence[Case], options: argparse.Namespace, console: Console) -> list[Run]:
+    """Runs of every case in alternated rounds, as ``run_candidate`` gives them, with ``case`` and ``round``.
+
+    Raises SystemExit where a case fails: without one of them the question has no answer.
+    """
+    by_label = {case.label: case for case in cases}
+    window = Window(1, options.seconds, warmup_steps=2, warmup_s=options.warmup_seconds)
+
+    def measure_one(label: str) -> Run:
+        return {"case": label, **run_candidate(by_label[label].spec, by_label[label].config, window)}
+
+    def report(run: Run) -> None:
+        place = f"round {run['round'] + 1}/{options.rounds}"
+        console.print(f"{place}  {run['case']:32} {run['examples_per_s']:12,.0f} examples/s")
+
+    runs, failures = take_turns(list(by_label), options.rounds, options.attempts, measure_one, report)
+    if failures:
+        sys.exit("\n".join(failures.values()))
+    return runs
+
+
+def of_case(runs: Sequence[Run], case: str) -> list[Run]:
+    """The runs of one case, by round."""
+    return sorted((run for run in runs if run["case"] == case), key=lambda run: run["round"])
+
+
+def middle(runs: Sequence[Run], case: str, key: str) -> float:
+    """The median of a figure over the rounds of a case."""
+    return float(median(run[key] for run in of_case(runs, case)))
+
+
+def ratio(runs: Sequence[Run], case: str, base: str) -> Spread:
+    """Examples/s of a case over those of ``base``, pair by pair of one round."""
+    pairs = zip(of_case(runs, case), of_case(runs, base), strict=True)
+    return Spread.of([ours["examples_per_s"] / theirs["examples_per_s"] for ours, theirs in pairs])
+
+
+def row(runs: Sequence[Run], case: str, base: str) -> tuple[str, ...]:
+    """The texts of ``COLUMNS`` for a case."""
+    return (
+        Spread.of([run["examples_per_s"] for run in of_case(runs, case)]).shown(",.0f"),
+        ratio(runs, case, base).shown(".2f"),
+        f"{middle(runs, case, 'total_cpu_us_per_example'):.2f}",
+        f"{middle(runs, case, 'consumer_cpu_us_per_batch'):,.0f}",
+        Spread.of([run["time_to_first_batch_s"] for run in of_case(runs, case)]).shown(".2f"),
+        f"{middle(runs, case, 'peak_pss_bytes') / (1 << 20):,.0f}",
+    )
+
+
+def answer(
+    what: str, cases: Sequence[Case], runs: Sequence[Run], notes: Sequence[str], options: argparse.Namespace
+) -> None:
+    """:func:`publish` with a row a case; ``what``: in what the cases differ."""
+    rows = [(case.label, *row(runs, case.label, cases[0].label)) for case in cases]
+    publish((what, *COLUMNS), rows, notes, runs, options)
+
+
+def publish(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    runs: Sequence[Mapping[str, Any]],
+    options: argparse.Namespace,
+) -> None:
+    """Print the table and the notes; write them to ``NAME.md``, and the runs to ``NAME.jsonl``, a line each.
+
+    A run may have ``versions`` and ``other_cores``, as those of ``run_candidate`` do.
+    """
+    versions = {name: version for run in runs for name, version in run.get("versions", {}).items()}
+    facts = [
+        f"date: {datetime.now(timezone.utc):%Y-%m-%d %H:%M UTC}",
+        f"machine: {describe_machine()}",
+        f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}",
+        f"command: `{shlex.join(['python', *sys.argv])}`",
+        f"rounds: {options.rounds}; figures are medians, with the range in brackets",
+        f"others: at most {max(run.get('other_cores', 0.0) for run in runs):.2f} cores were busy with something else",
+    ]
+    table = Table(*columns)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for cells in rows:
+        table.add_row(*cells)
+    console = console_of()
+    console.print(table)
+    for line in (*notes, *facts):
+        console.print(line, markup=False, highlight=False)
+
+    marks = ["---"] + ["---:"] * (len(columns) - 1)
+    page = [*(f"- {fact}" for fact in facts), ""]
+    page += ["| " + " | ".join(cells) + " |" for cells in (columns, marks, *rows)]
+    page += ["", *(f"- {note}" for note in notes), ""]
+    options.results_dir.mkdir(parents=True, exist_ok=True)
+    log = options.results_dir / f"{options.name}.jsonl"
+    log.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    log.with_suffix(".md").write_text("\n".join(page))
+
+
+def console_of() -> Console:
+    """A terminal as wide as it is, or a file of 160 columns."""
+    return Console(width=None if sys.stdout.isatty() else 160)

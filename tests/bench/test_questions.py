@@ -1,0 +1,114 @@
+"""The questions: each script from end to end on a tiny set, and what they conclude."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderd.bench.synthetic import write_shards
+
+QUESTIONS = Path(__file__).resolve().parents[2] / "bench" / "questions"
+TINY = ["--records", "4096", "--rounds", "1", "--seconds", "0.1", "--warmup-seconds", "0", "--attempts", "1"]
+
+# What is asked of each script, and one figure of the configuration by case, in the order of the table.
+ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "batch_size": ("--sizes 64", "batch_size", {"64, in Python": 64, "64, in a tf.function": 64}),
+    "compressed": (
+        "--num-shards 2",
+        "compression",
+        {"plain, 2 shards": "", "GZIP, 2 shards": "GZIP", "ZLIB, 2 shards": "ZLIB"},
+    ),
+    "crc": ("", "workers", {"loaderd in Python": 2}),
+    "dtype": (
+        "--dtypes bfloat16 bool packed",
+        "dtype",
+        {"bfloat16": "bfloat16", "bool": "bool", "packed": "float32"},
+    ),
+    "window": ("--sizes 1024 4096", "window_records", {"1,024": 1024, "4,096": 4096}),
+    "workers": (
+        "",
+        "workers",
+        {
+            **{"loaderd_python, 1 worker": 1, "loaderd_python, 2 workers": 2, "loaderd_python, 4 workers": 4},
+            **{"floor, 1 worker": 1, "floor, 2 workers": 2, "floor, 4 workers": 4},
+        },
+    ),
+}
+CRC_ROWS = ("both CRCs checked", "that of the data alone", "that of the length alone", "neither")
+
+
+def test_no_question_is_forgotten() -> None:
+    assert sorted(ASKED) == sorted(path.stem for path in QUESTIONS.glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_a_question_is_answered(question: str, tmp_path: Path) -> None:
+    more, varied, expected = ASKED[question]
+    places = ["--work-dir", str(tmp_path / "work"), "--results-dir", str(tmp_path)]
+    command = [sys.executable, str(QUESTIONS / f"{question}.py"), *TINY, *more.split(), *places]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = [json.loads(line) for line in (tmp_path / f"{question}.jsonl").read_text().splitlines()]
+    if question == "crc":
+        costs = runs.pop()["load_step_ns"]
+        assert list(costs) == list(CRC_ROWS) and all(len(of_one) == 15 for of_one in costs.values())
+    assert {run["case"]: run["config"][varied] for run in runs} == expected and len(runs) == len(expected)
+    page = (tmp_path / f"{question}.md").read_text()
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
+    assert rows[2:] == list(CRC_ROWS if question == "crc" else expected)
+    assert "- machine: " in page and f"{question}.py --records 4096" in page
+    if question == "dtype":
+        assert "packed: 202 bytes an example" in page and "bool: 1,550 bytes an example" in page
+
+
+@pytest.mark.parametrize(
+    ("cores", "consumer_us", "floor", "expected"),
+    [
+        (4, 0.1, 5e6, (2e6, "the cores")),
+        (16, 0.1, 5e6, (5e6, "this machine's floor")),
+        (16, 0.25, 5e6, (4e6, "the consumer")),
+    ],
+)
+def test_what_more_cores_would_give(
+    cores: int, consumer_us: float, floor: float, expected: tuple[float, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(QUESTIONS)
+    assert importlib.import_module("workers").estimate(cores, 2.0, consumer_us, floor) == expected
+
+
+@pytest.mark.parametrize(
+    ("damaged_byte", "finders"),
+    [
+        (100, {"both CRCs checked", "that of the data alone"}),  # of the data
+        (9, {"both CRCs checked", "that of the length alone"}),  # of the CRC of the length
+    ],
+)
+def test_what_is_left_out_of_the_load_step_is_the_check(
+    damaged_byte: int, finders: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(QUESTIONS)
+    crc = importlib.import_module("crc")
+    [shard] = write_shards(tmp_path, 3000, num_shards=1)
+    step = crc.LoadStep([str(shard)])
+    assert step.run()[1] == 0
+    stat = shard.stat()
+    with shard.open("r+b") as file:
+        file.seek(damaged_byte)
+        value = file.read(1)[0]
+        file.seek(damaged_byte)
+        file.write(bytes([value ^ 4]))
+    os.utime(shard, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # so that it passes for the file that was indexed
+    found = set()
+    for name, left_out in crc.VARIANTS.items():
+        with crc.without(left_out):
+            if step.run()[1]:
+                found.add(name)
+    assert found == finders
+    assert step.run()[1] > 0, "the checks are back"
