@@ -40,9 +40,9 @@ Indices = npt.NDArray[np.intp]
 # A larger table would push everything else out of a core's cache.
 _MAX_TABLE_BYTES = 1 << 20
 
-# The words in which PermuteGroups looks a group up, by the bytes of the group: (first byte, bytes) each. Words of
-# two bytes need tables of 512 KiB, and take 15 % less time than single bytes all the same.
-_WORDS = {2: ((0, 2),), 3: ((0, 2), (2, 1)), 4: ((0, 2), (2, 2))}
+# Bits that PermuteGroups looks up at a time. Tables of 2¹² entries (32 KiB) stay in a core's cache beside the batch;
+# those of 2¹⁶ save a look-up, and lose twice that whenever the batch has pushed them out.
+_WORD_BITS = 12
 
 
 class Engine(Protocol):
@@ -64,7 +64,7 @@ def bits_engine(field: Bits, feature_offset: int) -> Engine:
     layout = BitLayout.of(field, feature_offset)
     if layout.keeps_to_bytes:
         return ExpandBytes(layout)
-    if layout.lead == 0 and layout.group_bytes in _WORDS and layout.num_bits % (8 * layout.group_bytes) == 0:
+    if layout.lead == 0 and layout.group_bytes in (2, 3, 4) and layout.num_bits % (8 * layout.group_bytes) == 0:
         return PermuteGroups(layout)
     return ReorderBits(layout)
 
@@ -210,12 +210,13 @@ class ExpandBytes:
 class PermuteGroups:
     """Values from groups of 2, 3 or 4 bytes whose bits are put in order while they are packed.
 
-    The group is looked up in two words, and what they yield is OR-ed. A look-up yields 64 bits: a lane of 16 bits
-    for each byte of the group in order, which holds that byte plus its offset in the expand table. So a lane is
-    ready to be copied to the index; adding the offset afterwards would double the cost of that copy. ::
+    The group is looked up in words of twelve bits, and what they yield is OR-ed. A look-up yields 64 bits: a lane of
+    16 bits for each byte of the group in order, which holds that byte plus its offset in the expand table. So a lane
+    is ready to be copied to the index; adding the offset afterwards would double the cost of that copy. ::
 
-        stored group     b0 b1      b2             (24 channels)
-        look-ups         T0[b0 b1] | T1[b2]  =     lane 0 │ lane 1 │ lane 2 │ unused
+        stored group     b0 b1 b2                                            (24 channels)
+        words            w0 = low 12 bits of (b0, b1), w1 = high 12 bits of (b1, b2), little-endian
+        look-ups         T0[w0] | T1[w1]  =     lane 0 │ lane 1 │ lane 2 │ unused
         index            lane 0, lane 1, lane 2    each: offset + byte in order
     """
 
@@ -224,9 +225,9 @@ class PermuteGroups:
         size = layout.group_bytes
         self._num_groups = layout.num_bytes // size
         self._table = ExpandTable(layout.in_stored_order(0, 8 * size))
-        self._words = _WORDS[size]
+        self._words = [_Word.of(first_bit, 8 * size) for first_bit in range(0, 8 * size, _WORD_BITS)]
         order = layout.source[: 8 * size]
-        self._lookups = [_permuted_lanes(order, first, width) for first, width in self._words]
+        self._lookups = [_permuted_lanes(order, word) for word in self._words]
         offsets = np.zeros(4, "<u2")
         offsets[:size] = self._table.offsets
         self._lookups[0] |= offsets.view("<u8")
@@ -238,22 +239,27 @@ class PermuteGroups:
     def reserve(self, max_records: int) -> None:
         size, groups = self._layout.group_bytes, self._num_groups
         self._index = np.empty(max_records * groups * size, np.intp)
-        # The words are done with when the index is made: they share its memory.
-        parts = self._index[: len(self._words) * max_records * groups]
-        self._word_index = list(parts.reshape(len(self._words), max_records, groups))
+        # A word is done with when the index is made: they share memory.
+        self._word_index = self._index[: max_records * groups].reshape(max_records, groups)
         self._lanes = np.empty((2, max_records, groups), "<u8")
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         n, size = len(rows), self._layout.group_bytes
         lanes, more = self._lanes[0, :n], self._lanes[1, :n]
-        for (first, width), index in zip(self._words, self._word_index, strict=True):
+        words = self._word_index[:n]
+        for number, (word, lookup) in enumerate(zip(self._words, self._lookups, strict=True)):
             # Words of two bytes at any address: no slice of rows gives that view.
-            start, strides = self._layout.first_byte + first, (rows.shape[1], size)
-            index[:n] = np.ndarray((n, self._num_groups), f"<u{width}", rows, start, strides)
-        self._lookups[0].take(self._word_index[0][:n], out=lanes, mode="clip")
-        for lookup, index in zip(self._lookups[1:], self._word_index[1:], strict=True):
-            lookup.take(index[:n], out=more, mode="clip")
-            np.bitwise_or(lanes, more, out=lanes)
+            start, strides = self._layout.first_byte + word.first_byte, (rows.shape[1], size)
+            words[...] = np.ndarray(words.shape, word.dtype, rows, start, strides)
+            if word.shift:
+                np.right_shift(words, word.shift, out=words)
+            if word.mask:
+                np.bitwise_and(words, word.mask, out=words)
+            if number == 0:
+                lookup.take(words, out=lanes, mode="clip")
+            else:
+                lookup.take(words, out=more, mode="clip")
+                np.bitwise_or(lanes, more, out=lanes)
         row_index = self._index[: n * self._num_groups * size].reshape(-1, size)
         lane = lanes.view("<u2").reshape(-1, 4)
         # Column by column: in one call, the inner loop would have 2 to 4 steps and take seven times as long.
@@ -262,15 +268,37 @@ class PermuteGroups:
         self._table.expand(row_index, out)
 
 
-def _permuted_lanes(order: Indices, first: int, width: int) -> AnyArray:
-    """<u8, (256**width,): the lanes that a word, bytes ``first`` to ``first + width`` of a group, contributes.
+@dataclass(frozen=True)
+class _Word:
+    """Some bits of a group, counted in little-endian order: those of ``(dtype at first_byte) >> shift & mask``.
+
+    ``shift`` and ``mask`` are 0 where there is nothing to shift or to mask.
+    """
+
+    first_byte: int
+    dtype: str
+    shift: int
+    mask: int
+    num_bits: int
+
+    @classmethod
+    def of(cls, first_bit: int, group_bits: int) -> _Word:
+        """The word that begins at ``first_bit``: of ``_WORD_BITS`` bits, or those that the group has left."""
+        first_byte, shift = divmod(first_bit, 8)
+        num_bits = min(_WORD_BITS, group_bits - first_bit)
+        width = -(-(shift + num_bits) // 8)
+        rest = 8 * width - shift - num_bits
+        return cls(first_byte, f"<u{width}", shift, (1 << num_bits) - 1 if rest else 0, num_bits)
+
+
+def _permuted_lanes(order: Indices, word: _Word) -> AnyArray:
+    """<u8, (2**num_bits,): the lanes that each value of a word contributes.
 
     ``order``, intp, (bits of a group,): from which bit of the group each bit comes.
     """
-    words = np.arange(256**width, dtype=f"<u{width}")
-    group = np.zeros((len(words), len(order) // 8), np.uint8)
-    group[:, first : first + width] = words.view(np.uint8).reshape(-1, width)
-    lanes = np.zeros((len(words), 4), "<u2")
+    values = np.arange(1 << word.num_bits, dtype="<u4") << np.uint32(8 * word.first_byte + word.shift)
+    group = values.view(np.uint8).reshape(-1, 4)[:, : len(order) // 8]
+    lanes = np.zeros((len(values), 4), "<u2")
     lanes[:, : group.shape[1]] = np.packbits(np.unpackbits(group, axis=1)[:, order], axis=1)
     return lanes.view("<u8").reshape(-1)
 

@@ -56,20 +56,28 @@ class RowParser:
         self._scratch = np.zeros((0, self._row_bytes), dtype=np.uint8)
 
     def parse(
-        self, buffer: Bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: Bytes
+        self,
+        buffer: Bytes,
+        starts: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        out: Bytes,
+        places: npt.NDArray[np.intp],
     ) -> list[RecordFault]:
-        """Write the row of each record to ``out``; the faults, by record (none, normally). A faulty row is zeros.
+        """Write the row of each record to its place in ``out``; the faults, by record (none, normally).
 
         ``buffer``: uint8, 1-D, contiguous. ``starts``, ``lengths``: int64, (n,): where in it each serialized
-        Example begins, and how many bytes it has. ``out``: uint8, (n, row_bytes), C-contiguous.
+        Example begins, and how many bytes it has. ``out``: uint8, (any number, row_bytes), C-contiguous.
+        ``places``: intp, (n,): the row of ``out`` that each record goes to. A faulty record's row becomes zeros.
 
         Costs 70 to 110 ns a record for records of 225 bytes in calls of 4,096 to 1,024, all of known layouts; 17 µs
         for a record that the plain parser must take.
         """
         if len(starts) == 0:
             return []
-        batch = _Batch(buffer, starts, out, [])
-        order = np.argsort(lengths, kind="stable")
+        batch = _Batch(buffer, starts, out, places, [])
+        # Numbers of 16 bits are sorted by radix, five times as fast.
+        short = lengths.astype(np.uint16) if lengths.max() < 1 << 16 else lengths
+        order = np.argsort(short, kind="stable")
         sorted_lengths = lengths[order]
         bounds = (np.flatnonzero(np.diff(sorted_lengths)) + 1).tolist()
         for first, stop in pairwise((0, *bounds, len(order))):
@@ -100,7 +108,7 @@ class RowParser:
 
     def _parse_plain(self, batch: _Batch, length: int, position: int) -> Example | RecordFault:
         """Parse a single record, whatever it is like: write its row, note its fault."""
-        row = batch.out[position]
+        row = batch.out[batch.places[position]]
         row[:] = 0
         parsed = parse_example(batch.record(position, length).tobytes(), self._features, position)
         if isinstance(parsed, RecordFault):
@@ -132,7 +140,7 @@ class RowParser:
                 chunk, records = chunk[matches], records[matches]
             rows = self._rows(len(chunk))
             template.fill(records.view(np.uint8).reshape(-1, length), rows)
-            np.put(out, chunk, rows.view(f"V{self._row_bytes}"), mode="clip")
+            np.put(out, batch.places[chunk], rows.view(f"V{self._row_bytes}"), mode="clip")
         left = np.concatenate(missed) if missed else positions[:0]
         template.count(len(positions) - len(left))
         return left
@@ -151,6 +159,7 @@ class _Batch:
     buffer: Bytes
     starts: npt.NDArray[np.int64]
     out: Bytes
+    places: npt.NDArray[np.intp]
     faults: list[RecordFault]
 
     def record(self, position: int, length: int) -> Bytes:
