@@ -17,8 +17,9 @@ DEFAULT_WINDOW_BYTES = 512 << 20
 DEFAULT_BLOCK_RECORDS = 1024
 _UNSHUFFLED_WINDOW_RECORDS = 16_384
 _MAX_DEFAULT_WORKERS = 8
-_SLOTS_PER_WORKER = 2
 _SPARE_SLOTS = 2
+# What a task should decode at least: with 1,024, the daemon and the consumer use half as much CPU again.
+RECORDS_PER_FILL = 2048
 
 
 def require(condition: bool, what: str, must: str, got: Any) -> None:
@@ -121,8 +122,12 @@ class StreamOptions:
 
     @property
     def num_slots(self) -> int:
-        """Those that the consumer may hold, two for each worker (in work, in store), and two on their way."""
-        return self.held_batches + _SLOTS_PER_WORKER * self.num_workers + _SPARE_SLOTS
+        """Those that the consumer may hold, two for each worker (in work, in store), and two on their way.
+
+        Of batches so small that a task takes several, four for each worker.
+        """
+        per_worker = min(4, max(2, RECORDS_PER_FILL // self.batch_size))
+        return self.held_batches + per_worker * self.num_workers + _SPARE_SLOTS
 
     @property
     def block_records(self) -> int:

@@ -2,19 +2,21 @@
 
 ::
 
-    range(1) ──new_pass──► number of the pass ──flat_map──► range(steps) ──fetch(pass, step)──► tensors ──► prefetch
+    range(1) ──new_pass──► number of the pass ──flat_map──► hops over its steps ──flat_map──► tensors ──► prefetch
 
-``fetch`` answers any step of any pass, so the graph has no state of its own: what an iterator holds is two integers.
-It is a ``tf.numpy_function``: in a graph, TensorFlow takes over the memory of the array that one returns, if it
-starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease ends, and its slot
-is filled anew. (``from_generator`` would do too, but costs two calls an element and cannot be checkpointed.)
+``Loader.fetch`` answers any step of any pass, so the graph has no state of its own: what an iterator holds is a few
+integers. It is called in a ``tf.numpy_function``: in a graph, TensorFlow takes over the memory of an array that one
+returns, if it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease
+ends, and its slot is filled anew. (``from_generator`` would do too, but costs two calls an element and cannot be
+checkpointed.)
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -22,8 +24,13 @@ import tensorflow as tf
 import loaderd
 from loaderd.errors import ClosedError, OptionError
 from loaderd_tf.device import check_device
+from loaderd_tf.hops import Hops, batches_per_hop
+from loaderd_tf.unpack import packed_schema
 
 Structure = Any
+
+# Beside a hop and what is prefetched: one batch held by the step, and the one that it will take next.
+_HELD_BY_CONSUMER = 2
 
 
 def make_dataset(
@@ -34,6 +41,7 @@ def make_dataset(
     structure: Structure = None,
     prefetch: int = 2,
     device: str | None = None,
+    unpack: Literal["worker", "device"] = "worker",
     **options: Any,
 ) -> tf.data.Dataset:
     """Batches of TFRecord shards as a ``tf.data.Dataset`` of known cardinality.
@@ -42,11 +50,23 @@ def make_dataset(
     ``prefetch`` and ``device`` are those of :func:`from_loader`. Each iteration of the data set is a pass of its own
     (the next ``epochs`` epochs), so ``model.fit(ds, epochs=3)`` sees three different orders. The daemon and its
     workers end with the data set. Raises exceptions of :mod:`loaderd.errors`.
+
+    ``unpack="device"``: an element holds the fields of ``packed_schema(schema)``, stored features as far as
+    possible, and it is for the model to make the fields of ``schema`` of them, by :func:`loaderd_tf.unpack` or the
+    layer :class:`loaderd_tf.Unpack`. ``structure`` names what an element holds.
     """
+    if unpack not in ("worker", "device"):
+        raise OptionError(f'unpack must be "worker" or "device", got {unpack!r}')
+    if unpack == "device" and isinstance(shards, loaderd.Dataset):
+        shards = replace(shards, schema=packed_schema(shards.schema))
+    elif unpack == "device" and schema is not None:
+        schema = packed_schema(schema)
     if device is not None:
         check_device(device)
-    # Beside what is prefetched: one held by the step, one by TensorFlow, which lets go of an array a call late.
-    options.setdefault("held_batches", prefetch + 4)
+    dataset_schema = shards.schema if isinstance(shards, loaderd.Dataset) else schema
+    if dataset_schema is not None:
+        hop = batches_per_hop(dataset_schema, batch_size)
+        options.setdefault("held_batches", hop + prefetch + _HELD_BY_CONSUMER)
     loader = loaderd.Loader(shards, schema, batch_size=batch_size, **options)
     return from_loader(loader, structure=structure, prefetch=prefetch, device=device)
 
@@ -65,28 +85,23 @@ def from_loader(
         check_device(device)
     structure = _check_structure(structure, loader.schema)
     names = list(dict.fromkeys(tf.nest.flatten(structure)))
-    specs = [loader.schema.specs[name] for name in names]
-    dtypes = [tf.as_dtype(spec.dtype) for spec in specs]
-    shapes = [tf.TensorShape([loader.static_batch_size, *spec.shape]) for spec in specs]
+    specs = [
+        tf.TensorSpec([loader.static_batch_size, *spec.shape], tf.as_dtype(spec.dtype))
+        for spec in (loader.schema.specs[name] for name in names)
+    ]
 
     # TensorFlow keeps a numpy_function's Python function for ever, so the functions must not keep the loader: the
     # data set does, and so do iterators and whatever is made of it.
     weak_loader = weakref.ref(loader)
 
-    def fetch(pass_number: Any, step: Any) -> list[np.ndarray[Any, Any]]:
-        batch = _alive(weak_loader).fetch(int(pass_number), int(step))
+    def fetch(pass_number: int, step: int) -> list[np.ndarray[Any, Any]]:
+        batch = _alive(weak_loader).fetch(pass_number, step)
         assert batch is not None, "the range of steps ends where the pass does"
         return [batch[name] for name in names]
 
-    def element(pass_number: tf.Tensor, step: tf.Tensor) -> Any:
-        tensors = tf.numpy_function(fetch, [pass_number, step], dtypes, stateful=False)
-        for tensor, shape in zip(tensors, shapes, strict=True):
-            tensor.set_shape(shape)
+    def element(tensors: list[tf.Tensor]) -> Any:
         by_name = dict(zip(names, tensors, strict=True))
         return tf.nest.map_structure(lambda name: by_name[name], structure)
-
-    def steps(pass_number: tf.Tensor) -> tf.data.Dataset:
-        return numbers.map(lambda step: element(pass_number, step))
 
     def new_pass(_: Any) -> np.int64:
         number: np.int64 = np.int64(_alive(weak_loader).new_pass())
@@ -94,12 +109,18 @@ def from_loader(
 
     cardinality = _cardinality(loader)
     endless = cardinality == tf.data.INFINITE_CARDINALITY
-    numbers = tf.data.Dataset.counter() if endless else tf.data.Dataset.range(cardinality)
+    size = min(
+        batches_per_hop(loader.schema, loader.batch_size),
+        max(1, loader.held_batches - prefetch - _HELD_BY_CONSUMER),
+    )
+    hops = Hops(fetch, element, specs, size)
 
     passes = tf.data.Dataset.range(1).map(
         lambda number: tf.ensure_shape(tf.numpy_function(new_pass, [number], tf.int64, stateful=False), [])
     )
-    dataset = passes.flat_map(steps).apply(tf.data.experimental.assert_cardinality(cardinality))
+    dataset = passes.flat_map(lambda number: hops.dataset(number, None if endless else cardinality)).apply(
+        tf.data.experimental.assert_cardinality(cardinality)
+    )
     if device is not None:
         to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
         dataset = dataset.prefetch(1).apply(to_device)
@@ -131,7 +152,14 @@ def _check_structure(structure: Structure, schema: loaderd.Schema) -> Structure:
     unknown = [name for name in tf.nest.flatten(structure) if name not in schema.fields]
     if unknown or not tf.nest.flatten(structure):
         raise OptionError(f"structure must be made of the fields {list(schema.fields)}, got {unknown or structure!r}")
-    return structure
+    return _without_lists(structure)
+
+
+def _without_lists(structure: Structure) -> Structure:
+    """tf.data takes a list for a tensor; what it hands on in its place is a tuple."""
+    if isinstance(structure, Mapping):
+        return {key: _without_lists(part) for key, part in structure.items()}
+    return tuple(map(_without_lists, structure)) if isinstance(structure, (list, tuple)) else structure
 
 
 def schema_from_features(

@@ -26,12 +26,12 @@ from typing import Any
 
 from loaderd.daemon.tasks import FillBatch, FillWork, LoadWork, Task
 from loaderd.errors import LoaderdError
+from loaderd.options import RECORDS_PER_FILL
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import PassPlan
 
 _ROWS_PER_LOAD = 4096
-_RECORDS_PER_FILL = 1024
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class Stream:
         batches: list[FillBatch] = []
         most = max(1, len(self._free_slots) // 2)
         records = 0
-        while self._free_slots and len(batches) < most and records < _RECORDS_PER_FILL:
+        while self._free_slots and len(batches) < most and records < RECORDS_PER_FILL:
             step = self._next_fill
             if self._past_end(step):
                 break

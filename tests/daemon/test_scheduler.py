@@ -262,7 +262,7 @@ def test_a_consumer_that_gives_nothing_back_does_not_stop_the_loads():
         run.stream.release([run.sent[1].slot])
 
 
-@pytest.mark.parametrize(("batch_size", "batches_each"), [(10, 4), (400, 3), (1024, 1), (2000, 1)])
+@pytest.mark.parametrize(("batch_size", "batches_each"), [(10, 4), (700, 3), (1024, 2), (2048, 1), (3000, 1)])
 def test_a_fill_is_worth_its_messages_and_leaves_slots_to_others(batch_size: int, batches_each: int):
     run = Run(20_000, batch_size, 20_000, slots=8)
     run.to_the_end()

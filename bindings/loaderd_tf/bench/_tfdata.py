@@ -1,4 +1,4 @@
-"""What the tf.data candidates share: reading, parsing, the score, and the two ways to consume a dataset.
+"""What the tf.data candidates share: reading, parsing, fields out of what is stored, two ways to consume a dataset.
 
 Reading is laid out for speed: as many streams as there are cores, each through its own share of the files,
 batched while they are still strings. Shuffled, each stream draws the order of its files anew every epoch and
@@ -11,16 +11,27 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from loaderd.bench.interface import Config, Step
+from loaderd import Array, Bits, Derived, Float, Int64, PackedBits, Raw, Schema
+from loaderd.bench.interface import CHESS, Config, Step
 from loaderd.bench.reference import VALUE_A, VALUE_B, VALUE_K
 
 SHUFFLE_RECORDS = 10_000
 READ_BYTES = 4 << 20
 BATCHES_PER_CALL = 32  # of the tf.function that consumes
 
-_FEATURES = {"d": tf.io.FixedLenFeature([], tf.string), "s": tf.io.FixedLenFeature([], tf.int64)}
+CHESS_FEATURES = {"d": tf.io.FixedLenFeature([], tf.string), "s": tf.io.FixedLenFeature([], tf.int64)}
+
+Tensors = dict[str, tf.Tensor]
+
+
+def only_chess(config: Config) -> str | None:
+    """``cannot`` of a candidate that is written for the chess record."""
+    if config.schema != CHESS or config.packed:
+        return "it is written for the fields of the chess record"
+    return None
 
 
 def serialized_batches(config: Config) -> tf.data.Dataset:
@@ -42,28 +53,85 @@ def serialized_batches(config: Config) -> tf.data.Dataset:
     )
 
 
-def decoded(config: Config, decode: Callable[[tf.Tensor, tf.Tensor], Any]) -> tf.data.Dataset:
-    """``decode`` mapped over parsed batches: it is given ``d`` uint8, (n, 194), and ``s`` int64, (n,)."""
-
-    def parse_and_decode(serialized: tf.Tensor) -> Any:
-        parsed = tf.io.parse_example(serialized, _FEATURES)
-        stored = tf.ensure_shape(tf.io.decode_raw(parsed["d"], tf.uint8), [None, 194])
-        return decode(stored, parsed["s"])
-
-    batches = serialized_batches(config)
-    return batches.map(parse_and_decode, tf.data.AUTOTUNE, deterministic=False).prefetch(tf.data.AUTOTUNE)
+def decoded(config: Config, decode: Callable[[Tensors], Tensors]) -> tf.data.Dataset:
+    """``decode`` mapped over parsed batches: it is given the stored features, as :func:`parser` says."""
+    parse = parser(config.delivered())
+    return (
+        serialized_batches(config)
+        .map(lambda serialized: decode(parse(serialized)), tf.data.AUTOTUNE, deterministic=False)
+        .prefetch(tf.data.AUTOTUNE)
+    )
 
 
-def flags_and_score(stored: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Flags float32, (n, 10), and score float32, (n,), of ``d`` uint8, (n, 194), and ``s`` int64, (n,)."""
-    last_bytes = tf.cast(stored[:, 192:], tf.int32)[:, :, tf.newaxis]
-    bits = tf.reshape(tf.bitwise.bitwise_and(tf.bitwise.right_shift(last_bytes, tf.range(7, -1, -1)), 1), [-1, 16])
-    # In float64, rounded once: float32's tanh differs from machine to machine, and n values cost nothing.
-    score = tf.cast(scores, tf.float64)
+def parser(schema: Schema) -> Callable[[tf.Tensor], Tensors]:
+    """A function of serialized Examples, (n,), to the stored features of ``schema``: packed bits as uint8 bytes."""
+    features = {}
+    for name, feature in schema.features.items():
+        default: Any = feature.default_bytes
+        if isinstance(feature, Int64 | Float):
+            if default is not None:
+                default = np.frombuffer(default, feature.value_dtype).reshape(feature.shape)
+            features[name] = tf.io.FixedLenFeature(feature.shape, feature.value_dtype, default)
+        else:
+            features[name] = tf.io.FixedLenFeature([], tf.string, default)
+
+    def parse(serialized: tf.Tensor) -> Tensors:
+        stored: Tensors = tf.io.parse_example(serialized, features)
+        for name, feature in schema.features.items():
+            if isinstance(feature, PackedBits):
+                stored[name] = tf.ensure_shape(tf.io.decode_raw(stored[name], tf.uint8), [None, feature.num_bytes])
+            elif isinstance(feature, Raw):
+                values = tf.io.decode_raw(stored[name], feature.dtype.newbyteorder("="), feature.dtype.str[0] != ">")
+                stored[name] = tf.reshape(values, [-1, *feature.shape])
+        return stored
+
+    return parse
+
+
+def decoder(config: Config, unpack: Callable[[tf.Tensor, Bits], tf.Tensor]) -> Callable[[Tensors], Tensors]:
+    """A function of stored features to the delivered fields: ``unpack(stored bytes, field)`` gives those of bits.
+
+    A derived field is a call of its numpy function, but for the score of chess, which is computed in the graph.
+    """
+    schema = config.delivered()
+
+    def decode(stored: Tensors) -> Tensors:
+        found: Tensors = {}
+        for name in schema.evaluation_order:
+            field, spec = schema.definition_of(name), schema.spec_of(name)
+            if isinstance(field, Bits):
+                found[name] = unpack(stored[field.feature], field)
+            elif isinstance(field, Derived):
+                inputs = [found[source] for source in field.inputs]
+                found[name] = chess_score(*inputs) if config.schema == CHESS else _derive(field, inputs)
+            else:
+                values = tf.cast(stored[field.feature], spec.dtype)
+                if isinstance(field, Array) and field.scale is not None:
+                    values = values * tf.cast(field.scale, spec.dtype)
+                if isinstance(field, Array) and field.offset is not None:
+                    values = values + tf.cast(field.offset, spec.dtype)
+                found[name] = tf.reshape(values, [-1, *spec.shape])
+        return {name: found[name] for name in schema.fields}
+
+    return decode
+
+
+def _derive(field: Derived, inputs: list[tf.Tensor]) -> tf.Tensor:
+    def compute(*arrays: Any) -> Any:
+        return np.asarray(field.function(*arrays)).astype(field.dtype)
+
+    return tf.ensure_shape(tf.numpy_function(compute, inputs, field.dtype, stateful=False), [None, *field.shape])
+
+
+def chess_score(stored: tf.Tensor, mate: tf.Tensor) -> tf.Tensor:
+    """The score float32, (n,), of ``s`` int64, (n,), and the bit that says that it counts moves to mate, bool, (n,).
+
+    Computed in float64 and rounded once: float32's tanh differs from machine to machine, and n values cost nothing.
+    """
+    score = tf.cast(stored, tf.float64)
     moves_left = tf.maximum(tf.constant(0.0, tf.float64), VALUE_B - tf.abs(score))
     decided = tf.sign(score) * (VALUE_A + (1.0 - VALUE_A) / (VALUE_B - 1.0) * moves_left)
-    target = tf.where(bits[:, 10] == 1, decided, VALUE_A * tf.tanh(score / VALUE_K))
-    return tf.cast(bits[:, :10], tf.float32), tf.cast(target, tf.float32)
+    return tf.cast(tf.where(mate, decided, VALUE_A * tf.tanh(score / VALUE_K)), tf.float32)
 
 
 def consume(dataset: tf.data.Dataset, config: Config) -> Iterator[Step]:
@@ -76,7 +144,6 @@ def consume(dataset: tf.data.Dataset, config: Config) -> Iterator[Step]:
 
 
 def _consume_in_graph(dataset: tf.data.Dataset) -> Iterator[Step]:
-    @tf.function
     def take(iterator: Any) -> tuple[tf.Tensor, tf.Tensor]:
         examples, touched = tf.constant(0), tf.constant(0.0)
         for _ in tf.range(BATCHES_PER_CALL):
@@ -86,7 +153,8 @@ def _consume_in_graph(dataset: tf.data.Dataset) -> Iterator[Step]:
                 touched += tf.cast(tf.reshape(tensor, [-1])[0], tf.float32)
         return examples, touched
 
+    take_in_graph = tf.function(take)
     iterator = iter(dataset)
     while True:
-        examples, _ = take(iterator)
+        examples, _ = take_in_graph(iterator)
         yield Step(int(examples), None)

@@ -1,33 +1,41 @@
 """tf.data with the unpacking compiled by XLA: the bit arithmetic becomes one fused, vectorised loop.
 
-Each of a square's 24 output values picks one of its three bytes and one bit of it, by constants. XLA compiles
-anew for each batch size it meets: once, and once more for a short batch.
+XLA compiles anew for each batch size it meets: once, and once more for a short batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from loaderd import Bits
 from loaderd.bench.interface import Config, Step
-from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN
-from loaderd_tf.bench._tfdata import consume, decoded, flags_and_score
+from loaderd_tf.bench._tfdata import consume, decoded, decoder
 
-_BYTE = CHANNEL_ORDER // 8
-_SHIFT = (7 - CHANNEL_ORDER % 8).astype(np.int32)
+NOTE = ""
+
+_MASKS = (128 >> np.arange(8)).astype(np.uint8)
 
 
-@tf.function(jit_compile=True)
-def _decode(stored: tf.Tensor, scores: tf.Tensor) -> Any:
-    squares = tf.cast(tf.reshape(stored[:, :192], [-1, 64, 3]), tf.int32)
-    bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(tf.gather(squares, _BYTE, axis=-1), _SHIFT), 1)
-    board = tf.reshape(tf.cast(bits, tf.float32) * CHANNEL_SIGN, [-1, 8, 8, 24])
-    flags, score = flags_and_score(stored, scores)
-    return {"board": board, "flags": flags, "score": score}
+def _unpack(stored: tf.Tensor, field: Bits) -> tf.Tensor:
+    """``field``, (n, …), of the bytes it is stored in: ``stored`` uint8, (n, num_bytes)."""
+    first, last = field.start // 8, (field.start + field.num_bits - 1) // 8
+    bits = tf.cast(tf.bitwise.bitwise_and(stored[:, first : last + 1, tf.newaxis], _MASKS), tf.bool)
+    skipped = field.start - 8 * first
+    cells = tf.reshape(bits, [-1, (last + 1 - first) * 8])[:, skipped : skipped + field.num_bits]
+    ordered = tf.gather(
+        tf.reshape(cells, [-1, field.num_bits // field.num_channels, field.num_channels]), field.order, axis=-1
+    )
+    values = tf.cast(ordered, field.dtype)
+    if field.scale is not None:
+        values *= tf.cast(field.channel_scale, field.dtype)
+    return tf.reshape(values, [-1, *field.shape])
 
 
 def steps(config: Config) -> Iterator[Step]:
-    return consume(decoded(config, _decode), config)
+    def unpack(stored: tf.Tensor, field: Bits) -> tf.Tensor:
+        return tf.function(_unpack, jit_compile=True)(stored, field)
+
+    return consume(decoded(config, decoder(config, unpack)), config)

@@ -1,0 +1,46 @@
+"""No CRC check, files' order: Grain reads TFRecords, two processes batch and unpack.
+
+Grain's reader yields one record at a time; everything behind it is done for a batch at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+from grain.experimental import InterleaveIterDataset, TFRecordIterDataset
+
+from candidates._records import only_chess, parse, unpack
+from loaderd.bench.interface import Config, Step
+
+NOTE = "no CRC check, files' order"
+
+
+def cannot(config: Config) -> str | None:
+    return "its reader takes no compressed files" if config.compression else only_chess(config)
+
+
+def _join(records: Sequence[bytes]) -> tuple[bytes, Any]:
+    return b"".join(records), np.fromiter(map(len, records), np.int64, len(records))
+
+
+def steps(config: Config) -> Iterator[Step]:
+    def decode(joined: tuple[bytes, Any]) -> dict[str, Any]:
+        data, lengths = joined
+        return unpack(parse(data, np.cumsum(lengths) - lengths, lengths), config.dtype)
+
+    files = grain.MapDataset.source(config.shards).repeat(config.epochs).map(TFRecordIterDataset)
+    dataset = (
+        InterleaveIterDataset(files, cycle_length=1)
+        .batch(config.batch_size, batch_fn=_join)
+        .map(decode)
+        .mp_prefetch(grain.MultiprocessingOptions(num_workers=config.workers, per_worker_buffer_size=2))
+    )
+    iterator = iter(dataset)
+    try:
+        for batch in iterator:
+            yield Step(len(batch["score"]), batch)
+    finally:
+        iterator.close()

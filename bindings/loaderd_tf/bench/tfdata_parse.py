@@ -1,0 +1,18 @@
+"""tf.data's reading and parsing alone: what the packed bytes cost before anything is unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loaderd.bench.interface import Config, Step
+from loaderd_tf.bench._tfdata import consume, decoded
+
+NOTE = ""
+
+
+def cannot(config: Config) -> str | None:
+    return None if config.packed else "it unpacks nothing; give it the option packed"
+
+
+def steps(config: Config) -> Iterator[Step]:
+    return consume(decoded(config, lambda stored: stored), config)

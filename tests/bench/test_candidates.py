@@ -1,0 +1,186 @@
+"""Every candidate delivers exactly what was written; each runs in a process of its own, as it does when measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from loaderd_tf.bench import tfdata_tuned, tfdata_xla
+
+from loaderd.bench import reference
+from loaderd.bench.digest import Digest
+from loaderd.bench.interface import Config, configure, load, why_not
+from loaderd.bench.run_candidate import CandidateError, LeftOut, run_candidate
+from loaderd.bench.synthetic import shard_records, write_shards
+
+RECORDS, SHARDS = 2_000, 3
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    paths = write_shards(tmp_path_factory.mktemp("shards"), RECORDS, num_shards=SHARDS)
+    return Config(tuple(map(str, paths)), batch_size=128, epochs=1)
+
+
+def written(config: Config) -> dict[str, int]:
+    """The digest of the records that were written, decoded by the reference."""
+    found = Digest()
+    for shard in range(SHARDS):
+        for stored, scores in shard_records(shard, RECORDS, SHARDS, seed=0):
+            decoded = reference.decode_chess(stored, scores, config.dtype)
+            found = found.updated(config.delivered(), {"d": stored, "s": scores} if config.packed else decoded)
+    return asdict(found)
+
+
+def delivered(spec: str, config: Config) -> Any:
+    try:
+        return run_candidate(spec, config, None, timeout_s=60)["digest"]
+    except LeftOut as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "tfdata_seed",
+        "tfdata_batched:int8",
+        "tfdata_tuned",
+        "tfdata_expert",
+        "tfdata_expert:int8,noshuffle",
+        "tfdata_xla",
+        "tfdata_parse:packed",
+        "tfdata_service",
+        "mp_queue",
+        "torch_dataloader",
+        "grain_loader",
+        "spdl_pipeline",
+        "spdl_pipeline:int8",
+        "spdl_checked",
+        "lczero",
+    ],
+)
+def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
+    assert delivered(spec, config) == written(configure(spec, config)[1])
+
+
+@pytest.mark.parametrize("spec", ["lczero:int8,noshuffle", "spdl_checked:noshuffle"])
+def test_it_reads_compressed_shards(spec: str, config: Config, tmp_path: Path) -> None:
+    paths = write_shards(tmp_path, RECORDS, num_shards=SHARDS, compression="GZIP")
+    compressed = replace(config, shards=tuple(map(str, paths)), compression="GZIP")
+    assert delivered(spec, compressed) == written(configure(spec, compressed)[1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("tfdata_parse", "give it the option packed"),
+        ("tfdata_expert:packed", "fields of the chess record"),
+        ("lczero:packed", "fields of the chess record"),
+    ],
+)
+def test_it_says_what_it_cannot_deliver(spec: str, reason: str, config: Config) -> None:
+    name, configured = configure(spec, config)
+    assert reason in (why_not(load(name), configured) or "")
+    assert why_not(load(name), replace(configured, packed=not configured.packed)) is None
+
+
+_CLOSING = """
+import multiprocessing.resource_tracker, os, sys
+from loaderd.bench.interface import Config, load
+from loaderd.bench.process_tree import process_tree
+
+def others():  # but for Python's own tracker, which ends with this process
+    tracker = multiprocessing.resource_tracker._resource_tracker._pid
+    return [pid for pid in process_tree(os.getpid())[1:] if pid != tracker]
+
+stream = load(sys.argv[1]).steps(Config(tuple(sys.argv[2:]), batch_size=64))
+for _ in range(3):
+    next(stream)
+assert len(others()) == 2, others()
+stream.close()
+print(others())
+"""
+
+
+@pytest.mark.parametrize("name", ["lczero", "mp_queue", "grain_loader", "torch_dataloader"])
+def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None:
+    if name in ("grain_loader", "torch_dataloader"):
+        pytest.importorskip(name.split("_")[0])
+    command = [sys.executable, "-c", _CLOSING, name, *config.shards]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_only_what_checks_crcs_finds_a_changed_bit(config: Config, tmp_path: Path) -> None:
+    data = bytearray(Path(config.shards[0]).read_bytes())
+    data[100] ^= 1  # in the first record's board
+    damaged = tmp_path / "damaged.tfrecord"
+    damaged.write_bytes(data)
+    one = replace(config, shards=(str(damaged),))
+    pytest.importorskip("spdl.pipeline")
+    assert delivered("spdl_pipeline", one)["rows"] == RECORDS // SHARDS
+    with pytest.raises(CandidateError, match="record 0 is damaged"):
+        run_candidate("spdl_checked", one, None, timeout_s=60)
+
+
+_SCHEMA = """
+import loaderd
+
+schema = loaderd.Schema(
+    features={
+        "packed": loaderd.PackedBits(50),
+        "raw": loaderd.Raw(">i2", (3,)),
+        "pair": loaderd.Int64((2,), default=7),
+        "weight": loaderd.Float(),
+    },
+    fields={
+        "planes": loaderd.Bits("packed", (3, 4, 3), 5, channel_order=(2, 0, 1), scale=(1, -2, 3), dtype="int8"),
+        "flag": loaderd.Bits("packed", start=41, dtype="bool"),
+        "raw": loaderd.Array("raw", dtype="float32", scale=0.5, offset=1.0),
+        "pair": loaderd.Array("pair", dtype="int32", scale=3, shape=(2, 1)),
+        "sum": loaderd.Derived(lambda raw, weight: raw.sum(axis=1) * weight, ("raw", "weight")),
+    },
+    intermediates={"weight": loaderd.Array("weight")},
+)
+"""
+
+
+def _examples(rng: np.random.Generator) -> Iterator[bytes]:
+    for number in range(20):
+        feature = {
+            "packed": tf.train.Feature(bytes_list=tf.train.BytesList(value=[rng.bytes(7)])),
+            "raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[rng.bytes(6)])),
+            "weight": tf.train.Feature(float_list=tf.train.FloatList(value=[rng.random()])),
+        }
+        if number % 2:
+            feature["pair"] = tf.train.Feature(int64_list=tf.train.Int64List(value=[number, -number]))
+        yield tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+
+
+@pytest.mark.parametrize("candidate", [tfdata_tuned, tfdata_xla])
+def test_tfdata_decodes_other_records(candidate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"schema_of_{candidate.__name__.rpartition('.')[2]}"
+    (tmp_path / f"{name}.py").write_text(_SCHEMA)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    records = list(_examples(np.random.default_rng(0)))
+    with tf.io.TFRecordWriter(str(tmp_path / "shard")) as writer:
+        for record in records:
+            writer.write(record)
+
+    config = Config((str(tmp_path / "shard"),), batch_size=20, epochs=1, shuffle=False, schema=f"{name}:schema")
+    (step,) = candidate.steps(config)
+    schema = config.delivered()
+    expected = reference.decode(schema, reference.parse(schema, records))
+    assert list(step.batch) == list(expected)
+    for field, array in expected.items():
+        assert step.batch[field].dtype.as_numpy_dtype == array.dtype
+        np.testing.assert_array_equal(step.batch[field].numpy(), array, err_msg=field)

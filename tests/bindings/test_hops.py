@@ -1,0 +1,99 @@
+"""Batches that are fetched several at a time come one at a time, each in its turn, and so do errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import loaderd_tf
+import numpy as np
+import pytest
+import tensorflow as tf
+from loaderd_tf.hops import batches_per_hop
+
+import loaderd
+
+Write = Callable[[Sequence[int]], list[Path]]
+
+
+def test_a_hop_takes_fewer_of_larger_batches():
+    schema = loaderd.schemas.chess_eval()
+    assert [batches_per_hop(schema, size) for size in (1, 512, 1024, 4096, 100_000)] == [4, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize("stored", range(1, 11))  # before the first, an iterator belongs to no pass yet
+def test_an_iterator_is_restored_at_every_step(
+    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path, stored: int
+):
+    paths = write_numbered([60, 40])
+    ds = loaderd_tf.make_dataset(paths, numbered_schema, batch_size=10, structure="id", workers=1, prefetch=1)
+    iterator = iter(ds)
+    for _ in range(stored):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
+    assert sum(file.stat().st_size for file in tmp_path.glob("checkpoint*")) < 20_000, "numbers, and no batches"
+    expected = [ids.numpy().tolist() for ids in iterator]
+    assert len(expected) == 10 - stored
+    other = iter(ds)
+    next(other)
+    tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
+    assert [ids.numpy().tolist() for ids in other] == expected
+
+
+@pytest.mark.parametrize("broken", range(10))
+def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
+    write_numbered: Write, numbered_schema: loaderd.Schema, broken: int
+):
+    def refuse(ids: np.ndarray) -> np.ndarray:
+        if (ids == 10 * broken).any():
+            raise ValueError(f"no batch {broken}")
+        return ids
+
+    schema = loaderd.Schema(
+        numbered_schema.features,
+        {"id": loaderd.Derived(refuse, "stored", dtype="int64")},
+        {"stored": loaderd.Array("id")},
+    )
+    paths = write_numbered([100])
+    ds = loaderd_tf.make_dataset(paths, schema, batch_size=10, structure="id", workers=1, shuffle=False)
+    found: list[list[int] | str] = []
+    iterator = iter(ds)
+    while len(found) < 20:
+        try:
+            found.append(next(iterator).numpy().tolist())
+        except tf.errors.FailedPreconditionError as error:
+            assert "expected to contain 10 elements but contained only 9" in str(error), "that is how TF ends"
+            break
+        except tf.errors.UnknownError as error:
+            found.append("error")
+            assert f"no batch {broken}" in str(error)
+    expected: list[list[int] | str] = [list(range(10 * step, 10 * step + 10)) for step in range(10)]
+    expected[broken] = "error"
+    assert found == expected
+
+
+def test_slots_of_hops_come_back_in_time(write_numbered: Write, numbered_schema: loaderd.Schema):
+    paths = write_numbered([4000])
+    for in_graph in (False, True):
+        loader = loaderd.Loader(paths, numbered_schema, batch_size=10, workers=1, held_batches=4 + 2 + 2)
+        ds = loaderd_tf.from_loader(loader, structure="id")
+
+        def consume(batches: tf.data.Dataset) -> tf.Tensor:
+            total = tf.constant(0, tf.int64)
+            for ids in batches:
+                total += tf.reduce_sum(ids)
+            return total
+
+        total = tf.function(consume)(ds) if in_graph else consume(ds)
+        assert int(total) == sum(range(4000))
+        assert loader.statistics().batches_copied == 0 and loader.statistics().starts == 1
+        loader.close()
+
+
+def test_lists_are_tuples_to_tensorflow(write_numbered: Write, numbered_schema: loaderd.Schema):
+    paths = write_numbered([10])
+    structure = ["id", {"nested": ["bits", "id"]}]
+    ds = loaderd_tf.make_dataset(paths, numbered_schema, batch_size=10, structure=structure, workers=1)
+    ids, nested = next(iter(ds))
+    bits, again = nested["nested"]
+    assert bits.shape == (10, 32) and np.array_equal(ids, again)
