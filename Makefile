@@ -2,10 +2,12 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+BENCH := .venv-bench/bin
 # With an NVIDIA GPU, TensorFlow with its CUDA libraries; without one, the smaller build for CPUs.
 TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[and-cuda]>=2.16' || echo 'tensorflow-cpu>=2.16')
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := -m pip install --quiet --disable-pip-version-check
 SETUP := setup.cfg pyproject.toml
+NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -26,26 +28,28 @@ lint: .venv/made-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy loaderd bindings/loaderd_tf
 
-bench: .venv/made-bench ## loaderd and tf.data on the same records, in turn
-	$(BIN)/python bench/compare.py
+bench: .venv-bench/made ## loaderd and its alternatives on the same records, in turn: about 20 minutes
+	$(BENCH)/python bench/compare.py $(ARGS)
 
 clean: ## forget the environment and what the demo wrote
-	rm -rf .venv demo
+	rm -rf .venv .venv-bench demo
 
 .venv/made: $(SETUP)
-	@$(PYTHON) -m venv .venv || { echo "python3 cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
-	$(PIP) '$(TENSORFLOW)'
-	$(PIP) --editable .
+	$(NEW_ENVIRONMENT)
+	$(BIN)/python $(PIP) '$(TENSORFLOW)'
+	$(BIN)/python $(PIP) --editable .
 	@touch $@
 
 .venv/made-demo: .venv/made
-	$(PIP) --editable '.[examples]'
+	$(BIN)/python $(PIP) --editable '.[examples]'
 	@touch $@
 
 .venv/made-test: .venv/made
-	$(PIP) --editable '.[examples,test,bench]'
+	$(BIN)/python $(PIP) --editable '.[examples,test]'
 	@touch $@
 
-.venv/made-bench: .venv/made
-	$(PIP) --editable '.[bench]'
+# Apart from the other one: the alternatives are large.
+.venv-bench/made: $(SETUP)
+	$(NEW_ENVIRONMENT)
+	$(BENCH)/python $(PIP) '$(TENSORFLOW)' --editable '.[bench]'
 	@touch $@

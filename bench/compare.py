@@ -1,8 +1,24 @@
-"""Compare loaderd with everything in ``candidates/``: ``python bench/compare.py [options] [SHARDS …]``."""
+"""Compare loaderd with everything, the candidates of ``candidates/`` too: ``python bench/compare.py [SHARDS …]``."""
 
 from __future__ import annotations
 
-from loaderd.bench.compare import main
+import argparse
+import shlex
+import sys
+
+from loaderd.bench import command
+from loaderd.bench.compare import CANDIDATES
+
+ALTERNATIVES = (
+    "mp_queue",
+    "torch_dataloader",
+    "grain_loader",
+    "spdl_pipeline",
+    "spdl_checked",
+    "lczero",
+)
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=command.DESCRIPTION)
+    command.add_arguments(parser, (*ALTERNATIVES, *CANDIDATES), "bench/results")
+    sys.exit(command.run(parser.parse_args(), shlex.join(["python", *sys.argv])))

@@ -24,7 +24,7 @@ LAYERS = [
     ["loaderd.client"],
     ["loaderd"],
     ["loaderd.bench"],
-    ["loaderd_tf"],
+    ["loaderd_tf", "loaderd.cli"],
 ]
 MAX_LINES = 400
 

@@ -1,106 +1,122 @@
-"""Compare the candidates: check that they deliver the same, then time them in turn, round after round.
+"""The steps of a comparison: the check, the cold starts, and the rounds in which the candidates take turns.
 
 ::
 
-    python bench/compare.py [--records 1500000] [--rounds 5] [--batch-size 512] [--candidates …] [SHARDS …]
+    check         one epoch of a few records each: do all deliver the values that are stored?
+    cold starts   the first batch of each, once, while loaderd has no index of the shards
+    rounds        each candidate once a round, each round beginning with another one
 
-Every run is a process of its own. A round holds each candidate once, and each round begins with another one.
-Writes ``bench/results/NAME.jsonl`` (a line a run) and ``NAME.md`` (the table, with machine, versions, command).
-The exit status is 1 if a candidate failed or delivered other records than were written.
+Every run is a process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from loaderd import Schema
 from loaderd.bench.digest import Digest
 from loaderd.bench.interface import Config, configure
 from loaderd.bench.machine import describe_machine
-from loaderd.bench.reference import decode
-from loaderd.bench.report import baseline, markdown, summarise, table
-from loaderd.bench.run_candidate import CandidateError, add_options, config_of, run_candidate, window_of
-from loaderd.bench.synthetic import cached_shards, shard_records
+from loaderd.bench.reference import decode, parse, read
+from loaderd.bench.report import best_tfdata
+from loaderd.bench.run_candidate import CandidateError, LeftOut
+from loaderd.shards.files import list_shards
 
-DEFAULT_CANDIDATES = (
-    "floor",
+# What needs nothing but loaderd and, where its name says so, TensorFlow.
+CANDIDATES = (
+    "tfdata_seed",
+    "tfdata_batched",
     "tfdata_tuned",
     "tfdata_expert",
     "tfdata_expert:noshuffle",
     "tfdata_xla",
-    "tfdata_xla:graph",
-    "tfdata_xla:noshuffle",
     "tfdata_xla:noshuffle,graph",
+    "tfdata_service",
     "loaderd_python",
     "loaderd_tfdata",
     "loaderd_tfdata:graph",
+    "floor",
+    "tfdata_expert:int8",
+    "loaderd_python:int8",
+    "floor:int8",
+    "tfdata_parse:packed",
+    "loaderd_python:packed",
+    "floor:packed",
 )
 BUSY_CORES = 0.1  # beyond this, something else was running
-CHECK_RECORDS, CHECK_SHARDS = 20_011, 3  # no multiple of a batch, nor of each other
 
-Failures = dict[str, str]
+Failures = dict[str, str]  # spec -> what is wrong with it
+Measure = Callable[[str], dict[str, Any]]
 
 
-def check(specs: list[str], base: Config, work_dir: Path, timeout_s: float, console: Console) -> Failures:
-    """Read one small epoch with each candidate; what is wrong with those that do not deliver what was written."""
-    shards = cached_shards(work_dir, CHECK_RECORDS, num_shards=CHECK_SHARDS, compression=base.compression)
-    config = replace(base, shards=tuple(map(str, shards)), epochs=1)
-    wrong: dict[str, str | None] = {}
+def expected_digest(config: Config) -> Digest:
+    """The digest of the records of ``config``, read plainly and decoded as ``reference.py`` says.
+
+    Raises ValueError where a record is damaged or is not what the schema says, loaderd's ShardError where a shard
+    cannot be read.
+    """
+    schema = config.delivered()
+    records = (record for file in list_shards(list(config.shards)) for record in read(file))
+    return Digest().updated(schema, decode(schema, parse(schema, records)))
+
+
+def check(specs: list[str], checked: Config, digest: Measure) -> tuple[Failures, Failures]:
+    """What is wrong with those that do not deliver the records of ``checked``, and why others are left out.
+
+    ``digest`` runs a candidate over them. What a ``tf.function`` takes cannot be seen: for "graph", the same pipeline
+    is checked without it. Raises as :func:`expected_digest`.
+    """
+    expected: dict[tuple[str, bool], Digest] = {}
+    wrong: dict[str, CandidateError | None] = {}
     for spec in specs:
-        eager = _eager(spec, config)
-        if eager not in wrong:
-            wrong[eager] = _wrong_with(eager, config, timeout_s, console)
-    return {spec: reason for spec in specs if (reason := wrong[_eager(spec, config)]) is not None}
+        eager = _eager(spec)
+        if eager in wrong:
+            continue
+        config = configure(eager, checked)[1]
+        kind = config.dtype, config.packed
+        if kind not in expected:
+            expected[kind] = expected_digest(config)
+        wanted = asdict(expected[kind])
+        try:
+            delivered = digest(eager)["digest"]  # None where it carries no records
+            if delivered not in (wanted, None):
+                raise CandidateError(f"{eager}: delivered {delivered}, but {wanted} is stored")
+            wrong[eager] = None
+        except CandidateError as error:
+            wrong[eager] = error
+    reasons = {spec: reason for spec in specs if (reason := wrong[_eager(spec)]) is not None}
+    left_out = {spec: str(reason) for spec, reason in reasons.items() if isinstance(reason, LeftOut)}
+    return {spec: str(reason) for spec, reason in reasons.items() if spec not in left_out}, left_out
 
 
-def expected_digest(schema: Schema) -> Digest:
-    """The digest of the records of the check, as they were made and as ``reference.py`` decodes them."""
-    found = Digest()
-    for shard in range(CHECK_SHARDS):
-        for boards, scores in shard_records(shard, CHECK_RECORDS, CHECK_SHARDS, seed=0):
-            found = found.updated(schema, decode(schema, {"d": boards, "s": scores}))
-    return found
-
-
-def _eager(spec: str, config: Config) -> str:
-    """``spec`` without "graph": what a tf.function takes cannot be seen."""
+def _eager(spec: str) -> str:
     name, _, options = spec.partition(":")
     rest = ",".join(option for option in options.split(",") if option not in ("", "graph"))
-    configure(spec, config)
     return f"{name}:{rest}" if rest else name
 
 
-def _wrong_with(spec: str, config: Config, timeout_s: float, console: Console) -> str | None:
-    reason = None
-    try:
-        found = run_candidate(spec, config, None, timeout_s=timeout_s)["digest"]
-    except CandidateError as error:
-        reason = str(error)
-    else:
-        if found is None:
-            console.print(f"{spec}: carries no records, not checked", style="dim")
-        elif found != (expected := asdict(expected_digest(configure(spec, config)[1].delivered()))):
-            reason = f"{spec}: delivered {found}, but {expected} was written"
-    if reason is not None:
-        console.print(reason, style="red", markup=False)
-    return reason
+def cold_starts(
+    specs: list[str], first_batch: Measure, report: Callable[[dict[str, Any]], None]
+) -> tuple[list[dict[str, Any]], Failures]:
+    """A run of each up to its first batch, marked as ``cold``; and what failed."""
+    runs, failures = [], {}
+    for spec in specs:
+        try:
+            runs.append({"cold": True, **first_batch(spec)})
+        except CandidateError as error:
+            failures[spec] = str(error)
+        else:
+            report(runs[-1])
+    return runs, failures
 
 
 def take_turns(
     specs: list[str],
     rounds: int,
     attempts: int,
-    measure: Callable[[str], dict[str, Any]],
+    measure: Measure,
     report: Callable[[dict[str, Any]], None],
 ) -> tuple[list[dict[str, Any]], Failures]:
     """``measure`` every candidate once a round; what counts of each, and what failed.
@@ -129,92 +145,31 @@ def take_turns(
     return runs, failures
 
 
-def facts_of(runs: list[dict[str, Any]], failures: Mapping[str, str], command: list[str]) -> dict[str, str]:
+def facts_of(runs: list[dict[str, Any]], failed: Mapping[str, str], left_out: Mapping[str, str]) -> dict[str, str]:
     """What the reader of a table must know: when, where, with what, and what went wrong."""
     versions: dict[str, str] = {}
     for run in runs:
         versions.update(run["versions"])
+    kinds = dict.fromkeys(run["delivered"] for run in runs)
+    best = {kind: best_tfdata([run for run in runs if run["delivered"] == kind]) for kind in kinds}
     busy = sum(run["other_cores"] > BUSY_CORES for run in runs)
     facts = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": describe_machine(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "command": f"`{shlex.join(command)}`",
-        "best tf.data": str(baseline(runs)),
+        "best tf.data": ", ".join(f"{spec} ({kind})" for kind, spec in best.items() if spec),
+        "disturbed": f"{busy} of the {len(runs)} runs that count, while over {BUSY_CORES} cores were busy elsewhere",
+        "left out": grouped(left_out),
+        "failed": grouped({spec: reason.splitlines()[-1] for spec, reason in failed.items()}),
     }
-    if busy:
-        facts["disturbed"] = f"{busy} of the {len(runs)} runs that count, with over {BUSY_CORES} cores busy elsewhere"
-    if failures:
-        facts["failed"] = "; ".join(f"{spec} ({reason.splitlines()[-1]})" for spec, reason in failures.items())
-    return facts
+    if not busy:
+        del facts["disturbed"]
+    return {name: value for name, value in facts.items() if value}
 
 
-def warm_page_cache(shards: list[str]) -> None:
-    """Read every shard once, so that no candidate pays for the disk."""
-    buffer = bytearray(8 << 20)
-    for shard in shards:
-        with open(shard, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-
-
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare the candidates of bench/candidates.")
-    parser.add_argument("shards", nargs="*", metavar="SHARDS", help="chess_eval shards (default: made, and kept)")
-    parser.add_argument("--records", type=int, default=1_500_000, help="of the shards that are made")
-    parser.add_argument("--num-shards", type=int, default=16, help="of the shards that are made")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--attempts", type=int, default=3, help="at a run while something else is busy")
-    parser.add_argument("--candidates", default=" ".join(DEFAULT_CANDIDATES), help="separated by spaces")
-    parser.add_argument("--work-dir", type=Path, default=Path.home() / ".cache" / "loaderd-bench")
-    parser.add_argument("--results-dir", type=Path, default=Path("bench") / "results")
-    parser.add_argument("--name", default=datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S"), help="of the results")
-    add_options(parser)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    given = sys.argv[1:] if arguments is None else arguments
-    options, console = parse_arguments(given), Console(width=None if sys.stdout.isatty() else 180)
-    shards = options.shards or cached_shards(
-        options.work_dir, options.records, num_shards=options.num_shards, compression=options.compression
-    )
-    base = config_of(options, [str(Path(shard).resolve()) for shard in shards])
-    specs = options.candidates.split()
-    try:
-        failures = check(specs, base, options.work_dir, options.timeout, console)
-    except ValueError as error:
-        sys.exit(str(error))
-    specs = [spec for spec in specs if spec not in failures]
-
-    options.results_dir.mkdir(parents=True, exist_ok=True)
-    log = options.results_dir / f"{options.name}.jsonl"
-    warm_page_cache(list(base.shards))
-    window = window_of(options, options.records)
-
-    def measure(spec: str) -> dict[str, Any]:
-        return run_candidate(spec, base, window, timeout_s=options.timeout)
-
-    def report(run: dict[str, Any]) -> None:
-        with log.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-        note = f"  ({run['other_cores']:.2f} cores busy elsewhere)" if run["other_cores"] > BUSY_CORES else ""
-        place = f"round {run['round'] + 1}/{options.rounds}"
-        console.print(f"{place}  {run['candidate']:28} {run['examples_per_s']:12,.0f} examples/s{note}")
-
-    runs, failed = take_turns(specs, options.rounds, options.attempts, measure, report)
-    for reason in failed.values():
-        console.print(reason, style="red", markup=False)
-    failures |= failed
-
-    summaries = summarise(runs)
-    facts = facts_of(runs, failures, ["python", "bench/compare.py", *given])
-    log.with_suffix(".md").write_text(markdown(summaries, facts))
-    console.print(table(summaries))
-    for name, value in facts.items():
-        console.print(f"{name}: {value}", markup=False)
-    sys.exit(1 if failures else 0)
-
-
-if __name__ == "__main__":
-    main()
+def grouped(reasons: Mapping[str, str]) -> str:
+    """Candidates with the reasons why, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for spec, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(spec)
+    return "; ".join(f"{', '.join(specs)} ({reason})" for reason, specs in by_reason.items())

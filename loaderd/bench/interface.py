@@ -7,7 +7,9 @@ A candidate reads the shards of a :class:`Config` and yields a :class:`Step` whe
 It delivers what ``config.delivered()`` says, decoded as ``reference.py`` says, ``config.batch_size`` records a batch
 but for a last short one. It honours every field of the config that means something to it, imports what it needs at
 the top of its module (imports are not timed), and gives everything back when the generator is closed. A module that
-cannot deliver just anything says so in a function of its own: ``def cannot(config) -> str | None``, the reason.
+cannot deliver just anything says so in a function of its own, ``def cannot(config) -> str | None``: the reason why it
+is left out, such as "it unpacks nothing". What the reader of a figure must know, such as that no CRC is checked, is a
+line of text, ``NOTE``.
 
 On the command line a candidate is its module's name, then options: ``tfdata_expert:noshuffle,graph``.
 """
@@ -15,7 +17,8 @@ On the command line a candidate is its module's name, then options: ``tfdata_exp
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -23,8 +26,9 @@ from typing import Any, NamedTuple
 from loaderd import Array, Packed, PackedBits, Schema
 
 CHESS = "loaderd.bench.reference:chess"
-# Where candidates are looked for, in this order; the last is whatever folder "candidates" is on the path.
-FOLDERS = ("loaderd.bench.candidates", "loaderd_tf.bench", "candidates")
+# Where candidates are looked for, in this order: "candidates" is whatever folder of that name is on the path, and the
+# one whose package imports TensorFlow comes last, so that no other candidate pays for it.
+FOLDERS = ("loaderd.bench.candidates", "candidates", "loaderd_tf.bench")
 
 
 class Step(NamedTuple):
@@ -43,9 +47,10 @@ class Config:
     """One configuration.
 
     ``epochs=None``: for ever. ``graph``: consume inside a ``tf.function``. ``schema``: the records, as
-    ``module:attribute``, a ``loaderd.Schema`` or a function of a dtype that makes one. ``dtype``: what bits become,
-    where the schema is such a function. ``packed``: deliver the stored features instead of the fields.
-    ``window_records`` is for what shuffles in windows; None: its own choice.
+    ``module:attribute``: a ``loaderd.Schema``, or a function that returns one; where it has parameters of these
+    names, it is given ``dtype``, what bits become, and ``record_size``, the bytes of bits in a synthetic record.
+    ``packed``: deliver the stored features instead of the fields. ``window_records`` is for what shuffles in windows;
+    None: its own choice.
     """
 
     shards: tuple[str, ...]
@@ -57,17 +62,35 @@ class Config:
     workers: int = 2
     schema: str = CHESS
     dtype: str = "float32"
+    record_size: int | None = None
     packed: bool = False
     window_records: int | None = None
 
     def delivered(self) -> Schema:
         """The schema whose fields a batch has. Raises ImportError, AttributeError or TypeError for none such."""
-        module, _, attribute = self.schema.partition(":")
-        found: Any = getattr(importlib.import_module(module), attribute)
-        schema: Any = found if isinstance(found, Schema) else found(self.dtype)
+        found = self._named()
+        schema: Any = found
+        if not isinstance(found, Schema):
+            given = {"dtype": self.dtype, "record_size": self.record_size}
+            schema = found(**{name: given[name] for name in _parameters(found) if name in given})
         if not isinstance(schema, Schema):
             raise TypeError(f"{self.schema} must be a loaderd.Schema or a function that returns one, got {schema!r}")
         return stored_as_is(schema) if self.packed else schema
+
+    def has_dtype(self) -> bool:
+        """Whether ``dtype`` makes a difference: the schema is a function of it."""
+        found = self._named()
+        return not isinstance(found, Schema) and "dtype" in _parameters(found)
+
+    def _named(self) -> Any:
+        module, _, attribute = self.schema.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+def _parameters(function: Any) -> Iterable[str]:
+    if not callable(function):
+        raise TypeError(f"a schema must be a loaderd.Schema or a function that returns one, got {function!r}")
+    return inspect.signature(function).parameters
 
 
 def stored_as_is(schema: Schema) -> Schema:
@@ -102,6 +125,14 @@ def configure(spec: str, base: Config) -> tuple[str, Config]:
             raise ValueError(f"{spec}: option must be one of {sorted(_OPTIONS)}, got {option!r}")
         base = replace(base, **_OPTIONS[option])
     return name, base
+
+
+def why_not(module: ModuleType, config: Config) -> str | None:
+    """Why a candidate's module cannot deliver what ``config`` says, or None if it can."""
+    if config.dtype != Config.dtype and not config.has_dtype():
+        return f"{config.schema} is no function of a dtype"
+    reason: str | None = module.cannot(config) if hasattr(module, "cannot") else None
+    return reason
 
 
 def load(name: str) -> ModuleType:

@@ -2,7 +2,7 @@
 
 Started by ``run_candidate.py``, once a measurement, so that no candidate inherits another's threads, memory or
 imports. A job is ``{"candidate": …, "config": {…}, "window": {…} or null}``; without a window one epoch is
-read and digested instead of timed.
+read and digested instead of timed. Where the candidate cannot do the job, the line is ``{"left_out": reason}``.
 """
 
 from __future__ import annotations
@@ -15,30 +15,34 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
 import numpy as np
 
 from loaderd import Schema
 from loaderd.bench.digest import Digest
-from loaderd.bench.interface import Config, Step, load
+from loaderd.bench.interface import Config, Step, load, why_not
 from loaderd.bench.process_tree import cpu_s, machine_cpu_s, process_tree
 
-_VERSIONED = ("numpy", "tensorflow", "loaderd", "loaderd_tf")
+_VERSIONED = ("numpy", "tensorflow", "torch", "grain", "spdl", "loaderd")
 
 
 @dataclass(frozen=True)
 class Window:
     """When to measure: after the warm-up, until both ``examples`` and ``seconds`` have been reached."""
 
-    examples: int
+    examples: int = 1
     seconds: float = 3.0
-    warmup_steps: int = 20
-    warmup_s: float = 2.0
+    warmup_steps: int = 5
+    warmup_s: float = 1.5
+
+
+FIRST_BATCH = Window(examples=1, seconds=0.0, warmup_steps=0, warmup_s=0.0)  # and one more; the rates mean nothing
 
 
 def measure(stream: Iterator[Step], window: Window, batch_size: int) -> dict[str, Any]:
-    """Time ``stream``; the keys of the result are described in README.md. Raises RuntimeError if it ends."""
+    """Time ``stream``; the keys of the result are described in bench/README.md. Raises RuntimeError if it ends."""
     opened = time.perf_counter()
     _take(stream)
     time_to_first_batch_s = time.perf_counter() - opened
@@ -90,22 +94,41 @@ def digest(stream: Iterator[Step], schema: Schema) -> dict[str, int] | None:
     return asdict(found)
 
 
-def main() -> None:
-    job = json.load(sys.stdin)
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job; what to print."""
     config = Config(**{**job["config"], "shards": tuple(job["config"]["shards"])})
     importing = time.perf_counter()
-    steps = load(job["candidate"]).steps
+    try:
+        candidate = load(job["candidate"])
+    except ModuleNotFoundError as error:
+        return {"left_out": f"needs {error.name}, which is not installed"}
     import_s = time.perf_counter() - importing
-    with closing(steps(config)) as stream:  # type: ignore[type-var]  # steps are generators
+    reason = why_not(candidate, config)
+    if reason is not None:
+        return {"left_out": reason}
+    with closing(candidate.steps(config)) as stream:
         if job["window"] is None:
             result: dict[str, Any] = {"digest": digest(stream, config.delivered())}
         else:
             result = {"import_s": import_s, **measure(stream, Window(**job["window"]), config.batch_size)}
-    loaded = {name: sys.modules[name] for name in _VERSIONED if name in sys.modules}
-    result["versions"] = {
-        "python": platform.python_version(),
-        **{name: getattr(module, "__version__", "unknown") for name, module in loaded.items()},
-    }
+    dtype = config.dtype if config.has_dtype() else "as the schema says"
+    about = {"delivered": "packed" if config.packed else dtype, "note": getattr(candidate, "NOTE", "")}
+    return {**result, **about, "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Those of Python and of the libraries in question that have been imported."""
+    found = {"python": platform.python_version()}
+    distributions = metadata.packages_distributions()
+    for name in _VERSIONED:
+        if name in sys.modules:
+            installed = distributions.get(name)
+            found[name] = metadata.version(installed[0]) if installed else sys.modules[name].__version__
+    return found
+
+
+def main() -> None:
+    result = run(json.load(sys.stdin))
     sys.stdout.write("\n" + json.dumps(result) + "\n")
 
 

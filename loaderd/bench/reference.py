@@ -6,13 +6,19 @@ checked by it. :data:`CHANNEL_ORDER` and the three values are there for candidat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderd import Array, Bits, Packed, Schema, schemas
+from loaderd import Array, Bits, Int64, Packed, PackedBits, Schema, schemas
+from loaderd.decode.example import RecordFault, parse_example
+from loaderd.errors import Damage
+from loaderd.shards.compression import detect_compression, open_stream
+from loaderd.shards.files import ShardFile, open_shard
+from loaderd.shards.framing import scan
 
 VALUE_A, VALUE_K, VALUE_B = 0.8, 600.0, 50.0
 
@@ -25,6 +31,14 @@ Arrays = dict[str, npt.NDArray[Any]]
 def chess(dtype: str = "float32") -> Schema:
     """The schema of the synthetic shards, as every candidate decodes them."""
     return schemas.chess_eval(value_a=VALUE_A, value_k=VALUE_K, value_b=VALUE_B, dtype=dtype)
+
+
+def bits(record_size: int, dtype: str = "float32") -> Schema:
+    """The schema of synthetic shards of another record: ``bits`` (8 record_size,) of ``dtype`` and ``score`` ()."""
+    return Schema(
+        features={"d": PackedBits(8 * record_size), "s": Int64()},
+        fields={"bits": Bits("d", shape=(8 * record_size,), dtype=dtype), "score": Array("s", dtype="float32")},
+    )
 
 
 def decode_chess(stored: npt.NDArray[np.uint8], scores: npt.NDArray[np.int64], dtype: str = "float32") -> Arrays:
@@ -66,3 +80,32 @@ def decode(schema: Schema, stored: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         spec = schema.spec_of(name)
         found[name] = values.astype(spec.dtype).reshape(-1, *spec.shape)
     return {name: found[name] for name in schema.fields}
+
+
+def read(file: ShardFile) -> Iterator[bytes]:
+    """The records of a shard, as they are stored. Raises ValueError where one is damaged."""
+    with closing(open_shard(file)) as opened:
+        stream = open_stream(file.uri, opened, detect_compression(opened))
+        for found in scan(file.uri, stream.read_into):
+            if isinstance(found, Damage):
+                raise ValueError(str(found))
+            for start, length in zip(found.payload_starts.tolist(), found.payload_lengths.tolist(), strict=True):
+                yield found.buffer[start : start + length].tobytes()
+        if stream.damage is not None:
+            raise ValueError(str(stream.damage))
+
+
+def parse(schema: Schema, records: Iterable[bytes]) -> Arrays:
+    """The stored features of ``schema`` in ``records``, serialized Examples, one after the other: (n, …) each.
+
+    Raises ValueError for a record that is not what the schema says.
+    """
+    values: dict[str, bytearray] = {name: bytearray() for name in schema.features}
+    for number, record in enumerate(records):
+        example = parse_example(record, schema.features)
+        if isinstance(example, RecordFault):
+            raise ValueError(f"record {number}: expected {example.expected}, found {example.found}")
+        for name, value in example.values.items():
+            values[name] += value.data
+    dtypes = {name: feature.row_dtype for name, feature in schema.features.items()}
+    return {name: np.frombuffer(values[name], row.base).reshape(-1, *row.shape) for name, row in dtypes.items()}

@@ -1,12 +1,12 @@
-"""Synthetic shards of the chess_eval record, written fast: the input of every measurement in this folder.
+"""Synthetic shards, of the chess_eval record or of plain bits, written fast: the input of the measurements.
 
 A shard is a TFRecord file; each record is framed and holds one ``tf.train.Example`` with two features::
 
     uint64 length │ uint32 masked CRC32C of length │ Example, length bytes │ uint32 masked CRC32C of Example
 
-    Example { features { "d": bytes_list [194 bytes]   "s": int64_list [score] } }
+    Example { features { "d": bytes_list [194 bytes, or record_size]   "s": int64_list [score] } }
 
-    d, most significant bit first:
+    d, most significant bit first (with a record_size: the number, and random bits, 3/16 of them set):
         bit     0 …   31   the record's number, big-endian, so that no two records are equal
         bit    32 … 1535   the rest of the (8, 8, 24) planes, 3/16 of the bits set
         bit  1536 … 1545   ten flags, likewise
@@ -40,24 +40,31 @@ COMPRESSIONS = ("", "GZIP", "ZLIB")
 _LAST_BYTE = 193  # of d: two flags, the mate bit, five bits of padding
 _FLAG_BITS = 0b1100_0000
 _MATE_BIT = 0b0010_0000
-_CHUNK_RECORDS = 32_768
+_NUMBER_BYTES = 4
+_CHUNK_BYTES = 32_768 * BOARD_BYTES
+_MAX_RECORD_SIZE = 1 << 20
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 _WBITS = {"GZIP": 31, "ZLIB": 15}  # zlib's code for the container around the deflate stream
 
 
-def make_records(first: int, count: int, seed: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Records ``first`` … ``first + count - 1``: ``d`` uint8, (count, 194), and ``s`` int64, (count,).
+Records = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+
+def make_records(first: int, count: int, seed: int, record_size: int | None = None) -> Records:
+    """Records ``first`` … ``first + count - 1``: ``d`` uint8, (count, 194 or record_size), and ``s`` int64, (count,).
 
     The same arguments give the same records; another ``first`` or ``count`` draws other random bits.
     """
     rng = np.random.default_rng((seed, first, count))
-    a, b, c, d = (rng.integers(0, 256, (count, BOARD_BYTES), np.uint8) for _ in range(4))
+    a, b, c, d = (rng.integers(0, 256, (count, record_size or BOARD_BYTES), np.uint8) for _ in range(4))
     boards = a & b & (c | d)
-    boards[:, :4] = np.arange(first, first + count, dtype=">u4").view(np.uint8).reshape(count, 4)
+    numbers = np.arange(first, first + count, dtype=">u4")
+    boards[:, :_NUMBER_BYTES] = numbers.view(np.uint8).reshape(count, _NUMBER_BYTES)
 
     mate = rng.random(count) < 0.03
-    boards[:, _LAST_BYTE] &= _FLAG_BITS
-    boards[:, _LAST_BYTE] |= np.where(mate, _MATE_BIT, 0).astype(np.uint8)
+    if record_size is None:
+        boards[:, _LAST_BYTE] &= _FLAG_BITS
+        boards[:, _LAST_BYTE] |= np.where(mate, _MATE_BIT, 0).astype(np.uint8)
 
     centipawns = np.abs(rng.normal(0, 400, count)).astype(np.int64)
     extreme = rng.random(count) < 0.01
@@ -67,24 +74,26 @@ def make_records(first: int, count: int, seed: int) -> tuple[npt.NDArray[np.uint
 
 
 def shard_records(
-    shard: int, num_records: int, num_shards: int, seed: int
-) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
+    shard: int, num_records: int, num_shards: int, seed: int, record_size: int | None = None
+) -> Iterator[Records]:
     """What :func:`write_shards` writes into its file number ``shard``, as :func:`make_records`, chunk by chunk."""
     start, stop = (num_records * end // num_shards for end in (shard, shard + 1))
-    for first in range(start, stop, _CHUNK_RECORDS):
-        yield make_records(first, min(_CHUNK_RECORDS, stop - first), seed)
+    chunk = max(1, _CHUNK_BYTES // (record_size or BOARD_BYTES))
+    for first in range(start, stop, chunk):
+        yield make_records(first, min(chunk, stop - first), seed, record_size)
 
 
 def frame_records(boards: npt.NDArray[np.uint8], scores: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """The records in TFRecord framing, one behind the other: ``boards`` uint8, (n, 194); ``scores`` int64, (n,).
+    """The records in TFRecord framing, one behind the other, as uint8, (bytes,).
 
-    Returns uint8, (bytes,). Records of one length are written together, each to its own place.
+    ``boards``: uint8, (n, 194 or record_size); ``scores``: int64, (n,). Records of one length are written together,
+    each to its own place.
     """
     varints, varint_bytes = _varints(scores)
-    heads = {int(width): _example_head(int(width)) for width in np.unique(varint_bytes)}
+    heads = {int(width): _example_head(boards.shape[1], int(width)) for width in np.unique(varint_bytes)}
     example_bytes = np.zeros(11, np.int64)
     for width, (before, between) in heads.items():
-        example_bytes[width] = len(before) + BOARD_BYTES + len(between) + width
+        example_bytes[width] = len(before) + boards.shape[1] + len(between) + width
 
     lengths = example_bytes[varint_bytes]
     ends = np.cumsum(lengths + _HEADER_BYTES + _FOOTER_BYTES)
@@ -113,12 +122,16 @@ def write_shards(
     num_shards: int = 16,
     seed: int = 0,
     compression: str = "",
+    record_size: int | None = None,
 ) -> list[Path]:
     """Write ``num_records`` records into ``num_shards`` files of ``directory`` and return their paths.
 
-    ``compression`` is "", "GZIP" or "ZLIB", as ``tf.data.TFRecordDataset`` names them. Raises ValueError for
-    another, and where there would be a shard without a record.
+    They are chess records, or have ``record_size`` bytes of bits. ``compression`` is "", "GZIP" or "ZLIB", as
+    ``tf.data.TFRecordDataset`` names them. Raises ValueError for another, for a size that a record's number does not
+    fit in, and where there would be a shard without a record.
     """
+    if record_size is not None and not _NUMBER_BYTES <= record_size <= _MAX_RECORD_SIZE:
+        raise ValueError(f"record_size must be {_NUMBER_BYTES} to {_MAX_RECORD_SIZE} bytes, got {record_size}")
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression must be one of {COMPRESSIONS}, got {compression!r}")
     if not 0 < num_shards <= num_records < 1 << 32:
@@ -129,30 +142,44 @@ def write_shards(
     for shard in range(num_shards):
         paths.append(folder / f"{shard:05d}-of-{num_shards:05d}.tfrecord")
         with paths[-1].open("wb") as file:
-            framed = (frame_records(*records).data for records in shard_records(shard, num_records, num_shards, seed))
-            for piece in _compressed(compression, framed):
+            made = shard_records(shard, num_records, num_shards, seed, record_size)
+            for piece in compressed(compression, (frame_records(*records).data for records in made)):
                 file.write(piece)
     return paths
 
 
 def cached_shards(
-    root: str | os.PathLike[str], num_records: int, *, num_shards: int = 16, seed: int = 0, compression: str = ""
+    root: str | os.PathLike[str],
+    num_records: int,
+    *,
+    num_shards: int = 16,
+    seed: int = 0,
+    compression: str = "",
+    record_size: int | None = None,
 ) -> list[Path]:
     """As :func:`write_shards`, into a folder below ``root`` that is written once and used again afterwards."""
-    name = f"chess_eval-{num_records}-{num_shards}-{seed}{'-' if compression else ''}{compression.lower()}"
+    kind = "chess_eval" if record_size is None else f"bits-{record_size}"
+    name = f"{kind}-{num_records}-{num_shards}-{seed}{'-' if compression else ''}{compression.lower()}"
     folder = Path(root) / name
     if not folder.is_dir():
         Path(root).mkdir(parents=True, exist_ok=True)
         unfinished = tempfile.mkdtemp(prefix=name, dir=root)  # renamed when whole: an interrupted one is not used
         try:
-            write_shards(unfinished, num_records, num_shards=num_shards, seed=seed, compression=compression)
+            write_shards(
+                unfinished,
+                num_records,
+                num_shards=num_shards,
+                seed=seed,
+                compression=compression,
+                record_size=record_size,
+            )
             Path(unfinished).rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return sorted(folder.glob("*.tfrecord"))
 
 
-def _compressed(compression: str, pieces: Iterator[memoryview]) -> Iterator[bytes | memoryview]:
+def compressed(compression: str, pieces: Iterator[memoryview]) -> Iterator[bytes | memoryview]:
     if not compression:
         yield from pieces
         return
@@ -173,15 +200,14 @@ def _varints(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.
 
 def _field(number: int, value: bytes) -> bytes:
     """A length-delimited protobuf field (wire type 2)."""
-    size = len(value)
-    length = bytes([size]) if size < 128 else bytes([size & 0x7F | 0x80, size >> 7])
-    return bytes([number << 3 | 2]) + length + value
+    lengths, num_bytes = _varints(np.array([len(value)]))
+    return bytes([number << 3 | 2]) + lengths[0, : num_bytes[0]].tobytes() + value
 
 
 @functools.cache
-def _example_head(varint_bytes: int) -> tuple[bytes, bytes]:
+def _example_head(board_bytes: int, varint_bytes: int) -> tuple[bytes, bytes]:
     """The constant bytes of an Example before ``d`` and between ``d`` and the score's varint."""
-    board, score = b"\xff" * BOARD_BYTES, b"\xfe" * varint_bytes
+    board, score = b"\xff" * board_bytes, b"\xfe" * varint_bytes
     entries = (
         _field(1, b"d") + _field(2, _field(1, _field(1, board))),  # Feature.bytes_list is field 1
         _field(1, b"s") + _field(2, _field(3, _field(1, score))),  # Feature.int64_list is field 3
@@ -199,11 +225,12 @@ def _mask(crcs: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Write synthetic chess_eval shards.")
+    parser = argparse.ArgumentParser(description="Write synthetic shards.")
     parser.add_argument("directory", help="folder to write into")
     parser.add_argument("--records", type=int, default=1_500_000)
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record-size", type=int, help="bytes of bits a record (default: chess records)")
     parser.add_argument("--compression", choices=COMPRESSIONS, default="")
     options = parser.parse_args(arguments)
     paths = write_shards(
@@ -212,6 +239,7 @@ def main(arguments: list[str] | None = None) -> None:
         num_shards=options.shards,
         seed=options.seed,
         compression=options.compression,
+        record_size=options.record_size,
     )
     sys.stdout.writelines(f"{path}\n" for path in paths)
 

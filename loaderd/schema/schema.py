@@ -130,20 +130,24 @@ class Schema:
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
-        """The structured dtype of a row: one member a stored feature; its itemsize is a multiple of 8 bytes."""
+        """The structured dtype of a row: one member a stored feature; its itemsize is a multiple of 8 bytes.
+
+        Behind each PackedBits feature the row has another byte at least: words may be read past its end.
+        """
         offsets = []
-        end = 0
+        end = last = 0
         for feature in self.features.values():
             alignment = 1 if isinstance(feature, PackedBits) else feature.value_dtype.alignment
             end = -(-end // alignment) * alignment
             offsets.append(end)
             end += feature.num_bytes
+            last = max(last, end + isinstance(feature, PackedBits))
         return np.dtype(
             {
                 "names": list(self.features),
                 "formats": [feature.row_dtype for feature in self.features.values()],
                 "offsets": offsets,
-                "itemsize": -(-end // _ROW_ALIGNMENT_BYTES) * _ROW_ALIGNMENT_BYTES,
+                "itemsize": -(-last // _ROW_ALIGNMENT_BYTES) * _ROW_ALIGNMENT_BYTES,
             }
         )
 

@@ -1,100 +1,106 @@
-"""The comparison from end to end: real candidates on a tiny set, and candidates that are wrong on purpose."""
+"""Wrong candidates are caught, turns are taken, a cold start is cold."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from loaderd.bench.compare import take_turns
-from loaderd.bench.run_candidate import CandidateError
+import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-TINY = [
-    *("--records", "6000", "--num-shards", "4", "--batch-size", "128"),
-    *("--seconds", "0.2", "--examples", "2000", "--warmup-seconds", "0.1", "--attempts", "1"),
-]
+from loaderd.bench.compare import CANDIDATES, check, cold_starts, grouped, take_turns
+from loaderd.bench.interface import FOLDERS, Config, Step, configure
+from loaderd.bench.measured import FIRST_BATCH, digest
+from loaderd.bench.reference import Arrays, decode, parse, read
+from loaderd.bench.run_candidate import CandidateError, LeftOut, run_candidate
+from loaderd.bench.synthetic import write_shards
+from loaderd.shards.files import list_shards
 
-# Candidates for a copy of bench/: what they deliver is made, not read. CHANGE spoils it.
-_MADE = """
-import os, subprocess, sys, time
-import numpy as np
-from loaderd.bench.compare import CHECK_RECORDS, CHECK_SHARDS
-from loaderd.bench.interface import Step
-from loaderd.bench.reference import decode
-from loaderd.bench.synthetic import shard_records
-
-def steps(config):
-    while True:
-        for shard in range(CHECK_SHARDS):
-            for records in shard_records(shard, CHECK_RECORDS, CHECK_SHARDS, seed=0):
-                board, flags, score = decode(*records)
-                CHANGE
-                yield Step(len(score), (board, flags, score))
-        if config.epochs == 1:
-            return
-"""
-_SPOILED = {
-    "honest": "pass",
-    "one_bit": "board[5, 3, 3, 7] = 1.0 - abs(board[5, 3, 3, 7])",
-    "short": "board, flags, score = board[1:], flags[1:], score[1:]",
-    "broken": "raise RuntimeError('the pipeline burst')",
-    "stuck": "time.sleep(600)",
-}
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def _compare(bench: Path, tmp_path: Path, candidates: str, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(bench / "compare.py"), *TINY, "--candidates", candidates, *more]
-    places = ["--work-dir", str(tmp_path / "work"), "--results-dir", str(tmp_path / "results"), "--name", "x"]
-    return subprocess.run([*command, *places], capture_output=True, text=True, timeout=110)
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    paths = write_shards(tmp_path_factory.mktemp("shards"), 1_001, num_shards=2)
+    return Config(tuple(map(str, paths)), epochs=1, batch_size=100)
 
 
-def _runs(tmp_path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "results" / "x.jsonl").read_text().splitlines()]
+def rows_of(config: Config) -> Arrays:
+    """All that the shards hold, in one batch."""
+    schema = config.delivered()
+    records = (record for file in list_shards(list(config.shards)) for record in read(file))
+    return decode(schema, parse(schema, records))
 
 
-def _copy_with_spoiled(tmp_path: Path) -> Path:
-    bench = tmp_path / "bench"
-    shutil.copytree(BENCH, bench, ignore=shutil.ignore_patterns("results", "__pycache__"))
-    for name, change in _SPOILED.items():
-        (bench / "candidates" / f"{name}.py").write_text(_MADE.replace("CHANGE", change))
-    return bench
+def spoil(name: str, rows: Arrays) -> Arrays:
+    """What a candidate of that name delivers instead of ``rows``."""
+    last = len(rows["score"])
+    picks = list(range(last))
+    match name:
+        case "loses":
+            picks.pop(417)
+        case "doubles":
+            picks.append(417)
+        case "replaces":
+            picks[418] = 417
+    spoiled = {field: array[picks] for field, array in rows.items()}
+    if name == "alters":
+        spoiled["board"][417, 3, 3, 7] = 1.0 - abs(spoiled["board"][417, 3, 3, 7])
+    return spoiled
 
 
-def test_all_kinds_of_candidates_agree_and_are_timed(tmp_path: Path) -> None:
-    specs = "floor tfdata_tuned tfdata_expert tfdata_xla:noshuffle,graph loaderd_python loaderd_tfdata"
-    done = _compare(BENCH, tmp_path, specs, "--rounds", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    runs = _runs(tmp_path)
-    assert [run["candidate"] for run in runs] == specs.split()
-    for run in runs:
-        assert run["examples"] >= 2000 and run["seconds"] >= 0.2
-        assert run["examples_per_s"] == run["examples"] / run["seconds"]
-        assert run["total_cpu_s"] >= run["consumer_cpu_s"] - 0.05 and run["consumer_cpu_s"] > 0
-    by_name = {run["candidate"]: run for run in runs}
-    assert by_name["tfdata_tuned"]["peak_pss_bytes"] > 100 << 20
-    assert "tensorflow" in by_name["tfdata_tuned"]["versions"]
-    # loaderd's work is done by its descendants: what its consumer spends is the lesser part of the whole.
-    python = by_name["loaderd_python"]
-    assert python["total_cpu_s"] > 1.5 * python["consumer_cpu_s"]
-    assert "tensorflow" not in python["versions"]
-    page = (tmp_path / "results" / "x.md").read_text()
-    assert all(f"| {spec} |" in page for spec in specs.split())
-    assert "- machine: " in page and "- command: `python bench/compare.py " in page
+def test_a_candidate_that_loses_doubles_replaces_or_alters_one_record_is_caught(config: Config) -> None:
+    def delivered(spec: str) -> dict[str, Any]:
+        own = configure(spec, config)[1]
+        rows = spoil(spec.partition(":")[0], rows_of(own))
+        return {"digest": digest(iter([Step(len(rows["score"]), rows)]), own.delivered())}
+
+    specs = ["honest", "honest:int8", "loses", "doubles", "replaces", "alters", "honest:graph", "alters:graph"]
+    wrong, left_out = check(specs, config, delivered)
+    assert list(wrong) == ["loses", "doubles", "replaces", "alters", "alters:graph"] and not left_out
+    assert "loses: delivered {'rows': 1000," in wrong["loses"] and "but {'rows': 1001," in wrong["loses"]
 
 
-def test_candidates_take_turns_and_each_round_starts_with_another(tmp_path: Path) -> None:
-    done = _compare(_copy_with_spoiled(tmp_path), tmp_path, "floor honest", "--rounds", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [(run["round"], run["candidate"]) for run in _runs(tmp_path)] == [
-        (0, "floor"),
-        (0, "honest"),
-        (1, "honest"),
-        (1, "floor"),
-    ]
+def test_who_cannot_is_left_out_and_is_not_wrong(config: Config) -> None:
+    def delivered(spec: str) -> dict[str, Any]:
+        raise LeftOut("needs x") if spec == "a" else CandidateError("b: burst")
+
+    wrong, left_out = check(["a", "a:graph", "b"], config, delivered)
+    assert wrong == {"b": "b: burst"} and left_out == {"a": "needs x", "a:graph": "needs x"}
+    assert grouped({"a": "needs x", "b": "is old", "a:graph": "needs x"}) == "a, a:graph (needs x); b (is old)"
+
+
+def test_a_missing_package_and_what_cannot_be_delivered_are_given_as_reasons(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "candidates").mkdir()
+    (tmp_path / "candidates" / "__init__.py").touch()
+    (tmp_path / "candidates" / "absent.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "candidates" / "picky.py").write_text("def cannot(config):\n    return 'it is Monday'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(LeftOut, match="needs a_package_that_is_not_there, which is not installed"):
+        run_candidate("absent", config, None)
+    with pytest.raises(LeftOut, match="it is Monday"):
+        run_candidate("picky", config, None)
+    with pytest.raises(LeftOut, match="mnist is no function of a dtype"):
+        run_candidate("floor:int8", Config(config.shards, schema="loaderd.schemas:mnist"), None)
+
+
+def test_a_cold_start_indexes_the_shards_and_the_next_one_does_not(config: Config, tmp_path: Path) -> None:
+    def indexes() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.loaderd-index")}
+
+    def first_batch(spec: str) -> dict[str, Any]:
+        assert not indexes()
+        endless = Config(config.shards, batch_size=100)
+        return run_candidate(spec, endless, FIRST_BATCH, index_cache=tmp_path)
+
+    logged: list[dict[str, Any]] = []
+    (cold,), failures = cold_starts(["loaderd_python"], first_batch, logged.append)
+    assert not failures and logged == [cold] and cold["cold"] and cold["time_to_first_batch_s"] > 0
+    made = indexes()
+    assert len(made) == len(config.shards)
+    run_candidate("loaderd_python", Config(config.shards, batch_size=100), FIRST_BATCH, index_cache=tmp_path)
+    assert indexes() == made
 
 
 def test_a_disturbed_run_is_taken_again_whatever_its_speed() -> None:
@@ -124,18 +130,10 @@ def test_a_candidate_that_fails_in_the_middle_is_left_out_from_then_on() -> None
     assert [(run["round"], run["candidate"]) for run in runs] == [(0, "a"), (0, "b"), (1, "b"), (2, "b")]
 
 
-def test_wrong_broken_and_stuck_candidates_are_named_and_left_out(tmp_path: Path) -> None:
-    bench = _copy_with_spoiled(tmp_path)
-    done = _compare(bench, tmp_path, "honest one_bit short broken stuck", "--rounds", "1", "--timeout", "8")
-    assert done.returncode == 1
-    assert [run["candidate"] for run in _runs(tmp_path)] == ["honest"]
-    shown = " ".join(done.stdout.split())
-    assert "one_bit: delivered {'rows': 20011," in shown
-    assert "short: delivered {'rows': 20008," in shown
-    assert "broken: ended with status 1" in shown and "the pipeline burst" in shown
-    assert "stuck: not done after 8 s" in shown
+def test_every_candidate_that_there_is_runs_by_default() -> None:
+    from compare import ALTERNATIVES  # bench/compare.py
 
-
-def test_an_unknown_option_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    done = _compare(BENCH, tmp_path, "floor:sideways", "--rounds", "1")
-    assert done.returncode == 1 and "option must be one of ['graph', 'noshuffle']" in done.stderr
+    named = {spec.partition(":")[0] for spec in (*CANDIDATES, *ALTERNATIVES)}
+    folders = [ROOT / "loaderd/bench/candidates", ROOT / "bindings/loaderd_tf/bench", ROOT / "bench/candidates"]
+    assert len(folders) == len(FOLDERS)
+    assert named == {path.stem for folder in folders for path in folder.glob("[!_]*.py")}

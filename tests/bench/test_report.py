@@ -1,13 +1,19 @@
-"""Ratios are formed within a round; the baseline is the tf.data candidate with the best median."""
+"""Ratios are formed within a round, and of like with like; the best tf.data is the one with the best median."""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
-from loaderd.bench.report import COLUMNS, Spread, baseline, markdown, summarise
+from rich.console import Console
+
+from loaderd.bench import chart
+from loaderd.bench.display import Display
+from loaderd.bench.report import COLUMNS, Spread, best_tfdata, markdown, summarise, table
 
 
-def _run(candidate: str, number: int, examples_per_s: float) -> dict[str, Any]:
+def _run(candidate: str, number: int, examples_per_s: float, **config: Any) -> dict[str, Any]:
     return {
         "candidate": candidate,
         "round": number,
@@ -17,35 +23,65 @@ def _run(candidate: str, number: int, examples_per_s: float) -> dict[str, Any]:
         "time_to_first_batch_s": 0.5,
         "peak_pss_bytes": 3 << 20,
         "other_cores": 0.0,
+        "delivered": "packed" if config.get("packed") else config.get("dtype", "float32"),
+        "note": "no CRC check" if candidate == "tfdata_b" else "",
+        "config": {"dtype": "float32", "packed": False, "workers": 2, "shuffle": True, "graph": False, **config},
     }
 
 
 # The machine is twice as slow in round 1 as in the others; loaderd's ratio is 2, 2, 4 all the same.
 RUNS = [
-    *(_run("tfdata_a", number, speed) for number, speed in enumerate((100, 50, 100))),
+    *(_run("tfdata_expert", number, speed) for number, speed in enumerate((100, 50, 100))),
     *(_run("tfdata_b", number, speed) for number, speed in enumerate((300, 10, 20))),
     *(_run("loaderd_x", number, speed) for number, speed in enumerate((200, 100, 400))),
 ]
 
 
-def test_the_baseline_is_the_best_median_and_not_the_best_run() -> None:
-    assert baseline(RUNS) == "tfdata_a"
-    assert baseline([run for run in RUNS if run["candidate"] == "loaderd_x"]) is None
+def test_the_best_is_that_of_the_best_median_and_not_of_the_best_run() -> None:
+    assert best_tfdata(RUNS) == "tfdata_expert"
+    assert best_tfdata([run for run in RUNS if run["candidate"] == "loaderd_x"]) is None
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    first, second, third = summarise(RUNS)
-    assert first.ratio == Spread(1.0, 1.0, 1.0)
-    assert second.ratio == Spread(0.2, 0.2, 3.0)
-    assert third.ratio == Spread(2.0, 2.0, 4.0)
+    first, second, third = summarise(RUNS, [_run("loaderd_x", 0, 1.0) | {"time_to_first_batch_s": 3.0}])
+    assert first.to_best == first.to_expert == Spread(1.0, 1.0, 1.0)
+    assert second.to_best == Spread(0.2, 0.2, 3.0)
+    assert third.to_best == Spread(2.0, 2.0, 4.0)
     assert third.examples_per_s == Spread(200, 100, 400)
     assert third.total_cpu_us_per_example == 3.0
+    assert (second.cold_s, third.cold_s, third.warm_s) == (None, 3.0, 0.5)
 
 
-def test_a_round_without_the_baseline_gives_no_ratio() -> None:
-    runs = [_run("tfdata_a", 0, 100), _run("loaderd_x", 0, 300), _run("loaderd_x", 1, 900)]
-    assert summarise(runs)[1].ratio == Spread(3.0, 3.0, 3.0)
-    assert summarise(runs[2:])[0].ratio is None
+def test_a_round_without_the_other_side_gives_no_ratio() -> None:
+    runs = [_run("tfdata_expert", 0, 100), _run("loaderd_x", 0, 300), _run("loaderd_x", 1, 900)]
+    assert summarise(runs)[1].to_best == Spread(3.0, 3.0, 3.0)
+    assert summarise(runs[2:])[0].to_best is None
+
+
+def test_like_is_compared_with_like() -> None:
+    runs = [
+        _run("tfdata_expert", 0, 100),
+        _run("tfdata_expert:noshuffle", 0, 120, shuffle=False),
+        _run("tfdata_expert:graph", 0, 140, graph=True),
+        _run("tfdata_expert:int8", 0, 200, dtype="int8"),
+        _run("tfdata_parse:packed", 0, 400, packed=True),
+        _run("floor", 0, 1000),
+        _run("floor:1worker", 0, 600, workers=1),
+        _run("loaderd_x", 0, 500),
+        _run("loaderd_x:1worker", 0, 300, workers=1),
+        _run("loaderd_x:int8", 0, 800, dtype="int8"),
+        _run("loaderd_x:packed", 0, 2000, packed=True),
+    ]
+    found = {summary.candidate: summary for summary in summarise(runs)}
+
+    def ratios(spec: str) -> list[float | None]:
+        summary = found[spec]
+        return [each and each.middle for each in (summary.to_expert, summary.to_best, summary.to_floor)]
+
+    assert ratios("loaderd_x") == [5.0, 500 / 140, 0.5]
+    assert ratios("loaderd_x:1worker") == [3.0, 300 / 140, 0.5]
+    assert ratios("loaderd_x:int8") == [4.0, 4.0, None]
+    assert ratios("loaderd_x:packed") == [5.0, 5.0, None]
 
 
 def test_the_page_holds_the_facts_and_a_row_a_candidate() -> None:
@@ -53,5 +89,39 @@ def test_the_page_holds_the_facts_and_a_row_a_candidate() -> None:
     lines = page.splitlines()
     assert lines[0] == "- machine: a fast one"
     assert lines[2].count("|") == lines[-1].count("|") == len(COLUMNS) + 1
-    assert [line.split("|")[1].strip() for line in lines[4:]] == ["tfdata_a", "tfdata_b", "loaderd_x"]
+    assert [line.split("|")[1].strip() for line in lines[4:]] == ["tfdata_expert", "tfdata_b", "loaderd_x"]
+    assert lines[-2].endswith(" no CRC check |") and lines[-1].endswith("  |")
     assert "200 (100–400)" in lines[-1] and "2.00 (2.00–4.00)" in lines[-1]
+
+
+def test_the_table_shows_the_columns_that_there_is_room_for() -> None:
+    shown = [len(table(summarise(RUNS), Console(width=width)).columns) for width in (300, 100, 60)]
+    assert shown[0] == len(COLUMNS) > shown[1] > shown[2] >= 2
+
+
+def test_a_terminal_has_a_table_that_grows_and_a_log_a_line_a_run() -> None:
+    shown = {}
+    for is_terminal in (True, False):
+        out = io.StringIO()
+        with Display(Console(file=out, force_terminal=is_terminal, width=200)) as display:
+            for number, run in enumerate(RUNS):
+                display.begin(f"run {number}")
+                display.done(run | {"other_cores": 0.5 * (number == 2)}, summarise(RUNS[: number + 1]))
+            display.finish(summarise(RUNS), {"machine": "a fast one"})
+        shown[is_terminal] = out.getvalue()
+    assert all(f"run {number}" in shown[True] for number in range(len(RUNS)))
+    assert shown[True].count("× best tf.data") >= len(RUNS)
+    assert shown[False].count("× best tf.data") == 1
+    assert shown[False].count("examples/s") == len(RUNS) + 1 and shown[True].count("round 3") == 1
+    assert all("0.50 cores were busy elsewhere" in text and "machine: a fast one" in text for text in shown.values())
+
+
+def test_the_chart_names_all_and_gives_what_delivers_other_values_a_panel(tmp_path: Path) -> None:
+    packed = _run("loaderd_x:packed", 0, 90_000, packed=True)
+    linear = [run for run in RUNS if run["candidate"] != "tfdata_b"]
+    for runs, scale in ((linear, "examples/s: median"), ([*RUNS, packed], "examples/s (logarithmic): median")):
+        chart.draw(summarise(runs), "a fast machine", [tmp_path / "x.svg"])
+        text = (tmp_path / "x.svg").read_text()
+        for shown in ("tfdata_expert", "loaderd_x", "200   2.0 ×", "float32", "a fast machine", scale):
+            assert shown in text
+        assert ("packed bits" in text) == (packed in runs)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loaderd.bench import synthetic
 import tensorflow as tf
+
+from loaderd.bench import reference, synthetic
+from loaderd.shards.files import list_shards
 
 NUM_RECORDS, NUM_SHARDS, SEED = 3_001, 3, 7
 
@@ -28,6 +30,23 @@ def test_tensorflow_reads_every_record_as_it_was_made(tmp_path: Path, compressio
         assert [example.features.feature["s"].int64_list.value[0] for example in found] == scores.tolist()
         seen += len(found)
     assert seen == NUM_RECORDS
+
+
+@pytest.mark.parametrize("record_size", [None, 4, 194, 20_000])
+@pytest.mark.parametrize("compression", synthetic.COMPRESSIONS)
+def test_the_plain_reading_finds_every_record_as_it_was_made(
+    tmp_path: Path, compression: str, record_size: int | None
+) -> None:
+    given = {"compression": compression, "record_size": record_size}
+    (path,) = synthetic.write_shards(tmp_path, 500, num_shards=1, seed=SEED, **given)
+    (file,) = list_shards(path)
+    schema = reference.chess() if record_size is None else reference.bits(record_size)
+    found = reference.parse(schema, reference.read(file))
+    made = [np.concatenate(part) for part in zip(*synthetic.shard_records(0, 500, 1, SEED, record_size), strict=True)]
+    assert np.array_equal(found["d"], made[0]) and np.array_equal(found["s"], made[1])
+    example = tf.train.Example.FromString(next(reference.read(file)))
+    assert example.features.feature["d"].bytes_list.value[0] == made[0][0].tobytes()
+    assert example.features.feature["s"].int64_list.value[0] == made[1][0]
 
 
 @pytest.mark.parametrize("offset", [3, 9, 40, -2], ids=["length", "length CRC", "data", "data CRC"])
@@ -78,5 +97,8 @@ def test_cached_shards_are_written_once_and_only_whole_ones_are_used(
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="compression must be one of"):
         synthetic.write_shards(tmp_path, 10, num_shards=1, compression="LZ4")
+    for record_size in (3, (1 << 20) + 1):
+        with pytest.raises(ValueError, match="record_size must be 4 to 1048576 bytes"):
+            synthetic.write_shards(tmp_path, 10, num_shards=1, record_size=record_size)
     with pytest.raises(ValueError, match="num_shards"):
         synthetic.write_shards(tmp_path, 2, num_shards=3)

@@ -54,6 +54,9 @@ def test_a_row_keeps_its_members_apart_and_aligned():
         assert offset >= end and offset % dtype.base.alignment == 0
         end = offset + dtype.itemsize
     assert schema.row_bytes % 8 == 0 and schema.row_bytes >= end
+    assert loaderd.Schema({"d": loaderd.PackedBits(64)}, {"d": loaderd.Packed("d")}).row_bytes == 16, (
+        "a byte behind bits"
+    )
 
 
 def test_derived_fields_come_behind_their_inputs():

@@ -2,12 +2,12 @@
 
 ::
 
-    slot      0 │ 1 │ 2 │ 3 │ … │ 31      each the bytes of a batch, in shared memory
+    slot      0 │ 1 │ 2 │ 3 │ … │ n - 1      each the bytes of a batch, in shared memory
     writer    0   1   0   1   …   1
 
-Nothing is read, decoded, handed over or waited for, so no loader on this machine that writes unpacked float32
-can be faster. Thirty-two slots of 512 chess records are 100 MB, more than a cache holds.
-Carries no records: unchecked.
+Nothing is read, decoded, handed over or waited for, so no loader on this machine that writes that much memory can be
+faster. All slots together are 100 MB, more than most caches hold: 32 of 512 chess records in float32. A loader
+whose slots stay in the cache is not held to this. Carries no records: unchecked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from loaderd.bench.interface import Config, Step
 
-NUM_SLOTS = 32
+SLOTS_BYTES = 100 << 20
 
 
 def _write_for_ever(slots: npt.NDArray[np.uint8], notify: int) -> None:
@@ -34,8 +34,9 @@ def _write_for_ever(slots: npt.NDArray[np.uint8], notify: int) -> None:
 
 def steps(config: Config) -> Iterator[Step]:
     batch_bytes = config.batch_size * sum(spec.record_bytes for spec in config.delivered().specs.values())
-    memory = mmap.mmap(-1, NUM_SLOTS * batch_bytes)  # shared and anonymous
-    slots = np.frombuffer(memory, np.uint8).reshape(NUM_SLOTS, -1)
+    num_slots = max(2, SLOTS_BYTES // batch_bytes // config.workers) * config.workers
+    memory = mmap.mmap(-1, num_slots * batch_bytes)  # shared and anonymous
+    slots = np.frombuffer(memory, np.uint8).reshape(num_slots, -1)
     written, notify = os.pipe()
     fork = multiprocessing.get_context("fork")  # the memory is inherited; there are no threads here
     writers = [

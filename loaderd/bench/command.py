@@ -1,0 +1,225 @@
+"""``loaderd bench`` and ``python bench/compare.py``: the options, and a comparison from the shards to the chart."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loaderd.bench import chart
+from loaderd.bench.compare import Failures, check, cold_starts, facts_of, grouped, take_turns
+from loaderd.bench.display import Display
+from loaderd.bench.inputs import Inputs, from_user, synthetic
+from loaderd.bench.interface import CHESS, Config, configure
+from loaderd.bench.measured import FIRST_BATCH, Window
+from loaderd.bench.report import markdown, summarise
+from loaderd.bench.run_candidate import add_options, run_candidate
+from loaderd.bench.synthetic import COMPRESSIONS
+from loaderd.errors import LoaderdError
+
+DESCRIPTION = """\
+Compare loaderd with tf.data, on your shards or on synthetic ones. Every candidate is checked first: those that do not
+deliver the same values are named and not timed. Then they take turns, each run in a process of its own, a round after
+the other. Leaves a table, a line of JSON for each run, and, where matplotlib is installed, a chart."""
+
+_NUM_SHARDS = 16
+
+
+@dataclass(frozen=True)
+class _Pace:
+    rounds: int
+    seconds: float
+    warmup_seconds: float
+    attempts: int
+
+
+_FULL, _QUICK = _Pace(5, Window.seconds, Window.warmup_s, 2), _Pace(2, 1.0, 0.5, 1)
+
+
+def add_arguments(parser: argparse.ArgumentParser, candidates: tuple[str, ...], results_dir: str) -> None:
+    """The options; ``candidates`` and ``results_dir`` are the defaults."""
+    parser.set_defaults(default_candidates=candidates)
+    parser.add_argument("shards", nargs="*", metavar="SHARDS", help="paths or globs; default: synthetic shards")
+    read = parser.add_argument_group("your shards")
+    read.add_argument("--max-gib", type=float, default=4.0, metavar="GIB", help="take no more of them; default: 4")
+    made = parser.add_argument_group("synthetic shards")
+    made.add_argument("--records", type=int, metavar="N", help="how many; default: 1,500,000, or half a GiB of them")
+    made.add_argument(
+        "--record-size", type=int, metavar="BYTES", help="of packed bits in one; default: chess records"
+    )
+    made.add_argument("--num-shards", type=int, metavar="N", help=f"default: {_NUM_SHARDS}")
+    made.add_argument("--compression", choices=COMPRESSIONS[1:], help="default: none")
+    made.add_argument(
+        "--work-dir",
+        type=Path,
+        default=Path.home() / ".cache" / "loaderd-bench",
+        metavar="FOLDER",
+        help="where they are kept; default: ~/.cache/loaderd-bench",
+    )
+    what = parser.add_argument_group("what is compared")
+    what.add_argument("--candidates", metavar="'A B …'", help=f"default: {' '.join(candidates)}")
+    add_options(what)
+    pace = parser.add_argument_group("for how long")
+    pace.add_argument("--quick", action="store_true", help=f"for a first impression: {_shown(_QUICK)}")
+    pace.add_argument("--rounds", type=int, metavar="N", help=f"default: {_FULL.rounds}")
+    pace.add_argument("--seconds", type=float, metavar="S", help=f"a run, at least; default: {_FULL.seconds:g}")
+    pace.add_argument(
+        "--warmup-seconds", type=float, metavar="S", help=f"before it; default: {_FULL.warmup_seconds:g}"
+    )
+    pace.add_argument(
+        "--attempts", type=int, metavar="N", help=f"at a run that something else disturbs; default: {_FULL.attempts}"
+    )
+    left = parser.add_argument_group("results")
+    left.add_argument(
+        "--results-dir", type=Path, default=Path(results_dir), metavar="FOLDER", help=f"default: {results_dir}"
+    )
+    left.add_argument("--name", metavar="NAME", help="of the files; default: date and time")
+
+
+def _shown(pace: _Pace) -> str:
+    options = [f"--{name.replace('_', '-')} {value:g}" for name, value in vars(pace).items()]
+    return " ".join(options)
+
+
+def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
+    """The shards that are asked for. Raises ValueError, or loaderd's ShardError where one cannot be read."""
+    schema = options.schema or CHESS
+    of_synthetic = ("records", "record_size", "num_shards", "compression")
+    given = [f"--{name.replace('_', '-')}" for name in of_synthetic if getattr(options, name) is not None]
+    if options.shards and given:
+        raise ValueError(f"{', '.join(given)}: of synthetic shards only, but SHARDS are given")
+    if options.schema and not options.shards:
+        raise ValueError("--schema says what is in SHARDS, but none are given")
+    if options.record_size is not None:
+        schema = "loaderd.bench.reference:bits"
+    base = Config(
+        (),
+        options.compression or "",
+        options.batch_size,
+        workers=options.workers,
+        schema=schema,
+        record_size=options.record_size,
+    )
+    try:
+        base.delivered()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"--schema {schema}: {error}") from None
+    if options.shards:
+        return from_user(base, options.shards, scratch, int(options.max_gib * (1 << 30)))
+    return synthetic(base, options.work_dir, scratch, options.records, options.num_shards or _NUM_SHARDS)
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """The exit status: 1 if a candidate failed or delivered something else, 2 where nothing could be compared."""
+    with tempfile.TemporaryDirectory(prefix="loaderd-bench-") as scratch:
+        try:
+            specs = options.candidates.split() if options.candidates else list(options.default_candidates)
+            for spec in specs:
+                configure(spec, Config(()))
+            inputs = inputs_of(options, Path(scratch))
+            # Wide where it is no terminal: a log, a file.
+            with Display(Console(width=None if sys.stdout.isatty() else 200)) as display:
+                return _compare(specs, inputs, options, command, Path(scratch), display)
+        except (ValueError, LoaderdError) as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+
+
+def _compare(
+    specs: list[str], inputs: Inputs, options: argparse.Namespace, command: str, scratch: Path, display: Display
+) -> int:
+    pace = _pace_of(options)
+    log: Path = options.results_dir / f"{options.name or f'{datetime.now(timezone.utc):%Y%m%d-%H%M%S}'}.jsonl"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+
+    def measured(spec: str, config: Config, window: Window | None, what: str) -> dict[str, Any]:
+        display.begin(f"{what}: {spec}")
+        index_cache = scratch / ("check" if window is None else f"index of {spec}")
+        return run_candidate(spec, config, window, timeout_s=options.timeout, index_cache=index_cache)
+
+    def keep(run: dict[str, Any]) -> None:
+        with log.open("a") as file:
+            file.write(json.dumps(run) + "\n")
+
+    def show_failures(failures: Failures) -> None:
+        for reason in failures.values():
+            display.say(reason, style="red")
+
+    display.say(f"{inputs.about}; batches of {options.batch_size}")
+    failed, left_out = check(specs, inputs.checked, lambda spec: measured(spec, inputs.checked, None, "checking"))
+    show_failures(failed)
+    if left_out:
+        display.say(f"left out: {grouped(left_out)}")
+    specs = [spec for spec in specs if spec not in failed and spec not in left_out]
+
+    warm_page_cache(inputs.timed.shards)
+    cold, burst = cold_starts(
+        specs, lambda spec: measured(spec, inputs.timed, FIRST_BATCH, "first batch, no index"), keep
+    )
+    show_failures(burst)
+    failed |= burst
+    specs = [spec for spec in specs if spec not in failed]
+    if not specs:
+        return 1
+
+    so_far: list[dict[str, Any]] = []
+    began = time.monotonic()
+
+    def measure(spec: str) -> dict[str, Any]:
+        place = f"round {len(so_far) // len(specs) + 1} of {pace.rounds}"
+        if so_far:
+            left_s = (time.monotonic() - began) / len(so_far) * (pace.rounds * len(specs) - len(so_far))
+            place += f", {max(1, round(left_s / 60))} min to go"
+        return measured(spec, inputs.timed, Window(seconds=pace.seconds, warmup_s=pace.warmup_seconds), place)
+
+    def report(run: dict[str, Any]) -> None:
+        keep(run)
+        if run["attempt"]:
+            so_far.pop()
+        so_far.append(run)
+        display.done(run, summarise(so_far, cold))
+
+    runs, burst = take_turns(specs, pace.rounds, pace.attempts, measure, report)
+    show_failures(burst)
+    failed |= burst
+    if runs:
+        summaries = summarise(runs, cold)
+        facts = {"command": f"`{command}`", "shards": inputs.about, **facts_of(runs, failed, left_out)}
+        display.finish(summaries, facts)
+        log.with_suffix(".md").write_text(markdown(summaries, facts))
+        charts = [log.with_suffix(".png"), log.with_suffix(".svg")]
+        caption = (
+            f"{facts['machine']}; {facts['versions']}; {facts['date']}\n{inputs.about}, {options.workers} workers"
+        )
+        try:
+            chart.draw(summaries, caption, charts)
+        except ModuleNotFoundError as error:
+            display.say(f"no chart: it needs {error.name}, which is not installed")
+            charts = []
+        display.say("written: " + ", ".join(str(path) for path in (log.with_suffix(".md"), log, *charts)))
+    return 1 if failed or not runs else 0
+
+
+def _pace_of(options: argparse.Namespace) -> _Pace:
+    given = {name: getattr(options, name) for name in vars(_FULL)}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return replace(_QUICK if options.quick else _FULL, **chosen)
+
+
+def warm_page_cache(shards: Iterable[str]) -> None:
+    """Read every shard once, so that no candidate pays for the disk."""
+    buffer = bytearray(8 << 20)
+    for shard in shards:
+        with open(shard, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass

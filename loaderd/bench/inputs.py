@@ -1,0 +1,106 @@
+"""The shards of a comparison: the user's, or synthetic ones; and the few of their records that are checked.
+
+::
+
+    timed     every record of the shards (of the user's: as many whole shards as memory may keep)
+    checked   the first records of the first shards, at most 20,011 of them, as shards of their own
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loaderd.bench.interface import Config
+from loaderd.bench.reference import read
+from loaderd.bench.synthetic import cached_shards, compressed
+from loaderd.shards.compression import detect_compression
+from loaderd.shards.crc import masked_crc
+from loaderd.shards.files import ShardFile, list_shards, open_shard
+
+CHECK_RECORDS, CHECK_SHARDS = 20_011, 3  # no multiple of a batch, nor of each other
+_CHECK_BYTES = 1 << 27  # of the fields of all records that are checked
+_SYNTHETIC_RECORDS, _SYNTHETIC_BYTES = 1_500_000, 1 << 29
+
+_COMPRESSIONS = {"none": "", "gzip": "GZIP", "zlib": "ZLIB"}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """``timed`` and ``checked`` differ in their shards alone. ``about`` says in words what they are."""
+
+    timed: Config
+    checked: Config
+    about: str
+
+
+def synthetic(base: Config, work_dir: Path, scratch: Path, num_records: int | None, num_shards: int) -> Inputs:
+    """Shards of ``num_records`` below ``work_dir``, written once, compressed as ``base`` says.
+
+    None: 1,500,000 records, fewer where they are large. The records that are checked go to ``scratch``. Raises
+    ValueError for what cannot be written.
+    """
+    size = base.record_size
+    records = num_records or max(num_shards, min(_SYNTHETIC_RECORDS, _SYNTHETIC_BYTES // (size or 1)))
+    shards = cached_shards(work_dir, records, num_shards=num_shards, compression=base.compression, record_size=size)
+    kind = "chess records" if size is None else f"records of {size:,} bytes of bits"
+    about = f"{records:,} synthetic {kind} in {_count(len(shards))}, compression {base.compression or 'none'}"
+    return _with_sample(base, list_shards([str(shard) for shard in shards]), scratch, about)
+
+
+def from_user(base: Config, shards: list[str], scratch: Path, max_bytes: int) -> Inputs:
+    """The user's local shards, from the first on as many as have ``max_bytes`` together.
+
+    The records that are checked go to ``scratch``. Raises loaderd's ShardError where a shard cannot be read, and
+    ValueError for shards that are remote, damaged, or not compressed alike.
+    """
+    files = list_shards(shards)
+    remote = [file.uri for file in files if "://" in file.uri]
+    if remote:
+        raise ValueError(f"shards must be local files, got {remote[0]}")
+    sizes = itertools.accumulate(file.size_bytes for file in files)
+    taken = [file for file, total in zip(files, sizes, strict=True) if total <= max_bytes] or files[:1]
+    kinds = {_compression_of(file) for file in taken}
+    if len(kinds) > 1:
+        raise ValueError(f"shards must be compressed alike, got {sorted(kind or 'none' for kind in kinds)}")
+    (compression,) = kinds
+    megabytes = sum(file.size_bytes for file in taken) / 1e6
+    about = f"{_count(len(taken))} of {len(files):,}, {megabytes:,.1f} MB, compression {compression or 'none'}"
+    return _with_sample(replace(base, compression=compression), taken, scratch, about)
+
+
+def _count(shards: int) -> str:
+    return "1 shard" if shards == 1 else f"{shards:,} shards"
+
+
+def _compression_of(file: ShardFile) -> str:
+    opened = open_shard(file)
+    try:
+        return _COMPRESSIONS[detect_compression(opened)]
+    finally:
+        opened.close()
+
+
+def _with_sample(base: Config, files: list[ShardFile], scratch: Path, about: str) -> Inputs:
+    record_bytes = sum(spec.record_bytes for spec in base.delivered().specs.values())
+    some = files[:CHECK_SHARDS]
+    each = max(1, min(CHECK_RECORDS, _CHECK_BYTES // record_bytes) // len(some))
+    checked = []
+    for number, file in enumerate(some):
+        checked.append(scratch / f"{number}.tfrecord")
+        with checked[-1].open("wb") as out:
+            frames = (memoryview(_frame(record)) for record in itertools.islice(read(file), each + number))
+            out.writelines(compressed(base.compression, frames))
+    return Inputs(
+        timed=replace(base, shards=tuple(file.uri for file in files)),
+        checked=replace(base, shards=tuple(map(str, checked)), epochs=1),
+        about=about,
+    )
+
+
+def _frame(record: bytes) -> bytes:
+    length = struct.pack("<Q", len(record))
+    crcs = (struct.pack("<I", masked_crc(part)) for part in (length, record))
+    return length + next(crcs) + record + next(crcs)

@@ -1,0 +1,32 @@
+"""``loaderd bench``: what a user would gain, on their own shards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from loaderd.bench import command
+from loaderd.bench.compare import CANDIDATES
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the others."""
+    parser = commands.add_parser(
+        "bench",
+        help="compare loaderd with tf.data, on your shards or on synthetic ones",
+        description=command.DESCRIPTION,
+    )
+    command.add_arguments(parser, CANDIDATES, "loaderd-bench")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare; see :func:`loaderd.bench.command.run`. The schema may be in a module of the current folder."""
+    sys.path.insert(0, os.getcwd())
+    return command.run(options, shlex.join(["loaderd", *sys.argv[1:]]))

@@ -1,0 +1,62 @@
+"""The command ``loaderd``: what it says of itself, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import loaderd
+from loaderd.bench.process_tree import process_tree
+from loaderd.cli.main import parser
+
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_the_installed_command_knows_its_version() -> None:
+    assert run("--version").stdout == f"loaderd {loaderd.__version__}\n"
+
+
+def test_help_names_every_command_and_every_option_says_what_it_does() -> None:
+    assert "bench" in run("--help").stdout
+    shown = run("bench", "--help")
+    assert shown.returncode == 0 and "SHARDS" in shown.stdout
+    (commands,) = [action for action in parser()._actions if isinstance(action.choices, dict)]
+    for command in commands.choices.values():
+        assert command.description
+        assert not [action.dest for action in command._actions if not action.help]
+
+
+def test_without_a_command_it_says_which_there_are() -> None:
+    done = run()
+    assert done.returncode == 2 and "COMMAND" in done.stderr
+
+
+def test_ctrl_c_ends_a_measurement_and_all_its_processes(tmp_path: Path) -> None:
+    options = ["--records", "2000", "--num-shards", "2", "--candidates", "floor loaderd_python", "--seconds", "60"]
+    process = subprocess.Popen(
+        [COMMAND, "bench", *options, "--work-dir", str(tmp_path), "--results-dir", str(tmp_path), "--name", "x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = tmp_path / "x.jsonl"
+    while process.poll() is None and (not log.exists() or log.read_text().count("\n") < 2):
+        time.sleep(0.01)  # until the cold starts are done: the first round takes 60 s
+    while process.poll() is None and len(tree := process_tree(process.pid)) < 3:
+        time.sleep(0.01)
+    handles = [os.pidfd_open(pid) for pid in tree[1:]]
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in errors
+    for handle in handles:
+        assert select.select([handle], [], [], 10)[0], "a process is still there"
+        os.close(handle)
