@@ -87,7 +87,7 @@ def test_the_commands_exist():
 def test_every_option_has_its_row():
     rows = set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE))
     options = set(inspect.signature(loaderd.Loader.__init__).parameters) - {"self", "schema"}
-    binding = set(inspect.signature(loaderd_tf.from_loader).parameters) - {"loader"}
+    binding = set(inspect.signature(loaderd_tf.make_dataset).parameters) - {"schema", "options"}
     assert rows == options | binding
 
 

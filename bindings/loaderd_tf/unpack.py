@@ -264,7 +264,7 @@ def _expand(stored: Any, field: loaderd.Bits) -> Any:
         scales[lead : lead + field.num_bits] = np.resize(scale, field.num_bits)
         values = _masked(_words(used, 1), np.arange(8), scales.reshape(num_bytes, 8))
         values = tf.reshape(values, [-1, 8 * num_bytes])[:, lead : lead + field.num_bits]
-    elif lead == 0 and group_bytes <= _MAX_GROUP_BYTES and num_bytes % group_bytes == 0:
+    elif lead == 0 and group_bytes <= _MAX_GROUP_BYTES and field.num_bits % (8 * group_bytes) == 0:
         source = _source(order, 8 * group_bytes)
         values = _masked(_words(used, group_bytes), source, np.resize(scale, len(source)))
     else:

@@ -100,6 +100,15 @@ def test_bits_of_any_kind(mode: str, fields: list[Bits]) -> None:
     assert_same(unpacked(schema, stored(schema, rows), mode), decoded(schema, rows))
 
 
+@pytest.mark.parametrize("shape", [(2,), (3, 2), (1, 12), (5, 4), (3, 16), (1, 24), (3, 32)])
+@pytest.mark.parametrize("start", [0, 8, 3])
+def test_reordered_channels_that_fill_their_bytes_or_do_not(shape: tuple[int, ...], start: int) -> None:
+    field = Bits("f", shape=shape, start=start, channel_order=(*range(1, shape[-1]), 0), dtype="int16")
+    schema = Schema({"f": PackedBits(150)}, {"x": field})
+    rows = random_rows(schema, 5)
+    assert_same(unpacked(schema, stored(schema, rows), "eager"), decoded(schema, rows))
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8"])
 def test_chess(mode: str, dtype: str) -> None:
