@@ -72,7 +72,7 @@ def test_the_page_is_right() -> None:
         [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", line)]
         for line in re.findall(r"^\| (?:`window_records`|memory) \|(.*)", DOC, flags=re.MULTILINE)
     )
-    assert memory == [round(2 * (quality.SCHEMA.row_bytes + 4) * window / 1e6) for window in windows]
+    assert memory == [round(2 * quality.SCHEMA.row_bytes * window / 1e6) for window in windows]
     assert f"{DEFAULT_WINDOW_RECORDS:,} (default)" in DOC and f"{DEFAULT_BLOCK_RECORDS:,} consecutive records" in DOC
     assert (DOC_PATH.parent / "images" / "shuffle.svg").exists()
 
