@@ -62,7 +62,7 @@ class LoadStep:
         parts, row = [], 0
         for number in rng.permutation(len(table.counts)):
             block = blocks.Block(*table.block(number))
-            parts.append(Part(block, 0, block.count, places[row : row + block.count]))
+            parts.append(Part(block, places[row : row + block.count]))
             row += block.count
         self._tasks = [parts[first : first + BLOCKS_PER_TASK] for first in range(0, len(parts), BLOCKS_PER_TASK)]
 

@@ -27,12 +27,13 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Records ``first`` to ``stop - 1`` of ``block``; the first of them is row ``row`` of its window."""
+    """Records ``first`` to ``stop - 1`` of ``block`` in ``epoch``; the first of them is row ``row`` of its window."""
 
     block: int
     first: int
     stop: int
     row: int
+    epoch: int
 
 
 class EpochOrder:
@@ -40,6 +41,7 @@ class EpochOrder:
 
     def __init__(self, counts: Int64s, seed: int, epoch: int, shuffle: bool) -> None:
         """``counts``: int64, (blocks,): records of each block, in the order of the shards."""
+        self._epoch = epoch
         if shuffle:
             self._blocks = permutation(key_of("blocks", seed, epoch), len(counts))
         else:
@@ -60,7 +62,8 @@ class EpochOrder:
             block_start = int(self._ends[index - 1]) if index else 0
             end = min(stop, block_end)
             if end > row:
-                found.append(Slice(int(self._blocks[index]), row - block_start, end - block_start, row - start))
+                first, last = row - block_start, end - block_start
+                found.append(Slice(int(self._blocks[index]), first, last, row - start, self._epoch))
             row = end
             index += 1
         return found

@@ -58,8 +58,11 @@ class Executor:
         """Bring records into a window; returns the faults: [places, error] each."""
         order = WindowOrder(*task.order)
         parts = []
-        for *block, first, stop, row in task.slices:
-            parts.append(Part(Block(*block), first, stop, order.places(row, row + stop - first)))
+        for *fields, first, stop, row in task.slices:
+            block = Block(*fields)
+            places = np.full(block.count, -1)
+            places[first:stop] = order.places(row, row + stop - first)
+            parts.append(Part(block, places))
         return [[places, to_wire(error)] for places, error in self._loader.load(parts, self._rows[task.arena])]
 
     def fill(self, task: FillTask) -> None:

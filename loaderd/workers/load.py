@@ -42,12 +42,15 @@ Faults = list[tuple[list[int], LoaderdError]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Records ``first`` to ``stop - 1`` of ``block``, and the ``places`` of their rows: intp, (stop - first,)."""
+    """The records of ``block`` and where their rows go: ``places``, intp, (count,); -1: that one is not wanted."""
 
     block: Block
-    first: int
-    stop: int
     places: Places
+
+    @property
+    def wanted(self) -> Places:
+        """intp, (wanted,): the numbers in the block of the records that have a place."""
+        return np.flatnonzero(self.places >= 0)
 
 
 class WindowLoader:
@@ -72,7 +75,7 @@ class WindowLoader:
 
     def check_first_record(self, block: Block) -> None:
         """Raise RecordMismatchError where the first record of ``block`` does not fit the schema."""
-        part = Part(block, 0, 1, np.zeros(1, dtype=np.intp))
+        part = Part(block, np.where(np.arange(block.count) == 0, 0, -1))
         for _, error in self._load_one(part, np.empty((1, self._row_bytes), dtype=np.uint8)):
             if isinstance(error, RecordMismatchError):
                 raise error
@@ -87,39 +90,37 @@ class WindowLoader:
             return False
         buffer, ends = run
         starts, lengths = ends[:-1] + HEADER_BYTES, np.diff(ends) - FRAME_BYTES
-        if any(part.stop - part.first < part.block.count for part in parts):
-            base = np.cumsum([0, *[part.block.count for part in parts]])
-            wanted = np.concatenate([np.arange(b + p.first, b + p.stop) for b, p in zip(base, parts, strict=False)])
-            starts, lengths = starts[wanted], lengths[wanted]
         places = np.concatenate([part.places for part in parts])
+        wanted = places >= 0
+        if not wanted.all():
+            starts, lengths, places = starts[wanted], lengths[wanted], places[wanted]
         return not self._parser.parse(buffer, starts, lengths, window, places)
 
     # ----------------------------------------------------------------------------------- one block, with care
 
     def _load_one(self, part: Part, window: Bytes2D) -> Faults:
-        block = part.block
+        block, wanted = part.block, part.wanted
         faults: Faults = []
         try:
-            for found in self._reader.read(block, part.first, part.stop):
+            for found in self._reader.read(block, int(wanted[0]), int(wanted[-1]) + 1):
                 if isinstance(found, Damage):
                     number = found.record - block.first_record
-                    if part.first <= number < part.stop:
-                        error = at_damage(CorruptRecordError, found, hint=_HINT_CORRUPT)
-                        faults.append(([int(part.places[number - part.first])], error))
+                    place = int(part.places[number]) if 0 <= number < block.count else -1
+                    if place >= 0:
+                        faults.append(([place], at_damage(CorruptRecordError, found, hint=_HINT_CORRUPT)))
                 else:
                     faults += self._load_piece(part, found.piece, found.first, window)
         except ShardReadError as error:
-            return [(part.places.tolist(), error)]
+            return [(part.places[wanted].tolist(), error)]
         return faults
 
     def _load_piece(self, part: Part, piece: Piece, piece_first: int, window: Bytes2D) -> Faults:
         """The wanted records of a piece, whose first is record ``piece_first`` of the block."""
         in_piece = np.arange(len(piece.ends) - 1)
-        in_block = in_piece + piece_first
-        wanted = (in_block >= part.first) & (in_block < part.stop)
+        places = part.places[piece_first : piece_first + len(in_piece)]
+        wanted = places >= 0
         wanted[list(piece.bad)] = False  # these were named as damage already, and must not be parsed
-        in_piece = in_piece[wanted]
-        places = part.places[in_block[wanted] - part.first]
+        in_piece, places = in_piece[wanted], places[wanted]
         starts, lengths = piece.payload_starts[wanted], piece.payload_lengths[wanted]
         faults: Faults = []
         for mismatch in self._parser.parse(piece.buffer, starts, lengths, window, places):

@@ -127,7 +127,7 @@ def test_the_table_holds_the_blocks_of_all_shards(indexes: list[ShardIndex]):
     assert table.counts.tolist() == [33, 33, 33, 1, 13, 26, 33, 33, 4]
     assert table.num_records == 209 and table.compressions == ["none"] * 4
     check_table(table, indexes, [0, 1, 2, 3])
-    assert table.slice(Slice(5, 4, 20, 7)) == [*table.block(5), 4, 20, 7]
+    assert table.slice(Slice(5, 4, 20, 7, epoch=0)) == [*table.block(5), 4, 20, 7]
 
 
 def test_damaged_shards_can_be_left_out_whole(indexes: list[ShardIndex]):

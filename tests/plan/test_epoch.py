@@ -15,7 +15,7 @@ def test_the_order_of_an_epoch_never_changes():
     counts = np.array([4, 1, 7, 3, 5])
     order = EpochOrder(counts, seed=1, epoch=2, shuffle=True)
     assert [part.block for part in order.slices(0, 20)] == [1, 0, 4, 3, 2]
-    assert order.slices(3, 12) == [Slice(0, 2, 4, row=0), Slice(4, 0, 5, row=2), Slice(3, 0, 2, row=7)]
+    assert order.slices(3, 12) == [Slice(0, 2, 4, 0, epoch=2), Slice(4, 0, 5, 2, 2), Slice(3, 0, 2, 7, 2)]
     assert WindowOrder.of(1, 2, 3, 9, shuffle=True).places().tolist() == [8, 0, 3, 6, 1, 2, 7, 5, 4]
 
 
