@@ -4,8 +4,8 @@ from loaderd import errors, schemas
 from loaderd.client.batch import Batch
 from loaderd.client.dataset import Dataset
 from loaderd.client.loader import Loader
-from loaderd.client.position import Position
 from loaderd.options import Shuffle
+from loaderd.plan.positions import Position
 from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
 from loaderd.statistics import Statistics
 

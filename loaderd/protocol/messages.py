@@ -43,22 +43,24 @@ class Progress:
 class Opened:
     """Daemon: the stream exists; the memory of its slots comes with this message.
 
-    ``facts`` are fields of ``Statistics``; ``damages`` (dicts of Damage) is what the index pass left out.
+    ``facts`` are fields of ``Statistics``; ``of`` is what positions are to be ``of`` (``plan.positions.Position``);
+    ``damages`` (dicts of Damage) is what the index pass left out.
     """
 
     facts: dict[str, Any]
+    of: dict[str, Any]
     damages: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Client: deliver the batches of the pass that begins at ``first_epoch``, from ``step`` on.
+    """Client: deliver the batches of a pass (as ``plan.passes.Pass.to_wire`` has it) from ``step`` on.
 
     Whatever carries an older ``generation`` is void.
     """
 
     generation: int
-    first_epoch: int
+    which: list[Any]
     step: int
 
 
