@@ -191,12 +191,7 @@ def schema_from_features(
         stored[name] = described.pop(name) if name in described else _stored_feature(name, feature)
     if described:
         raise loaderd.errors.SchemaError(f"bytes_features describes {sorted(described)}, which features lacks")
-    if fields is None:
-        fields = {
-            name: loaderd.Packed(name) if isinstance(feature, loaderd.PackedBits) else loaderd.Array(name)
-            for name, feature in stored.items()
-        }
-    return loaderd.Schema(features=stored, fields=fields)
+    return loaderd.Schema.of_stored(stored) if fields is None else loaderd.Schema(features=stored, fields=fields)
 
 
 def _stored_feature(name: str, feature: Any) -> loaderd.Int64 | loaderd.Float:

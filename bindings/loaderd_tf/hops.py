@@ -33,7 +33,7 @@ Arrays = list[np.ndarray[Any, Any]]
 
 def batches_per_hop(schema: Schema, batch_size: int) -> int:
     """How many batches a hop takes: of large ones fewer, for they are held and cost less by the example anyway."""
-    batch_bytes = batch_size * sum(spec.record_bytes for spec in schema.specs.values())
+    batch_bytes = batch_size * schema.record_bytes
     return max(1, min(_MAX_HOP_BATCHES, _MAX_HOP_BYTES // batch_bytes))
 
 

@@ -67,6 +67,14 @@ class Schema:
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (dict(self.features), dict(self.fields), dict(self.intermediates))
 
+    @classmethod
+    def of_stored(cls, features: Mapping[str, Feature]) -> Schema:
+        """Every feature is a field of its own name, as it is stored: bits packed."""
+        fields = {
+            name: Packed(name) if isinstance(each, PackedBits) else Array(name) for name, each in features.items()
+        }
+        return cls(features, fields)
+
     def definition_of(self, name: str) -> Field:
         """The field or intermediate of that name."""
         return self.fields[name] if name in self.fields else self.intermediates[name]
@@ -75,6 +83,11 @@ class Schema:
     def specs(self) -> dict[str, FieldSpec]:
         """Shape and dtype of each delivered field, in order."""
         return {name: self.spec_of(name) for name in self.fields}
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes that one record takes in a batch."""
+        return sum(spec.record_bytes for spec in self.specs.values())
 
     def spec_of(self, name: str) -> FieldSpec:
         """Shape and dtype of a field or intermediate; raises SchemaError where it does not fit its feature."""

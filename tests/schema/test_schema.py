@@ -32,6 +32,16 @@ def test_chess_eval_is_what_the_documentation_says():
     assert list(board.channel_scale) == [1.0] * 6 + [-1.0] * 6 + [1.0] * 6 + [-1.0] * 6
 
 
+def test_features_become_fields_as_they_are_stored():
+    schema = loaderd.Schema.of_stored({"a": loaderd.PackedBits(20), "b": loaderd.Float((2,)), "c": loaderd.Int64()})
+    assert schema.specs == {
+        "a": FieldSpec((3,), np.dtype("uint8")),
+        "b": FieldSpec((2,), np.dtype("float32")),
+        "c": FieldSpec((), np.dtype("int64")),
+    }
+    assert schema.record_bytes == 3 + 2 * 4 + 8
+
+
 def test_mnist_is_what_the_documentation_says():
     assert loaderd.schemas.mnist().specs == {
         "image": FieldSpec((28, 28, 1), np.dtype("float32")),
