@@ -30,6 +30,7 @@ class OpenedStream:
         options = description.options
         schema = description.schema
         self._pickled = pickled
+        self._seed = options.seed
         self._files = files
         damages = [damage for index in indexes for damage in index.damages]
         if damages and options.on_corrupt == "raise":
@@ -100,7 +101,7 @@ class OpenedStream:
         if isinstance(work, LoadWork):
             assert self.stream.plan is not None
             order = self.stream.plan.order_of(work.window)
-            slices = [self._table.slice(part) for part in work.slices]
+            slices = [self._table.slice(part, self._seed) for part in work.slices]
             return LoadTask(task.number, work.arena, [order.key, order.size], slices)
         if isinstance(work, FillWork):
             batches = [
