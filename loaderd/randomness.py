@@ -65,8 +65,8 @@ class RecordRandom:
 
     def __init__(self, keys: npt.ArrayLike, stream: str) -> None:
         """``keys``: uint64, (n,): those of the records."""
-        of_records = np.asarray(keys).astype(np.uint64)
-        self._starts = splitmix64(of_records ^ np.uint64(key_of("stream", stream)), np.zeros(1, np.uint64))
+        starts: Words = np.asarray(keys, np.uint64) ^ np.uint64(key_of("stream", stream))
+        self._starts = splitmix64(starts, np.zeros(1, np.uint64))
         self._drawn = 0
 
     def integers(self, low: int, high: int, shape: int | Sequence[int] = ()) -> npt.NDArray[np.int64]:
@@ -79,14 +79,16 @@ class RecordRandom:
             raise OptionError(f"low and high must have low < high <= low + 2**32, got {low} and {high}")
         words = self._words(shape)
         # The upper half of the 96 bits of word · size, which numpy has no type for.
-        upper = (words >> _HALF_BITS) * np.uint64(size)
+        upper: Words = (words >> _HALF_BITS) * np.uint64(size)
         upper += (words & _LOW_HALF) * np.uint64(size) >> _HALF_BITS
         upper >>= _HALF_BITS
-        return upper.astype(np.int64) + np.int64(low)
+        integers: npt.NDArray[np.int64] = upper.astype(np.int64) + low
+        return integers
 
     def random(self, shape: int | Sequence[int] = ()) -> npt.NDArray[np.float64]:
         """float64, (n, *shape): from 0 to below 1, multiples of 2**-53."""
-        return (self._words(shape) >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
+        upper: Words = self._words(shape) >> np.uint64(11)
+        return upper.astype(np.float64) * 2.0**-53
 
     def normal(self, shape: int | Sequence[int] = ()) -> npt.NDArray[np.float64]:
         """float64, (n, *shape): of mean 0 and standard deviation 1.
