@@ -120,7 +120,7 @@ class Derived:
     name; a string: the stream of that name, from which several fields draw the same numbers (a board and its policy
     are turned alike). The record is its shard's file name, without folders, and its number there; so the numbers do
     not depend on workers, batches, window, hosts or a resume, nor on which other shards there are. Costs 8 bytes a
-    row and about 25 ns a record (and 10 for each further field), before anything is drawn.
+    row and 35 ns a record (20 for each further field), before anything is drawn.
     """
 
     function: Callable[..., Any]
