@@ -75,6 +75,8 @@ class Config:
             schema = found(**{name: given[name] for name in _parameters(found) if name in given})
         if not isinstance(schema, Schema):
             raise TypeError(f"{self.schema} must be a loaderd.Schema or a function that returns one, got {schema!r}")
+        if schema.needs_record_key:
+            raise TypeError(f"{self.schema} must draw no random numbers: only loaderd could draw the same ones")
         return Schema.of_stored(schema.features) if self.packed else schema
 
     def has_dtype(self) -> bool:

@@ -122,7 +122,7 @@ class OpenedStream:
         if isinstance(work, LoadWork):
             assert self.stream.plan is not None
             order = self.stream.plan.order_of(work.window)
-            slices = [self._table.slice(part) for part in work.slices]
+            slices = [self._table.slice(part, self._options.seed) for part in work.slices]
             return LoadTask(task.number, work.arena, [order.key, order.size, order.first, order.stop], slices)
         if isinstance(work, FillWork):
             batches = [

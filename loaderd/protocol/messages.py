@@ -151,8 +151,9 @@ class ProbeTask:
 class LoadTask:
     """Daemon: bring records into a window, whose rows go where ``order`` (as in ``plan.epoch.WindowOrder``) says.
 
-    Each slice is [shard, offset, num_bytes, count, first_record, anchors, first, stop, row]: the block's place (as
-    in ``shards.blocks.Block``), which of its records are wanted, and the window's row of the first of them.
+    Each slice is [shard, offset, num_bytes, count, first_record, anchors, first, stop, row, key]: the block's place
+    (as in ``shards.blocks.Block``), which of its records are wanted, the window's row of the first of them, and the
+    key of its shard in its epoch, for the random numbers of its records.
     """
 
     task: int

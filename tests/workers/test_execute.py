@@ -62,7 +62,7 @@ class Stage:
     def load(self, window: int, arena: int) -> list[list[Any]]:
         """Load a window, two slices a task; returns the faults."""
         order = self.plan.order_of(window)
-        slices = [self.table.slice(part) for part in self.plan.slices_of(window)]
+        slices = [self.table.slice(part, 3) for part in self.plan.slices_of(window)]
         where = [order.key, order.size, order.first, order.stop]
         tasks = [LoadTask(i, arena, where, slices[i : i + 2]) for i in range(0, len(slices), 2)]
         return [fault for task in tasks for fault in self.executor.load(task)]
