@@ -146,8 +146,12 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class StreamDescription:
-    """A stream: which data, in which order, in which batches."""
+    """A stream: which data, in which order, in which batches.
+
+    ``selection``: what of it (``plan.selection.Selection``).
+    """
 
     shards: Any
     schema: Schema
     options: StreamOptions
+    selection: tuple[Any, ...] = ()

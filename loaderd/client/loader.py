@@ -80,7 +80,9 @@ class Loader:
         self.schema = dataset.schema
         bar = IndexProgress(progress)
         try:
-            self._connection = Connection(StreamDescription(dataset.shards, dataset.schema, self._options), bar)
+            self._connection = Connection(
+                StreamDescription(dataset.shards, dataset.schema, self._options, dataset.selection), bar
+            )
         finally:
             bar.close()
         facts = self._connection.facts

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, BlockTable, damage_error
+from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, damage_error
 from loaderd.daemon.stream import Stream
+from loaderd.daemon.table import BlockTable
 from loaderd.daemon.tasks import FillWork, LoadWork, Task
 from loaderd.errors import DaemonError, NoShardsError
 from loaderd.memory.layout import SlotLayout, WindowLayout
@@ -35,7 +36,7 @@ class OpenedStream:
         if damages and options.on_corrupt == "raise":
             raise damage_error(damages, len(files))
         self._damages = damages[:MAX_NAMED_DAMAGES]
-        self._table = table = BlockTable(indexes, options.on_corrupt)
+        self._table = table = BlockTable(indexes, options.on_corrupt, description.selection)
         if not table.num_records:
             raise NoShardsError(
                 f"the {len(files)} shards hold no record"

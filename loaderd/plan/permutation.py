@@ -27,12 +27,13 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 def key_of(*parts: int | str) -> int:
     """A 64-bit key of any integers and strings: equal parts give equal keys, on every machine."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    # The name of a file may be no valid Unicode.
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
-def random_words(key: int, count: int) -> npt.NDArray[np.uint64]:
-    """uint64, (count,): the first numbers of the splitmix64 generator that starts at ``key``."""
-    words = np.arange(1, count + 1, dtype=np.uint64)
+def random_words(key: int, count: int, first: int = 0) -> npt.NDArray[np.uint64]:
+    """uint64, (count,): numbers of the splitmix64 generator that starts at ``key``, from its ``first`` on."""
+    words = np.arange(first + 1, first + count + 1, dtype=np.uint64)
     words *= _GOLDEN
     words += np.uint64(key & 0xFFFFFFFFFFFFFFFF)
     words ^= words >> np.uint64(30)

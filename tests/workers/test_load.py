@@ -19,7 +19,7 @@ from loaderd.errors import CorruptRecordError, LoaderdError, RecordMismatchError
 from loaderd.shards.blocks import Block
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, build_index
+from loaderd.shards.index import ShardIndex, build_index
 from loaderd.workers.load import Part, WindowLoader
 
 Write = Callable[..., list[Path]]
@@ -91,14 +91,7 @@ class Shards:
 
 
 def blocks_of(shard: int, index: ShardIndex) -> list[Block]:
-    blocks, anchor = [], 0
-    for offset, num_bytes, count, first in zip(
-        index.offsets, index.num_bytes, index.counts, index.first_records, strict=True
-    ):
-        anchors = index.anchors[anchor : anchor + -(-count // ANCHOR_RECORDS)]
-        anchor += len(anchors)
-        blocks.append(Block(shard, int(offset), int(num_bytes), int(count), int(first), anchors.tobytes()))
-    return blocks
+    return [Block(shard, *index.block(number)) for number in range(len(index.counts))]
 
 
 def whole(block: Block, start: int) -> Part:
@@ -237,8 +230,8 @@ def test_a_shard_that_cannot_be_read_costs_its_own_places(write_numbered: Write,
 def test_the_first_record_tells_whether_the_schema_fits(write_numbered: Write, numbered_schema: loaderd.Schema):
     paths = write_numbered([10])
     shards = Shards(paths, numbered_schema, 10)
-    shards.loader.check_first_record(shards.blocks[0])
+    shards.loader.check_record(shards.blocks[0], 0)
     other = loaderd.Schema({"bits": loaderd.PackedBits(40)}, {"bits": loaderd.Packed("bits")})
     loader = WindowLoader(other, shards.files, ["none"])
     with pytest.raises(RecordMismatchError, match=f"{paths[0]}: record 0 at byte 0: expected feature 'bits'"):
-        loader.check_first_record(shards.blocks[0])
+        loader.check_record(shards.blocks[0], 0)
