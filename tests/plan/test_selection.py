@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +21,10 @@ def part(start: float, stop: float, seed: int = 0, level: int = 0) -> Hashed:
 def test_a_record_never_changes_its_side():
     """A model's validation set must be the same with the next version."""
     assert numbers_that([part(0, 0.25).condition("a.tfrecord")], 0, 30).tolist() == [7, 9, 16, 23, 29]
-    assert [part(0, 0.5).condition(name)[0] for name in ("a", "\udcff")] == [2322048940108304459, 11758080865653214607]
+    assert [part(0, 0.5).condition(name)[0] for name in ("a", "\udcff")] == [
+        2322048940108304459,
+        11758080865653214607,
+    ]
 
 
 @given(
@@ -30,7 +35,7 @@ def test_a_record_never_changes_its_side():
 )
 def test_parts_are_disjoint_and_cover(low: int, count: int, edges: list[int], seed: int):
     edges = [0, *sorted(edges), HASHES]
-    parts = [Hashed("record", seed, 0, start, stop).condition("x") for start, stop in zip(edges, edges[1:])]
+    parts = [Hashed("record", seed, 0, start, stop).condition("x") for start, stop in pairwise(edges)]
     found = [number for condition in parts for number in numbers_that([condition], low, low + count).tolist()]
     assert sorted(found) == list(range(low, low + count))
     middle = low + count // 3
@@ -46,9 +51,7 @@ def test_parts_are_disjoint_and_cover(low: int, count: int, edges: list[int], se
     start=st.integers(0, 1 << 33),
     edges=st.lists(st.floats(0, 1), min_size=4, max_size=4),
 )
-def test_what_is_counted_is_what_is_found(
-    lengths: list[tuple[int, int]], chunk: int, start: int, edges: list[float]
-):
+def test_what_is_counted_is_what_is_found(lengths: list[tuple[int, int]], chunk: int, start: int, edges: list[float]):
     """Ranges of record numbers, some empty, with gaps between some, and chunks that end anywhere in them."""
     conditions = [part(*sorted(edges[:2])).condition("x"), part(*sorted(edges[2:]), level=1).condition("x")]
     lows, highs = [], []

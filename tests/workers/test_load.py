@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 import loaderd
 from loaderd.decode.example import Example, parse_example
 from loaderd.errors import CorruptRecordError, LoaderdError, RecordMismatchError, ShardReadError
-from loaderd.shards.blocks import Block
+from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
 from loaderd.shards.index import ShardIndex, build_index
+from loaderd.workers import load
 from loaderd.workers.load import Part, WindowLoader
 
 Write = Callable[..., list[Path]]
@@ -225,6 +227,29 @@ def test_a_shard_that_cannot_be_read_costs_its_own_places(write_numbered: Write,
     assert all(isinstance(error, ShardReadError) for error in faults.values())
     assert "No such file" in str(faults[0]) and "changed while it was in use" in str(faults[50])
     assert np.array_equal(window, shards.expected(parts, 150, bad=range(100)))
+
+
+def test_many_blocks_for_few_records_are_read_in_groups(
+    write_numbered: Write, numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch
+):
+    """Or a task of 4,096 records, one of each block, would bring a GB into memory."""
+    shards = Shards(write_numbered([2000]), numbered_schema, 20)
+    parts = [
+        Part(block, np.where(np.arange(block.count) == 7, number, -1)) for number, block in enumerate(shards.blocks)
+    ]
+    most = 5 * max(block.num_bytes for block in shards.blocks)
+    monkeypatch.setattr(load, "_MAX_TOGETHER_BYTES", most)
+    read_together, sizes = BlockReader.read_together, []
+
+    def read(reader: BlockReader, blocks: list[Block]) -> Any:
+        sizes.append(sum(block.num_bytes for block in blocks))
+        return read_together(reader, blocks)
+
+    monkeypatch.setattr(BlockReader, "read_together", read)
+    window = shards.window(100)
+    assert shards.loader.load(parts, window) == []
+    assert np.array_equal(window, shards.expected(parts, 100))
+    assert max(sizes) <= most and len(sizes) < len(parts) / 3
 
 
 def test_the_first_record_tells_whether_the_schema_fits(write_numbered: Write, numbered_schema: loaderd.Schema):
