@@ -145,9 +145,13 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class StreamDescription:
-    """A stream: which data, in which order, in which batches, and from where on (a position's JSON)."""
+    """A stream: which data, in which order, in which batches, and from where on.
+
+    ``selection``: what of the data (``plan.selection.Selection``); ``start``: a position's JSON.
+    """
 
     shards: Any
     schema: Schema
     options: StreamOptions
+    selection: tuple[Any, ...] = ()
     start: str | None = None

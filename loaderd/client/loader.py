@@ -87,7 +87,9 @@ class Loader:
         start = start or Position()
         bar = IndexProgress(progress)
         try:
-            description = StreamDescription(dataset.shards, dataset.schema, self._options, start.to_json())
+            description = StreamDescription(
+                dataset.shards, dataset.schema, self._options, dataset.selection, start.to_json()
+            )
             self._connection = Connection(description, bar)
         finally:
             bar.close()

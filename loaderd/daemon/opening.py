@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, BlockTable, damage_error
+from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, damage_error
 from loaderd.daemon.stream import Stream
+from loaderd.daemon.table import BlockTable
 from loaderd.daemon.tasks import FillWork, LoadWork, Task
 from loaderd.errors import DaemonError, NoShardsError, OptionError
 from loaderd.memory.layout import SlotLayout, WindowLayout
@@ -40,7 +41,7 @@ class OpenedStream:
         if damages and options.on_corrupt == "raise":
             raise damage_error(damages, len(files))
         self._damages = damages[:MAX_NAMED_DAMAGES]
-        self._table = table = BlockTable(indexes, options.on_corrupt)
+        self._table = table = BlockTable(indexes, options.on_corrupt, description.selection)
         if not table.num_records:
             raise NoShardsError(
                 f"the {len(files)} shards hold no record"
@@ -51,7 +52,7 @@ class OpenedStream:
         _check_batch_size(options.batch_size, options.shard[1], table.num_records)
         window_records = options.window_records(schema.row_bytes)
         self._of = {
-            "shards": f"{len(files)} shards, {table.num_records} records",
+            "shards": f"{table.num_records} records in {table.num_shards} shards, digest {table.digest}",
             "features": schema.stored_fingerprint,
             "seed": options.seed,
             "shuffle": f"windows of {window_records}, blocks of {options.block_records}"

@@ -141,7 +141,7 @@ class IndexTask:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """Daemon: see whether this record (a block as in LoadTask) fits the schema."""
+    """Daemon: see whether the first record of this block (to ``left``, as in LoadTask) fits the schema."""
 
     task: int
     block: list[Any]
@@ -151,9 +151,10 @@ class ProbeTask:
 class LoadTask:
     """Daemon: bring records into a window, whose rows go where ``order`` (as in ``plan.epoch.WindowOrder``) says.
 
-    Each slice is [shard, offset, num_bytes, count, first_record, anchors, first, stop, row, key]: the block's place
-    (as in ``shards.blocks.Block``), which of its records are wanted, the window's row of the first of them, and the
-    key of its shard in its epoch, for the random numbers of its records.
+    Each slice is [shard, offset, num_bytes, count, first_record, anchors, left, first, stop, row, key]: the block's
+    place (as in ``shards.blocks.Block``), which of its records are in the data set (as in ``daemon.table``), which of
+    these are wanted, the window's row of the first of them, and the key of its shard in its epoch, for the random
+    numbers of its records.
     """
 
     task: int

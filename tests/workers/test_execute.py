@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.daemon.index_pass import BlockTable
+from loaderd.daemon.table import BlockTable
 from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError, WorkerError, from_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
