@@ -26,7 +26,7 @@ def deliver(check_batch: Check) -> Deliver:
     """The numbers of the records of an epoch, in the order of delivery."""
 
     def run(dataset: loaderd.Dataset, **options: Any) -> list[int]:
-        with loaderd.Loader(dataset, **{"batch_size": 50, "workers": 1, **options}) as loader:
+        with loaderd.Loader(dataset, **{"batch_size": 20, "workers": 1, **options}) as loader:
             numbers = [number for batch in loader for number in check_batch(batch)]
             assert loader.statistics().num_records == len(numbers)
         return numbers
