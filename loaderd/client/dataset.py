@@ -47,8 +47,8 @@ class Dataset:
         """A data set for each of ``fractions``; each record is in exactly one of them, and always in the same.
 
         The side of a record follows from ``seed``, the name of its shard without folders, and its number in it. So it
-        stays when shards are added or moved; renamed, a shard is another. The sides' sizes are near the fractions,
-        not exact: of n records a side gets its fraction ± a few √n.
+        stays when shards are added or moved; renamed, a shard is another, and shards of the same name in two folders
+        are cut alike. The sides' sizes are near the fractions, not exact: of n records a side gets its fraction ± √n.
 
         ``by="shard"`` puts whole shards on one side. Records of one game stay together then, and a shard is read for
         the sake of its own side alone, while a split by records leaves some of every block to each side. A side

@@ -39,6 +39,8 @@ from loaderd.shards.framing import Ends, Piece, scan
 INDEX_VERSION = 2
 ANCHOR_RECORDS = 32
 _MAX_BLOCK_BYTES = 8 << 20
+# The name of a file may be no valid Unicode.
+_UNICODE_ERRORS = "surrogatepass"
 _ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs")
 
 Uints = npt.NDArray[np.unsignedinteger[Any]]
@@ -95,7 +97,8 @@ class ShardIndex:
                 "digest": self.digest,
                 "damages": [damage.to_wire() for damage in self.damages],
                 **{name: _array_to_wire(getattr(self, name)) for name in _ARRAYS},
-            }
+            },
+            unicode_errors=_UNICODE_ERRORS,
         )
         return body + masked_crc(body).to_bytes(4, "little")
 
@@ -105,7 +108,7 @@ def decode_index(data: bytes) -> ShardIndex:
     body = data[:-4]
     if len(data) < 5 or masked_crc(body) != int.from_bytes(data[-4:], "little"):
         raise ValueError("its CRC does not match")
-    fields: dict[str, Any] = msgpack.unpackb(body)
+    fields: dict[str, Any] = msgpack.unpackb(body, unicode_errors=_UNICODE_ERRORS)
     if fields["version"] != INDEX_VERSION:
         raise ValueError(f"it is of version {fields['version']}, not {INDEX_VERSION}")
     return ShardIndex(

@@ -40,7 +40,11 @@ def test_the_made_up_indexes_are_such_as_shards_have():
         assert following is None or (offset + num_bytes, first + count) == (following[0], following[3])
     for _, num_bytes, count, _, anchors in blocks:
         lengths = np.diff(np.frombuffer(anchors, "<u4"), append=num_bytes)
-        assert len(lengths) == -(-count // 32) and (abs(lengths[:-1] / 32 - scale.RECORD_BYTES) < 4).all()
+        assert (
+            len(lengths) == -(-count // 32)
+            and anchors[:4] == bytes(4)
+            and (abs(lengths[:-1] / 32 - scale.RECORD_BYTES) < 4).all()
+        )
         assert len(set(lengths.tolist())) > 10, "as records of different lengths"
     assert index.file.size_bytes == blocks[-1][0] + blocks[-1][1]
     assert index.runs.dtype.itemsize == 2

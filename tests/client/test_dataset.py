@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -165,6 +166,16 @@ def test_the_record_that_is_tried_first_is_one_of_the_part(
     with pytest.raises(RecordMismatchError, match="record 0 at byte 0"):
         deliver(whole)
     assert deliver(whole.skip(1)) == list(range(50))
+
+
+def test_names_that_are_no_unicode(
+    write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver, tmp_path: Path
+):
+    (shard,) = write_numbered([50])
+    shard = shard.rename(tmp_path / os.fsdecode(b"\xff.tfrecord"))
+    whole = loaderd.Dataset(shard, numbered_schema, shuffle=False)
+    sides = [deliver(side) for _ in ("to index", "from the cache") for side in whole.split(0.5, 0.5)]
+    assert sides[:2] == sides[2:] and sorted(sides[0] + sides[1]) == list(range(50))
 
 
 @pytest.mark.parametrize(
