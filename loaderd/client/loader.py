@@ -102,7 +102,7 @@ class Loader:
         self._lock = threading.Lock()
         self._closed = False
         self._expected: tuple[Pass, int] | None = None
-        self._next = self._course.find(start)
+        self._next = self._here = self._course.find(start)
         self._first_pass = self._next[0]
         self._batches = self._records = self._copies = self._starts = 0
         self._wait_s = 0.0
@@ -145,7 +145,7 @@ class Loader:
             if self._expected != (pass_, step):
                 self._connection.start(pass_, step)
                 self._starts += 1
-            self._expected = (pass_, step + 1)
+            self._here = self._expected = pass_, step + 1
             return self._take()
 
     def _take(self) -> Batch | None:
@@ -172,7 +172,7 @@ class Loader:
     @property
     def position(self) -> Position:
         """Where the consumer stands: the batch that it will take next. What was read ahead does not count."""
-        return self._course.position(*(self._expected or self._next))
+        return self._course.position(*self._here)
 
     @property
     def next_position(self) -> Position:
@@ -197,7 +197,8 @@ class Loader:
                 hint="Give it as Loader(…, start=position).",
             )
         with self._lock:
-            self._next, self._expected = (pass_, step), None
+            self._next = self._here = pass_, step
+            self._expected = None
 
     def after(self, position: Position, batches: int) -> Position:
         """The position so many batches after ``position``, one pass following the other."""
