@@ -6,6 +6,7 @@ Pure but for the cache: a source of tasks that the scheduler asks like any other
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from loaderd.daemon.tasks import IndexWork, Task
@@ -20,13 +21,16 @@ MAX_NAMED_DAMAGES = 1000
 class IndexPass:
     """Gives out a task for each shard that the cache does not know; ``indexes`` fills up."""
 
-    def __init__(self, files: list[ShardFile], cache: IndexCache) -> None:
+    def __init__(
+        self, files: list[ShardFile], cache: IndexCache, known: Mapping[ShardFile, ShardIndex] | None = None
+    ) -> None:
+        """``known``: indexes that are here already."""
         self.files = files
         self.indexes: dict[int, ShardIndex] = {}
         self.error: LoaderdError | None = None
         self.unstored: str | None = None
         for number, file in enumerate(files):
-            index = cache.load(file)
+            index = (known or {}).get(file) or cache.load(file)
             if index is not None:
                 self.indexes[number] = index
         self.num_cached = len(self.indexes)

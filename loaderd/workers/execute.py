@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.dataset import StreamDescription
 from loaderd.decode.fields import BatchDecoder
 from loaderd.errors import to_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
-from loaderd.options import StreamDescription
 from loaderd.plan.epoch import WindowOrder
 from loaderd.plan.selection import numbers_that
 from loaderd.protocol.messages import FillTask, IndexTask, LoadTask, ProbeTask

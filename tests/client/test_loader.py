@@ -217,7 +217,7 @@ def test_a_data_set_is_a_description(write_numbered: Write, numbered_schema: loa
     dataset = loaderd.Dataset(write_numbered([90]), numbered_schema, shuffle=False)
     with loaderd.Loader(dataset, batch_size=30, workers=1) as loader:
         assert flat(passes(loader, check_batch)[0]) == list(range(90))
-    with pytest.raises(OptionError, match="left to the Dataset"):
+    with pytest.raises(OptionError, match="left to the data set"):
         loaderd.Loader(dataset, batch_size=30, seed=3)
 
 
