@@ -1,0 +1,264 @@
+"""Data sets for tf.distribute: all replicas of one process, and one process for each of two hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import loaderd_tf
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loaderd
+from loaderd.errors import OptionError
+
+RATE = 0.1
+DEVICES = ["/CPU:0", "/CPU:1"]
+
+
+@pytest.fixture(scope="module")
+def strategy() -> tf.distribute.Strategy:
+    return tf.distribute.MirroredStrategy(DEVICES)
+
+
+def bits_of(ids: np.ndarray) -> np.ndarray:
+    """float32, (n, 32): the field ``bits`` of the records ``ids``."""
+    return (ids[:, None] >> np.arange(31, -1, -1) & 1).astype(np.float32)
+
+
+def train(
+    strategy: Any, batches: Any, global_batch_size: int, epochs: int
+) -> tuple[list[list[list[list[int]]]], Any]:
+    """The ids that each local replica saw, by epoch and step; and the weights, float32, (32,).
+
+    The model is linear, and is to learn the number of each record; its gradients are summed over all replicas.
+    """
+    with strategy.scope():
+        weights = tf.Variable(tf.zeros([32]), aggregation=tf.VariableAggregation.MEAN)
+
+    def step(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            error = tf.linalg.matvec(batch["bits"], weights) - tf.cast(batch["id"], tf.float32) / 1000
+            loss = tf.reduce_sum(error**2) / global_batch_size
+        gradient = tape.gradient(loss, weights)
+        replica = tf.distribute.get_replica_context()
+        weights.assign_sub(RATE * replica.all_reduce(tf.distribute.ReduceOp.SUM, gradient))
+        return batch["id"]
+
+    run = tf.function(lambda batch: strategy.run(step, args=(batch,)))
+    seen = [
+        [[ids.numpy().tolist() for ids in strategy.experimental_local_results(run(batch))] for batch in batches]
+        for _ in range(epochs)
+    ]
+    return seen, weights
+
+
+def train_alone(steps: list[list[int]], global_batch_size: int) -> np.ndarray:
+    """The weights that :func:`train` should come to, in numpy and on one replica, by the ids of every step."""
+    weights = np.zeros(32)
+    for step in steps:
+        bits = bits_of(np.array(step))
+        weights -= RATE * 2 / global_batch_size * bits.T @ (bits @ weights - np.array(step) / 1000)
+    return weights
+
+
+@pytest.mark.parametrize(("size", "last"), [(400, [20, 20]), (430, [20, 10]), (410, [10, 0])])
+def test_every_replica_trains_on_rows_of_its_own(
+    strategy: tf.distribute.Strategy,
+    write_numbered: Callable[..., list[Path]],
+    numbered_schema: loaderd.Schema,
+    size: int,
+    last: list[int],
+):
+    shards = write_numbered([size // 2, size - size // 2])
+    batches = loaderd_tf.distribute(strategy, shards, numbered_schema, global_batch_size=40, workers=1)
+    seen, weights = train(strategy, batches, 40, epochs=2)
+    assert seen[0] != seen[1]
+    for epoch in seen:
+        assert len(epoch) == int(batches.cardinality)
+        for step in epoch[:-1]:
+            assert [len(ids) for ids in step] == [20, 20]
+        assert [len(ids) for ids in epoch[-1]] == last
+        assert sorted(n for step in epoch for ids in step for n in ids) == list(range(size))
+    expected = train_alone([step[0] + step[1] for epoch in seen for step in epoch], 40)
+    for replica in strategy.experimental_local_results(weights):
+        np.testing.assert_allclose(replica, expected, atol=1e-4)
+
+
+def test_drop_gives_all_replicas_the_same(
+    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+):
+    batches = loaderd_tf.distribute(
+        strategy,
+        write_numbered([430]),
+        numbered_schema,
+        global_batch_size=40,
+        structure="id",
+        remainder="drop",
+        workers=1,
+    )
+    assert int(batches.cardinality) == 10, "21 batches are ten for each of two replicas"
+    for _ in range(2):
+        steps = [strategy.experimental_local_results(step) for step in batches]
+        assert [[ids.shape.as_list() for ids in step] for step in steps] == [[[20], [20]]] * 10
+        ids = np.concatenate([ids for step in steps for ids in step])
+        assert len(np.unique(ids)) == 400
+
+
+def test_batches_are_copied_ahead_onto_every_replica(
+    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+):
+    options = {"prefetch": 0, "held_batches": 3}  # so that a call of Python takes one batch, and no other
+    batches = loaderd_tf.distribute(
+        strategy, write_numbered([400]), numbered_schema, global_batch_size=20, epochs=None, workers=1, **options
+    )
+    loader = batches._loaderd_loader
+    iterator = iter(batches)
+    for steps in range(1, 4):
+        for tensor in next(iterator).values():
+            local = strategy.experimental_local_results(tensor)
+            assert [replica.backing_device[-5:] for replica in local] == ["CPU:0", "CPU:1"]
+        # Two batches a step are used; two lie on the devices, and two on the host.
+        deadline_s = time.monotonic() + 10
+        while loader.statistics().batches_delivered < 2 * steps + 4 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert loader.statistics().batches_delivered >= 2 * steps + 4
+
+
+def test_no_batch_is_copied_in_memory(
+    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+):
+    batches = loaderd_tf.distribute(strategy, write_numbered([400]), numbered_schema, global_batch_size=20, workers=1)
+    for step in batches:
+        del step
+    assert batches._loaderd_loader.statistics().batches_copied == 0
+
+
+@pytest.mark.parametrize("size", [400, 410])
+def test_keras_fit(
+    strategy: tf.distribute.Strategy,
+    write_numbered: Callable[..., list[Path]],
+    numbered_schema: loaderd.Schema,
+    size: int,
+):
+    import keras
+
+    batches = loaderd_tf.distribute(
+        strategy, write_numbered([size]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
+    )
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Keras warns when a data set has fewer steps than it said
+        history = model.fit(batches, epochs=2, shuffle=False, verbose=0).history
+    assert int(model.optimizer.iterations.value.numpy()) == 2 * -(-size // 40)
+    assert history["loss"][1] < history["loss"][0]
+
+
+def test_what_cannot_be_distributed(
+    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+):
+    def distribute(strategy: Any = strategy, global_batch_size: Any = 40, **options: Any) -> Any:
+        return loaderd_tf.distribute(
+            strategy, write_numbered([400]), numbered_schema, global_batch_size=global_batch_size, **options
+        )
+
+    with pytest.raises(OptionError, match=r"strategy must be a tf\.distribute\.Strategy, got 'mirrored'"):
+        distribute("mirrored")
+    servers = tf.distribute.ParameterServerStrategy
+    with pytest.raises(OptionError, match="must feed its replicas from their own process, got a ParameterServer"):
+        distribute(servers.__new__(servers))
+    for size in (0, 41, 40.0, True):
+        with pytest.raises(OptionError, match=f"positive multiple of the strategy's 2 replicas, got {size}"):
+            distribute(global_batch_size=size)
+    with pytest.raises(OptionError, match=r"shard follows from strategy and must be left out, got \(0, 2\)"):
+        distribute(shard=(0, 2))
+    with pytest.raises(OptionError, match="batch_size follows from global_batch_size and must be left out, got 20"):
+        distribute(batch_size=20)
+    with pytest.raises(OptionError, match="device follows from strategy and must be left out, got '/CPU:1'"):
+        distribute(device="/CPU:1")
+
+
+# ------------------------------------------------------------------------------------------- several hosts
+
+WORKER = """
+    import json, os, sys
+    import numpy as np
+    import tensorflow as tf
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # it wants to be first
+    from test_distribute import train
+    import loaderd, loaderd_tf
+
+    shards, out, remainder = json.loads(sys.argv[1])
+    schema = loaderd.Schema(
+        features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+        fields={"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")},
+    )
+    batches = loaderd_tf.distribute(
+        strategy, shards, schema, global_batch_size=40, remainder=remainder, workers=1
+    )
+    seen, weights = train(strategy, batches, 40, epochs=2)
+    with open(out, "w") as file:
+        json.dump({"seen": seen, "weights": weights.numpy().tolist()}, file)
+"""
+
+
+def train_on_hosts(folder: Path, shards: list[Path], remainder: str) -> list[dict[str, Any]]:
+    """What WORKER writes, of two processes that train together."""
+    script = folder / "worker.py"
+    script.write_text(textwrap.dedent(WORKER))
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(2)]
+    addresses = [f"localhost:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    outs = [folder / f"{remainder}-{host}.json" for host in range(2)]
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, str(script), json.dumps([[str(path) for path in shards], str(out), remainder])],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+                "TF_CONFIG": json.dumps(
+                    {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": host}}
+                ),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for host, out in enumerate(outs)
+    ]
+    try:
+        for host in hosts:
+            _, errors = host.communicate(timeout=90)
+            assert host.returncode == 0, errors
+    finally:
+        for host in hosts:
+            host.kill()
+    return [json.loads(out.read_text()) for out in outs]
+
+
+@pytest.mark.parametrize(("size", "remainder"), [(400, "short")])
+def test_two_hosts_train_together(
+    write_numbered: Callable[..., list[Path]], tmp_path: Path, size: int, remainder: str
+):
+    hosts = train_on_hosts(tmp_path, write_numbered([size // 4] * 4), remainder)
+    assert hosts[0]["weights"] == hosts[1]["weights"]
+    epochs = [host["seen"] for host in hosts]
+    for epoch in zip(*epochs, strict=True):
+        assert len(epoch[0]) == len(epoch[1]) == 10
+        assert sorted(n for host in epoch for step in host for ids in step for n in ids) == list(range(size))
+    steps = [
+        sum(ids, []) for both in zip(*epochs, strict=True) for ids in zip(*[sum(h, []) for h in both], strict=True)
+    ]
+    np.testing.assert_allclose(hosts[0]["weights"], train_alone(steps, 40), atol=1e-4)
