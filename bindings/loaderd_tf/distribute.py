@@ -6,8 +6,8 @@
                                            └─► replica 1's device: batches 1, 3, 5, …
     host 1: shard=(1, hosts) ──► …
 
-TensorFlow deals a host's batches to its replicas in turn (a ``MultiDeviceIterator``), and copies them ahead: while the
-model works on a batch, the replica's next one lies on its device, and the one after that is on its way there.
+TensorFlow deals a host's batches to its replicas in turn (a ``MultiDeviceIterator``), and copies them ahead: while
+the model works on a batch, the replica's next one lies on its device, and the one after that is on its way there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def distribute(
     number, so let the loss of a step of your own be a sum over the records divided by ``global_batch_size``
     (``tf.nn.compute_average_loss``); Keras sees to it by itself.
 
-    Its ``cardinality`` is the number of steps, as Keras wants it. Iterators of it cannot be checkpointed by TensorFlow.
+    Its ``cardinality`` is the number of steps, as Keras wants it. TensorFlow cannot checkpoint iterators of it.
     Raises exceptions of :mod:`loaderd.errors`.
     """
     _check(strategy, global_batch_size, options)
@@ -77,7 +77,7 @@ def distribute(
 
 
 def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Dataset:
-    """``dataset`` with a cardinality that counts steps of so many batches; ``drop``: without those of a partial one."""
+    """``dataset``, its cardinality counted in steps of so many batches; ``drop``: without a last, partial step."""
     num_batches = int(dataset.cardinality())
     if num_batches < 0 or replicas == 1:
         return dataset

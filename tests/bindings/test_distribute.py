@@ -18,6 +18,7 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
+from loaderd_tf.distribute import _in_steps
 
 import loaderd
 from loaderd.errors import OptionError
@@ -113,6 +114,17 @@ def test_drop_gives_all_replicas_the_same(
         assert [[ids.shape.as_list() for ids in step] for step in steps] == [[[20], [20]]] * 10
         ids = np.concatenate([ids for step in steps for ids in step])
         assert len(np.unique(ids)) == 400
+
+
+def test_drop_leaves_no_partial_step_to_tensorflow(
+    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+):
+    """Of several hosts, TensorFlow would fill it with batches of 0 records."""
+    batches = loaderd_tf.make_dataset(
+        write_numbered([430]), numbered_schema, batch_size=20, remainder="drop", workers=1
+    )
+    in_steps = _in_steps(batches, replicas=2, drop=True)
+    assert (len(batches), int(in_steps.cardinality()), sum(1 for _ in in_steps)) == (21, 10, 20)
 
 
 def test_batches_are_copied_ahead_onto_every_replica(
@@ -254,11 +266,9 @@ def test_two_hosts_train_together(
 ):
     hosts = train_on_hosts(tmp_path, write_numbered([size // 4] * 4), remainder)
     assert hosts[0]["weights"] == hosts[1]["weights"]
-    epochs = [host["seen"] for host in hosts]
-    for epoch in zip(*epochs, strict=True):
-        assert len(epoch[0]) == len(epoch[1]) == 10
-        assert sorted(n for host in epoch for step in host for ids in step for n in ids) == list(range(size))
-    steps = [
-        sum(ids, []) for both in zip(*epochs, strict=True) for ids in zip(*[sum(h, []) for h in both], strict=True)
-    ]
+    steps = []
+    for epoch in zip(*[host["seen"] for host in hosts], strict=True):
+        together = [own[0] + other[0] for own, other in zip(*epoch, strict=True)]
+        assert len(together) == 10 and sorted(n for step in together for n in step) == list(range(size))
+        steps += together
     np.testing.assert_allclose(hosts[0]["weights"], train_alone(steps, 40), atol=1e-4)
