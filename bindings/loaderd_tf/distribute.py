@@ -54,7 +54,7 @@ def distribute(
     Raises exceptions of :mod:`loaderd.errors`.
     """
     _check(strategy, global_batch_size, options)
-    loaders: list[loaderd.Loader] = []
+    opened: list[tuple[loaderd.Loader, int]] = []  # and the batches that a step takes of it
 
     def open_pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
@@ -68,11 +68,11 @@ def distribute(
             unpack=unpack,
             **{"held_batches": MAX_HOP_BATCHES + prefetch + _HELD_BY_REPLICA * replicas, **options},
         )
-        loaders.append(dataset._loaderd_loader)
+        opened.append((dataset._loaderd_loader, replicas))
         return _in_steps(dataset, replicas, options.get("remainder") == "drop")
 
     distributed = strategy.distribute_datasets_from_function(open_pipeline)
-    distributed._loaderd_loader, *_ = loaders
+    ((distributed._loaderd_loader, distributed._loaderd_batches_per_step),) = opened
     return distributed
 
 
