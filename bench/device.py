@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -40,11 +38,13 @@ import numpy as np
 import tensorflow as tf
 from loaderd_tf.bench._tfdata import decoded
 from loaderd_tf.bench.tfdata_expert import decode, expansion_of
-from questions._common import console_of, parser_of, publish, shards_of
+from questions._common import console_of, parser_of, publish, run_again, shards_of
 
 import loaderd
+from loaderd.bench.compare import turns
 from loaderd.bench.interface import Config
-from loaderd.bench.process_tree import cpu_s, machine_cpu_s, process_tree
+from loaderd.bench.measured import versions
+from loaderd.bench.process_tree import CpuMeter
 from loaderd.bench.report import Spread
 
 SCHEMA = loaderd.schemas.chess_eval()
@@ -131,10 +131,9 @@ def measure(pipeline: str, options: argparse.Namespace) -> dict[str, Any]:
         first_loss = float(step(next(elements)))
         for _ in range(WARMUP_STEPS):
             step(next(elements)).numpy()
-        machine_cpu, tree_cpu, began_s = machine_cpu_s(), cpu_s(process_tree(os.getpid())), time.perf_counter()
+        meter = CpuMeter()
         step_s = time_steps(step, elements, options.steps)
-        tree_cpu = cpu_s(process_tree(os.getpid())) - tree_cpu
-        machine_cpu, seconds = machine_cpu_s() - machine_cpu, time.perf_counter() - began_s
+        tree_cpu, other_cores = meter.read()
         element = next(elements)
         held = {name: tf.identity(tensor) for name, tensor in element.items()}
         del elements, dataset  # what feeds ends here: it would take cores from the step without it
@@ -148,22 +147,10 @@ def measure(pipeline: str, options: argparse.Namespace) -> dict[str, Any]:
         "waiting_share": max(0.0, 1 - held_step_s / step_s),
         "bytes_per_step": sum(tensor.numpy().nbytes for tensor in held.values()),
         "total_cpu_ms_per_step": tree_cpu / options.steps * 1e3,
-        "other_cores": max(0.0, machine_cpu - tree_cpu) / seconds,
+        "other_cores": other_cores,
         "first_loss": first_loss,
-        "versions": {"numpy": np.__version__, "tensorflow": tf.__version__, "loaderd": loaderd.__version__},
+        "versions": versions(),
     }
-
-
-def run(pipeline: str, options: argparse.Namespace) -> dict[str, Any]:
-    """:func:`measure` in a process of its own; raises SystemExit where that fails."""
-    command = [sys.executable, __file__, "--measure", pipeline, "--work-dir", str(options.work_dir)]
-    for name in ("records", "batch_size", "steps", "filters", "workers"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    done = subprocess.run(command, capture_output=True, text=True, env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ})
-    if done.returncode != 0:
-        sys.exit(f"{pipeline}: ended with status {done.returncode}\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def row_of(runs: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -204,11 +191,9 @@ def main() -> None:
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
     pipelines = options.pipelines or [name for name in PIPELINES if has_gpu or not name.endswith("_device")]
     console, runs = console_of(), []
-    for number in range(options.rounds):
-        first = number % len(pipelines)
-        for pipeline in pipelines[first:] + pipelines[:first]:
-            runs.append({"round": number, **run(pipeline, options)})
-            console.print(f"round {number + 1}/{options.rounds}  {pipeline:14} {runs[-1]['step_ms']:8.2f} ms a step")
+    for number, pipeline in turns(pipelines, options.rounds):
+        runs.append({"round": number, **run_again("--measure", pipeline)})
+        console.print(f"round {number + 1}/{options.rounds}  {pipeline:14} {runs[-1]['step_ms']:8.2f} ms a step")
     wrong = what_differs(runs)
     notes = wrong or [
         f"device: {runs[0]['device']}" if has_gpu else NO_GPU,

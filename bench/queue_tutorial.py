@@ -35,9 +35,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -51,10 +49,12 @@ import loaderd_tf
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from questions._common import console_of, parser_of, publish
+from questions._common import console_of, parser_of, publish, run_again
 
 import loaderd
-from loaderd.bench.process_tree import cpu_s, machine_cpu_s, process_tree
+from loaderd.bench.compare import turns
+from loaderd.bench.measured import versions
+from loaderd.bench.process_tree import CpuMeter
 from loaderd.bench.report import Spread
 
 BATCH, NUMBERS = 128, 1024
@@ -242,15 +242,13 @@ def train(feeder: str, options: argparse.Namespace) -> dict[str, Any]:
         first_loss = held_out_loss(training.weights())
         for number in range(options.steps):
             if number == WARMUP_STEPS:
-                machine_cpu, tree_cpu = machine_cpu_s(), cpu_s(process_tree(os.getpid()))
-                began_s = time.perf_counter()
+                meter, began_s = CpuMeter(), time.perf_counter()
             turned_s = time.time()
             ready_s, of_step, _ = training.step()
             waits.append(float(ready_s) - turned_s)
             checksum = (checksum + int(of_step)) % (1 << 32)
         seconds = time.perf_counter() - began_s
-        tree_cpu = cpu_s(process_tree(os.getpid())) - tree_cpu
-        machine_cpu = machine_cpu_s() - machine_cpu
+        tree_cpu, other_cores = meter.read()
         loss = held_out_loss(training.weights())
     timed = options.steps - WARMUP_STEPS
     return {
@@ -259,24 +257,12 @@ def train(feeder: str, options: argparse.Namespace) -> dict[str, Any]:
         "step_ms": seconds / timed * 1e3,
         "waiting_share": sum(waits[WARMUP_STEPS:]) / seconds,
         "total_cpu_ms_per_step": tree_cpu / timed * 1e3,
-        "other_cores": max(0.0, machine_cpu - tree_cpu) / seconds,
+        "other_cores": other_cores,
         "first_loss": first_loss,
         "loss": loss,
         "checksum": checksum,
-        "versions": {"numpy": np.__version__, "tensorflow": tf.__version__, "loaderd": loaderd.__version__},
+        "versions": versions(),
     }
-
-
-def run(feeder: str, options: argparse.Namespace) -> dict[str, Any]:
-    """:func:`train` in a process of its own; raises SystemExit where that fails."""
-    command = [sys.executable, __file__, "--feeder", feeder, "--work-dir", str(options.work_dir)]
-    for name in ("steps", "hidden", "workers"):
-        command += [f"--{name}", str(getattr(options, name))]
-    done = subprocess.run(command, capture_output=True, text=True, env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ})
-    if done.returncode != 0:
-        sys.exit(f"{feeder}: ended with status {done.returncode}\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def what_differs(runs: list[dict[str, Any]], expected: int) -> list[str]:
@@ -322,13 +308,10 @@ def main() -> None:
 
     make_shards(options.work_dir, options.steps)
     console = console_of()
-    rounds: list[dict[str, dict[str, Any]]] = []
-    for number in range(options.rounds):
-        first = number % len(FEEDERS)
-        rounds.append({})
-        for feeder in FEEDERS[first:] + FEEDERS[:first]:
-            found = rounds[-1][feeder] = {"round": number, **run(feeder, options)}
-            console.print(f"round {number + 1}/{options.rounds}  {feeder:18} {found['step_ms']:8.2f} ms a step")
+    rounds: list[dict[str, dict[str, Any]]] = [{} for _ in range(options.rounds)]
+    for number, feeder in turns(FEEDERS, options.rounds):
+        found = rounds[number][feeder] = {"round": number, **run_again("--feeder", feeder)}
+        console.print(f"round {number + 1}/{options.rounds}  {feeder:18} {found['step_ms']:8.2f} ms a step")
     runs = [by_feeder[feeder] for by_feeder in rounds for feeder in by_feeder]
     expected = sum(map(checksum_of, map(make_batch, range(options.steps)))) % (1 << 32)
     wrong = what_differs(runs, expected)

@@ -34,8 +34,9 @@ from loaderd.bench.synthetic import cached_shards, write_shards
 from loaderd.memory.layout import WindowLayout
 from loaderd.options import StreamOptions
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.epoch import HostShare
 from loaderd.plan.passes import PassPlan
+from loaderd.plan.rows import SetRows
+from loaderd.plan.shares import HostShare, Rest
 
 BATCH, GAME, SHARDS, CYCLE_LENGTH = 512, 80, 64, 16
 SCHEMA = loaderd.schemas.chess_eval()
@@ -74,7 +75,7 @@ def orders_of(case: Shuffle | int | None, shards: Sequence[int], epochs: int) ->
 def share_of(shards: Sequence[int], shuffle: Shuffle) -> HostShare:
     """The windows of an epoch that one host reads alone."""
     window_records = StreamOptions(BATCH, shuffle=shuffle).window_records(SCHEMA.row_bytes)
-    return HostShare(sum(shards), 0, 1, window_records)
+    return HostShare(Rest(sum(shards)), 0, 1, window_records)
 
 
 def loaderd_orders(shards: Sequence[int], shuffle: Shuffle, epochs: int, seed: int = 0) -> Orders:
@@ -83,7 +84,8 @@ def loaderd_orders(shards: Sequence[int], shuffle: Shuffle, epochs: int, seed: i
     in_shards = zip(ends - shards, ends, strict=True)  # no block reaches from one shard into the next
     firsts = np.concatenate([np.arange(start, end, shuffle.block_records) for start, end in in_shards])
     share = share_of(shards, shuffle)
-    plan = PassPlan(np.diff(firsts, append=ends[-1]), BatchPlan(share, BATCH, "short", epochs), seed, True, 0)
+    rows = SetRows(np.diff(firsts, append=ends[-1]), seed, True)
+    plan = PassPlan(rows, BatchPlan(share, BATCH, "short", epochs), seed, True, 0)
     orders = [np.empty(share.size, np.int64) for _ in range(epochs)]
     for window in range(epochs * share.num_windows):
         epoch, index = divmod(window, share.num_windows)

@@ -4,10 +4,12 @@ from loaderd import errors, schemas
 from loaderd.client.batch import Batch
 from loaderd.client.dataset import Dataset
 from loaderd.client.loader import Loader
-from loaderd.client.position import Position
 from loaderd.options import Shuffle
+from loaderd.plan.positions import Position
+from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
 from loaderd.statistics import Statistics
+from loaderd.symmetry import board_symmetry
 
 __version__ = "0.1.0"
 
@@ -24,9 +26,11 @@ __all__ = [
     "PackedBits",
     "Position",
     "Raw",
+    "RecordRandom",
     "Schema",
     "Shuffle",
     "Statistics",
+    "board_symmetry",
     "errors",
     "schemas",
 ]

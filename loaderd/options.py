@@ -28,7 +28,8 @@ def require(condition: bool, what: str, must: str, got: Any) -> None:
         raise OptionError(f"{what} must be {must}, got {got!r}")
 
 
-def _is_count(value: Any, least: int = 1) -> bool:
+def is_count(value: Any, least: int = 1) -> bool:
+    """Whether ``value`` is an integer, and not a bool, of at least ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -46,12 +47,12 @@ class Shuffle:
 
     def __post_init__(self) -> None:
         require(
-            self.window_records is None or _is_count(self.window_records),
+            self.window_records is None or is_count(self.window_records),
             "Shuffle.window_records",
             "a positive integer or None",
             self.window_records,
         )
-        require(_is_count(self.block_records), "Shuffle.block_records", "a positive integer", self.block_records)
+        require(is_count(self.block_records), "Shuffle.block_records", "a positive integer", self.block_records)
 
 
 def usable_cores() -> int:
@@ -81,8 +82,8 @@ class StreamOptions:
     index_cache: str = "user"
 
     def __post_init__(self) -> None:
-        require(_is_count(self.batch_size), "batch_size", "a positive integer", self.batch_size)
-        require(self.epochs is None or _is_count(self.epochs), "epochs", "a positive integer or None", self.epochs)
+        require(is_count(self.batch_size), "batch_size", "a positive integer", self.batch_size)
+        require(self.epochs is None or is_count(self.epochs), "epochs", "a positive integer or None", self.epochs)
         require(isinstance(self.shuffle, (bool, Shuffle)), "shuffle", "True, False or loaderd.Shuffle", self.shuffle)
         require(isinstance(self.seed, int), "seed", "an integer", self.seed)
         require(self.remainder in ("drop", "short", "carry"), "remainder", "drop, short or carry", self.remainder)
@@ -90,24 +91,22 @@ class StreamOptions:
         require(
             isinstance(shard, (tuple, list))
             and len(shard) == 2
-            and _is_count(shard[0], 0)
-            and _is_count(shard[1])
+            and is_count(shard[0], 0)
+            and is_count(shard[1])
             and shard[0] < shard[1],
             "shard",
             "a pair (host, number of hosts) with 0 <= host < number of hosts",
             shard,
         )
         object.__setattr__(self, "shard", (shard[0], shard[1]))
-        require(
-            self.workers is None or _is_count(self.workers), "workers", "a positive integer or None", self.workers
-        )
+        require(self.workers is None or is_count(self.workers), "workers", "a positive integer or None", self.workers)
         require(
             self.on_corrupt in ("raise", "skip_record", "skip_shard"),
             "on_corrupt",
             "raise, skip_record or skip_shard",
             self.on_corrupt,
         )
-        require(_is_count(self.held_batches), "held_batches", "a positive integer", self.held_batches)
+        require(is_count(self.held_batches), "held_batches", "a positive integer", self.held_batches)
         require(
             isinstance(self.index_cache, (str, os.PathLike)) and bool(str(self.index_cache)),
             "index_cache",
@@ -146,8 +145,9 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class StreamDescription:
-    """A stream: which data, in which order, in which batches."""
+    """A stream: which data, in which order, in which batches, and from where on (a position's JSON)."""
 
     shards: Any
     schema: Schema
     options: StreamOptions
+    start: str | None = None

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 # of each other.
 LAYERS = [
     ["loaderd.errors"],
-    ["loaderd.schema"],
-    ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
+    ["loaderd.schema", "loaderd.randomness"],
+    ["loaderd.schemas", "loaderd.symmetry", "loaderd.options", "loaderd.statistics"],
     ["loaderd.shards", "loaderd.decode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
     ["loaderd.workers", "loaderd.daemon"],
     ["loaderd.client"],

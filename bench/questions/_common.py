@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 import loaderd
-from loaderd.bench.compare import take_turns
+from loaderd.bench.command import warm_page_cache
+from loaderd.bench.compare import circumstances_of, take_turns
 from loaderd.bench.interface import Config
-from loaderd.bench.machine import describe_machine
 from loaderd.bench.measured import Window
-from loaderd.bench.report import Spread
+from loaderd.bench.report import Spread, markdown
 from loaderd.bench.run_candidate import run_candidate
 from loaderd.bench.synthetic import cached_shards
 
@@ -67,10 +68,10 @@ def question_of(description: str | None, rounds: int = 5, records: int = 1_500_0
 def shards_of(options: argparse.Namespace, num_shards: int = 16, compression: str = "") -> tuple[str, ...]:
     """Synthetic chess shards in the page cache, and their index in the cache of indexes."""
     paths = cached_shards(options.work_dir, options.records, num_shards=num_shards, compression=compression)
-    for path in paths:
-        path.read_bytes()
-    loaderd.Loader(list(map(str, paths)), loaderd.schemas.chess_eval(), batch_size=512).close()
-    return tuple(map(str, paths))
+    shards = tuple(map(str, paths))
+    warm_page_cache(shards)
+    loaderd.Loader(list(shards), loaderd.schemas.chess_eval(), batch_size=512).close()
+    return shards
 
 
 def measure(cases: Sequence[Case], options: argparse.Namespace, console: Console) -> list[Run]:
@@ -92,6 +93,19 @@ def measure(cases: Sequence[Case], options: argparse.Namespace, console: Console
     if failures:
         sys.exit("\n".join(failures.values()))
     return runs
+
+
+def run_again(option: str, value: str) -> Run:
+    """What this script prints as JSON, run with ``option`` besides its own ones, in a process of its own.
+
+    Raises SystemExit where that fails.
+    """
+    command = [sys.executable, *sys.argv, option, value]
+    done = subprocess.run(command, capture_output=True, text=True, env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ})
+    if done.returncode != 0:
+        sys.exit(f"{value}: ended with status {done.returncode}\n{done.stderr[-2000:]}")
+    found: Run = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def of_case(runs: Sequence[Run], case: str) -> list[Run]:
@@ -141,15 +155,13 @@ def publish(
 
     A run may have ``versions`` and ``other_cores``, as those of ``run_candidate`` do.
     """
-    versions = {name: version for run in runs for name, version in run.get("versions", {}).items()}
-    facts = [
-        f"date: {datetime.now(timezone.utc):%Y-%m-%d %H:%M UTC}",
-        f"machine: {describe_machine()}",
-        f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}",
-        f"command: `{shlex.join(['python', *sys.argv])}`",
-        f"rounds: {options.rounds}; figures are medians, with the range in brackets",
-        f"others: at most {max(run.get('other_cores', 0.0) for run in runs):.2f} cores were busy with something else",
-    ]
+    others = max(run.get("other_cores", 0.0) for run in runs)
+    facts = {
+        **circumstances_of(runs),
+        "command": f"`{shlex.join(['python', *sys.argv])}`",
+        "rounds": f"{options.rounds}; figures are medians, with the range in brackets",
+        "others": f"at most {others:.2f} cores were busy with something else",
+    }
     table = Table(*columns)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -157,13 +169,10 @@ def publish(
         table.add_row(*cells)
     console = console_of()
     console.print(table)
-    for line in (*notes, *facts):
+    for line in (*notes, *(f"{name}: {value}" for name, value in facts.items())):
         console.print(line, markup=False, highlight=False)
 
-    marks = ["---"] + ["---:"] * (len(columns) - 1)
-    page = [*(f"- {fact}" for fact in facts), ""]
-    page += ["| " + " | ".join(cells) + " |" for cells in (columns, marks, *rows)]
-    page += ["", *(f"- {note}" for note in notes), ""]
+    page = [markdown(columns, rows, facts), *(f"- {note}" for note in notes), ""]
     options.results_dir.mkdir(parents=True, exist_ok=True)
     log = options.results_dir / f"{options.name}.jsonl"
     log.write_text("".join(json.dumps(run) + "\n" for run in runs))

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from _common import Case, console_of, measure, middle, publish, question_of, shards_of
 
+from loaderd.bench.compare import turns
 from loaderd.bench.interface import Config
 from loaderd.bench.reference import chess
 from loaderd.bench.report import Spread
@@ -89,14 +90,11 @@ def without(left_out: dict[str, Any]) -> Iterator[None]:
 
 def load_costs(step: LoadStep) -> dict[str, list[float]]:
     """ns of CPU time a record of each variant, by round."""
-    names = list(VARIANTS)
-    costs: dict[str, list[float]] = {name: [] for name in names}
+    costs: dict[str, list[float]] = {name: [] for name in VARIANTS}
     step.run()  # the first run meets fresh memory
-    for number in range(LOAD_ROUNDS):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            with without(VARIANTS[name]):
-                costs[name].append(step.run()[0])
+    for _, name in turns(list(VARIANTS), LOAD_ROUNDS):
+        with without(VARIANTS[name]):
+            costs[name].append(step.run()[0])
     return costs
 
 

@@ -49,7 +49,7 @@ def main() -> None:
     runs = measure(found, options, console_of())
     notes = []
     for case in found:
-        record_bytes = sum(spec.record_bytes for spec in case.config.delivered().specs.values())
+        record_bytes = case.config.delivered().record_bytes
         rate = middle(runs, case.label, "examples_per_s")
         notes.append(f"{case.label}: {record_bytes:,} bytes an example, {record_bytes * rate / 1e9:.2f} GB/s")
     answer("dtype", found, runs, notes, options)

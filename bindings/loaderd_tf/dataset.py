@@ -2,13 +2,13 @@
 
 ::
 
-    range(1) ──new_pass──► number of the pass ──flat_map──► hops over its steps ──flat_map──► tensors ──► prefetch
+    range(1) ──new_pass──► which pass, its steps ──flat_map──► hops over them ──flat_map──► tensors ──► prefetch
 
-``Loader.fetch`` answers any step of any pass, so the graph has no state of its own: what an iterator holds is a few
-integers. It is called in a ``tf.numpy_function``: in a graph, TensorFlow takes over the memory of an array that one
-returns, if it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease
-ends, and its slot is filled anew. (``from_generator`` would do too, but costs two calls an element and cannot be
-checkpointed.)
+``Loader.fetch`` answers any step of any pass, so the graph has no state of its own: what an iterator holds, and a
+checkpoint of it saves, is the pass as text, which says what it belongs to, and a few integers. It is called in a
+``tf.numpy_function``: in a graph, TensorFlow takes over the memory of an array that one returns, if it starts at a
+multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease ends, and its slot is filled
+anew. (``from_generator`` would do too, but costs two calls an element and cannot be checkpointed.)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,7 @@ from loaderd_tf.unpack import packed_schema
 
 Structure = Any
 
+_NO_END = np.iinfo(np.int64).max
 # Beside a hop and what is prefetched: one batch held by the step, and the one that it will take next.
 _HELD_BY_CONSUMER = 2
 
@@ -94,8 +96,12 @@ def from_loader(
     # data set does, and so do iterators and whatever is made of it.
     weak_loader = weakref.ref(loader)
 
-    def fetch(pass_number: int, step: int) -> list[np.ndarray[Any, Any]]:
-        batch = _alive(weak_loader).fetch(pass_number, step)
+    @lru_cache(maxsize=16)
+    def pass_of(text: bytes) -> Any:
+        return _alive(weak_loader).pass_from_json(text)
+
+    def fetch(text: bytes, step: int) -> list[np.ndarray[Any, Any]]:
+        batch = _alive(weak_loader).fetch(pass_of(text), step)
         assert batch is not None, "the range of steps ends where the pass does"
         return [batch[name] for name in names]
 
@@ -103,31 +109,36 @@ def from_loader(
         by_name = dict(zip(names, tensors, strict=True))
         return tf.nest.map_structure(lambda name: by_name[name], structure)
 
-    def new_pass(_: Any) -> np.int64:
-        number: np.int64 = np.int64(_alive(weak_loader).new_pass())
-        return number
+    def new_pass(_: Any) -> tuple[bytes, np.int64, np.int64]:
+        alive = _alive(weak_loader)
+        pass_, step = alive.new_pass()
+        num_steps = alive.num_steps(pass_)
+        text = alive.pass_to_json(pass_).encode()
+        return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps)
 
     cardinality = _cardinality(loader)
-    endless = cardinality == tf.data.INFINITE_CARDINALITY
     size = min(
         batches_per_hop(loader.schema, loader.batch_size),
         max(1, loader.held_batches - prefetch - _HELD_BY_CONSUMER),
     )
     hops = Hops(fetch, element, specs, size)
 
-    passes = tf.data.Dataset.range(1).map(
-        lambda number: tf.ensure_shape(tf.numpy_function(new_pass, [number], tf.int64, stateful=False), [])
-    )
-    dataset = passes.flat_map(lambda number: hops.dataset(number, None if endless else cardinality)).apply(
-        tf.data.experimental.assert_cardinality(cardinality)
-    )
+    def which(number: tf.Tensor) -> list[tf.Tensor]:
+        found = tf.numpy_function(new_pass, [number], [tf.string, tf.int64, tf.int64], stateful=False)
+        return [tf.ensure_shape(tensor, []) for tensor in found]
+
+    dataset = tf.data.Dataset.range(1).map(lambda number: tuple(which(number))).flat_map(hops.dataset)
+    if loader.next_is_whole:
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
     if device is not None:
         to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
         dataset = dataset.prefetch(1).apply(to_device)
-        # What copies to a device is a generator to TensorFlow, which knows no cardinality of it, nor takes one there.
-        dataset.cardinality = lambda: tf.constant(cardinality, tf.int64)
     elif prefetch:
         dataset = dataset.prefetch(prefetch)
+    if device is not None or not loader.next_is_whole:
+        # What copies to a device is a generator to TensorFlow, which knows no cardinality of it, nor takes one there.
+        # And a data set whose first pass is shorter than the next ones has none that TensorFlow could hold it to.
+        dataset.cardinality = lambda: tf.constant(_cardinality(_alive(weak_loader)), tf.int64)
     dataset._loaderd_loader = loader
     return dataset
 
@@ -180,12 +191,7 @@ def schema_from_features(
         stored[name] = described.pop(name) if name in described else _stored_feature(name, feature)
     if described:
         raise loaderd.errors.SchemaError(f"bytes_features describes {sorted(described)}, which features lacks")
-    if fields is None:
-        fields = {
-            name: loaderd.Packed(name) if isinstance(feature, loaderd.PackedBits) else loaderd.Array(name)
-            for name, feature in stored.items()
-        }
-    return loaderd.Schema(features=stored, fields=fields)
+    return loaderd.Schema.of_stored(stored) if fields is None else loaderd.Schema(features=stored, fields=fields)
 
 
 def _stored_feature(name: str, feature: Any) -> loaderd.Int64 | loaderd.Float:

@@ -78,16 +78,20 @@ def distribute(
 
 def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Dataset:
     """``dataset``, its cardinality counted in steps of so many batches; ``drop``: without a last, partial step."""
-    num_batches = int(dataset.cardinality())
-    if num_batches < 0 or replicas == 1:
+    if replicas == 1:
         return dataset
-    loader = dataset._loaderd_loader
-    if drop:
-        dataset = dataset.take(num_batches // replicas * replicas)
-        dataset._loaderd_loader = loader  # which lives as long as a data set holds it
-    num_steps = num_batches // replicas if drop else -(-num_batches // replicas)
-    dataset.cardinality = lambda: tf.constant(num_steps, tf.int64)
-    return dataset
+    steps = dataset
+    if drop:  # of several hosts, TensorFlow would fill it with batches of 0 records
+        tuples = isinstance(dataset.element_spec, tuple)
+        steps = dataset.window(replicas, drop_remainder=True).flat_map(
+            lambda *parts: tf.data.Dataset.zip(parts if tuples else parts[0])
+        )
+        steps._loaderd_loader = dataset._loaderd_loader  # which lives as long as a data set holds it
+    batches = int(dataset.cardinality())
+    if batches > 0:
+        batches = batches // replicas if drop else -(-batches // replicas)
+    steps.cardinality = lambda: tf.constant(batches, tf.int64)
+    return steps
 
 
 def _check(strategy: Any, global_batch_size: Any, options: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ Arrays = list[np.ndarray[Any, Any]]
 
 def batches_per_hop(schema: Schema, batch_size: int) -> int:
     """How many batches a hop takes: of large ones fewer, for they are held and cost less by the example anyway."""
-    batch_bytes = batch_size * sum(spec.record_bytes for spec in schema.specs.values())
+    batch_bytes = batch_size * schema.record_bytes
     return max(1, min(MAX_HOP_BATCHES, _MAX_HOP_BYTES // batch_bytes))
 
 
@@ -41,28 +41,25 @@ def batches_per_hop(schema: Schema, batch_size: int) -> int:
 class Hops:
     """The batches of a pass, ``size`` of them a hop.
 
-    ``fetch(pass, step)`` returns the arrays of a batch, one for each of ``specs`` (batch dimension included); each
+    ``fetch(which, step)`` returns the arrays of a batch, one for each of ``specs`` (batch dimension included); each
     must start at a multiple of 64 bytes, else TensorFlow copies it. It must answer any step, and the same each time.
     ``element`` makes an element of the data set of the tensors of a batch.
     """
 
-    fetch: Callable[[int, int], Arrays]
+    fetch: Callable[[bytes, int], Arrays]
     element: Callable[[list[tf.Tensor]], Any]
     specs: list[tf.TensorSpec]
     size: int
 
-    def dataset(self, pass_number: tf.Tensor, num_steps: int | None) -> tf.data.Dataset:
-        """The elements of a pass; ``num_steps=None``: for ever."""
-        if num_steps is None:
-            firsts = tf.data.Dataset.counter(0, self.size)
-        else:
-            firsts = tf.data.Dataset.range(0, num_steps, self.size)
-        return firsts.flat_map(lambda first: self._hop(pass_number, first, num_steps))
+    def dataset(self, which: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+        """The elements of steps ``begin`` to ``end - 1`` of a pass: scalars of string, int64 and int64."""
+        firsts = tf.data.Dataset.range(begin, end, self.size)
+        return firsts.flat_map(lambda first: self._hop(which, first, end))
 
-    def _hop(self, pass_number: tf.Tensor, first: tf.Tensor, num_steps: int | None) -> tf.data.Dataset:
-        stop = first + self.size if num_steps is None else tf.minimum(first + self.size, num_steps)
+    def _hop(self, which: tf.Tensor, first: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+        stop = first + tf.minimum(tf.constant(self.size, tf.int64), end - first)  # the end may be the largest int64
         dtypes = [spec.dtype for spec in self.specs]
-        count, *tensors = _call(self._fetch_many, [pass_number, first, stop], [tf.int64, *dtypes * self.size])
+        count, *tensors = _call(self._fetch_many, [which, first, stop], [tf.int64, *dtypes * self.size])
         count.set_shape([])
         num = len(dtypes)
         batches = [
@@ -72,11 +69,11 @@ class Hops:
         together = functools.reduce(lambda front, back: front.concatenate(back), batches).take(count)
         return together.concatenate(
             tf.data.Dataset.range(first + count, stop).map(
-                lambda step: self._shaped(_call(self._fetch_one, [pass_number, step], dtypes))
+                lambda step: self._shaped(_call(self._fetch_one, [which, step], dtypes))
             )
         )
 
-    def _fetch_many(self, pass_number: Any, first: Any, stop: Any) -> list[Any]:
+    def _fetch_many(self, which: Any, first: Any, stop: Any) -> list[Any]:
         # TensorFlow lets go of the arrays of the hop before only when an eager tensor is deleted: now, or their slots
         # would be missing for this one.
         tf.constant(0)
@@ -84,7 +81,7 @@ class Hops:
         count = 0
         try:
             for step in range(int(first), int(stop)):
-                found += self.fetch(int(pass_number), step)
+                found += self.fetch(bytes(which), step)
                 count += 1
         except LoaderdError:
             pass  # it comes again when that step is fetched by itself
@@ -94,8 +91,8 @@ class Hops:
         ]
         return [np.int64(count), *found, *filler * (self.size - count)]
 
-    def _fetch_one(self, pass_number: Any, step: Any) -> Arrays:
-        return self.fetch(int(pass_number), int(step))
+    def _fetch_one(self, which: Any, step: Any) -> Arrays:
+        return self.fetch(bytes(which), int(step))
 
     def _shaped(self, tensors: list[tf.Tensor]) -> Any:
         for tensor, spec in zip(tensors, self.specs, strict=True):

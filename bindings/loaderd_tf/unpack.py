@@ -93,14 +93,15 @@ def packed_schema(schema: loaderd.Schema) -> loaderd.Schema:
     every = {**schema.intermediates, **schema.fields}
     names = {name: name if fields.get(name, made) == made else f"{name} (decoded)" for name, made in every.items()}
 
-    def renamed(definition: Any) -> Any:
+    def renamed(name: str, definition: Any) -> Any:
         if not isinstance(definition, loaderd.Derived):
             return definition
-        return replace(definition, inputs=[names[name] for name in definition.inputs])
+        stream = name if definition.random is True else definition.random
+        return replace(definition, inputs=[names[source] for source in definition.inputs], random=stream)
 
-    intermediates = {names[name]: renamed(made) for name, made in every.items() if names[name] not in fields}
+    intermediates = {names[name]: renamed(name, made) for name, made in every.items() if names[name] not in fields}
     return loaderd.Schema(
-        schema.features, {name: renamed(definition) for name, definition in fields.items()}, intermediates
+        schema.features, {name: renamed(name, definition) for name, definition in fields.items()}, intermediates
     )
 
 

@@ -21,7 +21,7 @@ from loaderd.bench.display import Display
 from loaderd.bench.inputs import Inputs, from_user, synthetic
 from loaderd.bench.interface import CHESS, Config, configure
 from loaderd.bench.measured import FIRST_BATCH, Window
-from loaderd.bench.report import markdown, summarise
+from loaderd.bench.report import COLUMNS, Summary, markdown, summarise
 from loaderd.bench.run_candidate import add_options, run_candidate
 from loaderd.bench.synthetic import COMPRESSIONS
 from loaderd.errors import LoaderdError
@@ -196,7 +196,7 @@ def _compare(
         summaries = summarise(runs, cold)
         facts = {"command": f"`{command}`", "shards": inputs.about, **facts_of(runs, failed, left_out)}
         display.finish(summaries, facts)
-        log.with_suffix(".md").write_text(markdown(summaries, facts))
+        log.with_suffix(".md").write_text(markdown(COLUMNS, map(Summary.cells, summaries), facts))
         charts = [log.with_suffix(".png"), log.with_suffix(".svg")]
         caption = (
             f"{facts['machine']}; {facts['versions']}; {facts['date']}\n{inputs.about}, {options.workers} workers"

@@ -11,10 +11,10 @@ Every run is a process of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 from loaderd.bench.digest import Digest
 from loaderd.bench.interface import Config, configure
@@ -47,6 +47,7 @@ CANDIDATES = (
 )
 BUSY_CORES = 0.1  # beyond this, something else was running
 
+Item = TypeVar("Item")
 Failures = dict[str, str]  # spec -> what is wrong with it
 Measure = Callable[[str], dict[str, Any]]
 
@@ -112,6 +113,11 @@ def cold_starts(
     return runs, failures
 
 
+def turns(items: Sequence[Item], rounds: int) -> Iterator[tuple[int, Item]]:
+    """(round, item): every item once a round, each round beginning with another one."""
+    return ((number, items[(number + turn) % len(items)]) for number in range(rounds) for turn in range(len(items)))
+
+
 def take_turns(
     specs: list[str],
     rounds: int,
@@ -126,37 +132,40 @@ def take_turns(
     """
     runs: list[dict[str, Any]] = []
     failures: Failures = {}
-    for number in range(rounds):
-        first = number % len(specs)
-        for spec in specs[first:] + specs[:first]:
-            if spec in failures:
-                continue
-            for attempt in range(attempts):
-                try:
-                    run = {"round": number, "attempt": attempt, **measure(spec)}
-                except CandidateError as error:
-                    failures[spec] = str(error)
-                    break
-                report(run)
-                if run["other_cores"] <= BUSY_CORES:
-                    break
-            if spec not in failures:
-                runs.append(run)
+    for number, spec in turns(specs, rounds):
+        if spec in failures:
+            continue
+        for attempt in range(attempts):
+            try:
+                run = {"round": number, "attempt": attempt, **measure(spec)}
+            except CandidateError as error:
+                failures[spec] = str(error)
+                break
+            report(run)
+            if run["other_cores"] <= BUSY_CORES:
+                break
+        if spec not in failures:
+            runs.append(run)
     return runs, failures
+
+
+def circumstances_of(runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """When, where and with what: the versions that runs may have."""
+    versions = {name: version for run in runs for name, version in run.get("versions", {}).items()}
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": describe_machine(),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
 
 
 def facts_of(runs: list[dict[str, Any]], failed: Mapping[str, str], left_out: Mapping[str, str]) -> dict[str, str]:
     """What the reader of a table must know: when, where, with what, and what went wrong."""
-    versions: dict[str, str] = {}
-    for run in runs:
-        versions.update(run["versions"])
     kinds = dict.fromkeys(run["delivered"] for run in runs)
     best = {kind: best_tfdata([run for run in runs if run["delivered"] == kind]) for kind in kinds}
     busy = sum(run["other_cores"] > BUSY_CORES for run in runs)
     facts = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": describe_machine(),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        **circumstances_of(runs),
         "best tf.data": ", ".join(f"{spec} ({kind})" for kind, spec in best.items() if spec),
         "disturbed": f"{busy} of the {len(runs)} runs that count, while over {BUSY_CORES} cores were busy elsewhere",
         "left out": grouped(left_out),

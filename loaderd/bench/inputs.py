@@ -84,9 +84,8 @@ def _compression_of(file: ShardFile) -> str:
 
 
 def _with_sample(base: Config, files: list[ShardFile], scratch: Path, about: str) -> Inputs:
-    record_bytes = sum(spec.record_bytes for spec in base.delivered().specs.values())
     some = files[:CHECK_SHARDS]
-    each = max(1, min(CHECK_RECORDS, _CHECK_BYTES // record_bytes) // len(some))
+    each = max(1, min(CHECK_RECORDS, _CHECK_BYTES // base.delivered().record_bytes) // len(some))
     checked = []
     for number, file in enumerate(some):
         checked.append(scratch / f"{number}.tfrecord")

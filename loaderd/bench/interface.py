@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from loaderd import Array, Packed, PackedBits, Schema
+from loaderd import Schema, Shuffle
 
 CHESS = "loaderd.bench.reference:chess"
 # Where candidates are looked for, in this order: "candidates" is whatever folder of that name is on the path, and the
@@ -75,12 +75,26 @@ class Config:
             schema = found(**{name: given[name] for name in _parameters(found) if name in given})
         if not isinstance(schema, Schema):
             raise TypeError(f"{self.schema} must be a loaderd.Schema or a function that returns one, got {schema!r}")
-        return stored_as_is(schema) if self.packed else schema
+        if schema.needs_record_key:
+            raise TypeError(f"{self.schema} must draw no random numbers: only loaderd could draw the same ones")
+        return Schema.of_stored(schema.features) if self.packed else schema
 
     def has_dtype(self) -> bool:
         """Whether ``dtype`` makes a difference: the schema is a function of it."""
         found = self._named()
         return not isinstance(found, Schema) and "dtype" in _parameters(found)
+
+    def loader_options(self) -> dict[str, Any]:
+        """The arguments of ``loaderd.Loader`` and of ``loaderd_tf.make_dataset``."""
+        shuffle = Shuffle(window_records=self.window_records) if self.window_records else True
+        return {
+            "shards": list(self.shards),
+            "schema": self.delivered(),
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+            "shuffle": self.shuffle and shuffle,
+            "workers": self.workers,
+        }
 
     def _named(self) -> Any:
         module, _, attribute = self.schema.partition(":")
@@ -91,17 +105,6 @@ def _parameters(function: Any) -> Iterable[str]:
     if not callable(function):
         raise TypeError(f"a schema must be a loaderd.Schema or a function that returns one, got {function!r}")
     return inspect.signature(function).parameters
-
-
-def stored_as_is(schema: Schema) -> Schema:
-    """``schema`` with its stored features for fields: bits packed, the rest as it is stored."""
-    return Schema(
-        features=schema.features,
-        fields={
-            name: Packed(name) if isinstance(feature, PackedBits) else Array(name)
-            for name, feature in schema.features.items()
-        },
-    )
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,6 @@ read and digested instead of timed. Where the candidate cannot do the job, the l
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 import time
@@ -23,7 +22,7 @@ import numpy as np
 from loaderd import Schema
 from loaderd.bench.digest import Digest
 from loaderd.bench.interface import Config, Step, load, why_not
-from loaderd.bench.process_tree import cpu_s, machine_cpu_s, process_tree
+from loaderd.bench.process_tree import CpuMeter
 
 _VERSIONED = ("numpy", "tensorflow", "torch", "grain", "spdl", "loaderd")
 
@@ -51,15 +50,13 @@ def measure(stream: Iterator[Step], window: Window, batch_size: int) -> dict[str
         _take(stream)
         steps += 1
 
-    machine_cpu, tree_cpu, own_cpu = machine_cpu_s(), cpu_s(process_tree(os.getpid())), time.process_time()
-    started = time.perf_counter()
+    meter, own_cpu, started = CpuMeter(), time.process_time(), time.perf_counter()
     examples, seconds = 0, 0.0
     while examples < window.examples or seconds < window.seconds:
         examples += _take(stream)
         seconds = time.perf_counter() - started
     own_cpu = time.process_time() - own_cpu
-    tree_cpu = cpu_s(process_tree(os.getpid())) - tree_cpu
-    machine_cpu = machine_cpu_s() - machine_cpu
+    tree_cpu, other_cores = meter.read()
 
     return {
         "examples": examples,
@@ -68,7 +65,7 @@ def measure(stream: Iterator[Step], window: Window, batch_size: int) -> dict[str
         "time_to_first_batch_s": time_to_first_batch_s,
         "consumer_cpu_s": own_cpu,
         "total_cpu_s": tree_cpu,
-        "other_cores": max(0.0, machine_cpu - tree_cpu) / seconds,
+        "other_cores": other_cores,
         "consumer_cpu_us_per_batch": own_cpu / examples * batch_size * 1e6,
         "total_cpu_us_per_example": tree_cpu / examples * 1e6,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -42,6 +43,21 @@ def machine_cpu_s() -> float:
     """Time that all cores together were not idle since the machine started, in seconds; stolen time included."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = Path("/proc/stat").read_text().split()[1:9]
     return sum(map(int, (user, nice, system, irq, softirq, steal))) * _TICK_S
+
+
+class CpuMeter:
+    """What this process and its descendants, and all others, have done since it was made."""
+
+    def __init__(self) -> None:
+        self._machine_s, self._tree_s = machine_cpu_s(), cpu_s(process_tree(os.getpid()))
+        self._began_s = time.perf_counter()
+
+    def read(self) -> tuple[float, float]:
+        """CPU time of this process and its descendants, in seconds; cores that all others kept busy."""
+        seconds = time.perf_counter() - self._began_s
+        tree_s = cpu_s(process_tree(os.getpid())) - self._tree_s
+        machine_s = machine_cpu_s() - self._machine_s
+        return tree_s, max(0.0, machine_s - tree_s) / seconds
 
 
 def pss_bytes(pids: list[int]) -> int:

@@ -7,7 +7,7 @@ deliver the same values (float32, int8, packed bits), and a floor of as many pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -172,8 +172,8 @@ def table(summaries: Sequence[Summary], console: Console) -> Table:
     return result
 
 
-def markdown(summaries: Sequence[Summary], facts: Mapping[str, str]) -> str:
-    """The summaries as a page: ``facts`` (machine, command, …) first, then the table."""
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], facts: Mapping[str, str]) -> str:
+    """A page: ``facts`` (machine, command, …) first, then the table."""
     lines = [f"- {name}: {value}" for name, value in facts.items()]
-    rows = [COLUMNS, ("---",) + ("---:",) * (len(COLUMNS) - 1), *(summary.cells() for summary in summaries)]
-    return "\n".join([*lines, "", *("| " + " | ".join(row) + " |" for row in rows), ""])
+    marks = ["---"] + ["---:"] * (len(columns) - 1)
+    return "\n".join([*lines, "", *("| " + " | ".join(row) + " |" for row in (columns, marks, *rows)), ""])

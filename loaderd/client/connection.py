@@ -21,6 +21,7 @@ import cloudpickle
 from loaderd.errors import ClosedError, DaemonError, LoaderdError, from_wire
 from loaderd.memory.shared import SharedMemory
 from loaderd.options import StreamDescription
+from loaderd.plan.passes import Pass
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     Broken,
@@ -66,18 +67,19 @@ class Connection:
         while self._opened is None:
             self._receive()
         self.facts: dict[str, Any] = self._opened.facts
+        self.of: dict[str, Any] = self._opened.of
         self.damages: list[dict[str, Any]] = self._opened.damages
         self.slots: SharedMemory = SharedMemory(self._channel.take_fd())
         self.slots.close_fd()
 
-    def start(self, first_epoch: int, step: int) -> None:
-        """Have the pass that begins at ``first_epoch`` delivered from ``step`` on; drops what was on its way."""
+    def start(self, pass_: Pass, step: int) -> None:
+        """Have a pass delivered from ``step`` on; drops what was on its way."""
         self._generation += 1
         for batch in self._batches:
             if isinstance(batch, list):
                 self.release(batch[1])
         self._batches.clear()
-        self._send(Start(self._generation, first_epoch, step))
+        self._send(Start(self._generation, pass_.to_wire(), step))
 
     @property
     def has_batch(self) -> bool:

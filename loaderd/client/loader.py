@@ -10,13 +10,12 @@ from typing import Any
 from loaderd.client.batch import Batch, SlotReader
 from loaderd.client.connection import Connection
 from loaderd.client.dataset import Dataset
-from loaderd.client.position import Position
 from loaderd.client.progress import IndexProgress
 from loaderd.errors import ClosedError, Damage, OptionError
 from loaderd.memory.layout import SlotLayout
 from loaderd.options import OnCorrupt, Remainder, Shuffle, StreamDescription, StreamOptions, require
-from loaderd.plan.batches import BatchPlan
-from loaderd.plan.epoch import HostShare
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import Course, Position
 from loaderd.schema import Schema
 from loaderd.statistics import Statistics
 
@@ -41,10 +40,15 @@ class Loader:
     - ``index_cache``: ``"user"`` (``$LOADERD_CACHE_DIR`` or ``~/.cache/loaderd``), ``"beside"`` (the shards),
       ``"none"``, or a folder.
     - ``progress``: a bar for the index pass; None: if standard error is a terminal.
+    - ``start``: a :class:`~loaderd.Position` to go on from.
 
     Each ``iter(loader)`` is a **pass** of ``epochs`` epochs, and goes on counting epochs where the one before would
     have ended, so that each is shuffled in its own way. Making a loader starts a daemon and its workers and indexes
     the shards; :meth:`close`, or leaving the ``with`` block, ends them. Raises exceptions of :mod:`loaderd.errors`.
+
+    With ``start``, the first pass goes from there to where it would have ended. A position of another number of hosts
+    or another batch size will do: what of its epoch was left is then shared out anew, and nothing of it comes twice.
+    One of other data is refused with an OptionError that says what differs.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Loader:
         held_batches: int = 4,
         index_cache: str = "user",
         progress: bool | None = None,
+        start: Position | None = None,
     ) -> None:
         dataset = _as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache)
         self._options = StreamOptions(
@@ -78,29 +83,25 @@ class Loader:
             index_cache=dataset.index_cache,
         )
         self.schema = dataset.schema
+        require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start)
+        start = start or Position()
         bar = IndexProgress(progress)
         try:
-            self._connection = Connection(StreamDescription(dataset.shards, dataset.schema, self._options), bar)
+            description = StreamDescription(dataset.shards, dataset.schema, self._options, start.to_json())
+            self._connection = Connection(description, bar)
         finally:
             bar.close()
-        facts = self._connection.facts
-        host, num_hosts = self._options.shard
+        connection = self._connection
         window_records = self._options.window_records(self.schema.row_bytes)
-        self._plan = BatchPlan(
-            HostShare(facts["num_records"], host, num_hosts, window_records),
-            batch_size,
-            self._options.remainder,
-            epochs,
-        )
+        self._course = Course(self._options, connection.facts["num_records"], window_records, connection.of)
         self._slots = SlotReader(
-            self._connection.slots.bytes, SlotLayout(self.schema.specs, batch_size), self._connection.release
+            connection.slots.bytes, SlotLayout(self.schema.specs, batch_size), connection.release
         )
         self._lock = threading.Lock()
-        self._held_batches = held_batches
-        self._num_steps = self._plan.num_steps
         self._closed = False
-        self._expected: tuple[int, int] | None = None
-        self._next_pass = 0
+        self._expected: tuple[Pass, int] | None = None
+        self._next = self._course.find(start)
+        self._first_pass = self._next[0]
         self._batches = self._records = self._copies = self._starts = 0
         self._wait_s = 0.0
 
@@ -108,24 +109,27 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """A new pass. An iterator of an older pass still works, but each change between the two costs a new start."""
-        return self._iterate(self.new_pass())
+        return self._iterate(*self.new_pass())
 
-    def _iterate(self, number: int) -> Iterator[Batch]:
-        step = 0
-        while (batch := self.fetch(number, step)) is not None:
+    def _iterate(self, pass_: Pass, step: int) -> Iterator[Batch]:
+        while (batch := self.fetch(pass_, step)) is not None:
             step += 1
             yield batch
             del batch  # or the slot would be held until the next batch has come
 
-    def new_pass(self) -> int:
-        """Begin a pass; returns its number, for :meth:`fetch`."""
+    def new_pass(self) -> tuple[Pass, int]:
+        """Begin a pass; returns which it is, and the step with which it begins, for :meth:`fetch`."""
         with self._lock:
-            number = self._next_pass
-            self._next_pass += 1
-            return number
+            begun = self._next
+            self._next = self._course.next_pass(begun[0]), 0
+            return begun
 
-    def fetch(self, pass_number: int, step: int) -> Batch | None:
-        """Batch ``step`` (from 0) of a pass; None behind its last.
+    def num_steps(self, pass_: Pass) -> int | None:
+        """The step behind the last one of a pass; None if it never ends."""
+        return self._course.batches(pass_).num_steps
+
+    def fetch(self, pass_: Pass, step: int) -> Batch | None:
+        """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
 
         Any step can be asked for at any time and is always the same batch. Steps in order are fast; another one makes
         the workers start anew there. Raises the error of a batch that cannot be delivered.
@@ -133,12 +137,13 @@ class Loader:
         with self._lock:
             if self._closed:
                 raise ClosedError("the loader is closed", hint="Make a new one.")
-            if self._num_steps is not None and step >= self._num_steps:
+            num_steps = self.num_steps(pass_)
+            if num_steps is not None and step >= num_steps:
                 return None
-            if self._expected != (pass_number, step):
-                self._connection.start(self._first_epoch_of(pass_number), step)
+            if self._expected != (pass_, step):
+                self._connection.start(pass_, step)
                 self._starts += 1
-            self._expected = (pass_number, step + 1)
+            self._expected = (pass_, step + 1)
             return self._take()
 
     def _take(self) -> Batch | None:
@@ -153,28 +158,75 @@ class Loader:
         _, slot, num_records = found
         self._batches += 1
         self._records += num_records
-        if self._slots.num_lent >= self._held_batches:
+        if self._slots.num_lent >= self._options.held_batches:
             batch = self._slots.copy(slot, num_records)
             connection.release(slot)
             self._copies += 1
             return batch
         return self._slots.lend(slot, num_records)
 
-    def _first_epoch_of(self, pass_number: int) -> int:
-        return pass_number * (self._options.epochs or 1)
+    # -------------------------------------------------------------------------------------- positions
+
+    @property
+    def position(self) -> Position:
+        """Where the consumer stands: the batch that it will take next. What was read ahead does not count."""
+        return self._course.position(*(self._expected or self._next))
+
+    @property
+    def next_position(self) -> Position:
+        """Where the next pass will begin."""
+        return self._course.position(*self._next)
+
+    @property
+    def next_is_whole(self) -> bool:
+        """Whether the next pass begins where a pass begins, and so is as long as those behind it."""
+        return self._course.is_whole(*self._next)
+
+    def seek(self, position: Position) -> None:
+        """Have the next pass begin at ``position``, and end where it would have ended.
+
+        Raises OptionError where it is of other data, or does not exist. A position from the middle of an epoch on
+        another number of hosts is for ``Loader(…, start=position)`` alone: it may take more memory.
+        """
+        pass_, step = self._course.find(position)
+        if pass_.past and pass_ != self._first_pass:
+            raise OptionError(
+                f"this position of {position.hosts} hosts in batches of {position.batch_size} is for a new loader",
+                hint="Give it as Loader(…, start=position).",
+            )
+        with self._lock:
+            self._next, self._expected = (pass_, step), None
+
+    def after(self, position: Position, batches: int) -> Position:
+        """The position so many batches after ``position``, one pass following the other."""
+        return self._course.after(position, batches)
+
+    def pass_to_json(self, pass_: Pass) -> str:
+        """A pass as text that says what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""
+        return self._course.pass_to_json(pass_)
+
+    def pass_from_json(self, text: str | bytes) -> Pass:
+        """The pass of that text; a new pass will begin behind it. Raises OptionError where it is of other data."""
+        pass_ = self._course.pass_from_json(text)
+        with self._lock:
+            if pass_.first_epoch >= self._next[0].first_epoch:
+                self._next = self._course.next_pass(pass_), 0
+        return pass_
 
     # ------------------------------------------------------------------------------------------ facts
 
     def __len__(self) -> int:
-        """Batches of a pass; raises TypeError if it has no end."""
-        if self._plan.num_steps is None:
+        """Batches of the next pass (fewer than of others if it begins in the middle); TypeError if it has no end."""
+        pass_, step = self._next
+        num_steps = self.num_steps(pass_)
+        if num_steps is None:
             raise TypeError("a loader with epochs=None has no length; see batches_per_epoch")
-        return self._plan.num_steps
+        return num_steps - step
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches of one epoch of this host (``remainder="carry"``: of the first)."""
-        return self._plan.steps_per_epoch
+        """Batches of a whole epoch, on every host (``remainder="carry"``: of the first)."""
+        return self._course.batches(self._next[0]).steps_per_epoch
 
     @property
     def batch_size(self) -> int:
@@ -184,16 +236,7 @@ class Loader:
     @property
     def held_batches(self) -> int:
         """How many batches may be held at a time before there are copies."""
-        return self._held_batches
-
-    @property
-    def position(self) -> Position:
-        """The epoch and the number in it of the batch that the consumer will take next."""
-        if self._expected is None or not self._plan.steps_per_epoch:
-            return Position(0, 0)
-        number, step = self._expected
-        epoch, batch = self._plan.place_of(step)
-        return Position(self._first_epoch_of(number) + epoch, batch)
+        return self._options.held_batches
 
     @property
     def static_batch_size(self) -> int | None:

@@ -5,6 +5,7 @@ Pure but for the cache: a source of tasks that the scheduler asks like any other
 
 from __future__ import annotations
 
+import posixpath
 from collections import deque
 from typing import Any
 
@@ -15,6 +16,7 @@ from loaderd.daemon.tasks import IndexWork, Task
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardError
 from loaderd.options import OnCorrupt
 from loaderd.plan.epoch import Slice
+from loaderd.randomness import key_of
 from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, decode_index
 from loaderd.shards.index_cache import IndexCache
@@ -70,6 +72,7 @@ class BlockTable:
 
     def __init__(self, indexes: list[ShardIndex], on_corrupt: OnCorrupt) -> None:
         self.compressions = [index.compression for index in indexes]
+        self._names = [posixpath.basename(index.file.uri) for index in indexes]
         kept = [
             (number, index)
             for number, index in enumerate(indexes)
@@ -104,9 +107,10 @@ class BlockTable:
             self._anchors[anchors_start : self._anchor_ends[number]].tobytes(),
         ]
 
-    def slice(self, part: Slice) -> list[Any]:
-        """A slice of a window as a LoadTask wants it."""
-        return [*self.block(part.block), part.first, part.stop, part.row]
+    def slice(self, part: Slice, seed: int) -> list[Any]:
+        """A slice of a window as a LoadTask wants it; the keys of its records come from ``seed``."""
+        key = key_of("record", seed, part.epoch, self._names[self._shards[part.block]])
+        return [*self.block(part.block), part.first, part.stop, part.row, key]
 
 
 def damage_error(damages: list[Damage], num_files: int) -> ShardError:

@@ -32,6 +32,7 @@ from loaderd.daemon.tasks import IndexWork, LoadWork, ProbeWork, Task
 from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.errors import DaemonError, LoaderdError, from_wire, to_wire
 from loaderd.options import StreamDescription
+from loaderd.plan.passes import Pass
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     ATTACH_TASK,
@@ -146,7 +147,7 @@ class Service:
             self._opened.stream.release(message.slots)
         elif isinstance(message, Start):
             assert self._opened is not None
-            self._opened.stream.start(message.generation, message.first_epoch, message.step)
+            self._opened.stream.start(message.generation, Pass.from_wire(message.which), message.step)
         elif isinstance(message, Open):
             self._open(message)
         else:
@@ -161,15 +162,19 @@ class Service:
                 f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
-        for _ in range(description.options.num_workers):
-            self._start_worker()
         options = description.options
         self._index_pass = IndexPass(
             list_shards(description.shards), IndexCache(options.index_cache, options.block_records)
         )
         self._scheduler.add_source(self._index_pass)
+        if not self._index_pass.finished:
+            self._start_workers(options.num_workers)
 
     # ------------------------------------------------------------------------------------------ workers
+
+    def _start_workers(self, number: int) -> None:
+        for _ in range(number):
+            self._start_worker()
 
     def _start_worker(self) -> None:
         worker, channel = self._pool.start()
@@ -248,6 +253,8 @@ class Service:
         self._opened = OpenedStream(self._description, self._pickled, index_pass.files, indexes)
         for worker in self._pool.numbers:
             self._attach(worker)
+        if not self._pool.numbers:  # the index was there; what is wrong with the options was said before this
+            self._start_workers(self._description.options.num_workers)
         self._probe = _Probe()
         self._scheduler.add_source(self._probe)
 

@@ -29,7 +29,7 @@ from loaderd.errors import LoaderdError
 from loaderd.options import RECORDS_PER_FILL
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
-from loaderd.plan.passes import PassPlan
+from loaderd.plan.passes import Pass, PassPlan
 
 _ROWS_PER_LOAD = 4096
 
@@ -77,7 +77,8 @@ Outgoing = Delivery | BrokenBatch | Skip | PassEnd
 @dataclass
 class _Window:
     arena: int
-    size: int
+    rows: int
+    places: int
     pending: deque[tuple[Slice, ...]]
     last_step: int
     loaded_rows: int = 0
@@ -87,15 +88,15 @@ class _Window:
 
     @property
     def ready(self) -> bool:
-        return self.loaded_rows == self.size
+        return self.loaded_rows == self.rows
 
 
 class Stream:
-    """See the module's docstring. ``plan_pass(first_epoch)`` makes the plan of a pass."""
+    """See the module's docstring. ``plan_pass`` makes the plan of a pass."""
 
     def __init__(
         self,
-        plan_pass: Callable[[int], PassPlan],
+        plan_pass: Callable[[Pass], PassPlan],
         *,
         num_slots: int,
         num_arenas: int,
@@ -105,6 +106,7 @@ class Stream:
         self.outbox: deque[Outgoing] = deque()
         self.generation = -1
         self.plan: PassPlan | None = None
+        self._pass: Pass | None = None
         self._plan_pass = plan_pass
         self._num_slots = num_slots
         self._num_workers = num_workers
@@ -123,8 +125,8 @@ class Stream:
 
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, generation: int, first_epoch: int, step: int) -> None:
-        """Deliver the pass that begins at ``first_epoch``, from ``step`` on; all else is void."""
+    def start(self, generation: int, pass_: Pass, step: int) -> None:
+        """Deliver a pass from ``step`` on; all else is void."""
         # These count as lent, but the consumer will never hear of them.
         self.release([item.slot for item in self.outbox if isinstance(item, Delivery)])
         self.outbox.clear()
@@ -138,12 +140,12 @@ class Stream:
         self._finished.clear()
         self._alone.clear()
         self.generation = generation
-        if self.plan is None or self.plan.first_epoch != first_epoch:
-            self.plan = self._plan_pass(first_epoch)
+        if self.plan is None or self._pass != pass_:
+            self.plan, self._pass = self._plan_pass(pass_), pass_
         self._next_fill = self._next_send = step
         self._ended = False
         if not self._past_end(step):
-            self._next_window = self.plan.segments_of(step)[0].window
+            self._next_window = self.plan.first_window_from(step)
             self._open_windows()
         self._send_in_order()
 
@@ -182,7 +184,8 @@ class Stream:
             assert self.plan is not None
             order = self.plan.order_of(task.work.window)
             places = [order.places(part.row, part.row + part.stop - part.first) for part in task.work.slices]
-            self._loaded(task.work, [Fault(tuple(of_one.tolist()), error) for of_one in places])
+            wanted = [tuple(of_one[of_one >= 0].tolist()) for of_one in places]
+            self._loaded(task.work, [Fault(of_one, error) for of_one in wanted if of_one])
 
     def retry(self, task: Task) -> bool:
         """A worker died: its task is wanted still unless it is of an older generation."""
@@ -210,8 +213,10 @@ class Stream:
         segments = plan.segments_of(self._next_fill)
         if not all(s.window in self._windows and self._windows[s.window].ready for s in segments):
             return self._next_load(None)
+        if not segments:
+            return self._next_fills()
         here = self._windows[segments[0].window]
-        return self._next_load(segments[0].start / here.size) or self._next_fills() or self._next_load(None)
+        return self._next_load(segments[0].start / here.places) or self._next_fills() or self._next_load(None)
 
     # ------------------------------------------------------------------------------------------ windows
 
@@ -221,21 +226,21 @@ class Stream:
 
     def _open_windows(self) -> None:
         assert self.plan is not None
-        num_steps = self.plan.num_steps
-        last = None if num_steps is None else (self.plan.segments_of(num_steps - 1)[-1].window if num_steps else -1)
+        last = self.plan.last_window
         while self._free_arenas and (last is None or self._next_window <= last):
             number = self._next_window
             arena = self._free_arenas.pop()
-            size = self.plan.size_of(number)
-            rows_per_load = max(1, min(_ROWS_PER_LOAD, size // (2 * self._num_workers)))
+            rows = self.plan.rows_of(number)
+            rows_per_load = max(1, min(_ROWS_PER_LOAD, rows // (2 * self._num_workers)))
             pending = _group(self.plan.slices_of(number), rows_per_load)
-            self._windows[number] = _Window(arena, size, pending, self.plan.last_step_in(number))
+            last_step = self.plan.last_step_in(number)
+            self._windows[number] = _Window(arena, rows, self.plan.places_of(number), pending, last_step)
             self._next_window += 1
 
     def _next_load(self, progress: float | None) -> LoadWork | None:
         """The next load there is; with ``progress``, only of a window that is loaded to a smaller part than that."""
         for number, window in self._windows.items():
-            if window.pending and (progress is None or window.assigned_rows < progress * window.size):
+            if window.pending and (progress is None or window.assigned_rows < progress * window.rows):
                 slices = window.pending.popleft()
                 work = LoadWork(number, window.arena, slices)
                 window.assigned_rows += work.num_rows

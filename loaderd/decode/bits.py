@@ -176,10 +176,7 @@ class ExpandTable:
 def _rows_of_values(bit: Bytes, scale: Bytes) -> AnyArray:
     """Void, (kinds * 256,): ``bit`` (kinds, 8), which bit a value comes from; ``scale`` (kinds, 8, itemsize)."""
     unpacked = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
-    is_set = unpacked[:, bit].transpose(1, 0, 2)  # (kinds, 256, 8)
-    values = np.where(is_set[..., None], scale[:, None], np.uint8(0))  # (kinds, 256, 8, itemsize)
-    rows = np.ascontiguousarray(values).reshape(len(bit) * 256, -1)
-    return rows.view(np.dtype((np.void, rows.shape[1]))).reshape(-1)
+    return _rows_of(unpacked[:, bit].transpose(1, 0, 2), scale[:, None])
 
 
 class ExpandBytes:
@@ -309,8 +306,13 @@ def _rows_of_codes(code: list[int], scale: AnyArray) -> AnyArray:
     """Void, (2**_CODE_BITS,): for each code the values, ``scale`` where the bit ``code`` of it is set, else 0."""
     is_set = np.arange(1 << _CODE_BITS)[:, None] >> np.array(code) & 1
     scales = scale.view(np.uint8).reshape(len(code), -1)  # by their bytes, for numpy knows little of some dtypes
-    rows = np.where(is_set[..., None], scales, np.uint8(0)).reshape(len(is_set), -1)
-    return np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1]))).reshape(-1)
+    return _rows_of(is_set, scales)
+
+
+def _rows_of(is_set: AnyArray, scale: Bytes) -> AnyArray:
+    """Void, (rows,): the bytes ``scale`` (…, row's values, itemsize) where ``is_set`` (…, row's values), else 0."""
+    values = np.where(is_set[..., None], scale, np.uint8(0))
+    return values.ravel().view(np.dtype((np.void, math.prod(values.shape[-2:]))))
 
 
 class ReorderBits:

@@ -6,6 +6,7 @@
                           ├── Packed ───► CopyBytes
                           ├── Array ────► CastValues or LookUpValues
                           └── other fields ── Derived ──► the user's function
+                              (and the record's key)
 
 A batch is decoded a chunk of records at a time, all fields of the chunk before the next, so that scratch memory is
 small and what one step leaves there or in ``out`` is near when the next one reads it. Intermediates exist for one
@@ -22,6 +23,7 @@ import numpy as np
 
 from loaderd.decode.bits import AnyArray, Bytes, Engine, bits_engine
 from loaderd.errors import OptionError, WorkerError
+from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Packed, Schema
 
 # A chunk of chess makes 40 calls of numpy, which take 25 µs however few its records are: 890 ns a record in chunks of
@@ -35,6 +37,7 @@ class BatchDecoder:
 
     def __init__(self, schema: Schema) -> None:
         self._row_bytes = schema.row_bytes
+        self._record_keys = schema.record_keys
         self._specs = schema.specs
         self._fields: dict[str, Engine | DeriveField] = {}
         for name in _needed(schema):
@@ -68,7 +71,10 @@ class BatchDecoder:
             values[name] = scratch[: len(rows)]
         for name, engine in self._fields.items():
             if isinstance(engine, DeriveField):
-                engine.derive([values[source] for source in engine.inputs], values[name])
+                inputs: list[Any] = [_read_only(values[source]) for source in engine.inputs]
+                if engine.stream is not None:
+                    inputs.append(RecordRandom(self._record_keys(rows), engine.stream))
+                engine.derive(inputs, values[name])
             else:
                 engine.decode(rows, values[name])
 
@@ -195,12 +201,17 @@ class DeriveField:
         self._name = name
         self._definition = definition
         self.inputs = tuple(definition.inputs)
+        self.stream = name if definition.random is True else definition.random or None
+        """The stream of the RecordRandom that the function gets behind its inputs; None: it gets none."""
 
-    def derive(self, inputs: Sequence[AnyArray], out: AnyArray) -> None:
-        """Write function(*inputs) to ``out``, (n, *shape). Raises WorkerError, naming the field."""
+    def derive(self, inputs: Sequence[Any], out: AnyArray) -> None:
+        """Write function(*inputs) to ``out``, (n, *shape). Raises WorkerError, naming the field.
+
+        ``inputs``: read-only arrays, (n, …), for an input may be another field of the batch; and a RecordRandom where
+        the field has a stream.
+        """
         try:
-            # Read-only: an input may be another field of the batch.
-            result = np.asarray(self._definition.function(*map(_read_only, inputs)))
+            result = np.asarray(self._definition.function(*inputs))
             if result.shape == out.shape:
                 out[...] = result
                 return
@@ -220,11 +231,12 @@ class DeriveField:
     def _expected(self, out: AnyArray) -> str:
         return f"an array that can be cast to {out.dtype}, of shape {out.shape}"
 
-    def _hint(self, inputs: Sequence[AnyArray]) -> str:
+    def _hint(self, inputs: Sequence[Any]) -> str:
         given = ", ".join(
-            f"{name}: {array.dtype} {array.shape}" for name, array in zip(self.inputs, inputs, strict=True)
+            f"{name}: {array.dtype} {array.shape}" for name, array in zip(self.inputs, inputs, strict=False)
         )
-        return f"It was called with read-only arrays ({given}); the first dimension is any number of records."
+        random = "" if self.stream is None else " and a RecordRandom"
+        return f"It was called with read-only arrays ({given}){random}; the first dimension is any number of records."
 
 
 def _read_only(array: AnyArray) -> AnyArray:

@@ -1,21 +1,26 @@
 """Which rows are in batch k: arithmetic on integers, no state.
 
-A **pass** is what one iteration delivers: ``epochs`` epochs from ``first_epoch`` on (for ever, if ``epochs`` is
-None). Its windows are numbered through, and so are its batches, the **steps**. What becomes of the end of an epoch is
-the ``remainder``:
+A **pass** is what one iteration delivers: ``epochs`` epochs (for ever, if that is None); of the first of them it may
+be only what is left. Its windows are numbered through, and so are its batches, the **steps**. What becomes of the end
+of an epoch is the ``remainder``:
 
 - ``"drop"``: the rows that fill no batch are left out (another few each epoch, when shuffled);
 - ``"short"``: they make a smaller batch;
 - ``"carry"``: they are completed from the next epoch; only the last batch of the last epoch may be smaller.
+
+All hosts have the same number of batches. Where one has a row less than another and so would have a batch less, its
+last batch takes a row from the one before. (Only if there are fewer rows than batches is a host's last batch empty.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from loaderd.options import Remainder
-from loaderd.plan.epoch import HostShare
+from loaderd.plan.shares import HostShare, Rest, split_evenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +34,86 @@ class Segment:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batches of one host's pass."""
+    """The batches of one host's pass; ``first`` is what the host gets of the first epoch."""
 
-    share: HostShare
+    first: HostShare
     batch_size: int
     remainder: Remainder
     epochs: int | None
 
+    # ------------------------------------------------------------------------------------------ epochs
+
+    def share_of(self, epoch: int) -> HostShare:
+        """What this host gets of an epoch of the pass."""
+        if epoch == 0:
+            return self.first
+        if self.remainder != "carry":
+            return self._whole[self.first.host]
+        # A row more goes to another host each time, so that in the whole pass they differ by a row at most.
+        return self._whole[(self.first.host - self._all_rows_before(epoch)) % self.first.num_hosts]
+
+    @cached_property
+    def _whole(self) -> list[HostShare]:
+        rest = Rest(self.first.rest.num_records)
+        return [replace(self.first, rest=rest, host=host) for host in range(self.first.num_hosts)]
+
+    def _all_rows_before(self, epoch: int) -> int:
+        """Rows of all hosts in front of an epoch of the pass."""
+        return 0 if epoch == 0 else self.first.rest.size + (epoch - 1) * self.first.rest.num_records
+
+    def _rows_before(self, epoch: int, host: int) -> int:
+        """Rows of ``host`` in front of an epoch of the pass."""
+        if self.remainder == "carry":
+            return split_evenly(self._all_rows_before(epoch), self.first.num_hosts, host)
+        if epoch == 0:
+            return 0
+        return split_evenly(self.first.rest.size, self.first.num_hosts, host) + (epoch - 1) * self._whole[host].size
+
+    def _epoch_of_row(self, row: int, host: int) -> int:
+        """The epoch of the pass that row ``row`` of ``host`` is in: the last one with no more rows in front of it."""
+        if self.remainder == "carry":
+            first, size, row = self.first.rest.size, self.first.rest.num_records, row * self.first.num_hosts + host
+        else:
+            first, size = self._rows_before(1, host), self._whole[host].size
+        return 0 if row < first else 1 + (row - first) // size
+
+    # ------------------------------------------------------------------------------------------- steps
+
     @cached_property
     def steps_per_epoch(self) -> int:
-        """Batches that begin in one epoch ("carry": in the first)."""
+        """Batches that begin in one whole epoch ("carry": in the first of a pass)."""
+        return self._steps_in(self._whole[0])
+
+    @cached_property
+    def _first_steps(self) -> int:
+        return self._steps_in(self.first)
+
+    def _steps_in(self, share: HostShare) -> int:
         if self.remainder == "drop":
-            return self.share.smallest_size // self.batch_size
-        return -(-self.share.size // self.batch_size)
+            return share.smallest_size // self.batch_size
+        return -(-share.largest_size // self.batch_size)
 
     @cached_property
     def num_steps(self) -> int | None:
-        """Batches of the pass; None if it never ends."""
-        if self.share.num_records == 0:
-            return 0
+        """Batches of the pass, on every host; None if it never ends."""
         if self.epochs is None:
-            return None if self.share.size and self.steps_per_epoch else 0
+            return None
         if self.remainder == "carry":
-            return -(-self.epochs * self.share.size // self.batch_size)
-        return self.epochs * self.steps_per_epoch
+            return -(-self._rows_before(self.epochs, 0) // self.batch_size)
+        return self._first_steps + (self.epochs - 1) * self.steps_per_epoch
 
     def place_of(self, step: int) -> tuple[int, int]:
         """(epoch of the pass, number of the batch in it) of ``step``; a batch belongs to where it begins.
 
-        ``num_steps`` itself is the place behind the pass: batch 0 of the epoch after its last.
+        (With "carry": where it begins on host 0, so that it is the same on all.) ``num_steps`` itself is the place
+        behind the pass: batch 0 of the epoch after its last.
         """
         if self.remainder != "carry":
-            return divmod(step, self.steps_per_epoch)
-        epoch = step * self.batch_size // self.share.size
+            if step < self._first_steps:
+                return 0, step
+            epoch, batch = divmod(step - self._first_steps, self.steps_per_epoch)
+            return 1 + epoch, batch
+        epoch = self._epoch_of_row(step * self.batch_size, host=0)
         if self.epochs is not None:
             epoch = min(epoch, self.epochs)  # behind a last batch that is short, and larger than an epoch
         return epoch, step - self._first_step_of(epoch)
@@ -71,44 +123,106 @@ class BatchPlan:
         return self._first_step_of(epoch) + batch
 
     def _first_step_of(self, epoch: int) -> int:
-        if self.remainder != "carry":
-            return epoch * self.steps_per_epoch
-        return -(-epoch * self.share.size // self.batch_size)
+        if self.remainder == "carry":
+            return -(-self._rows_before(epoch, 0) // self.batch_size)
+        return 0 if epoch == 0 else self._first_steps + (epoch - 1) * self.steps_per_epoch
+
+    # -------------------------------------------------------------------------------------------- rows
+
+    @cached_property
+    def _size(self) -> int | None:
+        """Rows of this host in the pass; None if it never ends."""
+        return None if self.epochs is None else self._rows_before(self.epochs, self.first.host)
 
     def rows_of(self, step: int) -> tuple[int, int]:
         """The rows of ``step`` as (start, stop), counted through all epochs of the pass."""
         if self.remainder == "carry":
-            start = step * self.batch_size
-            end = start + self.batch_size if self.epochs is None else self.epochs * self.share.size
-        else:
-            epoch, batch = divmod(step, self.steps_per_epoch)
-            start = epoch * self.share.size + batch * self.batch_size
-            end = (epoch + 1) * self.share.size
-        return start, min(start + self.batch_size, end)
+            return self._cut(step, self._size, self.num_steps)
+        epoch, batch = self.place_of(step)
+        before = self._rows_before(epoch, self.first.host)
+        share = self.share_of(epoch)
+        start, stop = self._cut(batch, share.size, self._steps_in(share))
+        return before + start, before + stop
+
+    def _cut(self, batch: int, size: int | None, num_batches: int | None) -> tuple[int, int]:
+        """The rows of ``batch`` when ``size`` rows are cut into ``num_batches``: see the end of the essay above."""
+        start, stop = batch * self.batch_size, (batch + 1) * self.batch_size
+        if size is None or num_batches is None or self.remainder == "drop":
+            return start, stop
+        left = num_batches - batch  # with this one; each is to have a row
+        if size >= num_batches:
+            return min(start, size - left), min(stop, size - left + 1)
+        return min(start, size), min(stop, size)
+
+    def taken_of(self, epoch: int, step: int) -> tuple[int, int]:
+        """(host of the share, rows of it) that are taken of an epoch of the pass when ``step`` is the next batch."""
+        share = self.share_of(epoch)
+        rows = self.rows_of(step)[0] - self._rows_before(epoch, self.first.host)
+        return share.host, min(max(rows, 0), share.size)
 
     def segments(self, step: int) -> list[Segment]:
         """Where the rows of ``step`` lie: stretches of windows, in order."""
         start, stop = self.rows_of(step)
         found: list[Segment] = []
         while start < stop:
-            epoch, row = divmod(start, self.share.size)
-            window = self.share.window_of(row)
-            begin = self.share.begin_of(window)
-            take = min(stop - start, begin + self.share.size_of(window) - row)
-            found.append(Segment(epoch * self.share.num_windows + window, row - begin, row - begin + take))
+            epoch = self._epoch_of_row(start, self.first.host)
+            share = self.share_of(epoch)
+            row = start - self._rows_before(epoch, self.first.host)
+            window = share.window_of(row)
+            begin = share.begin_of(window)
+            take = min(stop - start, begin + share.size_of(window) - row)
+            found.append(Segment(self._first_window_of(epoch) + window, row - begin, row - begin + take))
             start += take
         return found
 
+    # ----------------------------------------------------------------------------------------- windows
+
+    def _first_window_of(self, epoch: int) -> int:
+        return 0 if epoch == 0 else self.first.num_windows + (epoch - 1) * self._whole[0].num_windows
+
+    def locate(self, window: int) -> tuple[int, int]:
+        """(epoch of the pass, number in that epoch's share) of a window."""
+        if window < self.first.num_windows:
+            return 0, window
+        epoch, index = divmod(window - self.first.num_windows, self._whole[0].num_windows)
+        return 1 + epoch, index
+
     def last_step_in(self, window: int) -> int:
         """The last step that reads from ``window`` or from one before it (-1: none does)."""
-        epoch, index = divmod(window, self.share.num_windows)
-        row = self.share.begin_of(index) + self.share.size_of(index) - 1
+        epoch, index = self.locate(window)
+        share = self.share_of(epoch)
+        row = share.begin_of(index) + share.size_of(index) - 1
         if self.remainder == "carry":
-            return (epoch * self.share.size + row) // self.batch_size
-        return epoch * self.steps_per_epoch + min(row // self.batch_size, self.steps_per_epoch - 1)
+            return self._batch_of(self._rows_before(epoch, self.first.host) + row, self._size, self.num_steps)
+        return self._first_step_of(epoch) + self._batch_of(row, share.size, self._steps_in(share))
+
+    def _batch_of(self, row: int, size: int | None, num_batches: int | None) -> int:
+        """The batch that ``row`` is in, cut as :meth:`_cut` does; for a row that is in none, the last."""
+        batch = row // self.batch_size
+        if num_batches is None:
+            return batch
+        following = batch + 1  # which may begin a row earlier
+        if following < num_batches and self._cut(following, size, num_batches)[0] <= row:
+            return following
+        return min(batch, num_batches - 1)
 
     @cached_property
     def max_windows_of_a_batch(self) -> int:
         """How many windows one batch can touch."""
-        smallest = self.share.size // self.share.num_windows
-        return 1 if smallest == 0 else (self.batch_size + smallest - 2) // smallest + 1
+        whole = self._whole[-1]
+        smallest = whole.size // whole.num_windows
+        most = (self.batch_size + smallest - 2) // smallest + 1
+        if not self.first.rest.parts:
+            return most
+        # Parts may be small, so each place where a batch can begin is looked at; from the first epoch it reaches into
+        # the next ones with "carry" only, which is counted as often as it can be.
+        ends = list(accumulate(self.first.size_of(window) for window in range(self.first.num_windows)))
+        in_first = [bisect_right(ends, end - 2 + self.batch_size) - window + 1 for window, end in enumerate(ends)]
+        return max([most, *[min(count, len(ends) - at) for at, count in enumerate(in_first)]]) + (
+            most if self.remainder == "carry" else 0
+        )
+
+    @cached_property
+    def largest_window(self) -> int:
+        """Rows of the largest window."""
+        return max(self.first.largest_window, self._whole[0].largest_window)

@@ -9,13 +9,12 @@ functions of (seed, epoch), so any process can say where a record goes without a
 
     blocks   │ 7 │ 2 │ 9 │ 0 │ 5 │ 1 │ 8 │ …      permuted by (seed, epoch)
     windows  │── window 0 ──│── window 1 ──│ …    may cut a block in two
-    row r of window w lies at place WindowOrder.of(…).places()[r]
+    row r of window w lies at place WindowOrder(…).places()[r]
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -71,89 +70,26 @@ class EpochOrder:
 
 @dataclass(frozen=True, slots=True)
 class WindowOrder:
-    """Where the rows of a window go: permuted by ``key``, or each to its own place if that is None."""
+    """Where the rows of a window go: permuted by ``key``, or each to its own place if that is None.
+
+    ``size``: rows of the window. Of their places, those from ``first`` to ``stop - 1`` are used, and counted from
+    ``first``; the others are used up already.
+    """
 
     key: int | None
     size: int
+    first: int
+    stop: int
 
-    @classmethod
-    def of(cls, seed: int, epoch: int, start: int, size: int, shuffle: bool) -> WindowOrder:
-        """That of the window of ``size`` rows that begins at row ``start`` of the epoch."""
-        return cls(key_of("rows", seed, epoch, start) if shuffle else None, size)
-
-    def places(self, first: int = 0, stop: int | None = None) -> Int64s:
-        """int64, (stop - first,): the places of rows ``first`` to ``stop - 1`` (None: to the last)."""
-        stop = self.size if stop is None else stop
-        return np.arange(first, stop) if self.key is None else places(self.key, self.size, first, stop)
-
-
-def split_evenly(total: int, parts: int, index: int) -> int:
-    """The size of part ``index`` of ``total`` in ``parts`` parts that differ by one at most, larger ones first."""
-    return total // parts + (index < total % parts)
+    def places(self, begin: int = 0, end: int | None = None) -> Int64s:
+        """int64, (end - begin,): the places of rows ``begin`` to ``end - 1`` (None: to the last); -1: used up."""
+        end = self.size if end is None else end
+        found = np.arange(begin, end) if self.key is None else places(self.key, self.size, begin, end)
+        if self.stop - self.first == self.size:
+            return found
+        return np.where((found >= self.first) & (found < self.stop), found - self.first, -1)
 
 
-def evenly_before(total: int, parts: int, index: int) -> int:
-    """The sum of the parts in front of part ``index``: see :func:`split_evenly`."""
-    return total // parts * index + min(index, total % parts)
-
-
-@dataclass(frozen=True)
-class HostShare:
-    """The rows of an epoch that one host of ``num_hosts`` gets, as windows of nearly equal size.
-
-    The epoch is cut into rounds; each round holds one window for each host, side by side, so that after any round all
-    hosts together have taken a front part of the epoch. Over all hosts every row is in exactly one window, and the
-    hosts' shares differ by one row at most.
-    """
-
-    num_records: int
-    host: int
-    num_hosts: int
-    window_records: int
-
-    @cached_property
-    def size(self) -> int:
-        """Rows that this host gets in an epoch."""
-        return split_evenly(self.num_records, self.num_hosts, self.host)
-
-    @cached_property
-    def smallest_size(self) -> int:
-        """Rows that the host with the fewest gets."""
-        return self.num_records // self.num_hosts
-
-    @cached_property
-    def num_windows(self) -> int:
-        """Windows (rounds) of an epoch, the same on all hosts, and none of them empty."""
-        wanted = -(-split_evenly(self.num_records, self.num_hosts, 0) // self.window_records)
-        return max(1, min(wanted, self.smallest_size))
-
-    @cached_property
-    def largest_window(self) -> int:
-        """Rows of the largest window: ``window_records`` at most (one more where hosts differ by a row)."""
-        return split_evenly(self.size, self.num_windows, 0)
-
-    def begin_of(self, window: int) -> int:
-        """How many of this host's rows come before ``window``."""
-        return evenly_before(self.size, self.num_windows, window)
-
-    def epoch_row_of(self, window: int) -> int:
-        """The row of the epoch at which ``window`` of this host begins."""
-        larger_hosts = self.num_records % self.num_hosts
-        row = 0
-        for host in range(self.num_hosts):
-            share = self.smallest_size + (host < larger_hosts)
-            row += evenly_before(share, self.num_windows, window)
-            if host < self.host:
-                row += split_evenly(share, self.num_windows, window)
-        return row
-
-    def size_of(self, window: int) -> int:
-        """Rows of ``window``."""
-        return split_evenly(self.size, self.num_windows, window)
-
-    def window_of(self, row: int) -> int:
-        """The window in which this host's row ``row`` is."""
-        larger, rest = self.size % self.num_windows, self.size // self.num_windows
-        if row < larger * (rest + 1):
-            return row // (rest + 1)
-        return larger + (row - larger * (rest + 1)) // rest
+def window_key(seed: int, epoch: int, start: int) -> int:
+    """The key of the permutation of the window that begins at row ``start`` of the epoch."""
+    return key_of("rows", seed, epoch, start)

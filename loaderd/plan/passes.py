@@ -1,57 +1,97 @@
 """The plan of one pass: what its windows are made of and what its batches are cut from.
 
-Joins the order of each epoch (:mod:`loaderd.plan.epoch`) with the batches (:mod:`loaderd.plan.batches`). Everything
+Joins the rows of each epoch (:mod:`loaderd.plan.rows`) with the batches (:mod:`loaderd.plan.batches`). Everything
 here is a function of the constructor's arguments.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import count
+from typing import Any
 
 from loaderd.plan.batches import BatchPlan, Segment
-from loaderd.plan.epoch import EpochOrder, Slice, WindowOrder
+from loaderd.plan.epoch import Slice, WindowOrder, window_key
+from loaderd.plan.rows import Rows
+from loaderd.plan.shares import Window
 
-Int64s = npt.NDArray[np.int64]
+
+@dataclass(frozen=True)
+class Pass:
+    """Which pass: of ``epochs`` epochs (None: for ever) from ``first_epoch`` on.
+
+    ``past``: what other numbers of hosts took of the first epoch before, one behind the other: how many rows each of
+    the hosts took of its share.
+    """
+
+    first_epoch: int
+    epochs: int | None
+    past: tuple[tuple[int, ...], ...] = ()
+
+    def to_wire(self) -> list[Any]:
+        """Plain values, for a message; the way back is :meth:`from_wire`."""
+        return [self.first_epoch, self.epochs, self.past]
+
+    @classmethod
+    def from_wire(cls, wire: list[Any]) -> Pass:
+        first_epoch, epochs, past = wire
+        return cls(first_epoch, epochs, tuple(map(tuple, past)))
 
 
 class PassPlan:
     """The windows and the batches of the pass that begins at ``first_epoch``."""
 
-    def __init__(self, counts: Int64s, batches: BatchPlan, seed: int, shuffle: bool, first_epoch: int) -> None:
-        """``counts``: int64, (blocks,): records of each block."""
+    def __init__(self, rows: Rows, batches: BatchPlan, seed: int, shuffle: bool, first_epoch: int) -> None:
         self.batches = batches
-        self.first_epoch = first_epoch
         self.num_steps = batches.num_steps
         """Batches of the pass; None if it never ends."""
+        self._rows = rows
         self._seed = seed
         self._shuffle = shuffle
-        # Windows are opened in order, so one epoch and the next are all that is ever asked for.
-        self._epoch_order = lru_cache(maxsize=2)(lambda epoch: EpochOrder(counts, seed, epoch, shuffle))
+        self._first_epoch = first_epoch
         # A batch is asked for when it is considered and when it is begun, and so are its neighbours.
         self._segments_of = lru_cache(maxsize=16)(batches.segments)
+        self._locate = lru_cache(maxsize=16)(self._find)
 
-    def _locate(self, window: int) -> tuple[int, int, int]:
-        """(epoch, first row in it, number of rows) of a window."""
-        share = self.batches.share
-        epoch, index = divmod(window, share.num_windows)
-        return self.first_epoch + epoch, share.epoch_row_of(index), share.size_of(index)
+    @cached_property
+    def last_window(self) -> int | None:
+        """The last window that a batch reads from (-1: none does); None if the pass never ends."""
+        if self.num_steps is None:
+            return None
+        steps = reversed(range(self.num_steps))
+        return next((found[-1].window for step in steps if (found := self.batches.segments(step))), -1)
 
-    def size_of(self, window: int) -> int:
-        """Rows of ``window``."""
-        return self._locate(window)[2]
+    def first_window_from(self, step: int) -> int:
+        """The first window that batch ``step`` or one behind it reads from: a batch without rows reads from none."""
+        steps = count(step) if self.num_steps is None else range(step, self.num_steps)
+        return next((found[0].window for step in steps if (found := self.batches.segments(step))), 0)
+
+    def _find(self, window: int) -> tuple[int, Window]:
+        epoch, number = self.batches.locate(window)
+        found = self.batches.share_of(epoch).window(number)
+        if not self._shuffle:  # a part of it is a window too, and nothing else need be read
+            found = Window(found.start + found.first, found.num_places, 0, found.num_places)
+        return self._first_epoch + epoch, found
+
+    def rows_of(self, window: int) -> int:
+        """Rows to be loaded for ``window``: more than its places, if others have used a part of it."""
+        return self._locate(window)[1].size
+
+    def places_of(self, window: int) -> int:
+        """Places of ``window``."""
+        return self._locate(window)[1].num_places
 
     def slices_of(self, window: int) -> list[Slice]:
         """The records that make up ``window``, in order of row."""
-        epoch, start, size = self._locate(window)
-        return self._epoch_order(epoch).slices(start, start + size)
+        epoch, found = self._locate(window)
+        return self._rows.slices(epoch, found.start, found.start + found.size)
 
     def order_of(self, window: int) -> WindowOrder:
         """Where the rows of ``window`` go."""
-        epoch, start, size = self._locate(window)
-        return WindowOrder.of(self._seed, epoch, start, size, self._shuffle)
+        epoch, found = self._locate(window)
+        key = window_key(self._seed, epoch, found.start) if self._shuffle else None
+        return WindowOrder(key, found.size, found.first, found.stop)
 
     def segments_of(self, step: int) -> list[Segment]:
         """Where the rows of batch ``step`` lie."""

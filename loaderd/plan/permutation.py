@@ -14,33 +14,16 @@ trace of where they were. A word that is none of the numbers is mixed again unti
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import numpy.typing as npt
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-
-
-def key_of(*parts: int | str) -> int:
-    """A 64-bit key of any integers and strings: equal parts give equal keys, on every machine."""
-    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+from loaderd.randomness import key_of as key_of
+from loaderd.randomness import splitmix64
 
 
 def random_words(key: int, count: int) -> npt.NDArray[np.uint64]:
     """uint64, (count,): the first numbers of the splitmix64 generator that starts at ``key``."""
-    words = np.arange(1, count + 1, dtype=np.uint64)
-    words *= _GOLDEN
-    words += np.uint64(key & 0xFFFFFFFFFFFFFFFF)
-    words ^= words >> np.uint64(30)
-    words *= _MIX_1
-    words ^= words >> np.uint64(27)
-    words *= _MIX_2
-    words ^= words >> np.uint64(31)
-    return words
+    return splitmix64(np.uint64(key), np.arange(count, dtype=np.uint64))
 
 
 def permutation(key: int, count: int) -> npt.NDArray[np.int64]:

@@ -43,22 +43,24 @@ class Progress:
 class Opened:
     """Daemon: the stream exists; the memory of its slots comes with this message.
 
-    ``facts`` are fields of ``Statistics``; ``damages`` (dicts of Damage) is what the index pass left out.
+    ``facts`` are fields of ``Statistics``; ``of`` is what positions are to be ``of`` (``plan.positions.Position``);
+    ``damages`` (dicts of Damage) is what the index pass left out.
     """
 
     facts: dict[str, Any]
+    of: dict[str, Any]
     damages: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Client: deliver the batches of the pass that begins at ``first_epoch``, from ``step`` on.
+    """Client: deliver the batches of a pass (as ``plan.passes.Pass.to_wire`` has it) from ``step`` on.
 
     Whatever carries an older ``generation`` is void.
     """
 
     generation: int
-    first_epoch: int
+    which: list[Any]
     step: int
 
 
@@ -149,8 +151,9 @@ class ProbeTask:
 class LoadTask:
     """Daemon: bring records into a window, whose rows go where ``order`` (as in ``plan.epoch.WindowOrder``) says.
 
-    Each slice is [shard, offset, num_bytes, count, first_record, anchors, first, stop, row]: the block's place (as
-    in ``shards.blocks.Block``), which of its records are wanted, and the window's row of the first of them.
+    Each slice is [shard, offset, num_bytes, count, first_record, anchors, first, stop, row, key]: the block's place
+    (as in ``shards.blocks.Block``), which of its records are wanted, the window's row of the first of them, and the
+    key of its shard in its epoch, for the random numbers of its records.
     """
 
     task: int

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape
@@ -67,6 +68,14 @@ class Schema:
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (dict(self.features), dict(self.fields), dict(self.intermediates))
 
+    @classmethod
+    def of_stored(cls, features: Mapping[str, Feature]) -> Schema:
+        """Every feature is a field of its own name, as it is stored: bits packed."""
+        fields = {
+            name: Packed(name) if isinstance(each, PackedBits) else Array(name) for name, each in features.items()
+        }
+        return cls(features, fields)
+
     def definition_of(self, name: str) -> Field:
         """The field or intermediate of that name."""
         return self.fields[name] if name in self.fields else self.intermediates[name]
@@ -75,6 +84,11 @@ class Schema:
     def specs(self) -> dict[str, FieldSpec]:
         """Shape and dtype of each delivered field, in order."""
         return {name: self.spec_of(name) for name in self.fields}
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes that one record takes in a batch."""
+        return sum(spec.record_bytes for spec in self.specs.values())
 
     def spec_of(self, name: str) -> FieldSpec:
         """Shape and dtype of a field or intermediate; raises SchemaError where it does not fit its feature."""
@@ -132,7 +146,8 @@ class Schema:
     def row_dtype(self) -> np.dtype[Any]:
         """The structured dtype of a row: one member a stored feature; its itemsize is a multiple of 8 bytes.
 
-        Behind each PackedBits feature the row has another byte at least: words may be read past its end.
+        Behind each PackedBits feature the row has another byte at least: words may be read past its end. The last 8
+        bytes are the record's key, where the schema needs one.
         """
         offsets = []
         end = last = 0
@@ -147,7 +162,7 @@ class Schema:
                 "names": list(self.features),
                 "formats": [feature.row_dtype for feature in self.features.values()],
                 "offsets": offsets,
-                "itemsize": -(-last // _ROW_ALIGNMENT_BYTES) * _ROW_ALIGNMENT_BYTES,
+                "itemsize": (-(-last // _ROW_ALIGNMENT_BYTES) + self.needs_record_key) * _ROW_ALIGNMENT_BYTES,
             }
         )
 
@@ -155,6 +170,17 @@ class Schema:
     def row_bytes(self) -> int:
         """Bytes that one record takes while it is packed."""
         return self.row_dtype.itemsize
+
+    @property
+    def needs_record_key(self) -> bool:
+        """Whether any field is derived with randomness."""
+        every = (*self.fields.values(), *self.intermediates.values())
+        return any(isinstance(definition, Derived) and definition.random for definition in every)
+
+    def record_keys(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+        """uint64, (n,): the records' keys in ``rows``, uint8 (n, row_bytes): a view, for a schema that needs them."""
+        keys: npt.NDArray[np.uint64] = rows[:, -_ROW_ALIGNMENT_BYTES:].view(np.uint64)[:, 0]
+        return keys
 
     @property
     def stored_fingerprint(self) -> str:

@@ -58,11 +58,11 @@ class Executor:
         """Bring records into a window; returns the faults: [places, error] each."""
         order = WindowOrder(*task.order)
         parts = []
-        for *fields, first, stop, row in task.slices:
+        for *fields, first, stop, row, key in task.slices:
             block = Block(*fields)
             places = np.full(block.count, -1)
             places[first:stop] = order.places(row, row + stop - first)
-            parts.append(Part(block, places))
+            parts.append(Part(block, places, key))
         return [[places, to_wire(error)] for places, error in self._loader.load(parts, self._rows[task.arena])]
 
     def fill(self, task: FillTask) -> None:

@@ -25,6 +25,7 @@ from loaderd.errors import (
     ShardReadError,
     at_damage,
 )
+from loaderd.randomness import splitmix64
 from loaderd.schema import Schema
 from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.compression import Compression
@@ -42,15 +43,24 @@ Faults = list[tuple[list[int], LoaderdError]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The records of ``block`` and where their rows go: ``places``, intp, (count,); -1: that one is not wanted."""
+    """The records of ``block`` and where their rows go: ``places``, intp, (count,); -1: that one is not wanted.
+
+    ``key``: 64 bits, of the shard and the epoch; the keys of its records are drawn from it.
+    """
 
     block: Block
     places: Places
+    key: int = 0
 
     @property
     def wanted(self) -> Places:
         """intp, (wanted,): the numbers in the block of the records that have a place."""
         return np.flatnonzero(self.places >= 0)
+
+    def record_keys(self, first: int, count: int) -> npt.NDArray[np.uint64]:
+        """uint64, (count,): the keys of the records from number ``first`` of the block on."""
+        start = self.block.first_record + first
+        return splitmix64(np.uint64(self.key), np.arange(start, start + count, dtype=np.uint64))
 
 
 class WindowLoader:
@@ -61,6 +71,8 @@ class WindowLoader:
         self._reader = BlockReader(files, compressions)
         self._parser = RowParser(schema)
         self._row_bytes = schema.row_bytes
+        self._needs_keys = schema.needs_record_key
+        self._record_keys = schema.record_keys
 
     def load(self, parts: Sequence[Part], window: Bytes2D) -> Faults:
         """Write the rows of ``parts`` to ``window``, uint8 (max_rows, row_bytes).
@@ -94,7 +106,12 @@ class WindowLoader:
         wanted = places >= 0
         if not wanted.all():
             starts, lengths, places = starts[wanted], lengths[wanted], places[wanted]
-        return not self._parser.parse(buffer, starts, lengths, window, places)
+        if self._parser.parse(buffer, starts, lengths, window, places):
+            return False
+        if self._needs_keys:
+            keys = np.concatenate([part.record_keys(0, part.block.count) for part in parts])
+            self._record_keys(window)[places] = keys[wanted]
+        return True
 
     # ----------------------------------------------------------------------------------- one block, with care
 
@@ -135,4 +152,7 @@ class WindowLoader:
             )
             error = at_damage(RecordMismatchError, damage, hint=_HINT_MISMATCH)
             faults.append(([int(places[mismatch.record])], error))
+        if self._needs_keys:
+            keys = part.record_keys(piece_first, len(wanted))
+            self._record_keys(window)[places] = keys[wanted]
         return faults

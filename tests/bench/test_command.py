@@ -29,6 +29,8 @@ schema = loaderd.Schema(
     },
     intermediates={"score": loaderd.Array("s")},
 )
+
+noise = loaderd.Schema(schema.features, {"x": loaderd.Derived(lambda random: random.random(), (), random=True)})
 """
 
 # Candidates of the folder that the command runs in; what they deliver comes from the plain reading.
@@ -170,12 +172,14 @@ def test_what_fails_is_named_and_the_first_batch_without_an_index_is_timed_apart
         (["here.tfrecord", "--records", "5"], "--records: of synthetic shards only"),
         (["here.tfrecord", "--schema", "absent:schema"], "--schema absent:schema: No module named 'absent'"),
         (["here.tfrecord", "--schema", "string:digits"], "--schema string:digits: a schema must be"),
+        (["here.tfrecord", "--schema", "my_records:noise"], "my_records:noise must draw no random numbers"),
         (["here.tfrecord", "--schema", "loaderd.schemas:mnist"], "record 0: expected feature 'image_raw'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(
     arguments: list[str], complaint: str, loaderd_bench: Bench, tmp_path: Path
 ) -> None:
+    (tmp_path / "my_records.py").write_text(_SCHEMA)
     (path,) = write_shards(tmp_path, 5, num_shards=1)
     path.rename(tmp_path / "here.tfrecord")
     done = loaderd_bench(*arguments, *([] if "--candidates" in arguments else ["--candidates", "loaderd_python"]))

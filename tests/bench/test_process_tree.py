@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
-from loaderd.bench.process_tree import cpu_s, machine_cpu_s, process_tree, pss_bytes
+from loaderd.bench.process_tree import CpuMeter, cpu_s, machine_cpu_s, process_tree, pss_bytes
 
 # A process that starts another one; that one works for 0.3 s of CPU, holds 64 MiB, says so and waits.
 _GRANDCHILD = """
@@ -16,11 +17,17 @@ while time.process_time() < 0.3: pass
 print("ready", flush=True)
 sys.stdin.read()
 """
+# Works as long, its parent gone at once; whoever reads its output waits for it.
+_ORPHAN = """
+import os, time
+if os.fork() > 0: os._exit(0)
+while time.process_time() < 0.3: pass
+"""
 _CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_GRANDCHILD!r}])"
 
 
 def test_grandchildren_count() -> None:
-    machine_before = machine_cpu_s()
+    machine_before, meter = machine_cpu_s(), CpuMeter()
     child = subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None and child.stdout is not None
     try:
@@ -30,9 +37,16 @@ def test_grandchildren_count() -> None:
         assert set(tree) < set(process_tree(os.getpid()))
         assert cpu_s(tree) >= 0.28 > cpu_s([child.pid])
         assert pss_bytes(tree) > 64 << 20 > pss_bytes([child.pid])
-        assert machine_cpu_s() - machine_before >= 0.28
+        assert machine_cpu_s() - machine_before >= 0.28 and meter.read()[0] >= 0.28
     finally:
         child.stdin.close()
         child.wait()
         child.stdout.close()
     assert cpu_s([child.pid]) == pss_bytes([child.pid]) == 0
+
+
+def test_what_others_do_is_told_apart() -> None:
+    meter, began_s = CpuMeter(), time.perf_counter()
+    subprocess.run([sys.executable, "-c", _ORPHAN], stdout=subprocess.PIPE, check=True)
+    tree_s, other_cores = meter.read()
+    assert tree_s < 0.25 and other_cores * (time.perf_counter() - began_s) >= 0.25

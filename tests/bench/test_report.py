@@ -10,7 +10,7 @@ from rich.console import Console
 
 from loaderd.bench import chart
 from loaderd.bench.display import Display
-from loaderd.bench.report import COLUMNS, Spread, best_tfdata, markdown, summarise, table
+from loaderd.bench.report import COLUMNS, Spread, Summary, best_tfdata, markdown, summarise, table
 
 
 def _run(candidate: str, number: int, examples_per_s: float, **config: Any) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_like_is_compared_with_like() -> None:
 
 
 def test_the_page_holds_the_facts_and_a_row_a_candidate() -> None:
-    page = markdown(summarise(RUNS), {"machine": "a fast one"})
+    page = markdown(COLUMNS, map(Summary.cells, summarise(RUNS)), {"machine": "a fast one"})
     lines = page.splitlines()
     assert lines[0] == "- machine: a fast one"
     assert lines[2].count("|") == lines[-1].count("|") == len(COLUMNS) + 1

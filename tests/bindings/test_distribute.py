@@ -116,15 +116,19 @@ def test_drop_gives_all_replicas_the_same(
         assert len(np.unique(ids)) == 400
 
 
+@pytest.mark.parametrize("structure", [None, "id", ("id", "bits"), ("id",)])
 def test_drop_leaves_no_partial_step_to_tensorflow(
-    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema, structure: Any
 ):
-    """Of several hosts, TensorFlow would fill it with batches of 0 records."""
     batches = loaderd_tf.make_dataset(
-        write_numbered([430]), numbered_schema, batch_size=20, remainder="drop", workers=1
+        write_numbered([430]), numbered_schema, batch_size=20, structure=structure, remainder="drop", workers=1
     )
     in_steps = _in_steps(batches, replicas=2, drop=True)
     assert (len(batches), int(in_steps.cardinality()), sum(1 for _ in in_steps)) == (21, 10, 20)
+    assert in_steps.element_spec == batches.element_spec
+    batches._loaderd_loader.seek(loaderd.Position(epoch=1, batch=3))
+    assert sum(1 for _ in in_steps) == 18
+    assert batches._loaderd_loader.statistics().batches_copied == 0
 
 
 def test_batches_are_copied_ahead_onto_every_replica(

@@ -226,11 +226,15 @@ def go_schema() -> Schema:
             "board": Bits("planes", shape=(19, 19, 8), scale=(1, 1, 1, 1, -1, 2, 0.1, 1), dtype="bfloat16"),
             "policy": Array("policy", dtype="float32", scale=0.3, offset=0.1),
             "value": Derived(lambda winner, komi: winner * 2.0 - komi, inputs=("winner", "komi")),
+            "noise": Derived(lambda planes: planes, "planes", dtype="float64"),
+            "turned": loaderd.board_symmetry("policy", (362,)),
             "mass": Derived(lambda policy, board: policy.sum(1) + board.sum((1, 2, 3)), inputs=("policy", "board")),
         },
         intermediates={
             "winner": Array("winner", dtype="float32"),
             "komi": Derived(lambda winner: winner * 0.0 + 1.0, inputs="winner"),
+            # Its stream is that of its name, although the feature of that name is sent.
+            "planes": Derived(lambda random: random.random(), (), dtype="float64", random=True),
         },
     )
 

@@ -13,6 +13,7 @@ from loaderd.daemon.index_pass import BlockTable, IndexPass, damage_error
 from loaderd.daemon.tasks import IndexWork, Task
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError
 from loaderd.plan.epoch import Slice
+from loaderd.randomness import key_of
 from loaderd.shards.files import ShardFile, list_shards
 from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, build_index
 from loaderd.shards.index_cache import IndexCache
@@ -127,7 +128,8 @@ def test_the_table_holds_the_blocks_of_all_shards(indexes: list[ShardIndex]):
     assert table.counts.tolist() == [33, 33, 33, 1, 13, 26, 33, 33, 4]
     assert table.num_records == 209 and table.compressions == ["none"] * 4
     check_table(table, indexes, [0, 1, 2, 3])
-    assert table.slice(Slice(5, 4, 20, 7, epoch=0)) == [*table.block(5), 4, 20, 7]
+    key = key_of("record", 11, 2, "002.tfrecord")
+    assert table.slice(Slice(5, 4, 20, 7, epoch=2), seed=11) == [*table.block(5), 4, 20, 7, key]
 
 
 def test_damaged_shards_can_be_left_out_whole(indexes: list[ShardIndex]):

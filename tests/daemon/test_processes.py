@@ -75,10 +75,12 @@ def fetch_all(
 ) -> list[Any]:
     """The numbers of each batch of the first pass, or the error in its place."""
     found: list[Any] = []
-    for step in range(len(loader)):
+    steps = range(len(loader))
+    first_pass, _ = loader.new_pass()
+    for step in steps:
         before(step)
         try:
-            batch = loader.fetch(0, step)
+            batch = loader.fetch(first_pass, step)
         except LoaderdError as error:
             found.append(error)
         else:
@@ -267,7 +269,8 @@ def test_a_module_that_only_this_process_has(write_numbered: Write, monkeypatch:
 
 def test_a_daemon_that_is_killed(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
     loader = loaderd.Loader(write_numbered([1000]), numbered_schema, batch_size=10, shuffle=False, workers=2)
-    first = loader.fetch(0, 0)
+    pass_, _ = loader.new_pass()
+    first = loader.fetch(pass_, 0)
     assert first is not None
     family = family_of(loader)
     assert len(family) == 3
@@ -276,11 +279,11 @@ def test_a_daemon_that_is_killed(write_numbered: Write, numbered_schema: loaderd
     wait_ends(workers, 2)
     step = 1
     with pytest.raises(DaemonError, match="the daemon process was killed by SIGKILL"):
-        while batch := loader.fetch(0, step):  # those that were ready are still given out
+        while batch := loader.fetch(pass_, step):  # those that were ready are still given out
             assert check_batch(batch) == list(range(10 * step, 10 * step + 10))
             step += 1
     with pytest.raises(ClosedError):
-        loader.fetch(0, 0)
+        loader.fetch(pass_, 0)
     assert check_batch(first) == list(range(10)), "the memory stays"
     assert not Path(f"/proc/{family[0]}").exists(), "it was waited for"
     loader.close()
@@ -288,7 +291,7 @@ def test_a_daemon_that_is_killed(write_numbered: Write, numbered_schema: loaderd
 
 def test_nothing_is_left_by_close(write_numbered: Write, numbered_schema: loaderd.Schema):
     loader = loaderd.Loader(write_numbered([1000]), numbered_schema, batch_size=10, workers=2)
-    loader.fetch(0, 0)
+    next(iter(loader))
     pid_fds = [os.pidfd_open(pid) for pid in family_of(loader)]
     loader.close()
     wait_ends(pid_fds, 0)

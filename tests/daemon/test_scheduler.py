@@ -14,8 +14,9 @@ from loaderd.daemon.stream import BrokenBatch, Delivery, Outgoing, PassEnd, Skip
 from loaderd.daemon.tasks import FillWork, IndexWork, LoadWork, Task
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.epoch import HostShare
-from loaderd.plan.passes import PassPlan
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.rows import SetRows
+from loaderd.plan.shares import HostShare, Rest
 from loaderd.shards.files import ShardFile
 from loaderd.shards.index_cache import IndexCache
 
@@ -100,9 +101,9 @@ class Run:
     """A stream, and workers that do their tasks in turn: the one that has waited longest goes first."""
 
     def __init__(self, num_records: int, batch_size: int, window: int, *, workers: int = 1, slots: int = 8) -> None:
-        batches = BatchPlan(HostShare(num_records, 0, 1, window), batch_size, "short", 1)
+        batches = BatchPlan(HostShare(Rest(num_records), 0, 1, window), batch_size, "short", 1)
         counts = np.full(num_records // 10, 10)
-        self.plan = PassPlan(counts, batches, 0, True, 0)
+        self.plan = PassPlan(SetRows(counts, 0, True), batches, 0, True, 0)
         self.stream = Stream(
             lambda _: self.plan, num_slots=slots, num_arenas=2, num_workers=workers, skip_damaged=False
         )
@@ -111,7 +112,7 @@ class Run:
         self.working: deque[tuple[int, Task]] = deque()
         self.assigned: list[Task] = []
         self.sent: list[Outgoing] = []
-        self.stream.start(0, 0, 0)
+        self.stream.start(0, Pass(0, 1), 0)
 
     def hand_out(self) -> None:
         assigned = self.scheduler.assign()
@@ -187,7 +188,7 @@ def test_a_start_takes_back_what_was_to_be_done_alone():
         run.scheduler.end_task(worker, task.number, [])
     worker, task = run.working.popleft()
     run.scheduler.end_task(worker, task.number, None, WorkerError("derived field 'x' raised"))
-    run.stream.start(1, 0, 0)
+    run.stream.start(1, Pass(0, 1), 0)
     run.sent.clear()
     sent = run.to_the_end()
     assert [item.step for item in sent if isinstance(item, Delivery)] == list(range(20))
@@ -273,6 +274,6 @@ def test_a_fill_is_worth_its_messages_and_leaves_slots_to_others(batch_size: int
 def test_a_pass_that_begins_at_its_end_is_over_at_once():
     run = Run(400, 10, 100)
     run.hand_out()
-    run.stream.start(1, 0, 40)
+    run.stream.start(1, Pass(0, 1), 40)
     assert list(run.stream.outbox) == [PassEnd()]
     assert run.stream.next_task() is None

@@ -15,15 +15,19 @@ from loaderd.daemon.scheduler import MAX_DEATHS, TASKS_PER_WORKER, Scheduler
 from loaderd.daemon.stream import BrokenBatch, Delivery, Fault, PassEnd, Skip, Stream
 from loaderd.daemon.tasks import FillWork, LoadWork, Task
 from loaderd.errors import CorruptRecordError, LoaderdError, WorkerError
-from loaderd.plan.batches import BatchPlan
-from loaderd.plan.epoch import HostShare
-from loaderd.plan.passes import PassPlan
+from loaderd.options import StreamOptions
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.positions import Course
+from loaderd.plan.rows import SetRows
+from loaderd.plan.shares import HostShare, Rest
 
 Row = tuple[int, int, int]
 """(epoch, block, record of the block)."""
 
 STALE: Row = (-1, -1, -1)
 _STEPS_OF_AN_ENDLESS_PASS = 25
+
+pasts = st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=3), max_size=2) | st.just([])
 
 
 def rows_of_load(work: LoadWork) -> dict[int, tuple[int, int]]:
@@ -68,9 +72,16 @@ class StreamMachine(RuleBasedStateMachine):
         eager=st.booleans(),
     )
     def set_up(self, counts, host, window_records, batch_size, remainder, epochs, shuffle, skip, eager, **sizes):
-        self.batches = BatchPlan(HostShare(sum(counts), *host, window_records), batch_size, remainder, epochs)
-        self.make_plan = lambda first_epoch: PassPlan(np.array(counts), self.batches, 7, shuffle, first_epoch)
-        num_arenas = max(2, self.batches.max_windows_of_a_batch) + sizes.pop("more_arenas")
+        host = host if sum(counts) >= host[1] else (0, 1)
+        batch_size = min(batch_size, sum(counts) // host[1])  # larger ones are refused
+        options = StreamOptions(batch_size, epochs, shuffle, remainder=remainder, shard=host)
+        self.course = Course(options, sum(counts), window_records, {})
+        self.num_records, self.num_hosts, self.window_records = sum(counts), host[1], window_records
+        rows = SetRows(np.array(counts), 7, shuffle)
+        self.make_plan = lambda pass_: PassPlan(rows, self.course.batches(pass_), 7, shuffle, pass_.first_epoch)
+        # What others began and left in parts of a row or two takes as many arenas as a batch has rows.
+        num_arenas = 2 * batch_size + 2 + sizes.pop("more_arenas")
+        self.epochs = epochs
         self.stream = Stream(self.make_plan, **sizes, num_arenas=num_arenas, skip_damaged=skip)
         self.scheduler = Scheduler()
         self.scheduler.add_source(self.stream)
@@ -81,13 +92,13 @@ class StreamMachine(RuleBasedStateMachine):
         for _ in range(sizes["num_workers"]):
             self.new_worker()
         self.deaths: Counter[Task] = Counter()
-        self.arenas: list[list[Row | None]] = [[None] * self.batches.share.largest_window for _ in range(num_arenas)]
+        self.arenas: list[list[Row | None]] = [[None] * (window_records + 1) for _ in range(num_arenas)]
         self.opened: list[tuple[Any, int, Any]] = [(None, -1, ())] * num_arenas
         self.slots: list[list[Row | None]] = [[None] for _ in range(sizes["num_slots"])]
         self.lent: dict[int, list[Row | None]] = {}
         self.error_numbers = count()
         self.generation = -1
-        self.start(0, 0)
+        self.start(0, [], 0)
 
     @property
     def outstanding(self) -> list[Task]:
@@ -95,20 +106,35 @@ class StreamMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------ consumer
 
-    @rule(first_epoch=st.integers(0, 2), where=st.integers(0, 60))
-    def start(self, first_epoch: int, where: int) -> None:
+    @rule(first_epoch=st.integers(0, 2), past=pasts, where=st.integers(0, 60))
+    def start(self, first_epoch: int, past: list[list[int]], where: int) -> None:
+        pass_ = Pass(first_epoch, self.epochs, self.possible(past))
+        self.batches = self.course.batches(pass_)
         num_steps = self.batches.num_steps
         step = where if num_steps is None else where % (num_steps + 1)
         self.generation += 1
-        self.plan = self.make_plan(first_epoch)
+        self.plan = self.make_plan(pass_)
+        self.first_epoch = first_epoch
         self.next_step = self.first_step = step
         self.ended = False
         self.delivered: list[Row] = []
         self.bad: dict[tuple[int, int], LoaderdError] = {}
         self.broken: dict[int, LoaderdError] = {}
         self.skips: deque[Fault] = deque()
-        self.stream.start(self.generation, first_epoch, step)
+        self.stream.start(self.generation, pass_, step)
         self.settle()
+
+    def possible(self, past: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+        """What other hosts took of the first epoch, cut down to what they could take."""
+        rest = Rest(self.num_records)
+        found = []
+        for taken in past:
+            shares = [HostShare(rest, host, len(taken), self.window_records) for host in range(len(taken))]
+            # Hosts go in step, so they differ by a row at most, and something is left.
+            rows = min(taken[0], max(0, rest.size // len(taken) - 1))
+            found.append(tuple(min(rows, share.size) for share in shares))
+            rest = rest.after(found[-1], self.window_records)
+        return tuple(found)
 
     def settle(self) -> None:
         """What the daemon does after each event; here it may be late, so that several events come together."""
@@ -159,12 +185,15 @@ class StreamMachine(RuleBasedStateMachine):
 
     def rows_of(self, window: int) -> list[Row]:
         """The rows of a window, by place."""
-        epoch = self.plan.first_epoch + window // self.batches.share.num_windows
-        found: list[Row] = [STALE] * self.plan.size_of(window)
+        epoch = self.first_epoch + self.batches.locate(window)[0]
+        found: list[Row] = [STALE] * self.plan.places_of(window)
         places = self.plan.order_of(window).places()
         for part in self.plan.slices_of(window):
+            assert part.epoch == epoch
             for number in range(part.first, part.stop):
-                found[places[part.row + number - part.first]] = (epoch, part.block, number)
+                place = places[part.row + number - part.first]
+                if place >= 0:
+                    found[place] = (epoch, part.block, number)
         return found
 
     @precondition(lambda self: self.lent)
@@ -225,7 +254,7 @@ class StreamMachine(RuleBasedStateMachine):
                 assert (task.generation, task.work.window) == (self.generation, window)
                 assert not set(rows_of_load(task.work)) & set(rows_of_load(work))
         for row in rows_of_load(work):
-            assert self.arenas[work.arena][places[row]] is None, "each row is loaded once"
+            assert places[row] < 0 or self.arenas[work.arena][places[row]] is None, "each row is loaded once"
 
     def begin_fill(self, work: FillWork) -> None:
         for batch in work.batches:
@@ -264,14 +293,14 @@ class StreamMachine(RuleBasedStateMachine):
     def finish_load(self, task: Task, work: LoadWork, faults: list[int]) -> list[Fault]:
         _, window, places = self.opened[work.arena]
         rows = rows_of_load(work)
-        bad = sorted({int(places[list(rows)[number % len(rows)]]) for number in faults})
+        bad = sorted({int(places[list(rows)[number % len(rows)]]) for number in faults} - {-1})
         found = [Fault((place,), self.new_error()) for place in bad]
         is_stale = task.generation != self.generation
         if not is_stale:
             self.note_faults(window, found)
-        epoch = self.plan.first_epoch + window // self.batches.share.num_windows
+        epoch = -1 if is_stale else self.first_epoch + self.batches.locate(window)[0]
         for row, (block, record) in rows.items():
-            if int(places[row]) not in bad:
+            if int(places[row]) not in [*bad, -1]:
                 self.arenas[work.arena][places[row]] = STALE if is_stale else (epoch, block, record)
         return found
 
@@ -309,7 +338,8 @@ class StreamMachine(RuleBasedStateMachine):
             places = self.opened[task.work.arena][2]
             for part in task.work.slices:
                 wanted = places[part.row : part.row + part.stop - part.first]
-                self.note_faults(task.work.window, [Fault(tuple(wanted.tolist()), error)])
+                if (wanted >= 0).any():
+                    self.note_faults(task.work.window, [Fault(tuple(wanted[wanted >= 0].tolist()), error)])
         elif isinstance(task.work, FillWork) and len(task.work.batches) == 1:
             self.broken[task.work.batches[0].step] = error
 
@@ -351,10 +381,10 @@ class StreamMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------- the end
 
-    @rule(first_epoch=st.integers(0, 2), where=st.integers(0, 60))
-    def run_to_the_end_and_start(self, first_epoch: int, where: int) -> None:
+    @rule(first_epoch=st.integers(0, 2), past=pasts, where=st.integers(0, 60))
+    def run_to_the_end_and_start(self, first_epoch: int, past: list[list[int]], where: int) -> None:
         self.run_to_the_end()
-        self.start(first_epoch, where)
+        self.start(first_epoch, past, where)
 
     def run_to_the_end(self) -> None:
         """From any state a pass comes to its end if workers work and the consumer gives back what it gets."""
@@ -374,12 +404,12 @@ class StreamMachine(RuleBasedStateMachine):
 
     def check_completeness(self) -> None:
         """A pass without faults holds every record of the host once an epoch."""
-        share, epochs = self.batches.share, self.batches.epochs
+        shares = [self.batches.share_of(epoch) for epoch in range(self.batches.epochs or 0)]
         assert len(set(self.delivered)) == len(self.delivered)
         if self.batches.remainder != "drop":
-            assert len(self.delivered) == share.size * epochs
+            assert len(self.delivered) == sum(share.size for share in shares)
             counts = Counter((block, record) for _, block, record in self.delivered)
-            assert share.num_hosts > 1 or sorted(counts.values()) == [epochs] * share.num_records
+            assert self.num_hosts > 1 or shares[0].rest.parts or len(counts) == self.num_records
 
     def teardown(self) -> None:
         if not hasattr(self, "stream"):

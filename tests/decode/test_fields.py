@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from loaderd.decode.fields import BatchDecoder
 from loaderd.errors import OptionError, WorkerError
+from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
 from loaderd.schemas import chess_eval, mnist
 
@@ -207,6 +208,45 @@ def test_a_derived_function_is_called_on_chunks_of_every_record_once() -> None:
     assert len(seen) > 1
     assert_equal(np.concatenate(seen), stored)
     assert_equal(found["y"], (found["x"].sum(axis=1) * stored).astype(np.float32))
+
+
+def random_schema() -> Schema:
+    """``a`` and ``c`` draw from the same stream, ``b`` from the one of its own name."""
+
+    def draw(s: AnyArray, random: RecordRandom) -> AnyArray:
+        return np.stack([s, random.integers(0, 1 << 32), random.integers(0, 1 << 32)], axis=1)
+
+    return Schema(
+        {"d": PackedBits(17), "s": Int64()},
+        {
+            "a": Derived(draw, "s", (3,), "int64", random="turn"),
+            "b": Derived(lambda random: random.random(), (), dtype="float64", random=True),
+            "c": Derived(lambda a, random: random.integers(0, 1 << 32) - a[:, 1], "a", dtype="int64", random="turn"),
+        },
+        {"s": Array("s")},
+    )
+
+
+def test_random_fields_draw_by_the_key_of_their_row() -> None:
+    schema = random_schema()
+    rows = rows_of(schema, s=np.arange(1300))
+    keys = np.random.default_rng(5).integers(0, 1 << 64, 1300, dtype=np.uint64)
+    schema.record_keys(rows)[:] = keys
+    found = decode(schema, rows)  # three chunks
+    random = RecordRandom(keys, "turn")
+    assert_equal(found["a"], np.stack([np.arange(1300), *(random.integers(0, 1 << 32) for _ in range(2))], axis=1))
+    assert_equal(found["b"], RecordRandom(keys, "b").random())
+    assert_equal(found["c"], np.zeros(1300, np.int64))
+    backwards = decode(schema, np.ascontiguousarray(rows[::-1]))
+    for name, values in found.items():
+        assert_equal(backwards[name], values[::-1])
+
+
+def test_what_a_raising_function_was_called_with_names_the_random_numbers() -> None:
+    schema = derived_schema(lambda x, z, random: 1 / 0, random=True)
+    with pytest.raises(WorkerError) as caught:
+        decode(schema, derived_rows(schema, 3))
+    assert "(x: float32 (3, 4), z: int64 (3,)) and a RecordRandom; the first" in caught.value.hint
 
 
 def test_what_nothing_reads_is_not_computed() -> None:

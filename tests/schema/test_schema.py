@@ -32,6 +32,16 @@ def test_chess_eval_is_what_the_documentation_says():
     assert list(board.channel_scale) == [1.0] * 6 + [-1.0] * 6 + [1.0] * 6 + [-1.0] * 6
 
 
+def test_features_become_fields_as_they_are_stored():
+    schema = loaderd.Schema.of_stored({"a": loaderd.PackedBits(20), "b": loaderd.Float((2,)), "c": loaderd.Int64()})
+    assert schema.specs == {
+        "a": FieldSpec((3,), np.dtype("uint8")),
+        "b": FieldSpec((2,), np.dtype("float32")),
+        "c": FieldSpec((), np.dtype("int64")),
+    }
+    assert schema.record_bytes == 3 + 2 * 4 + 8
+
+
 def test_mnist_is_what_the_documentation_says():
     assert loaderd.schemas.mnist().specs == {
         "image": FieldSpec((28, 28, 1), np.dtype("float32")),
@@ -57,6 +67,25 @@ def test_a_row_keeps_its_members_apart_and_aligned():
     assert loaderd.Schema({"d": loaderd.PackedBits(64)}, {"d": loaderd.Packed("d")}).row_bytes == 16, (
         "a byte behind bits"
     )
+
+
+def test_a_row_holds_the_record_key_only_where_it_is_asked_for():
+    features = {"a": loaderd.PackedBits(3), "b": loaderd.Int64()}
+
+    def schema(random: bool | str) -> loaderd.Schema:
+        derived = loaderd.Derived(lambda b, *random: b, "b", random=random)
+        return loaderd.Schema(features, {"a": loaderd.Packed("a"), "y": derived}, {"b": loaderd.Array("b")})
+
+    plain, random = schema(False), schema("a stream")
+    assert (plain.needs_record_key, random.needs_record_key) == (False, True)
+    assert (plain.row_bytes, random.row_bytes) == (16, 24)
+    assert plain.row_dtype.fields == random.row_dtype.fields
+    assert plain.stored_fingerprint == random.stored_fingerprint
+    rows = np.zeros((5, 24), np.uint8)
+    random.record_keys(rows)[[4, 0]] = [2**64 - 1, 1]
+    assert np.flatnonzero(rows).tolist() == [16, *range(4 * 24 + 16, 5 * 24)]
+    inner = {"z": loaderd.Derived(lambda b, random: b, "b", random=True), "b": loaderd.Array("b")}
+    assert loaderd.Schema(features, {"y": loaderd.Derived(abs, "z")}, inner).needs_record_key
 
 
 def test_derived_fields_come_behind_their_inputs():
@@ -113,6 +142,8 @@ BITS = {"b": loaderd.PackedBits(32)}
         (lambda: loaderd.Bits("b", scale=-1, dtype="uint8"), "scale must be representable in uint8, got -1"),
         (lambda: loaderd.Bits("b", scale=0.5, dtype="int32"), "scale must be representable in int32, got 0.5"),
         (lambda: loaderd.Derived(3, "x"), "function must be callable, got 3"),
+        (lambda: loaderd.Derived(abs, "x", random=""), "random must be True, False or the name of a stream, got ''"),
+        (lambda: loaderd.Derived(abs, "x", random=7), "random must be True, False or the name of a stream, got 7"),
         (lambda: loaderd.Schema(BITS, {"x": loaderd.Bits("c")}), r"reads feature 'c', which is none of \['b'\]"),
         (
             lambda: loaderd.Schema(BITS, {"x": loaderd.Bits("b", shape=(33,))}),

@@ -17,8 +17,9 @@ from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.options import Shuffle, StreamDescription, StreamOptions
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.epoch import HostShare
 from loaderd.plan.passes import PassPlan
+from loaderd.plan.rows import SetRows
+from loaderd.plan.shares import HostShare, Rest
 from loaderd.protocol.messages import FillTask, IndexTask, LoadTask, ProbeTask
 from loaderd.shards.files import list_shards
 from loaderd.shards.index import build_index, decode_index
@@ -42,8 +43,8 @@ class Stage:
         files = list_shards([str(path) for path in paths])
         indexes = [build_index(file, options.block_records) for file in files]
         self.table = BlockTable(indexes, "raise")
-        share = HostShare(self.table.num_records, 0, 1, WINDOW)
-        self.plan = PassPlan(self.table.counts, BatchPlan(share, BATCH, "short", 1), 3, True, 0)
+        share = HostShare(Rest(self.table.num_records), 0, 1, WINDOW)
+        self.plan = PassPlan(SetRows(self.table.counts, 3, True), BatchPlan(share, BATCH, "short", 1), 3, True, 0)
         self.layout = WindowLayout(schema.row_bytes, share.largest_window)
         self.row_dtype = schema.row_dtype
         self.slot_layout = SlotLayout(schema.specs, BATCH)
@@ -61,8 +62,9 @@ class Stage:
     def load(self, window: int, arena: int) -> list[list[Any]]:
         """Load a window, two slices a task; returns the faults."""
         order = self.plan.order_of(window)
-        slices = [self.table.slice(part) for part in self.plan.slices_of(window)]
-        tasks = [LoadTask(i, arena, [order.key, order.size], slices[i : i + 2]) for i in range(0, len(slices), 2)]
+        slices = [self.table.slice(part, 3) for part in self.plan.slices_of(window)]
+        where = [order.key, order.size, order.first, order.stop]
+        tasks = [LoadTask(i, arena, where, slices[i : i + 2]) for i in range(0, len(slices), 2)]
         return [fault for task in tasks for fault in self.executor.load(task)]
 
     def numbers(self, window: int) -> list[int]:
@@ -100,7 +102,7 @@ def check_slot(slot: dict[str, Any], expected: list[int]) -> None:
 def test_a_window_is_loaded_as_it_is_planned(stage: Stage):
     for window, arena in ((0, 2), (1, 0), (2, 1)):
         assert stage.load(window, arena) == []
-        size = stage.plan.size_of(window)
+        size = stage.plan.places_of(window)
         assert stage.ids(arena, size) == stage.numbers(window)
         assert set(stage.rows(arena)[size:].tobytes()) <= {UNTOUCHED}, "nothing behind a smaller window"
     everything = [number for window in range(3) for number in stage.numbers(window)]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import loaderd
 from loaderd.decode.example import Example, parse_example
 from loaderd.errors import CorruptRecordError, LoaderdError, RecordMismatchError, ShardReadError
+from loaderd.plan.permutation import random_words
 from loaderd.shards.blocks import Block
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
@@ -232,6 +233,36 @@ def test_a_shard_that_cannot_be_read_costs_its_own_places(write_numbered: Write,
     assert all(isinstance(error, ShardReadError) for error in faults.values())
     assert "No such file" in str(faults[0]) and "changed while it was in use" in str(faults[50])
     assert np.array_equal(window, shards.expected(parts, 150, bad=range(100)))
+
+
+@pytest.mark.parametrize("how", ["together", "data", "frame", "compressed"])
+def test_rows_hold_the_keys_of_their_records(write_numbered: Write, numbered_schema: loaderd.Schema, how: str):
+    paths = write_numbered([100, 100])
+    offset = sum(len(payload) + 16 for payload in payloads(paths[1])[:61])
+    if how == "compressed":
+        for path in paths:
+            path.write_bytes(gzip.compress(path.read_bytes()))
+    fields = {**numbered_schema.fields, "x": loaderd.Derived(lambda random: random.random(), (), random=True)}
+    schema = loaderd.Schema(numbered_schema.features, fields)
+    shards = Shards(paths, schema, 90)
+    if how in ("data", "frame"):
+        change(paths[1], offset + (30 if how == "data" else 0), b"\xff")
+    part_keys = [7, 2**64 - 1]
+    parts = []
+    for number, block in enumerate(shards.blocks):
+        numbers = np.arange(block.count)
+        places = np.where(numbers % 3, 100 * number + numbers[::-1], -1)
+        parts.append(Part(block, places, part_keys[block.shard]))
+    window = shards.window(600)
+    faults = faults_of(shards.loader.load(parts, window))
+    assert len(faults) == (how in ("data", "frame"))
+    window[list(faults)] = UNTOUCHED
+    expected = shards.expected(parts, 600, bad=list(faults))
+    for part in parts:
+        for record, place in enumerate(part.places.tolist(), part.block.first_record):
+            if place >= 0 and place not in faults:
+                schema.record_keys(expected)[place] = random_words(part.key, record + 1)[record]
+    assert np.array_equal(window, expected)
 
 
 def test_the_first_record_tells_whether_the_schema_fits(write_numbered: Write, numbered_schema: loaderd.Schema):

@@ -33,7 +33,7 @@ def _write_for_ever(slots: npt.NDArray[np.uint8], notify: int) -> None:
 
 
 def steps(config: Config) -> Iterator[Step]:
-    batch_bytes = config.batch_size * sum(spec.record_bytes for spec in config.delivered().specs.values())
+    batch_bytes = config.batch_size * config.delivered().record_bytes
     num_slots = max(2, SLOTS_BYTES // batch_bytes // config.workers) * config.workers
     memory = mmap.mmap(-1, num_slots * batch_bytes)  # shared and anonymous
     slots = np.frombuffer(memory, np.uint8).reshape(num_slots, -1)

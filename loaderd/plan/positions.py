@@ -1,0 +1,193 @@
+"""Where a consumer stands, and how it goes on from there.
+
+A position is an epoch and the number of a batch in it. Everything else in it says what those numbers mean: for how
+many hosts and for which batch size they count, what was taken of the epoch before by other numbers of hosts, and of
+which data and order it is. So it can be kept in a file, read by another process, and refused by one with other data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from loaderd.errors import OptionError
+from loaderd.options import StreamOptions, is_count, require
+from loaderd.plan.batches import BatchPlan
+from loaderd.plan.passes import Pass
+from loaderd.plan.shares import HostShare, Rest
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next batch that a consumer will take: number ``batch`` (from 0) of ``epoch`` (from 0).
+
+    From ``Loader.position``, for ``Loader(…, start=…)`` and ``Loader.seek``. It is the same on all hosts. One that is
+    made by hand needs ``epoch`` and ``batch`` only, and is then not compared with the data that it is used for. Where
+    the number of hosts changed in the middle of the epoch, ``batch`` counts from that change on.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    hosts: int | None = field(default=None, repr=False)
+    """For how many hosts ``batch`` counts; None: for as many as there are."""
+    batch_size: int | None = field(default=None, repr=False)
+    """In batches of how many records; None: of as many as there are."""
+    first_epoch: int | None = field(default=None, repr=False)
+    """The epoch with which the pass began, where it matters; None: the ``epochs`` epochs that this one is among."""
+    past: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    """Rows that each host took of epoch ``first_epoch`` before: a tuple for each change of the number of hosts."""
+    of: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What it belongs to: the shards, the schema's stored features, the seed, …; empty: not to be compared."""
+
+    def __post_init__(self) -> None:
+        require(is_count(self.epoch, 0), "Position.epoch", "an integer from 0 on", self.epoch)
+        require(is_count(self.batch, 0), "Position.batch", "an integer from 0 on", self.batch)
+
+    def to_json(self) -> str:
+        """One line of JSON, about 400 characters."""
+        return json.dumps({"version": _VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Position:
+        """The position that :meth:`to_json` wrote; raises OptionError for anything else."""
+        try:
+            values = json.loads(text)
+            if values.pop("version") != _VERSION:
+                raise ValueError("it is of another version")
+            values["past"] = tuple(map(tuple, values["past"]))
+            return cls(**values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise OptionError(
+                f"a position must be what Position.to_json() wrote, got {text!r:.200}: {error}",
+            ) from None
+
+
+class Course:
+    """All passes of a loader, one behind the other, and where in them a position is. Pure arithmetic."""
+
+    def __init__(self, options: StreamOptions, num_records: int, window_records: int, of: Mapping[str, Any]) -> None:
+        """``of``: what a position's ``of`` is compared with."""
+        self._options = options
+        self._num_records = num_records
+        self._window_records = window_records
+        self._of = of
+        self.batches = lru_cache(maxsize=16)(self._batches)
+
+    def _batches(self, pass_: Pass, host: int | None = None) -> BatchPlan:
+        """The batches of a pass on this host, or on another one."""
+        own, num_hosts = self._options.shard
+        rest = Rest(self._num_records)
+        for taken in pass_.past:
+            rest = rest.after(taken, self._window_records)
+        share = HostShare(rest, own if host is None else host, num_hosts, self._window_records)
+        return BatchPlan(share, self._options.batch_size, self._options.remainder, pass_.epochs)
+
+    def pass_to_json(self, pass_: Pass) -> str:
+        """A pass as text, with what its steps mean."""
+        return json.dumps({"pass": pass_.to_wire(), "of": self._counted})
+
+    def pass_from_json(self, text: str | bytes) -> Pass:
+        """The pass that :meth:`pass_to_json` wrote. Raises OptionError where its steps do not count here."""
+        values = json.loads(text)
+        _compare(values["of"], self._counted)
+        return Pass.from_wire(values["pass"])
+
+    @property
+    def _counted(self) -> dict[str, Any]:
+        return {**self._of, "hosts": self._options.shard[1], "batch_size": self._options.batch_size}
+
+    def next_pass(self, pass_: Pass) -> Pass:
+        """The whole pass behind this one (behind one that never ends: from its second epoch on)."""
+        return self._pass_from(pass_.first_epoch + (pass_.epochs or 1), ())
+
+    def _pass_from(self, epoch: int, past: tuple[tuple[int, ...], ...]) -> Pass:
+        """From ``epoch`` to where the pass ends that it belongs to: passes have ``epochs`` epochs, from 0 on."""
+        epochs = self._options.epochs
+        return Pass(epoch, None if epochs is None else epochs - epoch % epochs, past)
+
+    def _usual_first_epoch(self, epoch: int) -> int:
+        epochs = self._options.epochs
+        return 0 if epochs is None else epoch - epoch % epochs
+
+    def is_whole(self, pass_: Pass, step: int) -> bool:
+        """Whether all of a pass, and as much as any, comes from ``step`` on."""
+        return step == 0 and not pass_.past and pass_.epochs == self._options.epochs
+
+    # -------------------------------------------------------------------------------------- to a position
+
+    def position(self, pass_: Pass, step: int) -> Position:
+        """Where a consumer stands that will take batch ``step`` of a pass next."""
+        num_hosts, batch_size = self._options.shard[1], self._options.batch_size
+        epoch, batch = self.batches(pass_).place_of(step)
+        here = Position(pass_.first_epoch + epoch, batch, num_hosts, batch_size, of=self._of)
+        if epoch == pass_.epochs:  # behind the pass: the next one begins here
+            return here
+        past = pass_.past if epoch == 0 or self._options.remainder == "carry" else ()
+        if not past and (
+            self._options.remainder != "carry" or pass_.first_epoch == self._usual_first_epoch(here.epoch)
+        ):
+            return here
+        return replace(here, first_epoch=pass_.first_epoch, past=past)
+
+    def after(self, position: Position, batches: int) -> Position:
+        """The position so many batches later, passes following each other. Raises OptionError as :meth:`find`."""
+        pass_, step = self.find(position)
+        step += batches
+        while (num_steps := self.batches(pass_).num_steps) is not None and step >= num_steps:
+            step -= num_steps
+            pass_ = self.next_pass(pass_)
+        return self.position(pass_, step)
+
+    # ------------------------------------------------------------------------------------ from a position
+
+    def find(self, position: Position) -> tuple[Pass, int]:
+        """The pass and the step of a position. Raises OptionError where it is of other data, or does not exist."""
+        if position.of:
+            _compare(position.of, self._of)
+        num_hosts, batch_size = self._options.shard[1], self._options.batch_size
+        was_hosts, was_batch_size = position.hosts or num_hosts, position.batch_size or batch_size
+        first_epoch = position.first_epoch
+        if first_epoch is None:
+            first_epoch = self._usual_first_epoch(position.epoch)
+        if (was_hosts, was_batch_size) == (num_hosts, batch_size):
+            pass_ = self._pass_from(first_epoch, position.past)
+            return pass_, self._step(self.batches(pass_), pass_, position)
+        then = replace(self._options, shard=(0, was_hosts), batch_size=was_batch_size)
+        before = Course(then, self._num_records, self._window_records, self._of)
+        pass_ = before._pass_from(first_epoch, position.past)
+        step = self._step(before.batches(pass_), pass_, position)
+        epoch = position.epoch - first_epoch
+        taken = dict(before.batches(pass_, host).taken_of(epoch, step) for host in range(was_hosts))
+        past = pass_.past if epoch == 0 else ()
+        if any(taken.values()):
+            past = (*past, tuple(taken[host] for host in range(was_hosts)))
+        return self._pass_from(position.epoch, past), 0
+
+    def _step(self, batches: BatchPlan, pass_: Pass, position: Position) -> int:
+        epoch = position.epoch - pass_.first_epoch
+        step = batches.step_at(epoch, position.batch)
+        if epoch < 0 or batches.place_of(step) != (epoch, position.batch):
+            raise OptionError(
+                f"the position is batch {position.batch} of epoch {position.epoch}, which has no such batch",
+                hint=f"A whole epoch has {batches.steps_per_epoch} batches of {batches.batch_size}, counted from 0.",
+            )
+        return step
+
+
+def _compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    names = [*now, *[name for name in then if name not in now]]
+    differences = [
+        f"  {name}: {then.get(name, 'nothing')} when the position was taken, {now.get(name, 'nothing')} now"
+        for name in names
+        if then.get(name) != now.get(name)
+    ]
+    if differences:
+        raise OptionError(
+            "the position belongs to other data or to another order:\n" + "\n".join(differences),
+            hint="Give what it was taken with, or go without it.",
+        )

@@ -1,0 +1,145 @@
+"""The rows of each epoch of a data set, of several that are mixed, and of several in a row.
+
+Whatever it is made of, an epoch is a sequence of rows, and whoever wants a window of it asks which records are in
+rows ``start`` to ``stop - 1``. A mix takes the rows of each of its sets in that set's own order, epoch after epoch,
+so each set is used up evenly::
+
+    set 0 (weight 0.75)   epoch 0 ──────────────────► │ epoch 1 ────────────────► │ …
+    set 1 (weight 0.25)   epoch 0 ───► │ epoch 1 ───► │ epoch 2 ───► │ …
+    mix                   epoch 0 ──────────────────────────► │ epoch 1 ─────────────────────────► │ …
+                          rows 0 … 9,999: the next 7,500 rows of set 0 and the next 2,500 rows of set 1
+
+In what order they come is for the window's permutation to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.plan.epoch import EpochOrder, Slice
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Rows(Protocol):
+    """What a pass is made of."""
+
+    @property
+    def num_records(self) -> int:
+        """Rows of an epoch."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, numbered through all sets."""
+
+    def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
+        """What rows ``start`` to ``stop - 1`` of an epoch consist of; rows of the slices count from 0."""
+
+
+class SetRows:
+    """One data set. Takes 16 bytes a block for each of two epochs."""
+
+    def __init__(self, counts: Int64s, seed: int, shuffle: bool) -> None:
+        """``counts``: integers, (blocks,): records of each block, in the order of the shards."""
+        self.num_records = int(counts.sum())
+        self.num_blocks = len(counts)
+        # Windows are opened in order, so one epoch and the next are all that is ever asked for.
+        self._order = lru_cache(maxsize=2)(lambda epoch: EpochOrder(counts, seed, epoch, shuffle))
+
+    def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
+        return self._order(epoch).slices(start, stop)
+
+
+class ConcatRows:
+    """Several data sets: an epoch is one of each, one behind the other."""
+
+    def __init__(self, sets: Sequence[Rows]) -> None:
+        self._sets = sets
+        self.num_records = sum(one.num_records for one in sets)
+        self.num_blocks = sum(one.num_blocks for one in sets)
+
+    def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
+        found: list[Slice] = []
+        first_row = first_block = 0
+        for one in self._sets:
+            begin, end = max(start, first_row), min(stop, first_row + one.num_records)
+            if begin < end:
+                slices = one.slices(epoch, begin - first_row, end - first_row)
+                found += _moved(slices, first_block, begin - start)
+            first_row += one.num_records
+            first_block += one.num_blocks
+        return found
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many of the first rows of an epoch are of each set: in exact proportion, and never fewer for more rows."""
+
+    weights: tuple[Fraction, ...]
+
+    def of_first(self, rows: int) -> list[int]:
+        """For each set, how many of the first ``rows`` rows are its own.
+
+        The first set takes its part, rounded down, the second its part of what is left, and so on: none of them, nor
+        what is left, gets less when a row is added.
+        """
+        found: list[int] = []
+        weight_left = Fraction(1)
+        for weight in self.weights:
+            taken = rows if weight == weight_left else rows * weight // weight_left
+            found.append(int(taken))
+            rows -= found[-1]
+            weight_left -= weight
+        return found
+
+
+class MixRows:
+    """Several data sets in proportion to their weights; an epoch has ``num_records`` rows of all of them."""
+
+    def __init__(self, sets: Sequence[Rows], num_records: int, weights: Mapping[int, Sequence[Fraction]]) -> None:
+        """``weights``: from which epoch of the mix on (0 at least) which weights hold, one a set, that sum to 1."""
+        self._sets = sets
+        self.num_records = num_records
+        self.num_blocks = sum(one.num_blocks for one in sets)
+        self._shares = [(epoch, Shares(tuple(weights[epoch]))) for epoch in sorted(weights)]
+
+    def shares(self, epoch: int) -> Shares:
+        """The weights of an epoch."""
+        return [shares for first, shares in self._shares if first <= epoch][-1]
+
+    def rows_before(self, epoch: int) -> list[int]:
+        """How many rows of each set were used in front of an epoch."""
+        used = [0] * len(self._sets)
+        for number, (first, shares) in enumerate(self._shares):
+            following = self._shares[number + 1][0] if number + 1 < len(self._shares) else epoch
+            epochs = max(0, min(following, epoch) - first)
+            used = [rows + epochs * part for rows, part in zip(used, shares.of_first(self.num_records), strict=True)]
+        return used
+
+    def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
+        found: list[Slice] = []
+        first_block = row = 0
+        shares = self.shares(epoch)
+        for one, used, begin, end in zip(
+            self._sets, self.rows_before(epoch), shares.of_first(start), shares.of_first(stop), strict=True
+        ):
+            at, last = used + begin, used + end
+            while at < last:
+                of_set, first = divmod(at, one.num_records)
+                take = min(last - at, one.num_records - first)
+                found += _moved(one.slices(of_set, first, first + take), first_block, row)
+                at += take
+                row += take
+            first_block += one.num_blocks
+        return found
+
+
+def _moved(slices: list[Slice], blocks: int, rows: int) -> list[Slice]:
+    return [replace(part, block=part.block + blocks, row=part.row + rows) for part in slices]

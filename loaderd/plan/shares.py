@@ -1,0 +1,227 @@
+"""What each host gets of an epoch, as windows.
+
+The rows of an epoch are cut into rounds; each round holds one window for each host, side by side, so that after any
+round all hosts together have taken a front part of the epoch. Over all hosts every row is in exactly one window, and
+the hosts' shares differ by one row at most.
+
+Where the number of hosts changes in the middle of an epoch, there is a :class:`Rest`: parts of the windows that were
+begun, and all rows behind the last round that was begun. It is shared out in the same way: first those parts, laid
+end to end and cut evenly, then the rows, in rounds.
+
+::
+
+    2 hosts   │ window 0.0 ▓▓▓▓░░ │ window 0.1 ▓▓▓▓░░ │ window 1.0       │ window 1.1       │ …
+    rest                     ░░                  ░░   └──────── tail ──────────────────────────
+    3 hosts   each a third of ░░░░, and then rounds of three windows over the tail
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+
+def split_evenly(total: int, parts: int, index: int) -> int:
+    """The size of part ``index`` of ``total`` in ``parts`` parts that differ by one at most, larger ones first."""
+    return total // parts + (index < total % parts)
+
+
+def evenly_before(total: int, parts: int, index: int) -> int:
+    """The sum of the parts in front of part ``index``: see :func:`split_evenly`."""
+    return total // parts * index + min(index, total % parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Places ``first`` to ``stop - 1`` of the window that permutes rows ``start`` to ``start + size - 1``."""
+
+    start: int
+    size: int
+    first: int
+    stop: int
+
+    @property
+    def num_places(self) -> int:
+        return self.stop - self.first
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is left of an epoch of ``num_records`` rows: ``parts`` of windows, and all rows from ``tail`` on."""
+
+    num_records: int
+    parts: tuple[Window, ...] = ()
+    tail: int = 0
+
+    @cached_property
+    def num_begun(self) -> int:
+        """Rows in ``parts``."""
+        return sum(part.num_places for part in self.parts)
+
+    @property
+    def num_tail(self) -> int:
+        """Rows from ``tail`` on."""
+        return self.num_records - self.tail
+
+    @property
+    def size(self) -> int:
+        """Rows that are left."""
+        return self.num_begun + self.num_tail
+
+    def after(self, taken: Sequence[int], window_records: int) -> Rest:
+        """What is left when of ``len(taken)`` hosts each has taken so many rows of its share."""
+        shares = [HostShare(self, host, len(taken), window_records) for host in range(len(taken))]
+        begun = max(share.rounds_begun(rows) for share, rows in zip(shares, taken, strict=True))
+        parts = [
+            part
+            for share, rows in zip(shares, taken, strict=True)
+            for part in share.windows_left(rows, share.num_cuts + begun)
+        ]
+        return Rest(self.num_records, tuple(parts), shares[0].round_start(begun))
+
+
+@dataclass(frozen=True)
+class HostShare:
+    """The windows that host ``host`` of ``num_hosts`` gets of ``rest`` (or of a whole epoch: ``Rest(num_records)``).
+
+    Rows are counted as the host takes them, from 0 to ``size - 1``.
+    """
+
+    rest: Rest
+    host: int
+    num_hosts: int
+    window_records: int
+
+    @cached_property
+    def size(self) -> int:
+        """Rows that this host gets."""
+        return split_evenly(self.rest.size, self.num_hosts, self.host)
+
+    @cached_property
+    def largest_size(self) -> int:
+        """Rows that the host with the most gets."""
+        return split_evenly(self.rest.size, self.num_hosts, 0)
+
+    @cached_property
+    def smallest_size(self) -> int:
+        """Rows that the host with the fewest gets."""
+        return self.rest.size // self.num_hosts
+
+    @cached_property
+    def num_windows(self) -> int:
+        """Windows; none of them is empty."""
+        return self.num_cuts + (self._num_rounds if self._tail_size else 0)
+
+    @cached_property
+    def largest_window(self) -> int:
+        """Rows of the largest window: ``window_records`` at most (one more where hosts differ by a row)."""
+        tail = split_evenly(self._tail_size, self._num_rounds, 0) if self._num_rounds else 0
+        return max([tail, *[cut.num_places for cut in self._cuts]])
+
+    def begin_of(self, window: int) -> int:
+        """How many of this host's rows come before ``window``."""
+        if window <= self.num_cuts:
+            return self._cut_ends[window]
+        return self._cut_ends[-1] + evenly_before(self._tail_size, self._num_rounds, window - self.num_cuts)
+
+    def size_of(self, window: int) -> int:
+        """Rows of ``window``."""
+        if window < self.num_cuts:
+            return self._cuts[window].num_places
+        return split_evenly(self._tail_size, self._num_rounds, window - self.num_cuts)
+
+    def window(self, number: int) -> Window:
+        """Where window ``number`` lies in the epoch."""
+        if number < self.num_cuts:
+            return self._cuts[number]
+        size = self.size_of(number)
+        round_ = number - self.num_cuts
+        start = self.rest.tail
+        for host in range(self.num_hosts):
+            rows = split_evenly(self.rest.num_tail, self.num_hosts, host)
+            start += evenly_before(rows, self._num_rounds, round_)
+            if host < self._tail_host:
+                start += split_evenly(rows, self._num_rounds, round_)
+        return Window(start, size, 0, size)
+
+    def window_of(self, row: int) -> int:
+        """The window in which this host's row ``row`` is."""
+        if row < self._cut_ends[-1]:
+            return bisect_right(self._cut_ends, row) - 1
+        row -= self._cut_ends[-1]
+        larger, rest = self._tail_size % self._num_rounds, self._tail_size // self._num_rounds
+        if row < larger * (rest + 1):
+            return self.num_cuts + row // (rest + 1)
+        return self.num_cuts + larger + (row - larger * (rest + 1)) // rest
+
+    def max_windows_of(self, rows: int) -> int:
+        """How many windows so many consecutive rows can touch."""
+        smallest = self._tail_size // self._num_rounds if self._num_rounds else 0
+        in_tail = 1 if smallest == 0 else (rows + smallest - 2) // smallest + 1
+        ends = self._cut_ends[1:]
+        in_cuts = [bisect_right(ends, end - 2 + rows) - cut + 1 for cut, end in enumerate(ends)]
+        # What begins in a cut and reaches into the tail touches no more of it than what begins there.
+        return max([0, *[min(count, self.num_cuts - cut) for cut, count in enumerate(in_cuts)]]) + in_tail
+
+    # ------------------------------------------------------------------- parts of windows that others began
+
+    @cached_property
+    def _cuts(self) -> tuple[Window, ...]:
+        begin = evenly_before(self.rest.num_begun, self.num_hosts, self.host)
+        end = begin + split_evenly(self.rest.num_begun, self.num_hosts, self.host)
+        cuts = []
+        at = 0
+        for part in self.rest.parts:
+            first, stop = max(begin - at, 0), min(end - at, part.num_places)
+            if first < stop:
+                cuts.append(replace(part, first=part.first + first, stop=part.first + stop))
+            at += part.num_places
+        return tuple(cuts)
+
+    @property
+    def num_cuts(self) -> int:
+        """How many of the windows are parts of others."""
+        return len(self._cuts)
+
+    @cached_property
+    def _cut_ends(self) -> list[int]:
+        return list(accumulate((cut.num_places for cut in self._cuts), initial=0))
+
+    def windows_left(self, rows: int, stop: int) -> list[Window]:
+        """What is left of the windows in front of window ``stop`` when ``rows`` rows are taken."""
+        left = []
+        for number in range(self.window_of(rows) if rows < self.size else stop, min(stop, self.num_windows)):
+            window = self.window(number)
+            left.append(replace(window, first=window.first + max(0, rows - self.begin_of(number))))
+        return left
+
+    # --------------------------------------------------------------------------------------- rounds of the tail
+
+    @cached_property
+    def _tail_host(self) -> int:
+        """The host that this one is in the tail: whoever got a row more of the parts gets no row more of it."""
+        return (self.host - self.rest.num_begun) % self.num_hosts
+
+    @cached_property
+    def _tail_size(self) -> int:
+        return split_evenly(self.rest.num_tail, self.num_hosts, self._tail_host)
+
+    @cached_property
+    def _num_rounds(self) -> int:
+        """The same on all hosts."""
+        wanted = -(-split_evenly(self.rest.num_tail, self.num_hosts, 0) // self.window_records)
+        return min(wanted, max(1, self.rest.num_tail // self.num_hosts))
+
+    def rounds_begun(self, rows: int) -> int:
+        """Of how many rounds this host has taken a row, ``rows`` being all that it took."""
+        return 0 if rows <= self._cut_ends[-1] else self.window_of(rows - 1) - self.num_cuts + 1
+
+    def round_start(self, number: int) -> int:
+        """The row of the epoch at which round ``number`` begins (the number of rounds: the end)."""
+        if number == self._num_rounds:
+            return self.rest.num_records
+        shares = [split_evenly(self.rest.num_tail, self.num_hosts, host) for host in range(self.num_hosts)]
+        return self.rest.tail + sum(evenly_before(share, self._num_rounds, number) for share in shares)

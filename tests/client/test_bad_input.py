@@ -1,0 +1,162 @@
+"""Damaged shards, records that do not fit, functions that fail, and arguments that are none: what each ends in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import loaderd
+from loaderd.errors import (
+    CorruptRecordError,
+    NoShardsError,
+    OptionError,
+    RecordMismatchError,
+    SchemaError,
+    ShardReadError,
+    WorkerError,
+)
+
+Write = Callable[..., list[Path]]
+Check = Callable[[loaderd.Batch], list[int]]
+
+
+def damage_data(path: Path, number: int) -> int:
+    """Flip a bit in the data of a record; returns where its frame starts."""
+    data = bytearray(path.read_bytes())
+    offset = 0
+    for _ in range(number):
+        offset += int.from_bytes(data[offset : offset + 8], "little") + 16
+    data[offset + 20] ^= 4
+    path.write_bytes(data)
+    return offset
+
+
+def test_damage_is_named_before_training(write_numbered: Write, numbered_schema: loaderd.Schema):
+    shards = write_numbered([100, 100])
+    offset = damage_data(shards[1], 42)
+    with pytest.raises(CorruptRecordError) as caught:
+        loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1)
+    message = str(caught.value)
+    assert f"{shards[1]}: record 42 at byte {offset}: expected data with CRC32C" in message
+    assert "1 damaged record in 1 of 2 shards" in message and "skip_record" in message
+    assert caught.value.damage is not None and caught.value.damage.record == 42
+
+
+@pytest.mark.parametrize(("policy", "missing"), [("skip_record", [142]), ("skip_shard", list(range(100, 200)))])
+def test_damage_is_left_out(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, policy: str, missing: list[int]
+):
+    shards = write_numbered([100, 100, 100])
+    damage_data(shards[1], 42)
+    with loaderd.Loader(
+        shards,
+        numbered_schema,
+        batch_size=10,
+        workers=1,
+        on_corrupt=policy,  # type: ignore[arg-type]
+    ) as loader:
+        order = [check_batch(batch) for batch in loader]
+        assert sorted(chain.from_iterable(order)) == [n for n in range(300) if n not in missing]
+        assert all(len(batch) == 10 for batch in order[:-1]), "damage that the index found leaves no hole"
+        (damage,) = loader.statistics().damages
+        assert (damage.shard, damage.record) == (str(shards[1]), 42)
+
+
+def test_damage_after_the_index_breaks_one_batch(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    shards = write_numbered([200])
+    with loaderd.Loader(shards, numbered_schema, batch_size=20, shuffle=False, workers=1) as loader:
+        times = os.stat(shards[0])
+        damage_data(shards[0], 77)
+        os.utime(shards[0], ns=(times.st_atime_ns, times.st_mtime_ns))
+        numbers = []
+        for step in range(10):
+            try:
+                batch = loader.fetch(0, step)
+            except CorruptRecordError as error:
+                assert step == 3 and error.damage is not None and error.damage.record == 77
+            else:
+                assert batch is not None
+                numbers += check_batch(batch)
+        assert numbers == [n for n in range(200) if not 60 <= n < 80]
+
+
+def test_damage_after_the_index_can_be_skipped(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    shards = write_numbered([200])
+    with loaderd.Loader(
+        shards, numbered_schema, batch_size=20, shuffle=False, workers=1, on_corrupt="skip_record"
+    ) as loader:
+        times = os.stat(shards[0])
+        damage_data(shards[0], 77)
+        os.utime(shards[0], ns=(times.st_atime_ns, times.st_mtime_ns))
+        order = [check_batch(batch) for batch in loader]
+        assert list(chain.from_iterable(order)) == [n for n in range(200) if n != 77]
+        assert [len(batch) for batch in order] == [20, 20, 20, 19] + [20] * 6, "no other record moves"
+        statistics = loader.statistics()
+        assert statistics.records_skipped == 1 and statistics.damages[0].record == 77
+
+
+def test_a_shard_that_changes_is_noticed(write_numbered: Write, numbered_schema: loaderd.Schema):
+    shards = write_numbered([5000])
+    with loaderd.Loader(shards, numbered_schema, batch_size=20, workers=1, index_cache="none") as loader:
+        shards[0].write_bytes(b"")
+        with pytest.raises(ShardReadError, match=r"changed while it was in use: expected \d+ bytes"):
+            next(iter(loader))
+
+
+def test_records_that_do_not_fit(write_numbered: Write, numbered_schema: loaderd.Schema):
+    shards = write_numbered([10])
+    schema = loaderd.Schema({"bits": loaderd.PackedBits(64)}, {"bits": loaderd.Packed("bits")})
+    with pytest.raises(RecordMismatchError) as caught:
+        loaderd.Loader(shards, schema, batch_size=5, workers=1, on_corrupt="skip_record")
+    assert f"{shards[0]}: record 0 at byte 0: expected feature 'bits' of 8 bytes, found 4 bytes" in str(caught.value)
+
+
+def test_a_function_that_fails_names_its_field(write_numbered: Write, check_batch: Check):
+    shards = write_numbered([100])
+    schema = loaderd.Schema(
+        {"id": loaderd.Int64()},
+        {"id": loaderd.Array("id"), "bad": loaderd.Derived(lambda n: 1 // (n - 50).all(), "id", shape=())},
+    )
+    with (
+        loaderd.Loader(shards, schema, batch_size=10, shuffle=False, workers=1) as loader,
+        pytest.raises(WorkerError, match="derived field 'bad'"),
+    ):
+        list(loader)
+
+
+def test_bad_arguments(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
+    shards = write_numbered([10])
+
+    def make(**options: object) -> None:
+        loaderd.Loader(**{"shards": shards, "schema": numbered_schema, "batch_size": 5, **options})  # type: ignore[arg-type]
+
+    for options, error, text in (
+        ({"batch_size": 0}, OptionError, "batch_size must be a positive integer, got 0"),
+        ({"epochs": 0}, OptionError, "epochs must be a positive integer or None, got 0"),
+        ({"shuffle": 5}, OptionError, "shuffle must be True, False or loaderd.Shuffle, got 5"),
+        ({"remainder": "keep"}, OptionError, "remainder must be drop, short or carry, got 'keep'"),
+        ({"shard": (2, 2)}, OptionError, "shard must be a pair"),
+        ({"workers": -1}, OptionError, "workers must be a positive integer or None, got -1"),
+        ({"on_corrupt": "ignore"}, OptionError, "on_corrupt must be raise, skip_record or skip_shard"),
+        ({"held_batches": 0}, OptionError, "held_batches must be a positive integer, got 0"),
+        ({"schema": None}, OptionError, "schema must be a loaderd.Schema, got None"),
+        ({"shards": str(tmp_path / "*.nothing")}, NoShardsError, "matches no file"),
+        ({"shards": str(tmp_path)}, NoShardsError, "is a folder"),
+        ({"shards": []}, NoShardsError, "at least one file"),
+        ({"shards": [shards[0], shards[0]]}, OptionError, "twice"),
+    ):
+        with pytest.raises(error, match=text):
+            make(**options)
+    with pytest.raises(SchemaError, match="needs bits 30…33 of feature 'bits', which has 32"):
+        loaderd.Schema({"bits": loaderd.PackedBits(32)}, {"x": loaderd.Bits("bits", start=30, shape=(4,))})
+    (tmp_path / "empty.tfrecord").touch()
+    with pytest.raises(NoShardsError, match="hold no record"):
+        make(shards=str(tmp_path / "empty.tfrecord"))

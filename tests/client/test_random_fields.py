@@ -1,0 +1,134 @@
+"""Random numbers in derived fields, by real workers: a record draws the same wherever and whenever it is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderd
+
+Write = Callable[..., list[Path]]
+Draws = dict[int, tuple[Any, ...]]
+
+SIZES = [300, 1, 199]
+OPTIONS: dict[str, Any] = {
+    "batch_size": 48,
+    "shuffle": loaderd.Shuffle(window_records=120, block_records=32),
+    "seed": 7,
+    "workers": 1,
+}
+
+
+@pytest.fixture
+def schema() -> loaderd.Schema:
+    """``id``; ``a`` of its own stream, three numbers; ``b`` and ``c`` of one stream."""
+
+    def draw(bits: Any, random: loaderd.RecordRandom) -> Any:
+        return bits + random.integers(0, 1 << 32)
+
+    return loaderd.Schema(
+        features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+        fields={
+            "id": loaderd.Array("id"),
+            "a": loaderd.Derived(lambda random: random.random(3), (), (3,), "float64", random=True),
+            "b": loaderd.Derived(draw, "zero", dtype="int64", random="turn"),
+            "c": loaderd.Derived(draw, "zero", dtype="int64", random="turn"),
+        },
+        intermediates={"zero": loaderd.Array("id", scale=0)},
+    )
+
+
+def draws_of(batch: loaderd.Batch) -> Draws:
+    """By record's number."""
+    assert np.array_equal(batch["b"], batch["c"])
+    values = zip(batch["a"].tolist(), batch["b"].tolist(), strict=True)
+    return {number: (*a, b) for number, (a, b) in zip(batch["id"].tolist(), values, strict=True)}
+
+
+def epochs_of(shards: Any, schema: loaderd.Schema, count: int, **options: Any) -> list[Draws]:
+    """Of each of the first passes, of an epoch each."""
+    with loaderd.Loader(shards, schema, **{**OPTIONS, **options}) as loader:
+        found: list[Draws] = [{} for _ in range(count)]
+        for draws in found:
+            for batch in loader:
+                draws.update(draws_of(batch))
+    return found
+
+
+def test_draws_are_those_of_the_record_and_the_epoch(write_numbered: Write, schema: loaderd.Schema):
+    shards = write_numbered(SIZES)
+    epochs = epochs_of(shards, schema, 2)
+    assert all(sorted(draws) == list(range(500)) for draws in epochs)
+    for other in (
+        {"workers": 2, "held_batches": 1},
+        {"workers": 4, "batch_size": 7},
+        {"shuffle": loaderd.Shuffle(window_records=500, block_records=50)},
+        {"shuffle": False},
+    ):
+        assert epochs_of(shards, schema, 2, **other) == epochs, other
+    hosts = [epochs_of(shards, schema, 2, shard=(host, 3)) for host in range(3)]
+    for epoch, draws in enumerate(epochs):
+        assert draws == {number: drawn for host in hosts for number, drawn in host[epoch].items()}
+    every = [*epochs[0].values(), *epochs[1].values(), *epochs_of(shards, schema, 1, seed=8)[0].values()]
+    assert len({value for drawn in every for value in drawn}) == 4 * len(every) == 4 * 1500
+
+
+def test_draws_are_the_same_after_a_resume(write_numbered: Write, schema: loaderd.Schema):
+    shards = write_numbered(SIZES)
+    epochs = epochs_of(shards, schema, 2)
+    with loaderd.Loader(shards, schema, **OPTIONS) as loader:
+        for step in (9, 0, 4):
+            batch = loader.fetch(1, step)
+            assert batch is not None
+            draws = draws_of(batch)
+            assert draws == {number: epochs[1][number] for number in draws}
+
+
+def test_other_shards_leave_the_draws_alone(write_numbered: Write, schema: loaderd.Schema):
+    shards = write_numbered(SIZES)
+    (draws,) = epochs_of(shards, schema, 1)
+    (fewer,) = epochs_of([shards[2], shards[0]], schema, 1)
+    assert fewer == {number: drawn for number, drawn in draws.items() if number != 300}
+    folder = shards[0].parent.rename(shards[0].parent.parent / "another folder")
+    assert epochs_of(folder / "*.tfrecord", schema, 1) == [draws]
+    (folder / "000.tfrecord").rename(folder / "003.tfrecord")
+    (renamed,) = epochs_of(folder / "*.tfrecord", schema, 1)
+    assert {number for number in renamed if renamed[number] != draws[number]} == set(range(300))
+
+
+def test_boards_are_turned_anew_in_each_epoch_and_their_policies_alike(write_numbered: Write):
+    shards = write_numbered([400])
+    schema = loaderd.Schema(
+        features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+        fields={
+            "id": loaderd.Array("id"),
+            "board": loaderd.board_symmetry("squares", (4, 4, 2), dtype="int8"),
+            "policy": loaderd.board_symmetry("moves", (17,)),
+        },
+        intermediates={
+            "squares": loaderd.Bits("bits", shape=(4, 4, 2), dtype="int8"),
+            "moves": loaderd.Derived(
+                lambda squares, number: np.column_stack([squares[..., 1].reshape(-1, 16), number]),
+                ("squares", "number"),
+                (17,),
+            ),
+            "number": loaderd.Array("id"),
+        },
+    )
+    found: list[dict[int, bytes]] = [{}, {}]
+    with loaderd.Loader(shards, schema, **OPTIONS) as loader:
+        for boards in found:
+            for batch in loader:
+                assert np.array_equal(batch["board"][..., 1].reshape(-1, 16), batch["policy"][:, :16])
+                assert np.array_equal(batch["policy"][:, 16], batch["id"])
+                boards.update(zip(batch["id"].tolist(), map(bytes, batch["board"]), strict=True))
+    first, second = ([boards[number] for number in range(400)] for boards in found)
+    as_stored = (np.arange(400)[:, None] >> np.arange(31, -1, -1) & 1).astype(np.int8)
+    for turned in (first, second):
+        assert sum(one == bytes(stored) for one, stored in zip(turned, as_stored, strict=True)) < 100
+        assert [sum(one) for one in turned] == as_stored.sum(axis=1).tolist()
+    assert first != second

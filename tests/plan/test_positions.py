@@ -1,0 +1,225 @@
+"""Going on from a position, at every step, on as many hosts as before or on others: nothing is lost or comes twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderd.errors import OptionError
+from loaderd.options import Remainder, StreamOptions
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.positions import Course, Position
+from loaderd.plan.rows import SetRows
+
+Row = tuple[int, int, int]
+"""(epoch, block, record of the block)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training on ``hosts`` hosts, as arithmetic: what each host would get."""
+
+    counts: tuple[int, ...]
+    hosts: int
+    window_records: int
+    options: StreamOptions
+
+    def course(self, host: int) -> Course:
+        options = replace(self.options, shard=(host, self.hosts))
+        return Course(options, sum(self.counts), self.window_records, {"seed": 0})
+
+    def plan(self, pass_: Pass, host: int) -> PassPlan:
+        rows = SetRows(np.array(self.counts), 5, bool(self.options.shuffle))
+        return PassPlan(rows, self.course(host).batches(pass_), 5, bool(self.options.shuffle), pass_.first_epoch)
+
+    def batch(self, plan: PassPlan, pass_: Pass, step: int) -> list[Row]:
+        found: list[Row] = []
+        for segment in plan.segments_of(step):
+            order = plan.order_of(segment.window)
+            by_place: dict[int, Row] = {}
+            for part in plan.slices_of(segment.window):
+                places = order.places(part.row, part.row + part.stop - part.first).tolist()
+                for number, place in enumerate(places):
+                    if place >= 0:
+                        assert place not in by_place
+                        by_place[place] = (part.epoch, part.block, part.first + number)
+            assert sorted(by_place) == list(range(plan.places_of(segment.window)))
+            found += [by_place[place] for place in range(segment.start, segment.stop)]
+        return found
+
+
+jobs = st.builds(
+    lambda counts, hosts, window, batch, remainder, epochs, shuffle: Job(
+        tuple(counts),
+        hosts,
+        window,
+        StreamOptions(min(batch, sum(counts) // hosts), epochs, shuffle, remainder=remainder),
+    ),
+    st.lists(st.integers(1, 9), min_size=1, max_size=8).filter(lambda counts: sum(counts) >= 4),
+    st.integers(1, 4),
+    st.integers(1, 30),
+    st.integers(1, 12),
+    st.sampled_from(get_args(Remainder)),
+    st.integers(1, 3),
+    st.booleans(),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(job=jobs)
+def test_every_position_of_a_pass_leads_back_to_its_batch(job: Job):
+    for host in range(job.hosts):
+        course = job.course(host)
+        pass_: Pass | None = Pass(0, job.options.epochs)
+        for _ in range(2):
+            assert pass_ is not None
+            num_steps = course.batches(pass_).num_steps
+            assert num_steps is not None
+            for step in range(num_steps):
+                position = course.position(pass_, step)
+                again = Position.from_json(position.to_json())
+                assert again == position
+                found, at = course.find(again)
+                assert job.batch(job.plan(found, host), found, at) == job.batch(job.plan(pass_, host), pass_, step)
+                left = course.batches(found).num_steps
+                assert left is not None and left - at == num_steps - step
+                assert course.after(Position(), course_steps(course, pass_) + step) == position
+            assert course.find(course.position(pass_, num_steps)) == (course.next_pass(pass_), 0)
+            pass_ = course.next_pass(pass_)
+
+
+def course_steps(course: Course, pass_: Pass) -> int:
+    """Batches of all passes in front of this one."""
+    before, steps = Pass(0, pass_.epochs), 0
+    while before != pass_:
+        steps += course.batches(before).num_steps or 0
+        before = course.next_pass(before)
+    return steps
+
+
+@settings(max_examples=300, deadline=None)
+@given(job=jobs)
+def test_all_hosts_have_as_many_batches_and_each_row_is_in_one(job: Job):
+    pass_ = Pass(0, job.options.epochs)
+    plans = [job.plan(pass_, host) for host in range(job.hosts)]
+    (num_steps,) = {plan.num_steps for plan in plans}
+    assert num_steps is not None
+    rows: Counter[Row] = Counter()
+    for plan in plans:
+        assert [plan.batches.place_of(step) for step in range(num_steps)] == [
+            plans[0].batches.place_of(step) for step in range(num_steps)
+        ], "a position is the same on all hosts"
+        sizes = []
+        for step in range(num_steps):
+            batch = job.batch(plan, pass_, step)
+            rows.update(batch)
+            sizes.append(len(batch))
+            windows = [segment.window for segment in plan.segments_of(step)]
+            assert len(set(windows)) <= plan.batches.max_windows_of_a_batch
+            assert all(plan.last_step_in(window) >= step for window in windows)
+        if job.options.batch_size > 1:
+            assert all(sizes)
+        if job.options.remainder == "drop":
+            assert set(sizes) <= {job.options.batch_size}
+    if job.options.remainder == "drop":
+        assert set(rows.values()) <= {1}
+        lost = sum(job.counts) - job.hosts * plans[0].batches.steps_per_epoch * job.options.batch_size
+        assert sum(rows.values()) == job.options.epochs * (sum(job.counts) - lost)
+        assert lost < job.hosts * job.options.batch_size + job.hosts
+    else:
+        assert rows == {
+            (epoch, block, number): 1
+            for epoch in range(job.options.epochs or 0)
+            for block, count in enumerate(job.counts)
+            for number in range(count)
+        }
+
+
+@settings(max_examples=400, deadline=None)
+@given(job=jobs, changes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), max_size=4), data=st.data())
+def test_hosts_that_come_and_go_lose_nothing_and_repeat_nothing(
+    job: Job, changes: list[tuple[int, int]], data: st.DataObject
+):
+    """Stop anywhere, go on with other hosts and another batch size, again and again, to the end of the pass."""
+    position = Position(of={"seed": 0})
+    rows: Counter[Row] = Counter()
+    most_lost = 0
+    for hosts, batch_size in [*changes, (job.hosts, job.options.batch_size), (0, 0)]:
+        found = [job.course(host).find(position) for host in range(job.hosts)]
+        assert len(set(found)) == 1
+        pass_, step = found[0]
+        if pass_.first_epoch >= (job.options.epochs or 0):
+            break  # the position is behind the last batch
+        plans = [job.plan(pass_, host) for host in range(job.hosts)]
+        (num_steps,) = {plan.num_steps for plan in plans}
+        assert num_steps is not None
+        stop = data.draw(st.integers(step, num_steps)) if hosts else num_steps
+        most_lost += job.hosts * job.options.batch_size + job.hosts
+        for plan in plans:
+            for number in range(step, stop):
+                batch = job.batch(plan, pass_, number)
+                rows.update(batch)
+                assert len({s.window for s in plan.segments_of(number)}) <= plan.batches.max_windows_of_a_batch
+        positions = {job.course(host).position(pass_, stop).to_json() for host in range(job.hosts)}
+        (text,) = positions
+        position = Position.from_json(text)
+        if hosts:
+            smaller = max(1, min(batch_size, sum(job.counts) // hosts))
+            job = replace(job, hosts=hosts, options=replace(job.options, batch_size=smaller))
+            if sum(job.counts) < hosts:
+                return
+    every = {
+        (epoch, block, number)
+        for epoch in range(job.options.epochs or 0)
+        for block, count in enumerate(job.counts)
+        for number in range(count)
+    }
+    assert set(rows.values()) <= {1}, "twice"
+    if job.options.remainder == "drop":
+        assert len(every - set(rows)) <= most_lost * (job.options.epochs or 0)
+    else:
+        assert set(rows) == every
+
+
+def test_a_position_is_small_and_printable():
+    course = Job((700, 300), 2, 100, StreamOptions(10, 3)).course(1)
+    position = course.position(Pass(0, 3), 57)
+    assert repr(position) == "Position(epoch=1, batch=7)"
+    assert len(position.to_json()) < 400
+
+
+def test_a_position_of_other_data_is_refused_with_what_differs():
+    course = Job((700, 300), 1, 100, StreamOptions(10, 3)).course(0)
+    position = replace(course.position(Pass(0, 3), 57), of={"seed": 1, "features": "ab"})
+    with pytest.raises(
+        OptionError, match=r"seed: 1 when the position was taken, 0 now\n  features: ab .*nothing now"
+    ):
+        course.find(position)
+    assert course.find(replace(position, of={})) == (Pass(0, 3), 57 + 50 - 50)
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        (Position(1, 100), "batch 100 of epoch 1, which has no such batch"),
+        (Position(0, 50, batch_size=20), "batch 50 of epoch 0, which has no such batch"),
+    ],
+)
+def test_a_position_that_does_not_exist(position: Position, message: str):
+    course = Job((700, 300), 1, 100, StreamOptions(10, 3)).course(0)
+    with pytest.raises(OptionError, match=message):
+        course.find(position)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1, "epoch": -1}', '{"version": 2}', "null"])
+def test_what_is_no_position(text: str):
+    with pytest.raises(
+        OptionError, match=r"a position must be what Position.to_json\(\) wrote|Position.epoch must be"
+    ):
+        Position.from_json(text)
