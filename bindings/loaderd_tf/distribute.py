@@ -21,8 +21,8 @@ from loaderd.errors import OptionError
 from loaderd_tf.dataset import Structure, make_dataset
 from loaderd_tf.hops import MAX_HOP_BATCHES
 
-# Of each replica: the batch that it works on, the one that it gets next, one copied ahead, and two on their way.
-_HELD_BY_REPLICA = 5
+# Of each replica: the batch that it works on, the one that it gets next, one copied ahead, and three on their way.
+_HELD_BY_REPLICA = 6
 
 
 def distribute(

@@ -121,14 +121,17 @@ def test_drop_leaves_no_partial_step_to_tensorflow(
     write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema, structure: Any
 ):
     batches = loaderd_tf.make_dataset(
-        write_numbered([430]), numbered_schema, batch_size=20, structure=structure, remainder="drop", workers=1
+        write_numbered([430]),
+        numbered_schema,
+        batch_size=20,
+        structure=structure,
+        remainder="drop",
+        workers=1,
+        start=loaderd.Position(epoch=0, batch=4),
     )
     in_steps = _in_steps(batches, replicas=2, drop=True)
-    assert (len(batches), int(in_steps.cardinality()), sum(1 for _ in in_steps)) == (21, 10, 20)
     assert in_steps.element_spec == batches.element_spec
-    batches._loaderd_loader.seek(loaderd.Position(epoch=1, batch=3))
-    assert sum(1 for _ in in_steps) == 18
-    assert batches._loaderd_loader.statistics().batches_copied == 0
+    assert (int(in_steps.cardinality()), [sum(1 for _ in in_steps) for _ in range(2)]) == (8, [16, 20])
 
 
 def test_batches_are_copied_ahead_onto_every_replica(
@@ -151,10 +154,16 @@ def test_batches_are_copied_ahead_onto_every_replica(
         assert loader.statistics().batches_delivered >= 2 * steps + 4
 
 
+@pytest.mark.parametrize("remainder", ["short", "drop"])
 def test_no_batch_is_copied_in_memory(
-    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+    strategy: tf.distribute.Strategy,
+    write_numbered: Callable[..., list[Path]],
+    numbered_schema: loaderd.Schema,
+    remainder: str,
 ):
-    batches = loaderd_tf.distribute(strategy, write_numbered([400]), numbered_schema, global_batch_size=20, workers=1)
+    batches = loaderd_tf.distribute(
+        strategy, write_numbered([430]), numbered_schema, global_batch_size=20, remainder=remainder, workers=1
+    )
     for step in batches:
         del step
     assert batches._loaderd_loader.statistics().batches_copied == 0
@@ -209,39 +218,39 @@ def test_what_cannot_be_distributed(
 # ------------------------------------------------------------------------------------------- several hosts
 
 WORKER = """
-    import json, os, sys
-    import numpy as np
+    import json, sys
     import tensorflow as tf
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # it wants to be first
     from test_distribute import train
     import loaderd, loaderd_tf
 
-    shards, out, remainder = json.loads(sys.argv[1])
+    jobs, out = json.loads(sys.argv[1])
     schema = loaderd.Schema(
         features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
         fields={"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")},
     )
-    batches = loaderd_tf.distribute(
-        strategy, shards, schema, global_batch_size=40, remainder=remainder, workers=1
-    )
-    seen, weights = train(strategy, batches, 40, epochs=2)
+    results = []
+    for shards, options in jobs:
+        batches = loaderd_tf.distribute(strategy, shards, schema, global_batch_size=40, workers=1, **options)
+        seen, weights = train(strategy, batches, 40, epochs=2)
+        results.append([seen, weights.numpy().tolist()])
     with open(out, "w") as file:
-        json.dump({"seen": seen, "weights": weights.numpy().tolist()}, file)
+        json.dump(results, file)
 """
 
 
-def train_on_hosts(folder: Path, shards: list[Path], remainder: str) -> list[dict[str, Any]]:
-    """What WORKER writes, of two processes that train together."""
+def run_on_hosts(folder: Path, jobs: list[tuple[list[str], dict[str, Any]]]) -> list[Any]:
+    """What WORKER writes, of each of two processes that train together."""
     script = folder / "worker.py"
     script.write_text(textwrap.dedent(WORKER))
     sockets = [socket.create_server(("localhost", 0)) for _ in range(2)]
     addresses = [f"localhost:{one.getsockname()[1]}" for one in sockets]
     for one in sockets:
         one.close()
-    outs = [folder / f"{remainder}-{host}.json" for host in range(2)]
+    outs = [folder / f"{host}.json" for host in range(2)]
     hosts = [
         subprocess.Popen(
-            [sys.executable, str(script), json.dumps([[str(path) for path in shards], str(out), remainder])],
+            [sys.executable, str(script), json.dumps([jobs, str(out)])],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
@@ -264,15 +273,22 @@ def train_on_hosts(folder: Path, shards: list[Path], remainder: str) -> list[dic
     return [json.loads(out.read_text()) for out in outs]
 
 
-@pytest.mark.parametrize(("size", "remainder"), [(400, "short")])
-def test_two_hosts_train_together(
-    write_numbered: Callable[..., list[Path]], tmp_path: Path, size: int, remainder: str
-):
-    hosts = train_on_hosts(tmp_path, write_numbered([size // 4] * 4), remainder)
-    assert hosts[0]["weights"] == hosts[1]["weights"]
-    steps = []
-    for epoch in zip(*[host["seen"] for host in hosts], strict=True):
-        together = [own[0] + other[0] for own, other in zip(*epoch, strict=True)]
-        assert len(together) == 10 and sorted(n for step in together for n in step) == list(range(size))
-        steps += together
-    np.testing.assert_allclose(hosts[0]["weights"], train_alone(steps, 40), atol=1e-4)
+def test_two_hosts_train_together(write_numbered: Callable[..., list[Path]], tmp_path: Path):
+    """400 records are ten steps; what is beyond them does not fill one."""
+    cases = [(400, "short", 400), (401, "short", 401), (439, "short", 439), (439, "drop", 400), (439, "carry", 439)]
+    jobs = []
+    for size, remainder, _ in cases:
+        shards = write_numbered([size - 300, 100, 100, 100], folder=f"{size}")
+        jobs.append(([str(path) for path in shards], {"remainder": remainder}))
+    hosts = run_on_hosts(tmp_path, jobs)
+    for (size, _, num_seen), *both in zip(cases, *hosts, strict=True):
+        (_, weights), (_, other_weights) = both
+        assert weights == other_weights
+        steps = []
+        for epoch in zip(*[seen for seen, _ in both], strict=True):
+            together = [own[0] + other[0] for own, other in zip(*epoch, strict=True)]
+            ids = [n for step in together for n in step]
+            assert len(ids) == len(set(ids)) == num_seen and set(ids) <= set(range(size))
+            assert len(together) == -(-num_seen // 40)
+            steps += together
+        np.testing.assert_allclose(weights, train_alone(steps, 40), atol=1e-4)
