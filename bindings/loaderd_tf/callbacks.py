@@ -51,19 +51,20 @@ class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
 class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     """A callback that saves a training as it goes on, and lets the next ``fit`` go on with exactly the next batch.
 
-    ``directory``: where the backup lies, one at a time; another training needs another one. ``dataset``: what ``fit``
-    trains on, of :func:`make_dataset`, :func:`from_loader` or :func:`distribute`. ``save_freq``: ``"epoch"``, or every
-    so many steps, and then at the end of each epoch too. ``delete_checkpoint``: whether the backup is deleted when the
+    ``directory``: where the backup lies, one at a time; each training needs its own. ``dataset``: what ``fit`` trains
+    on, of :func:`make_dataset`, :func:`from_loader` or :func:`distribute`. ``save_freq``: ``"epoch"``, or every so
+    many steps, and then at the end of each epoch too. ``delete_checkpoint``: whether the backup is deleted when the
     training has come to its end; if not, another ``fit`` of more epochs goes on from there.
 
     After a crash, run the same program again: if there is a backup, ``fit`` goes on in the middle of its epoch, with
     the weights, the optimizer (and so its schedule), the metrics and the random states of then, and each batch and
-    each epoch's logs are those of a training that nothing interrupted. Other callbacks keep no state; they count the
+    each epoch's logs are those of a training that nothing interrupted. Other callbacks begin anew; they count the
     batches of the epoch that is gone on with from 0. A backup is written whole or not at all, whenever the process
-    dies. With ``steps_per_epoch``, the data set must be endless (``epochs=None``).
+    dies. With ``steps_per_epoch``, the data set must be endless (``epochs=None``). Of what each replica of a strategy
+    keeps for itself, such as the statistics of a BatchNormalization, TensorFlow saves the mean.
 
-    Raises OptionError, at the beginning of ``fit``, if the backup is of another model or of other data, and for what
-    it cannot resume: a MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
+    Raises OptionError, when ``fit`` begins, if the backup is of another model or of other data, and for what cannot
+    be resumed: a MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _endless(self) -> bool:
-        return self._num_steps == tf.data.INFINITE_CARDINALITY
+        return self._num_steps == int(tf.data.INFINITE_CARDINALITY)
 
     def _check_fit(self) -> int | None:
         """The steps of an epoch that ``fit`` really makes, or None if it has no end."""
@@ -179,7 +180,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     def _variables(self) -> dict[str, list[tf.Variable]]:
         """All of the training's variables, by what they belong to.
 
-        By their order: ``tf.train.Checkpoint(model=…)`` finds by name, and misses the random states of Keras's layers.
+        ``tf.train.Checkpoint(model=…)`` would miss the random states of Keras's layers.
         """
         model = self.model
         optimizer = [] if model.optimizer is None else model.optimizer.variables

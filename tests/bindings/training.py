@@ -1,7 +1,7 @@
 """Trainings for test_resume.py, each run in a process of its own, which may be killed at any moment.
 
-They append to ``log`` in their folder a line for every batch that they train on: the number of the step and the ids of
-its records; and one that says "start" when they start. At their end they write ``result.json``.
+They append to ``log`` in their folder a line for every batch that they train on, the number of the step and the ids
+of the records, and one that says "start" when they start. At their end they write ``result.json``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def layers() -> list[Any]:
     return [
         keras.Input((32,)),
         keras.layers.Dense(16, activation="relu"),
-        keras.layers.BatchNormalization(),
         keras.layers.Dropout(0.2),
         keras.layers.Dense(1),
     ]
@@ -106,30 +105,17 @@ class Logged(keras.Sequential):  # type: ignore[misc]
         return super().train_step((bits, tf.cast(ids, tf.float32) / 1000))
 
 
-def train_by_fit(options: dict[str, Any], shards: list[str], folder: Path) -> None:
-    """Three epochs with a backup every 5 steps. ``options``: "endless", "device", "mirrored"; "together" steps."""
+def train_by_fit(shards: list[str], folder: Path) -> None:
+    """Three epochs with a backup every 5 steps."""
     make_deterministic()
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    endless, mirrored = options.get("endless", False), options.get("mirrored", False)
-    strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"]) if mirrored else tf.distribute.get_strategy()
-    common = {"structure": ("bits", "id"), "epochs": None if endless else 1, "workers": 1}
-    if mirrored:
-        dataset = loaderd_tf.distribute(strategy, shards, numbered_schema(), global_batch_size=40, **common)
-    else:
-        dataset = loaderd_tf.make_dataset(
-            shards, numbered_schema(), batch_size=20, device=options.get("device"), **common
-        )
-    validation = (np.eye(32, dtype=np.float32), np.arange(32))
-    with strategy.scope():
-        model = Logged(layers())
-        model.compile(optimizer(), "mse", metrics=["mae"], steps_per_execution=options.get("together", 1))
+    dataset = loaderd_tf.make_dataset(shards, numbered_schema(), batch_size=20, structure=("bits", "id"), workers=1)
+    model = Logged(layers())
     model.log = Log(folder)
+    model.compile(optimizer(), "mse", metrics=["mae"])
     history = model.fit(
         dataset,
         epochs=3,
-        steps_per_epoch=25 if endless else None,
-        validation_data=validation,
+        validation_data=(np.eye(32, dtype=np.float32), np.arange(32)),
         callbacks=[loaderd_tf.BackupAndRestore(folder / "backup", dataset, save_freq=5)],
         shuffle=False,
         verbose=0,
