@@ -25,7 +25,7 @@ import tensorflow as tf
 from loaderd import Schema
 from loaderd.errors import LoaderdError
 
-_MAX_HOP_BATCHES = 4
+MAX_HOP_BATCHES = 4
 _MAX_HOP_BYTES = 16 << 20
 
 Arrays = list[np.ndarray[Any, Any]]
@@ -34,7 +34,7 @@ Arrays = list[np.ndarray[Any, Any]]
 def batches_per_hop(schema: Schema, batch_size: int) -> int:
     """How many batches a hop takes: of large ones fewer, for they are held and cost less by the example anyway."""
     batch_bytes = batch_size * schema.record_bytes
-    return max(1, min(_MAX_HOP_BATCHES, _MAX_HOP_BYTES // batch_bytes))
+    return max(1, min(MAX_HOP_BATCHES, _MAX_HOP_BYTES // batch_bytes))
 
 
 @dataclass(frozen=True)

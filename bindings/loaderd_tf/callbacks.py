@@ -1,0 +1,234 @@
+"""Resuming ``model.fit`` in the middle of an epoch.
+
+Keras's own BackupAndRestore brings back weights of the middle of an epoch, and then begins that epoch from its first
+batch. This one knows where the data stands too::
+
+    fit:      epoch 0 ──────────────────► epoch 1 ─────────x killed
+    backup:        ▲      ▲      ▲      ▲      ▲     ▲
+    fit again:                                       └────────► epoch 1 ends ──► epoch 2 ──►
+                                                     the steps that were left, and the metrics of the whole epoch
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+import loaderd
+from loaderd.errors import OptionError
+
+# What model.stop_training is when we end an epoch early: not True, so that it isn't taken for that of another
+# callback, which means the whole training.
+_EPOCH_IS_OVER = object()
+_NAME = "backup"
+
+
+@dataclass
+class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """Where a training stands: before ``step`` of ``epoch``, and before the batch of ``position`` (JSON).
+
+    ``shapes`` are those of all variables that are saved, by what they belong to.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    position: str = ""
+    shapes: Mapping[str, list[list[int]]] | None = None
+
+    def serialize(self) -> str:
+        return json.dumps(asdict(self))
+
+    def deserialize(self, string_value: bytes) -> None:
+        for name, value in json.loads(string_value).items():
+            setattr(self, name, value)
+
+
+class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that saves a training as it goes on, and lets the next ``fit`` go on with exactly the next batch.
+
+    ``directory``: where the backup lies, one at a time; each training needs its own. ``dataset``: what ``fit`` trains
+    on, of :func:`make_dataset`, :func:`from_loader` or :func:`distribute`. ``save_freq``: ``"epoch"``, or every so
+    many steps, and then at the end of each epoch too. ``delete_checkpoint``: whether the backup is deleted when the
+    training has come to its end; if not, another ``fit`` of more epochs goes on from there.
+
+    After a crash, run the same program again: if there is a backup, ``fit`` goes on in the middle of its epoch, with
+    the weights, the optimizer (and so its schedule), the metrics and the random states of then, and each batch and
+    each epoch's logs are those of a training that nothing interrupted. Other callbacks begin anew; they count the
+    batches of the epoch that is gone on with from 0. A backup is written whole or not at all, whenever the process
+    dies. With ``steps_per_epoch``, the data set must be endless (``epochs=None``). Of what each replica of a strategy
+    keeps for itself, such as the statistics of a BatchNormalization, TensorFlow saves the mean.
+
+    Raises OptionError, when ``fit`` begins, if the backup is of another model or of other data, and for what cannot
+    be resumed: a MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
+    """
+
+    def __init__(
+        self,
+        directory: Any,
+        dataset: tf.data.Dataset | tf.distribute.DistributedDataset,
+        *,
+        save_freq: int | Literal["epoch"] = "epoch",
+        delete_checkpoint: bool = True,
+    ) -> None:
+        super().__init__()
+        if not hasattr(dataset, "_loaderd_loader"):
+            raise OptionError(
+                f"dataset must come from make_dataset, from_loader or distribute, got {dataset!r}",
+                hint="Of a data set that you derived from one, by map() or the like, give that one.",
+            )
+        if save_freq != "epoch" and (type(save_freq) is not int or save_freq < 1):
+            raise OptionError(f'save_freq must be "epoch" or a positive number of steps, got {save_freq!r}')
+        self._directory = str(directory)
+        self._dataset = dataset
+        self._loader: loaderd.Loader = dataset._loaderd_loader
+        self._num_steps = _cardinality(dataset)
+        self._batches_per_step: int = getattr(dataset, "_loaderd_batches_per_step", 1)
+        self._save_freq = save_freq
+        self._delete_checkpoint = delete_checkpoint
+
+    # ------------------------------------------------------------------------------------ called by fit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._steps_per_epoch = self._check_fit()
+        self._progress = _Progress()
+        self._manager: tf.train.CheckpointManager | None = None
+        self._begin: loaderd.Position | None = None  # of the iterator in use, which has given ``_taken`` steps since
+        self._steps_since_save = 0
+        self._epoch_ended = False
+        self.model._initial_epoch = None
+        self._found: str | None = tf.train.latest_checkpoint(self._directory)
+        if self._found is not None:
+            self._restore(self._found)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch, self._first, self._seen = epoch, 0, 0
+        if self._begin is None or not self._endless:  # that of an endless data set goes on
+            self._begin, self._taken = self._loader.next_position, 0
+        if self._found is not None:
+            self._first = self._progress.step
+            if self._first:  # fit has just reset the metrics
+                tf.train.Checkpoint(metrics=self._variables()["metrics"]).restore(self._found).expect_partial()
+            self._found = None
+        if self._epoch_ended:
+            self._save()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        steps = batch + 1 - self._seen
+        self._seen += steps
+        self._taken += steps
+        self._steps_since_save += steps
+        if self._first + self._seen == self._steps_per_epoch:
+            if self._first and not self.model.stop_training:
+                self.model.stop_training = _EPOCH_IS_OVER
+        elif self._save_freq != "epoch" and self._steps_since_save >= self._save_freq:
+            self._save()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.model.stop_training is _EPOCH_IS_OVER:
+            self.model.stop_training = False
+        # It is saved when all callbacks have seen it: when the next one begins, or at the end.
+        self._epoch_ended = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model._initial_epoch = None
+        if self._delete_checkpoint:
+            self._delete()
+        elif self._epoch_ended:
+            if not self._endless:
+                self._begin, self._taken = self._loader.next_position, 0
+            self._epoch, self._first, self._seen = self._epoch + 1, 0, 0
+            self._save()
+
+    # ------------------------------------------------------------------------------------- what is fit
+
+    @property
+    def _endless(self) -> bool:
+        return self._num_steps == int(tf.data.INFINITE_CARDINALITY)
+
+    def _check_fit(self) -> int | None:
+        """The steps of an epoch that ``fit`` really makes, or None if it has no end."""
+        if isinstance(self.model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            raise OptionError(
+                "BackupAndRestore does not work with a MultiWorkerMirroredStrategy",
+                hint="Save Loader.position and the weights in a training loop of your own.",
+            )
+        steps, together = self.params["steps"], self.model.steps_per_execution
+        if self._endless:
+            return None if steps is None else -(-steps // together) * together
+        if steps != self._num_steps:
+            raise OptionError(
+                f"fit must take all {self._num_steps} steps of the data set each epoch, got steps_per_epoch={steps}",
+                hint="Make the data set with epochs=None: it goes on from one epoch of fit to the next.",
+            )
+        if self._num_steps % together:
+            raise OptionError(
+                f"steps_per_execution must divide the {self._num_steps} steps of an epoch, got {together}",
+                hint="Make the data set with epochs=None, and give fit steps_per_epoch.",
+            )
+        if not self._loader.next_is_whole:
+            raise OptionError(
+                "the data set begins in the middle of an epoch",
+                hint="Make it without start=…: the callback finds out by itself where to go on.",
+            )
+        return self._num_steps
+
+    def _variables(self) -> dict[str, list[tf.Variable]]:
+        """All of the training's variables, by what they belong to.
+
+        ``tf.train.Checkpoint(model=…)`` would miss the random states of Keras's layers.
+        """
+        model = self.model
+        optimizer = [] if model.optimizer is None else model.optimizer.variables
+        parts = {"model": model.variables, "optimizer": optimizer, "metrics": model.metrics_variables}
+        return {name: [variable.value for variable in part] for name, part in parts.items()}
+
+    def _shapes(self) -> dict[str, list[list[int]]]:
+        return {name: [v.shape.as_list() for v in variables] for name, variables in self._variables().items()}
+
+    # ------------------------------------------------------------------------------ the backup's files
+
+    def _save(self) -> None:
+        if self._manager is None:  # now all variables are there
+            checkpoint = tf.train.Checkpoint(progress=self._progress, **self._variables())
+            self._manager = tf.train.CheckpointManager(checkpoint, self._directory, 1, checkpoint_name=_NAME)
+        assert self._begin is not None, "an epoch has begun"
+        progress = self._progress
+        progress.epoch, progress.step = self._epoch, self._first + self._seen
+        progress.position = self._loader.after(self._begin, self._taken * self._batches_per_step).to_json()
+        progress.shapes = self._shapes()
+        self._manager.save()
+        self._steps_since_save = 0
+        self._epoch_ended = False
+
+    def _restore(self, found: str) -> None:
+        progress = self._progress
+        tf.train.Checkpoint(progress=progress).restore(found).expect_partial()
+        if self._shapes() != progress.shapes:  # some are made with the first batch only: make them now
+            self.model._symbolic_build(data_batch=self._dataset.element_spec)
+        if self._shapes() != progress.shapes:
+            raise OptionError(
+                f"the backup in {self._directory} is of another model or optimizer: of variables of the shapes "
+                f"{progress.shapes}, and these have {self._shapes()}",
+                hint="Delete it to train anew, or give another directory.",
+            )
+        tf.train.Checkpoint(**self._variables()).restore(found).expect_partial()
+        self._loader.seek(loaderd.Position.from_json(progress.position))
+        self.model._initial_epoch = progress.epoch
+
+    def _delete(self) -> None:
+        # First the file that says which is the latest: a process that dies here leaves no half of a backup.
+        for pattern in ("checkpoint", f"{_NAME}-*"):
+            for path in tf.io.gfile.glob(f"{self._directory}/{pattern}"):
+                (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
+        if tf.io.gfile.isdir(self._directory) and not tf.io.gfile.listdir(self._directory):
+            tf.io.gfile.rmtree(self._directory)
+
+
+def _cardinality(dataset: Any) -> int:
+    cardinality = dataset.cardinality
+    return int(cardinality() if callable(cardinality) else cardinality)

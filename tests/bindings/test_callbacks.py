@@ -1,0 +1,223 @@
+"""fit that is interrupted and goes on: what test_resume.py does with processes, here in one, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import keras
+import loaderd_tf
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loaderd
+from loaderd.errors import OptionError
+
+DEFAULT = tf.distribute.get_strategy()
+VALIDATION = (np.eye(32, dtype=np.float32), np.arange(32))
+
+
+class Logged(keras.Sequential):
+    """Learns the number of each record by its bits; ``seen``: the sorted ids of every step, from 1."""
+
+    def __init__(self) -> None:
+        hidden = keras.layers.Dense(8, activation="relu")
+        super().__init__([keras.Input((32,)), hidden, keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+        self.seen: dict[int, list[int]] = {}
+
+    def train_step(self, data: Any) -> Any:
+        bits, ids = data
+
+        def log(step: int, ids: np.ndarray) -> None:
+            self.seen[int(step)] = sorted([*self.seen.get(int(step), []), *ids.tolist()])
+
+        tf.numpy_function(log, [self.optimizer.iterations + 1, ids], [])
+        return super().train_step((bits, tf.cast(ids, tf.float32) / 1000))
+
+
+class Interrupt(keras.callbacks.Callback):
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self._step = step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if int(self.model.optimizer.iterations.value.numpy()) >= self._step:
+            raise KeyboardInterrupt
+
+
+def fit(
+    directory: Path,
+    dataset: Any,
+    *,
+    strategy: Any = DEFAULT,
+    interrupt: float = math.inf,
+    together: int = 1,
+    backup: dict[str, Any] | None = None,
+    callbacks: tuple[Any, ...] = (),
+    epochs: int = 3,
+    **options: Any,
+) -> tuple[Logged, dict[str, list[float]]]:
+    """A new model, trained until a step; and the logs of the epochs that ended."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = Logged()
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=together)
+    ours = loaderd_tf.BackupAndRestore(directory, dataset, **(backup or {"save_freq": 4}))
+    history: dict[str, list[float]] = {}
+    with warnings.catch_warnings(), suppress(KeyboardInterrupt):
+        warnings.simplefilter("error")  # Keras warns of data that ends too early
+        history = model.fit(
+            dataset,
+            epochs=epochs,
+            validation_data=VALIDATION,
+            callbacks=[*callbacks, ours, Interrupt(interrupt)],
+            shuffle=False,
+            verbose=0,
+            **options,
+        ).history
+    return model, history
+
+
+@pytest.fixture
+def open_dataset(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema) -> Callable[..., Any]:
+    """Makes data sets of 430 records in batches of 20, each as a new process would."""
+    shards = write_numbered([150, 180, 100])
+
+    def make(**options: Any) -> Any:
+        common = {"structure": ("bits", "id"), "workers": 1, "batch_size": 20, "shards": shards}
+        return loaderd_tf.make_dataset(schema=numbered_schema, **{**common, **options})
+
+    return make
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "several epochs a pass": ({"epochs": 2}, {}),
+    "carried": ({"epochs": 2, "remainder": "carry"}, {}),
+    "endless": ({"epochs": None}, {"steps_per_epoch": 9}),
+    "endless, on a device, several steps a call": (
+        {"epochs": None, "device": "/CPU:1"},
+        {"steps_per_epoch": 9, "together": 2},
+    ),
+    "several steps a call": ({"prefetch": 0}, {"together": 11, "backup": {"save_freq": 11}}),
+    "backed up at the ends of epochs": ({"device": "/CPU:0"}, {"backup": {"save_freq": "epoch"}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Path, case: str):
+    of_dataset, of_fit = CASES[case]
+    whole, expected = fit(tmp_path / "whole", open_dataset(**of_dataset), **of_fit)
+    seen: dict[int, list[int]] = {}
+    num_steps = len(whole.seen)
+    for interrupt in (num_steps // 2 - 1, num_steps - 3, math.inf):
+        model, history = fit(tmp_path / "again", open_dataset(**of_dataset), interrupt=interrupt, **of_fit)
+        assert not seen or 1 < min(model.seen) <= len(seen) + 1
+        seen |= model.seen
+    assert seen == whole.seen
+    assert {name: values[-1] for name, values in expected.items()} == {
+        name: values[-1] for name, values in history.items()
+    }
+    for weights, others in zip(model.get_weights(), whole.get_weights(), strict=True):
+        assert np.array_equal(weights, others)
+    assert not (tmp_path / "again").exists()
+
+
+def test_fit_on_two_replicas(
+    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema, tmp_path: Path
+):
+    strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
+    shards = write_numbered([150, 180, 100])
+
+    def open_dataset() -> Any:
+        return loaderd_tf.distribute(
+            strategy, shards, numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
+        )
+
+    whole, expected = fit(tmp_path / "whole", open_dataset(), strategy=strategy)
+    first, _ = fit(tmp_path / "again", open_dataset(), strategy=strategy, interrupt=28)
+    second, history = fit(tmp_path / "again", open_dataset(), strategy=strategy)
+    assert min(second.seen) == 27 and first.seen | second.seen == whole.seen
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name][-1], values[-1], rtol=1e-6)
+    for weights, others in zip(second.get_weights(), whole.get_weights(), strict=True):
+        assert np.array_equal(weights, others)
+
+
+def test_another_callback_may_end_the_training(open_dataset: Callable[..., Any], tmp_path: Path):
+    """At the end of the epoch that was gone on with, wherever it stands in the list."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = True
+
+    fit(tmp_path, open_dataset(), interrupt=10)
+    model, history = fit(tmp_path, open_dataset(), callbacks=(Stop(),))
+    assert (min(model.seen), max(model.seen), len(history["loss"])) == (9, 22, 1)
+
+
+def test_a_backup_that_is_kept_goes_on_with_more_epochs(open_dataset: Callable[..., Any], tmp_path: Path):
+    (tmp_path / "mine").touch()
+    whole, _ = fit(tmp_path, open_dataset(), epochs=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["shards", "mine"] or (tmp_path / "mine").exists()
+    kept = {"save_freq": 4, "delete_checkpoint": False}
+    for epochs, begin in ((1, 1), (2, 23)):
+        model, _ = fit(tmp_path / "kept", open_dataset(), epochs=epochs, backup=kept)
+        assert model.seen == {step: ids for step, ids in whole.seen.items() if begin <= step <= epochs * 22}
+    assert model._initial_epoch is None
+    model, history = fit(tmp_path / "kept", open_dataset(), epochs=2, backup=kept)
+    assert not model.seen and not history
+
+
+def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
+    fit(tmp_path, open_dataset(), interrupt=10)
+    with pytest.raises(OptionError, match="seed: 0 when the position was taken, 1 now"):
+        fit(tmp_path, open_dataset(seed=1))
+    dataset = open_dataset()
+    other = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
+    other.compile("adam", "mse")
+    with pytest.raises(
+        OptionError, match=r"is of another model or optimizer: .*\[32, 8\].* and these have .*\[32, 1\]"
+    ):
+        other.fit(dataset, callbacks=[loaderd_tf.BackupAndRestore(tmp_path, dataset)], verbose=0)
+
+
+def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path):
+    dataset = open_dataset()
+    with pytest.raises(OptionError, match="must take all 22 steps of the data set each epoch, got steps_per_epoch=7"):
+        fit(tmp_path, dataset, steps_per_epoch=7)
+    with pytest.raises(OptionError, match="steps_per_execution must divide the 22 steps of an epoch, got 4"):
+        fit(tmp_path, dataset, together=4)
+    with pytest.raises(OptionError, match="the data set begins in the middle of an epoch"):
+        fit(tmp_path, open_dataset(start=loaderd.Position(0, 3)))
+    with pytest.raises(
+        OptionError, match=r"dataset must come from make_dataset, from_loader or distribute, got <_Map"
+    ):
+        loaderd_tf.BackupAndRestore(tmp_path, dataset.map(lambda bits, ids: bits))
+    for save_freq in (0, 1.5, "step", True):
+        with pytest.raises(OptionError, match=f'must be "epoch" or a positive number of steps, got {save_freq!r}'):
+            loaderd_tf.BackupAndRestore(tmp_path, dataset, save_freq=save_freq)
+
+
+def test_the_callback_of_keras(open_dataset: Callable[..., Any], tmp_path: Path):
+    """It goes on at the ends of epochs, if the data is told the epoch."""
+
+    def run(interrupt: float) -> dict[int, list[int]]:
+        keras.utils.set_random_seed(0)
+        model = Logged()
+        model.compile("adam", "mse")
+        dataset = open_dataset()
+        loader = dataset._loaderd_loader
+        seek = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: loader.seek(loaderd.Position(epoch)))
+        callbacks = [keras.callbacks.BackupAndRestore(str(tmp_path / "backup")), seek, Interrupt(interrupt)]
+        with suppress(KeyboardInterrupt):
+            model.fit(dataset, epochs=3, callbacks=callbacks, shuffle=False, verbose=0)
+        return model.seen
+
+    before, after = run(30), run(math.inf)
+    whole, _ = fit(tmp_path / "whole", open_dataset())
+    assert min(after) == 23 and before | after == whole.seen
