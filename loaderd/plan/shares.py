@@ -147,15 +147,21 @@ class HostShare:
                 start += split_evenly(rows, self._num_rounds, round_)
         return Window(start, size, 0, size)
 
-    def window_of(self, row: int) -> int:
-        """The window in which this host's row ``row`` is."""
-        if row < self._cut_ends[-1]:
-            return bisect_right(self._cut_ends, row) - 1
-        row -= self._cut_ends[-1]
-        larger, rest = self._tail_size % self._num_rounds, self._tail_size // self._num_rounds
-        if row < larger * (rest + 1):
-            return self.num_cuts + row // (rest + 1)
-        return self.num_cuts + larger + (row - larger * (rest + 1)) // rest
+    def find(self, row: int) -> tuple[int, int, int]:
+        """(number, first row, number of rows) of the window in which this host's row ``row`` is."""
+        cut_ends = self._cut_ends
+        lead = cut_ends[-1]
+        if row < lead:
+            cut = bisect_right(cut_ends, row) - 1
+            return cut, cut_ends[cut], cut_ends[cut + 1] - cut_ends[cut]
+        larger, rest = self._tail_sizes
+        of_larger = larger * (rest + 1)
+        row -= lead
+        if row < of_larger:
+            number = row // (rest + 1)
+            return len(cut_ends) - 1 + number, lead + number * (rest + 1), rest + 1
+        number = (row - of_larger) // rest
+        return len(cut_ends) - 1 + larger + number, lead + of_larger + number * rest, rest
 
     def max_windows_of(self, rows: int) -> int:
         """How many windows so many consecutive rows can touch."""
@@ -193,7 +199,7 @@ class HostShare:
     def windows_left(self, rows: int, stop: int) -> list[Window]:
         """What is left of the windows in front of window ``stop`` when ``rows`` rows are taken."""
         left = []
-        for number in range(self.window_of(rows) if rows < self.size else stop, min(stop, self.num_windows)):
+        for number in range(self.find(rows)[0] if rows < self.size else stop, min(stop, self.num_windows)):
             window = self.window(number)
             left.append(replace(window, first=window.first + max(0, rows - self.begin_of(number))))
         return left
@@ -210,6 +216,11 @@ class HostShare:
         return split_evenly(self.rest.num_tail, self.num_hosts, self._tail_host)
 
     @cached_property
+    def _tail_sizes(self) -> tuple[int, int]:
+        """(windows with a row more, rows of the others) of the tail."""
+        return self._tail_size % self._num_rounds, self._tail_size // self._num_rounds
+
+    @cached_property
     def _num_rounds(self) -> int:
         """The same on all hosts."""
         wanted = -(-split_evenly(self.rest.num_tail, self.num_hosts, 0) // self.window_records)
@@ -217,7 +228,7 @@ class HostShare:
 
     def rounds_begun(self, rows: int) -> int:
         """Of how many rounds this host has taken a row, ``rows`` being all that it took."""
-        return 0 if rows <= self._cut_ends[-1] else self.window_of(rows - 1) - self.num_cuts + 1
+        return 0 if rows <= self._cut_ends[-1] else self.find(rows - 1)[0] - self.num_cuts + 1
 
     def round_start(self, number: int) -> int:
         """The row of the epoch at which round ``number`` begins (the number of rounds: the end)."""
