@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import loaderd_tf
 import numpy as np
@@ -38,6 +39,75 @@ def test_an_iterator_is_restored_at_every_step(
     next(other)
     tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
     assert [ids.numpy().tolist() for ids in other] == expected
+
+
+def test_an_iterator_of_other_data_is_refused(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
+    def made(shards: Sequence[Path], **options: Any) -> tf.data.Dataset:
+        return loaderd_tf.make_dataset(shards, numbered_schema, structure="id", workers=1, **options)
+
+    shards = write_numbered([60, 40])
+    iterator = iter(made(shards, batch_size=10))
+    next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
+    for message, options in (
+        ("seed: 0 when the position was taken, 3 now", {"seed": 3, "batch_size": 10}),
+        ("batch_size: 10 when the position was taken, 20 now", {"batch_size": 20}),
+        ("hosts: 1 when the position was taken, 2 now", {"shard": (1, 2), "batch_size": 10}),
+    ):
+        other = iter(made(shards, **options))
+        tf.train.Checkpoint(iterator=other).read(path)
+        with pytest.raises(tf.errors.UnknownError, match=message):
+            for _ in other:
+                pass
+
+
+def test_an_iterator_in_another_process_is_followed_by_the_next_epoch(
+    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
+):
+    """As one that was restored: by a data set whose loader has not begun a pass yet."""
+    shards = write_numbered([60, 40])
+    first, second = (
+        loaderd_tf.make_dataset(shards, numbered_schema, structure="id", workers=1, batch_size=10) for _ in range(2)
+    )
+    epochs = [[ids.numpy().tolist() for ids in first] for _ in range(2)]
+    third = iter(first)
+    for _ in range(4):
+        next(third)
+    path = tf.train.Checkpoint(iterator=third).write(str(tmp_path / "checkpoint"))
+    rest = [ids.numpy().tolist() for ids in third]
+    following = [ids.numpy().tolist() for ids in first]
+    other = iter(second)
+    tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
+    assert [ids.numpy().tolist() for ids in other] == rest
+    assert [ids.numpy().tolist() for ids in second] == following
+    assert following not in epochs
+
+
+def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
+    shards = write_numbered([40, 60, 20])
+    waiting = shards[2].rename(tmp_path / "waiting")
+    ds = loaderd_tf.make_dataset(
+        str(shards[0].parent / "*.tfrecord"),
+        numbered_schema,
+        batch_size=20,
+        epochs=3,
+        refresh="epoch",
+        structure="id",
+        workers=1,
+        prefetch=0,
+    )
+    assert ds.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    iterator = iter(ds)
+    found = [next(iterator).numpy().tolist() for _ in range(4)]
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
+    waiting.rename(shards[2])
+    found += [ids.numpy().tolist() for ids in iterator]
+    assert sorted(sum(found[:5], [])) == list(range(100))
+    assert [sorted(sum(found[at : at + 6], [])) for at in (5, 11)] == [list(range(120))] * 2 and len(found) == 17
+    other = iter(ds)
+    tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
+    again = [ids.numpy().tolist() for ids in other]
+    assert again[0] == found[4], "of the shards that there were"
 
 
 @pytest.mark.parametrize("broken", range(10))

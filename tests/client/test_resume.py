@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -161,10 +162,6 @@ def test_after_counts_across_passes(write_numbered: Write, numbered_schema: load
 # ------------------------------------------------------------------------------------------- bad input
 
 
-def workers_of(pid: int) -> list[int]:
-    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
-
-
 def refused(match: str, shards: Any, schema: loaderd.Schema, **options: Any) -> None:
     with pytest.raises(OptionError, match=match):
         loaderd.Loader(shards, schema, **{"batch_size": 10, "workers": 1, **options})
@@ -222,3 +219,37 @@ def test_a_batch_larger_than_the_data_set(
         )
         with loaderd.Loader(shards, numbered_schema, batch_size=most, workers=1, **options) as loader:
             assert len(loader) >= 1
+
+
+def test_a_refusal_starts_no_worker(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
+    """With the index at hand, what is wrong with the options is said by the daemon alone."""
+    notes = tmp_path / "processes"
+
+    def arrive(path: str) -> Callable[[Any], Any]:
+        with open(path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        return lambda ids: ids
+
+    class Arriving:
+        """A function that notes each process that it gets to."""
+
+        def __call__(self, ids: Any) -> Any:
+            return ids
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return arrive, (str(notes),)
+
+    schema = loaderd.Schema(
+        numbered_schema.features,
+        {"x": loaderd.Derived(Arriving(), "id", dtype="int64")},
+        {"id": loaderd.Array("id")},
+    )
+    shards = write_numbered([60, 40])
+    with loaderd.Loader(shards, schema, batch_size=10, workers=2) as loader:
+        position = loader.position
+    assert len(set(notes.read_text().split())) == 3, "a daemon and two workers"
+    for options in ({"seed": 1, "start": position}, {"batch_size": 101}):
+        notes.write_text("")
+        with pytest.raises(OptionError):
+            loaderd.Loader(shards, schema, **{"batch_size": 10, "workers": 2, **options})  # type: ignore[arg-type]
+        assert len(set(notes.read_text().split())) == 1, "the daemon"
