@@ -2,8 +2,8 @@
 
 from loaderd import errors, schemas
 from loaderd.client.batch import Batch
-from loaderd.client.dataset import Dataset
 from loaderd.client.loader import Loader
+from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.options import Shuffle
 from loaderd.plan.positions import Position
 from loaderd.randomness import RecordRandom
@@ -17,11 +17,13 @@ __all__ = [
     "Array",
     "Batch",
     "Bits",
+    "Concat",
     "Dataset",
     "Derived",
     "Float",
     "Int64",
     "Loader",
+    "Mix",
     "Packed",
     "PackedBits",
     "Position",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loaderd.errors import OptionError
-from loaderd.schema import Schema
 
 OnCorrupt = Literal["raise", "skip_record", "skip_shard"]
 Remainder = Literal["drop", "short", "carry"]
@@ -141,13 +140,3 @@ class StreamOptions:
         else:
             wanted = min(DEFAULT_WINDOW_RECORDS, DEFAULT_WINDOW_BYTES // row_bytes)
         return max(wanted, self.batch_size)
-
-
-@dataclass(frozen=True)
-class StreamDescription:
-    """A stream: which data, in which order, in which batches, and from where on (a position's JSON)."""
-
-    shards: Any
-    schema: Schema
-    options: StreamOptions
-    start: str | None = None

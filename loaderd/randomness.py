@@ -33,7 +33,8 @@ _HALF_BITS = np.uint64(32)
 def key_of(*parts: int | str) -> int:
     """A 64-bit key of any integers and strings: equal parts give equal keys, on every machine."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    # The name of a file may be no valid Unicode.
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
 def splitmix64(start: Words | np.uint64, numbers: Words) -> Words:

@@ -20,6 +20,7 @@ LAYERS = [
     ["loaderd.schema", "loaderd.randomness"],
     ["loaderd.schemas", "loaderd.symmetry", "loaderd.options", "loaderd.statistics"],
     ["loaderd.shards", "loaderd.decode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
+    ["loaderd.dataset"],
     ["loaderd.workers", "loaderd.daemon"],
     ["loaderd.client"],
     ["loaderd"],

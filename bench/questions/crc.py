@@ -27,7 +27,7 @@ from loaderd.bench.compare import turns
 from loaderd.bench.interface import Config
 from loaderd.bench.reference import chess
 from loaderd.bench.report import Spread
-from loaderd.daemon.index_pass import BlockTable
+from loaderd.daemon.table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.shards import blocks
 from loaderd.shards.files import list_shards
@@ -62,7 +62,7 @@ class LoadStep:
         places = np.resize(rng.permutation(DEFAULT_WINDOW_RECORDS), table.num_records)
         parts, row = [], 0
         for number in rng.permutation(len(table.counts)):
-            block = blocks.Block(*table.block(number))
+            block = blocks.Block(*table.block(number)[:-1])
             parts.append(Part(block, places[row : row + block.count]))
             row += block.count
         self._tasks = [parts[first : first + BLOCKS_PER_TASK] for first in range(0, len(parts), BLOCKS_PER_TASK)]

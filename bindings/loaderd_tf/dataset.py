@@ -127,8 +127,10 @@ def from_loader(
         found = tf.numpy_function(new_pass, [number], [tf.string, tf.int64, tf.int64], stateful=False)
         return [tf.ensure_shape(tensor, []) for tensor in found]
 
-    dataset = tf.data.Dataset.range(1).map(lambda number: tuple(which(number))).flat_map(hops.dataset)
-    if loader.next_is_whole:
+    num_passes = loader.passes_of_an_iteration
+    passes = tf.data.Dataset.counter() if num_passes is None else tf.data.Dataset.range(num_passes)
+    dataset = passes.map(lambda number: tuple(which(number))).flat_map(hops.dataset)
+    if loader.next_is_whole and cardinality != tf.data.UNKNOWN_CARDINALITY:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
     if device is not None:
         to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
@@ -151,6 +153,10 @@ def _alive(weak_loader: weakref.ref[loaderd.Loader]) -> loaderd.Loader:
 
 
 def _cardinality(loader: loaderd.Loader) -> int:
+    if loader.passes_of_an_iteration != 1:
+        return int(
+            tf.data.INFINITE_CARDINALITY if loader.passes_of_an_iteration is None else tf.data.UNKNOWN_CARDINALITY
+        )
     try:
         return len(loader)
     except TypeError:

@@ -18,15 +18,17 @@ from typing import Any
 
 import cloudpickle
 
+from loaderd.dataset import StreamDescription
 from loaderd.errors import ClosedError, DaemonError, LoaderdError, from_wire
 from loaderd.memory.shared import SharedMemory
-from loaderd.options import StreamDescription
-from loaderd.plan.passes import Pass
+from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     Broken,
     Ended,
     Failed,
+    List,
+    Listed,
     Message,
     Open,
     Opened,
@@ -59,6 +61,7 @@ class Connection:
         self._freed: deque[int] = deque()
         self._waiting = False
         self._opened: Opened | None = None
+        self._listed: Listed | None = None
         self._on_progress = on_progress
         self.skipped: list[LoaderdError] = []
         self.records_skipped = 0
@@ -66,20 +69,46 @@ class Connection:
         self._send(Open(cloudpickle.dumps(description)))
         while self._opened is None:
             self._receive()
-        self.facts: dict[str, Any] = self._opened.facts
-        self.of: dict[str, Any] = self._opened.of
-        self.damages: list[dict[str, Any]] = self._opened.damages
         self.slots: SharedMemory = SharedMemory(self._channel.take_fd())
         self.slots.close_fd()
 
+    @property
+    def data(self) -> Listed:
+        """What the daemon said of the data that it uses now."""
+        assert self._listed is not None
+        return self._listed
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Fields of ``Statistics``."""
+        assert self._opened is not None
+        return {**self._opened.facts, **self.data.facts}
+
+    def list_shards(self, listing: Listing | None) -> None:
+        """Have the daemon use the shards that there are now, or those of ``listing``, where sets grow.
+
+        Drops what was on its way, and needs a :meth:`start`. Raises LoaderdError; then nothing has changed.
+        """
+        self._drop()
+        before, self._listed = self._listed, None
+        self._send(List(None if listing is None else list(listing)))
+        while self._listed is None:
+            self._receive()
+        if self._listed.error is not None:
+            error, self._listed = self._listed.error, before
+            raise from_wire(error)
+
     def start(self, pass_: Pass, step: int) -> None:
         """Have a pass delivered from ``step`` on; drops what was on its way."""
+        self._drop()
+        self._send(Start(self._generation, pass_.to_wire(), step))
+
+    def _drop(self) -> None:
         self._generation += 1
         for batch in self._batches:
             if isinstance(batch, list):
                 self.release(batch[1])
         self._batches.clear()
-        self._send(Start(self._generation, pass_.to_wire(), step))
 
     @property
     def has_batch(self) -> bool:
@@ -159,6 +188,8 @@ class Connection:
                 self._batches.append(None)
         elif isinstance(message, Progress):
             self._on_progress(message.done_bytes, message.total_bytes)
+        elif isinstance(message, Listed):
+            self._listed = message
         elif isinstance(message, Opened):
             self._opened = message
         elif isinstance(message, Skipped):

@@ -1,70 +1,47 @@
-"""Making a stream from its description and the indexes of its shards: the plan, the memories, the messages."""
+"""Making a stream of its data: the plan, the memories, the messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, BlockTable, damage_error
+from loaderd.daemon.data import Data
 from loaderd.daemon.stream import Stream
 from loaderd.daemon.tasks import FillWork, LoadWork, Task
-from loaderd.errors import DaemonError, NoShardsError, OptionError
+from loaderd.dataset import StreamDescription
+from loaderd.errors import DaemonError, LoaderdError, OptionError, to_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
-from loaderd.options import StreamDescription
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course, Position
-from loaderd.plan.rows import SetRows
-from loaderd.protocol.messages import Attach, FillTask, LoadTask, Opened, ProbeTask
-from loaderd.shards.files import ShardFile
-from loaderd.shards.index import ShardIndex
+from loaderd.protocol.messages import Attach, FillTask, Listed, LoadTask, Opened, ProbeTask
 
 _MIN_ARENAS = 2
+# Whatever number of records is cut into windows evenly, none is smaller than half a batch.
+_MIN_ARENAS_OF_GROWING = 4
 
 
 class OpenedStream:
     """A stream with its data and memory.
 
-    Raises ShardError where damage forbids it or no record is left, and OptionError where the data do not fit the
-    options: a batch larger than the data set, a position of other data.
+    Raises OptionError where the data do not fit the options: a batch larger than the data set, a position of other
+    data.
     """
 
-    def __init__(
-        self, description: StreamDescription, pickled: bytes, files: list[ShardFile], indexes: list[ShardIndex]
-    ) -> None:
+    def __init__(self, description: StreamDescription, pickled: bytes, data: Data) -> None:
         options = description.options
         schema = description.schema
-        self._options = options
+        self._description = description
         self._pickled = pickled
-        self._files = files
-        damages = [damage for index in indexes for damage in index.damages]
-        if damages and options.on_corrupt == "raise":
-            raise damage_error(damages, len(files))
-        self._damages = damages[:MAX_NAMED_DAMAGES]
-        self._table = table = BlockTable(indexes, options.on_corrupt)
-        if not table.num_records:
-            raise NoShardsError(
-                f"the {len(files)} shards hold no record"
-                + (f" that is not damaged: {damages[0]}" if damages else ""),
-                hint="Check that the files are TFRecord shards (plain, GZIP or ZLIB).",
-            )
-        self._rows = SetRows(table.counts, options.seed, bool(options.shuffle))
-        _check_batch_size(options.batch_size, options.shard[1], table.num_records)
-        window_records = options.window_records(schema.row_bytes)
-        self._of = {
-            "shards": f"{len(files)} shards, {table.num_records} records",
-            "features": schema.stored_fingerprint,
-            "seed": options.seed,
-            "shuffle": f"windows of {window_records}, blocks of {options.block_records}"
-            if options.shuffle
-            else "none",
-            "remainder": options.remainder,
-        }
-        self._course = Course(options, table.num_records, window_records, self._of)
+        self._data = data
+        self._window_records = options.window_records(schema.row_bytes)
+        self._course = self._course_of(data)
         position = Position() if description.start is None else Position.from_json(description.start)
         start, _ = self._course.find(position)
         plans = [self._course.batches(pass_) for pass_ in (start, self._course.next_pass(start))]
         num_arenas = max(_MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
         max_rows = max(plan.largest_window for plan in plans)
+        if data.listing is not None:
+            num_arenas, max_rows = max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
         self._window_layout = WindowLayout(schema.row_bytes, max_rows)
         self._slot_layout = SlotLayout(schema.specs, options.batch_size)
         try:
@@ -83,9 +60,7 @@ class OpenedStream:
             num_workers=options.num_workers,
             skip_damaged=options.on_corrupt != "raise",
         )
-        self._facts: dict[str, Any] = {
-            "num_shards": len(files),
-            "num_records": table.num_records,
+        self._sizes: dict[str, Any] = {
             "workers": options.num_workers,
             "slots": options.num_slots,
             "slot_bytes": self._slot_layout.slot_bytes,
@@ -93,17 +68,39 @@ class OpenedStream:
             "window_bytes": num_arenas * self._window_layout.arena_bytes,
         }
 
+    def use(self, data: Data) -> None:
+        """Go on with other shards, of sets that grow; workers must be attached again. Raises OptionError."""
+        self._course = self._course_of(data)
+        self._data = data
+        self.stream.stop()
+
+    def _course_of(self, data: Data) -> Course:
+        options = self._description.options
+        _check_batch_size(options.batch_size, options.shard[1], data.rows.num_records)
+        return Course(options, data.rows.num_records, self._window_records, self._of(data), data.listing)
+
+    def _of(self, data: Data) -> dict[str, Any]:
+        options = self._description.options
+        order = f"in blocks of {options.block_records}, " if options.shuffle else "none, "
+        return {
+            **data.of,
+            "features": self._description.schema.stored_fingerprint,
+            "seed": options.seed,
+            "shuffle": f"{order}in windows of {self._window_records}",
+            "remainder": options.remainder,
+        }
+
     def _plan_pass(self, pass_: Pass) -> PassPlan:
-        options = self._options
+        options = self._description.options
         batches = self._course.batches(pass_)
-        return PassPlan(self._rows, batches, options.seed, bool(options.shuffle), pass_.first_epoch)
+        return PassPlan(self._data.rows, batches, options.seed, bool(options.shuffle), pass_.first_epoch)
 
     def attach_message(self) -> Attach:
         """What a worker needs; goes with the descriptors of :meth:`fds`."""
         return Attach(
             self._pickled,
-            [[file.uri, file.size_bytes, file.mtime_ns] for file in self._files],
-            list(self._table.compressions),
+            [[file.uri, file.size_bytes, file.mtime_ns] for file in self._data.files],
+            list(self._data.compressions),
             self._window_layout.max_rows,
         )
 
@@ -113,8 +110,18 @@ class OpenedStream:
 
     def opened_message(self, index_s: float, index_cached: int) -> Opened:
         """What the client needs; goes with the descriptor of the slots."""
-        facts = {**self._facts, "index_s": index_s, "index_cached": index_cached}
-        return Opened(facts, self._of, [damage.to_wire() for damage in self._damages])
+        return Opened({**self._sizes, "index_s": index_s, "index_cached": index_cached})
+
+    def listed_message(self, error: LoaderdError | None = None) -> Listed:
+        """What the client must know of the data."""
+        data = self._data
+        return Listed(
+            {"num_shards": len(data.files), "num_records": data.rows.num_records},
+            self._of(data),
+            data.listing,
+            [damage.to_wire() for damage in data.damages],
+            None if error is None else to_wire(error),
+        )
 
     def task_message(self, task: Task) -> LoadTask | FillTask | ProbeTask:
         """The message that gives a task to a worker."""
@@ -122,7 +129,8 @@ class OpenedStream:
         if isinstance(work, LoadWork):
             assert self.stream.plan is not None
             order = self.stream.plan.order_of(work.window)
-            slices = [self._table.slice(part, self._options.seed) for part in work.slices]
+            seed = self._description.options.seed
+            slices = [self._data.slice(part, seed) for part in work.slices]
             return LoadTask(task.number, work.arena, [order.key, order.size, order.first, order.stop], slices)
         if isinstance(work, FillWork):
             batches = [
@@ -137,7 +145,7 @@ class OpenedStream:
                 for batch in work.batches
             ]
             return FillTask(task.number, batches)
-        return ProbeTask(task.number, self._table.block(0))
+        return ProbeTask(task.number, self._data.block(0))
 
     def close(self) -> None:
         """Give the memories' descriptors back."""

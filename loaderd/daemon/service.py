@@ -5,7 +5,10 @@
     client ──Open──►  list the shards, load cached indexes
                       IndexTask … for the rest                   IndexPass is the source of tasks
                       plan, make the memories, Attach, ProbeTask    Probe is
+           ◄─Listed─
            ◄─Opened─
+           ──List──►  (where data sets grow) list them again, IndexTask …, Attach
+           ◄─Listed─
            ──Start──► LoadTask, FillTask …                       the Stream is
            ◄─Ready──
            ─Release─►
@@ -24,15 +27,17 @@ import time
 import traceback
 from typing import Any
 
+from loaderd.daemon.data import Data, list_sets
 from loaderd.daemon.index_pass import IndexPass
 from loaderd.daemon.opening import OpenedStream
 from loaderd.daemon.scheduler import Scheduler
 from loaderd.daemon.stream import BrokenBatch, Delivery, Fault, PassEnd, Skip
 from loaderd.daemon.tasks import IndexWork, LoadWork, ProbeWork, Task
 from loaderd.daemon.worker_pool import WorkerPool
+from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, from_wire, to_wire
-from loaderd.options import StreamDescription
-from loaderd.plan.passes import Pass
+from loaderd.plan.passes import Listing, Pass, listing_of
+from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     ATTACH_TASK,
@@ -42,6 +47,7 @@ from loaderd.protocol.messages import (
     Ended,
     Failed,
     IndexTask,
+    List,
     Message,
     Open,
     Progress,
@@ -52,7 +58,8 @@ from loaderd.protocol.messages import (
     TaskFailed,
     Warned,
 )
-from loaderd.shards.files import list_shards
+from loaderd.shards.files import ShardFile
+from loaderd.shards.index import ShardIndex
 from loaderd.shards.index_cache import IndexCache
 
 _logger = logging.getLogger(__name__)
@@ -101,6 +108,9 @@ class Service:
         self._pickled = b""
         self._description: StreamDescription | None = None
         self._index_pass: IndexPass | None = None
+        self._sets: list[list[ShardFile]] = []
+        self._known: dict[ShardFile, ShardIndex] = {}
+        self._num_cached = 0
         self._probe: _Probe | None = None
         self._opened: OpenedStream | None = None
         self._began_s = time.monotonic()
@@ -148,6 +158,10 @@ class Service:
         elif isinstance(message, Start):
             assert self._opened is not None
             self._opened.stream.start(message.generation, Pass.from_wire(message.which), message.step)
+        elif isinstance(message, List):
+            assert self._opened is not None
+            self._opened.stream.stop()
+            self._list(listing_of(message.listing))
         elif isinstance(message, Open):
             self._open(message)
         else:
@@ -162,13 +176,28 @@ class Service:
                 f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
-        options = description.options
-        self._index_pass = IndexPass(
-            list_shards(description.shards), IndexCache(options.index_cache, options.block_records)
-        )
+        start = None if description.start is None else Position.from_json(description.start)
+        self._list(None if start is None else start.listing)
+
+    def _list(self, listing: Listing | None) -> None:
+        """Find the shards; what goes wrong with those of sets that have grown costs the client nothing more."""
+        assert self._description is not None
+        options = self._description.options
+        try:
+            self._sets = list_sets(self._description.dataset, listing)
+        except LoaderdError as error:
+            self._refuse(error)
+            return
+        files = [file for files in self._sets for file in files]
+        self._index_pass = IndexPass(files, IndexCache(options.index_cache, options.block_records), self._known)
         self._scheduler.add_source(self._index_pass)
-        if not self._index_pass.finished:
+        if not self._index_pass.finished and not self._pool.numbers:
             self._start_workers(options.num_workers)
+
+    def _refuse(self, error: LoaderdError) -> None:
+        if self._opened is None:
+            raise error
+        self._client.send(self._opened.listed_message(error))
 
     # ------------------------------------------------------------------------------------------ workers
 
@@ -220,7 +249,7 @@ class Service:
 
     def _hand_out(self) -> None:
         """Go on to the next phase if this one is over; give out tasks; tell the client."""
-        if self._opened is None and self._index_pass is not None:
+        if self._index_pass is not None:
             self._after_indexing(self._index_pass)
         if self._probe is not None and self._probe.finished:
             self._after_probe(self._probe)
@@ -244,28 +273,48 @@ class Service:
         if not index_pass.finished:
             return
         self._scheduler.remove_source(index_pass)
+        self._num_cached = index_pass.num_cached
         self._index_s = time.monotonic() - self._began_s
         if index_pass.unstored:
             text = f"the index could not be kept, so the next start makes it again: {index_pass.unstored}"
             self._client.send(Warned(text, self._pool.restarts))
+        self._index_pass = None
+        indexes = {file: index_pass.indexes[number] for number, file in enumerate(index_pass.files)}
+        try:
+            self._use(indexes)
+        except LoaderdError as error:
+            self._refuse(error)
+
+    def _use(self, indexes: dict[ShardFile, ShardIndex]) -> None:
+        """The data are there: plan, and have the workers know of them."""
         assert self._description is not None
-        indexes = [index_pass.indexes[number] for number in range(len(index_pass.files))]
-        self._opened = OpenedStream(self._description, self._pickled, index_pass.files, indexes)
+        options = self._description.options
+        data = Data(self._description.dataset, options, self._sets, indexes.__getitem__)
+        if data.listing is not None:
+            self._known = indexes
+        if self._opened is not None:
+            self._opened.use(data)
+            for worker in self._pool.numbers:
+                self._attach(worker)
+            self._client.send(self._opened.listed_message())
+            return
+        self._opened = OpenedStream(self._description, self._pickled, data)
         for worker in self._pool.numbers:
             self._attach(worker)
         if not self._pool.numbers:  # the index was there; what is wrong with the options was said before this
-            self._start_workers(self._description.options.num_workers)
+            self._start_workers(options.num_workers)
         self._probe = _Probe()
         self._scheduler.add_source(self._probe)
 
     def _after_probe(self, probe: _Probe) -> None:
         if probe.error is not None:
             raise probe.error
-        assert self._opened is not None and self._index_pass is not None
+        assert self._opened is not None
         self._scheduler.remove_source(probe)
         self._probe = None
         self._scheduler.add_source(self._opened.stream)
-        message = self._opened.opened_message(self._index_s, self._index_pass.num_cached)
+        self._client.send(self._opened.listed_message())
+        message = self._opened.opened_message(self._index_s, self._num_cached)
         self._client.send(message, (self._opened.slots.fd,))
 
     def _tell_client(self) -> None:

@@ -32,6 +32,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 
 _ROWS_PER_LOAD = 4096
+_NO_GENERATION = -1
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,8 @@ class Stream:
         skip_damaged: bool,
     ) -> None:
         self.outbox: deque[Outgoing] = deque()
-        self.generation = -1
+        self.generation = _NO_GENERATION
         self.plan: PassPlan | None = None
-        self._pass: Pass | None = None
         self._plan_pass = plan_pass
         self._num_slots = num_slots
         self._num_workers = num_workers
@@ -125,8 +125,8 @@ class Stream:
 
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, generation: int, pass_: Pass, step: int) -> None:
-        """Deliver a pass from ``step`` on; all else is void."""
+    def stop(self) -> None:
+        """All that is under way is void; nothing happens until the next :meth:`start`."""
         # These count as lent, but the consumer will never hear of them.
         self.release([item.slot for item in self.outbox if isinstance(item, Delivery)])
         self.outbox.clear()
@@ -139,9 +139,15 @@ class Stream:
         self._in_flight.clear()
         self._finished.clear()
         self._alone.clear()
+        self.plan = None
+        self.generation = _NO_GENERATION
+        self._ended = True
+
+    def start(self, generation: int, pass_: Pass, step: int) -> None:
+        """Deliver a pass from ``step`` on; all else is void."""
+        self.stop()
         self.generation = generation
-        if self.plan is None or self._pass != pass_:
-            self.plan, self._pass = self._plan_pass(pass_), pass_
+        self.plan = self._plan_pass(pass_)
         self._next_fill = self._next_send = step
         self._ended = False
         if not self._past_end(step):

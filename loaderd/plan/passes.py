@@ -16,27 +16,36 @@ from loaderd.plan.epoch import Slice, WindowOrder, window_key
 from loaderd.plan.rows import Rows
 from loaderd.plan.shares import Window
 
+Listing = tuple[tuple[str, str, int, str] | None, ...]
+"""Of each set that grows, the shards of an epoch: the first one's name, the last one's, how many, their digest."""
+
+
+def listing_of(values: Any) -> Listing | None:
+    """A listing that came as lists."""
+    return None if values is None else tuple(None if entry is None else tuple(entry) for entry in values)
+
 
 @dataclass(frozen=True)
 class Pass:
     """Which pass: of ``epochs`` epochs (None: for ever) from ``first_epoch`` on.
 
     ``past``: what other numbers of hosts took of the first epoch before, one behind the other: how many rows each of
-    the hosts took of its share.
+    the hosts took of its share. ``listing``: where data sets grow, the shards that the pass is made of.
     """
 
     first_epoch: int
     epochs: int | None
     past: tuple[tuple[int, ...], ...] = ()
+    listing: Listing | None = None
 
     def to_wire(self) -> list[Any]:
         """Plain values, for a message; the way back is :meth:`from_wire`."""
-        return [self.first_epoch, self.epochs, self.past]
+        return [self.first_epoch, self.epochs, self.past, self.listing]
 
     @classmethod
     def from_wire(cls, wire: list[Any]) -> Pass:
-        first_epoch, epochs, past = wire
-        return cls(first_epoch, epochs, tuple(map(tuple, past)))
+        first_epoch, epochs, past, listing = wire
+        return cls(first_epoch, epochs, tuple(map(tuple, past)), listing_of(listing))
 
 
 class PassPlan:

@@ -21,9 +21,9 @@ from loaderd.randomness import key_of as key_of
 from loaderd.randomness import splitmix64
 
 
-def random_words(key: int, count: int) -> npt.NDArray[np.uint64]:
-    """uint64, (count,): the first numbers of the splitmix64 generator that starts at ``key``."""
-    return splitmix64(np.uint64(key), np.arange(count, dtype=np.uint64))
+def random_words(key: int, count: int, first: int = 0) -> npt.NDArray[np.uint64]:
+    """uint64, (count,): numbers of the splitmix64 generator that starts at ``key``, from its ``first`` on."""
+    return splitmix64(np.uint64(key), np.arange(first, first + count, dtype=np.uint64))
 
 
 def permutation(key: int, count: int) -> npt.NDArray[np.int64]:

@@ -16,7 +16,7 @@ from typing import Any
 from loaderd.errors import OptionError
 from loaderd.options import StreamOptions, is_count, require
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.passes import Pass
+from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.shares import HostShare, Rest
 
 _VERSION = 1
@@ -41,6 +41,8 @@ class Position:
     """The epoch with which the pass began, where it matters; None: the ``epochs`` epochs that this one is among."""
     past: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     """Rows that each host took of epoch ``first_epoch`` before: a tuple for each change of the number of hosts."""
+    listing: Listing | None = field(default=None, repr=False)
+    """Where data sets grow: the shards that the epoch is made of; None: those that there are when it begins."""
     of: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What it belongs to: the shards, the schema's stored features, the seed, …; empty: not to be compared."""
 
@@ -60,6 +62,7 @@ class Position:
             if values.pop("version") != _VERSION:
                 raise ValueError("it is of another version")
             values["past"] = tuple(map(tuple, values["past"]))
+            values["listing"] = listing_of(values["listing"])
             return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise OptionError(
@@ -70,9 +73,20 @@ class Position:
 class Course:
     """All passes of a loader, one behind the other, and where in them a position is. Pure arithmetic."""
 
-    def __init__(self, options: StreamOptions, num_records: int, window_records: int, of: Mapping[str, Any]) -> None:
-        """``of``: what a position's ``of`` is compared with."""
-        self._options = options
+    def __init__(
+        self,
+        options: StreamOptions,
+        num_records: int,
+        window_records: int,
+        of: Mapping[str, Any],
+        listing: Listing | None = None,
+    ) -> None:
+        """``of``: what a position's ``of`` is compared with.
+
+        ``listing``: the shards that ``num_records`` is of, where data sets grow; then each epoch is a pass alone.
+        """
+        self._options = options if listing is None else replace(options, epochs=1)
+        self.listing = listing
         self._num_records = num_records
         self._window_records = window_records
         self._of = of
@@ -103,12 +117,13 @@ class Course:
 
     def next_pass(self, pass_: Pass) -> Pass:
         """The whole pass behind this one (behind one that never ends: from its second epoch on)."""
-        return self._pass_from(pass_.first_epoch + (pass_.epochs or 1), ())
+        following = self._pass_from(pass_.first_epoch + (pass_.epochs or 1), ())
+        return following if self.listing is None else replace(following, listing=None)
 
     def _pass_from(self, epoch: int, past: tuple[tuple[int, ...], ...]) -> Pass:
         """From ``epoch`` to where the pass ends that it belongs to: passes have ``epochs`` epochs, from 0 on."""
         epochs = self._options.epochs
-        return Pass(epoch, None if epochs is None else epochs - epoch % epochs, past)
+        return Pass(epoch, None if epochs is None else epochs - epoch % epochs, past, self.listing)
 
     def _usual_first_epoch(self, epoch: int) -> int:
         epochs = self._options.epochs
@@ -127,6 +142,7 @@ class Course:
         here = Position(pass_.first_epoch + epoch, batch, num_hosts, batch_size, of=self._of)
         if epoch == pass_.epochs:  # behind the pass: the next one begins here
             return here
+        here = replace(here, listing=pass_.listing)
         past = pass_.past if epoch == 0 or self._options.remainder == "carry" else ()
         if not past and (
             self._options.remainder != "carry" or pass_.first_epoch == self._usual_first_epoch(here.epoch)
@@ -140,6 +156,8 @@ class Course:
         step += batches
         while (num_steps := self.batches(pass_).num_steps) is not None and step >= num_steps:
             step -= num_steps
+            if self.listing is not None and step:
+                raise OptionError(f"of data that grow, nobody can say what is {step} batches behind the epoch's end")
             pass_ = self.next_pass(pass_)
         return self.position(pass_, step)
 
@@ -158,7 +176,7 @@ class Course:
             pass_ = self._pass_from(first_epoch, position.past)
             return pass_, self._step(self.batches(pass_), pass_, position)
         then = replace(self._options, shard=(0, was_hosts), batch_size=was_batch_size)
-        before = Course(then, self._num_records, self._window_records, self._of)
+        before = Course(then, self._num_records, self._window_records, self._of, self.listing)
         pass_ = before._pass_from(first_epoch, position.past)
         step = self._step(before.batches(pass_), pass_, position)
         epoch = position.epoch - first_epoch

@@ -27,6 +27,9 @@ from loaderd.plan.epoch import EpochOrder, Slice
 
 Int64s = npt.NDArray[np.int64]
 
+# Epochs that a set can begin in one epoch of a mix, so that no two of all are the same.
+_MOST_EPOCHS_OF_A_SET = 1 << 32
+
 
 class Rows(Protocol):
     """What a pass is made of."""
@@ -103,9 +106,19 @@ class Shares:
 class MixRows:
     """Several data sets in proportion to their weights; an epoch has ``num_records`` rows of all of them."""
 
-    def __init__(self, sets: Sequence[Rows], num_records: int, weights: Mapping[int, Sequence[Fraction]]) -> None:
-        """``weights``: from which epoch of the mix on (0 at least) which weights hold, one a set, that sum to 1."""
+    def __init__(
+        self,
+        sets: Sequence[Rows],
+        num_records: int,
+        weights: Mapping[int, Sequence[Fraction]],
+        anew: Sequence[bool],
+    ) -> None:
+        """``weights``: from which epoch of the mix on (0 at least) which weights hold, one a set, that sum to 1.
+
+        ``anew``: of which sets each epoch of the mix begins a new epoch, whatever the last one left of it.
+        """
         self._sets = sets
+        self._anew = anew
         self.num_records = num_records
         self.num_blocks = sum(one.num_blocks for one in sets)
         self._shares = [(epoch, Shares(tuple(weights[epoch]))) for epoch in sorted(weights)]
@@ -127,12 +140,19 @@ class MixRows:
         found: list[Slice] = []
         first_block = row = 0
         shares = self.shares(epoch)
-        for one, used, begin, end in zip(
-            self._sets, self.rows_before(epoch), shares.of_first(start), shares.of_first(stop), strict=True
+        for one, anew, used, begin, end in zip(
+            self._sets,
+            self._anew,
+            self.rows_before(epoch),
+            shares.of_first(start),
+            shares.of_first(stop),
+            strict=True,
         ):
-            at, last = used + begin, used + end
+            first_epoch = epoch * _MOST_EPOCHS_OF_A_SET if anew else 0
+            at, last = (begin, end) if anew else (used + begin, used + end)
             while at < last:
                 of_set, first = divmod(at, one.num_records)
+                of_set += first_epoch
                 take = min(last - at, one.num_records - first)
                 found += _moved(one.slices(of_set, first, first + take), first_block, row)
                 at += take

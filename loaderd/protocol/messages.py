@@ -2,8 +2,8 @@
 
 ::
 
-    client  ──► daemon   Open, Start, Release
-    client  ◄── daemon   Progress, Opened, Ready, Broken, Skipped, Ended, Failed, Warned
+    client  ──► daemon   Open, List, Start, Release
+    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, Failed, Warned
     daemon  ──► worker   Attach, IndexTask, ProbeTask, LoadTask, FillTask
     daemon  ◄── worker   Done, TaskFailed
 
@@ -26,7 +26,7 @@ UNICODE_ERRORS = "surrogatepass"
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Client: make a stream of this description (a pickle of ``options.StreamDescription``)."""
+    """Client: make a stream of this description (a pickle of ``dataset.StreamDescription``)."""
 
     description: bytes
 
@@ -40,16 +40,35 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """Daemon: the stream exists; the memory of its slots comes with this message.
+class List:
+    """Client: of sets that grow, use the shards that there are now, or those of ``listing`` (``plan.passes``)."""
 
-    ``facts`` are fields of ``Statistics``; ``of`` is what positions are to be ``of`` (``plan.positions.Position``);
-    ``damages`` (dicts of Damage) is what the index pass left out.
+    listing: list[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Daemon: the data are these; or, with an ``error``, they could not be had, and are what they were.
+
+    ``facts`` are fields of ``Statistics``; ``of`` and ``listing`` are what positions are to say
+    (``plan.positions.Position``); ``damages`` (dicts of Damage) is what the index pass left out.
     """
 
     facts: dict[str, Any]
     of: dict[str, Any]
+    listing: Any
     damages: list[dict[str, Any]]
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Daemon: the stream exists; the memory of its slots comes with this message.
+
+    ``facts`` are fields of ``Statistics``. Listed has come before it.
+    """
+
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +160,7 @@ class IndexTask:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """Daemon: see whether this record (a block as in LoadTask) fits the schema."""
+    """Daemon: see whether the first record of this block (to ``left``, as in LoadTask) fits the schema."""
 
     task: int
     block: list[Any]
@@ -151,9 +170,10 @@ class ProbeTask:
 class LoadTask:
     """Daemon: bring records into a window, whose rows go where ``order`` (as in ``plan.epoch.WindowOrder``) says.
 
-    Each slice is [shard, offset, num_bytes, count, first_record, anchors, first, stop, row, key]: the block's place
-    (as in ``shards.blocks.Block``), which of its records are wanted, the window's row of the first of them, and the
-    key of its shard in its epoch, for the random numbers of its records.
+    Each slice is [shard, offset, num_bytes, count, first_record, anchors, left, first, stop, row, key]: the block's
+    place (as in ``shards.blocks.Block``), which of its records are in the data set (as in ``daemon.table``), which of
+    these are wanted, the window's row of the first of them, and the key of its shard in its epoch, for the random
+    numbers of its records.
     """
 
     task: int
@@ -192,6 +212,8 @@ class TaskFailed:
 Message = (
     Open
     | Progress
+    | List
+    | Listed
     | Opened
     | Start
     | Ready

@@ -158,6 +158,15 @@ def check_data_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> list[tuple[
     return _find_bad_records(buffer, ends, stored)
 
 
+def chain_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64], previous: int) -> int:
+    """A CRC32C over the stored CRCs of consecutive records, ``previous`` being that of the records before.
+
+    ``buffer`` must have been through :func:`check_data_crcs`, which leaves them unmasked. About 5 ns a record.
+    """
+    crc: int = _crc32c.crc32c(words_at(buffer, ends[1:] - FOOTER_BYTES).data, previous)
+    return crc
+
+
 def _find_bad_records(buffer: Bytes1D, ends: npt.NDArray[np.int64], stored: Crcs) -> list[tuple[int, int, int]]:
     view = buffer.data
     bad = []

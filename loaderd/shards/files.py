@@ -37,6 +37,13 @@ class ShardFile:
     size_bytes: int
     mtime_ns: int
 
+    @property
+    def name(self) -> str:
+        """The file's name, without its folders and without a URI's query: what stays when shards are moved."""
+        if not _is_remote(self.uri):
+            return posixpath.basename(self.uri)
+        return unquote(posixpath.basename(self.uri.partition("?")[0]))
+
 
 class OpenFile(Protocol):
     """A file that is open for reading at any offset."""

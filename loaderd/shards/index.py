@@ -6,20 +6,24 @@ middle: each healthy stretch of it is one block.
 
 ::
 
-    offsets        int64   (blocks,)  where the block starts, in bytes of the (decompressed) stream
-    num_bytes      int64   (blocks,)  frames and all
-    counts         int64   (blocks,)  records
-    first_records  int64   (blocks,)  number of the block's first record in the shard
-    anchors        uint32  (…)        for each block, one behind the other: the offset in the block of every 32nd
-                                      record, from the first on; none for a compressed shard
+    offsets        (blocks,)  where the block starts, in bytes of the (decompressed) stream
+    num_bytes      (blocks,)  frames and all
+    counts         (blocks,)  records
+    first_records  (blocks,)  number of the block's first record in the shard
+    runs           (…)        for each block, one behind the other: 0, then the bytes of each run of 32 records but
+                              the last; none for a compressed shard
+
+Each is an array of the smallest unsigned integers that hold it: the daemon keeps the indexes of all shards.
 
 Where a record starts is known only from the one before, so a reader would have to go from one to the next. From
-the anchors it takes 32 times fewer steps, all of a block's (or of several blocks') at a time.
+the **anchors** of a block, the offsets in it of every 32nd record, it takes 32 times fewer steps, all of a block's
+(or of several blocks') at a time. They are the sums of its runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import msgpack
@@ -28,35 +32,60 @@ import numpy.typing as npt
 
 from loaderd.errors import Damage
 from loaderd.shards.compression import Compression, detect_compression, open_stream
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import chain_crcs, masked_crc
 from loaderd.shards.files import ShardFile, open_shard
 from loaderd.shards.framing import Ends, Piece, scan
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 ANCHOR_RECORDS = 32
 _MAX_BLOCK_BYTES = 8 << 20
-_ARRAYS = ("offsets", "num_bytes", "counts", "first_records")
+# The name of a file may be no valid Unicode.
+_UNICODE_ERRORS = "surrogatepass"
+_ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs")
 
-Int64s = npt.NDArray[np.int64]
+Uints = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """Blocks and damage of one shard; the arrays are drawn in the module's docstring."""
+    """Blocks and damage of one shard; the arrays are drawn in the module's docstring.
+
+    ``digest``: a CRC32C of what its records hold; the same for the same records, however they are compressed.
+    """
 
     file: ShardFile
     compression: Compression
-    offsets: Int64s
-    num_bytes: Int64s
-    counts: Int64s
-    first_records: Int64s
-    anchors: npt.NDArray[np.uint32]
-    damages: tuple[Damage, ...] = ()
+    digest: int
+    damages: tuple[Damage, ...]
+    offsets: Uints
+    num_bytes: Uints
+    counts: Uints
+    first_records: Uints
+    runs: Uints
 
     @property
     def num_records(self) -> int:
         """Healthy records."""
         return int(self.counts.sum())
+
+    @cached_property
+    def _run_ends(self) -> Uints:
+        """(blocks,): where in ``runs`` those of each block end."""
+        return shrunk(np.cumsum(-(-self.counts.astype(np.int64) // ANCHOR_RECORDS)))
+
+    def block(self, number: int) -> tuple[int, int, int, int, bytes]:
+        """(offset, num_bytes, count, first_record, anchors) of a block; anchors: uint32, little-endian."""
+        anchors = b""
+        if len(self.runs):
+            start = int(self._run_ends[number - 1]) if number else 0
+            anchors = np.cumsum(self.runs[start : self._run_ends[number]], dtype="<u4").tobytes()
+        return (
+            int(self.offsets[number]),
+            int(self.num_bytes[number]),
+            int(self.counts[number]),
+            int(self.first_records[number]),
+            anchors,
+        )
 
     def encode(self) -> bytes:
         """The index as bytes, with a version in front and a CRC behind."""
@@ -65,10 +94,11 @@ class ShardIndex:
                 "version": INDEX_VERSION,
                 "file": [self.file.uri, self.file.size_bytes, self.file.mtime_ns],
                 "compression": self.compression,
+                "digest": self.digest,
                 "damages": [damage.to_wire() for damage in self.damages],
-                **{name: getattr(self, name).astype("<i8").tobytes() for name in _ARRAYS},
-                "anchors": self.anchors.astype("<u4").tobytes(),
-            }
+                **{name: _array_to_wire(getattr(self, name)) for name in _ARRAYS},
+            },
+            unicode_errors=_UNICODE_ERRORS,
         )
         return body + masked_crc(body).to_bytes(4, "little")
 
@@ -78,16 +108,26 @@ def decode_index(data: bytes) -> ShardIndex:
     body = data[:-4]
     if len(data) < 5 or masked_crc(body) != int.from_bytes(data[-4:], "little"):
         raise ValueError("its CRC does not match")
-    fields: dict[str, Any] = msgpack.unpackb(body)
+    fields: dict[str, Any] = msgpack.unpackb(body, unicode_errors=_UNICODE_ERRORS)
     if fields["version"] != INDEX_VERSION:
         raise ValueError(f"it is of version {fields['version']}, not {INDEX_VERSION}")
     return ShardIndex(
         ShardFile(*fields["file"]),
         fields["compression"],
-        damages=tuple(Damage(**damage) for damage in fields["damages"]),
-        **{name: np.frombuffer(fields[name], dtype="<i8") for name in _ARRAYS},
-        anchors=np.frombuffer(fields["anchors"], dtype="<u4"),
+        fields["digest"],
+        tuple(Damage(**damage) for damage in fields["damages"]),
+        *[np.frombuffer(data, dtype=f"<u{item_bytes}") for item_bytes, data in map(fields.__getitem__, _ARRAYS)],
     )
+
+
+def shrunk(numbers: npt.NDArray[Any]) -> Uints:
+    """The same numbers (none below 0) as the smallest unsigned integers that hold them."""
+    return numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
+
+
+def _array_to_wire(numbers: Uints) -> list[Any]:
+    """[bytes of an item, the items, little-endian]."""
+    return [numbers.itemsize, numbers.astype(f"<u{numbers.itemsize}").tobytes()]
 
 
 def build_index(file: ShardFile, block_records: int) -> ShardIndex:
@@ -100,7 +140,7 @@ def build_index(file: ShardFile, block_records: int) -> ShardIndex:
         compression = detect_compression(opened)
         blocks = _Blocks(block_records if compression == "none" else None)
         damages: list[Damage] = []
-        next_record = 0
+        next_record = digest = 0
         stream = open_stream(file.uri, opened, compression)
         for found in scan(file.uri, stream.read_into):
             if isinstance(found, Damage):
@@ -108,13 +148,14 @@ def build_index(file: ShardFile, block_records: int) -> ShardIndex:
                 next_record = found.record + 1
             else:
                 blocks.add(found)
+                digest = chain_crcs(found.buffer, found.ends, digest)
                 next_record = found.first_record + found.num_records
         if stream.damage is not None:
             damages.append(_place(stream.damage, next_record, damages))
         opened.check_unchanged()
     finally:
         opened.close()
-    return ShardIndex(file, compression, *blocks.arrays(), damages=tuple(damages))
+    return ShardIndex(file, compression, digest, tuple(damages), *blocks.arrays())
 
 
 def _place(ended: Damage, next_record: int, damages: list[Damage]) -> Damage:
@@ -170,9 +211,10 @@ class _Blocks:
             return 1 << 62
         return 0 if num_bytes >= _MAX_BLOCK_BYTES else self._block_records - count
 
-    def arrays(self) -> tuple[Int64s, Int64s, Int64s, Int64s, npt.NDArray[np.uint32]]:
+    def arrays(self) -> tuple[Uints, ...]:
         """Everything in :class:`ShardIndex` that is an array, in its order."""
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
-        offsets, num_bytes, counts, first_records = (np.ascontiguousarray(column) for column in table.T)
         anchors = np.concatenate([*self._anchors, np.zeros(0, dtype=np.uint32)])
-        return offsets, num_bytes, counts, first_records, anchors
+        runs = np.diff(anchors, prepend=np.uint32(0))
+        runs[anchors == 0] = 0  # a block's first
+        return *(shrunk(column) for column in table.T), shrunk(runs)

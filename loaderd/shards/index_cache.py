@@ -50,7 +50,7 @@ class IndexCache:
         if self._where == "none":
             return None
         key = f"{INDEX_VERSION}\0{file.uri}\0{file.size_bytes}\0{file.mtime_ns}\0{self._block_records}"
-        digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+        digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
         if self._where == "beside" and "://" not in file.uri:
             shard = Path(file.uri)
             return shard.with_name(f".{shard.name}.{digest[:12]}{_SUFFIX}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from loaderd.dataset import StreamDescription
 from loaderd.decode.fields import BatchDecoder
 from loaderd.errors import to_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
-from loaderd.options import StreamDescription
 from loaderd.plan.epoch import WindowOrder
+from loaderd.plan.selection import numbers_that
 from loaderd.protocol.messages import FillTask, IndexTask, LoadTask, ProbeTask
 from loaderd.shards.blocks import Block
 from loaderd.shards.files import ShardFile
@@ -26,6 +28,12 @@ def index_shard(description: StreamDescription, task: IndexTask) -> list[Any]:
     index = build_index(ShardFile(*task.file), options.block_records)
     unstored = IndexCache(options.index_cache, options.block_records).store(index)
     return [index.encode(), None if unstored is None else str(unstored)]
+
+
+def _numbers_left(block: Block, left: list[Any]) -> npt.NDArray[np.int64]:
+    """int64, (left,): the numbers in the block of the records that are in the data set; ``left``: as in LoadTask."""
+    low, high, conditions = left
+    return numbers_that(conditions, low, high) - block.first_record
 
 
 class Executor:
@@ -51,17 +59,20 @@ class Executor:
         self._slots = [slot_layout.views(slots.bytes, slot) for slot in range(num_slots)]
 
     def probe(self, task: ProbeTask) -> None:
-        """See whether the first record of a block fits the schema; raises RecordMismatchError if not."""
-        self._loader.check_first_record(Block(*task.block))
+        """See whether the first record that is left of a block fits the schema; raises RecordMismatchError if not."""
+        *fields, left = task.block
+        block = Block(*fields)
+        self._loader.check_record(block, 0 if left is None else int(_numbers_left(block, left)[0]))
 
     def load(self, task: LoadTask) -> list[list[Any]]:
         """Bring records into a window; returns the faults: [places, error] each."""
         order = WindowOrder(*task.order)
         parts = []
-        for *fields, first, stop, row, key in task.slices:
+        for *fields, left, first, stop, row, key in task.slices:
             block = Block(*fields)
             places = np.full(block.count, -1)
-            places[first:stop] = order.places(row, row + stop - first)
+            wanted = slice(first, stop) if left is None else _numbers_left(block, left)[first:stop]
+            places[wanted] = order.places(row, row + stop - first)
             parts.append(Part(block, places, key))
         return [[places, to_wire(error)] for places, error in self._loader.load(parts, self._rows[task.arena])]
 

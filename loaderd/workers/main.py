@@ -6,9 +6,9 @@ import contextlib
 import pickle
 import traceback
 
+from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.memory.shared import SharedMemory
-from loaderd.options import StreamDescription
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     ATTACH_TASK,

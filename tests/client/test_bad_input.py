@@ -19,6 +19,7 @@ from loaderd.errors import (
     ShardReadError,
     WorkerError,
 )
+from loaderd.plan.passes import Pass
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -77,7 +78,7 @@ def test_damage_after_the_index_breaks_one_batch(
         numbers = []
         for step in range(10):
             try:
-                batch = loader.fetch(0, step)
+                batch = loader.fetch(Pass(0, 1), step)
             except CorruptRecordError as error:
                 assert step == 3 and error.damage is not None and error.damage.record == 77
             else:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import loaderd
+from loaderd.plan.passes import Pass
 
 Write = Callable[..., list[Path]]
 Draws = dict[int, tuple[Any, ...]]
@@ -82,7 +83,7 @@ def test_draws_are_the_same_after_a_resume(write_numbered: Write, schema: loader
     epochs = epochs_of(shards, schema, 2)
     with loaderd.Loader(shards, schema, **OPTIONS) as loader:
         for step in (9, 0, 4):
-            batch = loader.fetch(1, step)
+            batch = loader.fetch(Pass(1, 1), step)
             assert batch is not None
             draws = draws_of(batch)
             assert draws == {number: epochs[1][number] for number in draws}

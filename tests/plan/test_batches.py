@@ -38,7 +38,7 @@ def test_windows_smaller_than_batches(plan: BatchPlan):
     following = 0
     for step in steps_of(plan):
         start, stop = plan.rows_of(step)
-        assert start < stop <= start + plan.batch_size or plan.batch_size == 1 and start == stop
+        assert start < stop <= start + plan.batch_size or (plan.batch_size == 1 and start == stop)
         segments = plan.segments(step)
         assert sum(segment.stop - segment.start for segment in segments) == stop - start
         windows = [segment.window for segment in segments] or [0]

@@ -32,6 +32,7 @@ def test_the_order_never_changes():
     assert places(7, 12, 3, 7).tolist() == [7, 0, 3, 4]
     assert places(7, 5000, 3, 7).tolist() == [4952, 1069, 160, 460]
     assert random_words(0, 2).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4], "splitmix64's own test vector"
+    assert random_words(5, 4, first=3).tolist() == random_words(5, 7)[3:].tolist()
 
 
 def test_keys_tell_their_parts_apart():

@@ -1,4 +1,4 @@
-"""Going on from a position, at every step, on as many hosts as before or on others: nothing is lost or comes twice."""
+"""Going on from a position, at every step, on as many hosts as before or on others: nothing is lost or repeated."""
 
 from __future__ import annotations
 

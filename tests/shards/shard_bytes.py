@@ -109,14 +109,10 @@ def num_descriptors() -> int:
 
 def blocks_of(index: ShardIndex, shard: int = 0) -> list[Block]:
     """The blocks of an index, each with its anchors; checks that none is left over."""
-    blocks, anchor = [], 0
-    columns = zip(index.offsets, index.num_bytes, index.counts, index.first_records, strict=True)
-    for offset, num_bytes, count, first_record in columns:
-        num_anchors = -(-int(count) // ANCHOR_RECORDS) if index.compression == "none" else 0
-        anchors = index.anchors[anchor : anchor + num_anchors].tobytes()
-        anchor += num_anchors
-        blocks.append(Block(shard, int(offset), int(num_bytes), int(count), int(first_record), anchors))
-    assert anchor == len(index.anchors)
+    blocks = [Block(shard, *index.block(number)) for number in range(len(index.counts))]
+    anchors = b"".join(block.anchors for block in blocks)
+    assert len(anchors) == 4 * len(index.runs)
+    assert index.compression != "none" or len(index.runs) == sum(-(-b.count // ANCHOR_RECORDS) for b in blocks)
     return blocks
 
 

@@ -332,3 +332,13 @@ def test_shards_in_a_bucket(bucket: Bucket, compression: Any):
     if compression == "none":
         assert reader.read_together(blocks) is not None
     reader.close()
+
+
+def test_the_name_of_a_shard_stays_when_it_is_moved():
+    names = {
+        "/data/a b?c#.tfrecord": "a b?c#.tfrecord",
+        "s3://bucket/x/a%20b%3Fc%23.tfrecord?region=eu&x=/y": "a b?c#.tfrecord",
+        "gs://bucket/a.tfrecord": "a.tfrecord",
+        "/data/\udcff.tfrecord": "\udcff.tfrecord",
+    }
+    assert {uri: ShardFile(uri, 1, 1).name for uri in names} == names

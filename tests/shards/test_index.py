@@ -180,3 +180,21 @@ def test_damage_is_named(tmp_path: Path):
     assert (first.shard, first.record, first.offset) == (index.file.uri, 2, starts[2])
     assert first.lost_bytes == starts[3] - starts[2] and "CRC32C" in first.expected
     assert (second.record, second.offset, second.found) == (5, starts[5], "1 bytes")
+
+
+def test_the_digest_is_of_what_the_records_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    payloads = random_payloads(3000, 700)
+
+    def digest_of(payloads: list[bytes], compress: str = "none", block_records: int = 100) -> int:
+        return build_index(make_shard(tmp_path / "a", COMPRESS[compress](frames(payloads))), block_records).digest
+
+    digest = digest_of(payloads)
+    assert 0 <= digest < 1 << 32 and digest_of([]) == 0
+    assert {digest_of(payloads, compress) for compress in COMPRESS} == {digest}
+    assert digest_of(payloads, block_records=7) == digest
+    changed = bytes([payloads[2000][0] ^ 1]) + payloads[2000][1:]
+    others = [[*payloads[:2000], changed, *payloads[2001:]], payloads[:-1], [*payloads[1:], payloads[0]]]
+    assert len({digest, *map(digest_of, others)}) == 4
+    read_into = PlainStream.read_into
+    monkeypatch.setattr(PlainStream, "read_into", lambda stream, view: read_into(stream, view[:100_003]))
+    assert digest_of(payloads) == digest, "however it is read"

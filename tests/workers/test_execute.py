@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.daemon.index_pass import BlockTable
+from loaderd.daemon.table import BlockTable
+from loaderd.dataset import Dataset, StreamDescription
 from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError, WorkerError, from_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
-from loaderd.options import Shuffle, StreamDescription, StreamOptions
+from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import SetRows
@@ -53,7 +54,7 @@ class Stage:
         self.windows.bytes[:] = UNTOUCHED
         self.slots.bytes[:] = UNTOUCHED
         theirs = [SharedMemory(os.dup(memory.fd)) for memory in (self.windows, self.slots)]
-        description = StreamDescription(paths, schema, options)
+        description = StreamDescription(Dataset(paths, schema), options)
         compressions = list(self.table.compressions)
         self.executor = Executor(description, files, compressions, share.largest_window, theirs[0], theirs[1])
         for memory in (self.windows, self.slots, *theirs):
@@ -198,7 +199,7 @@ def test_an_index_is_made_and_kept(write_numbered: Write, numbered_schema: loade
 
     def index(where: Path) -> list[Any]:
         options = StreamOptions(5, shuffle=Shuffle(block_records=30), index_cache=str(where))
-        return index_shard(StreamDescription(path, numbered_schema, options), task)
+        return index_shard(StreamDescription(Dataset(path, numbered_schema), options), task)
 
     encoded, unstored = index(tmp_path / "cache")
     assert unstored is None

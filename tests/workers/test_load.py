@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,11 @@ import loaderd
 from loaderd.decode.example import Example, parse_example
 from loaderd.errors import CorruptRecordError, LoaderdError, RecordMismatchError, ShardReadError
 from loaderd.plan.permutation import random_words
-from loaderd.shards.blocks import Block
+from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, build_index
+from loaderd.shards.index import ShardIndex, build_index
+from loaderd.workers import load
 from loaderd.workers.load import Part, WindowLoader
 
 Write = Callable[..., list[Path]]
@@ -92,14 +94,7 @@ class Shards:
 
 
 def blocks_of(shard: int, index: ShardIndex) -> list[Block]:
-    blocks, anchor = [], 0
-    for offset, num_bytes, count, first in zip(
-        index.offsets, index.num_bytes, index.counts, index.first_records, strict=True
-    ):
-        anchors = index.anchors[anchor : anchor + -(-count // ANCHOR_RECORDS)]
-        anchor += len(anchors)
-        blocks.append(Block(shard, int(offset), int(num_bytes), int(count), int(first), anchors.tobytes()))
-    return blocks
+    return [Block(shard, *index.block(number)) for number in range(len(index.counts))]
 
 
 def whole(block: Block, start: int) -> Part:
@@ -265,11 +260,34 @@ def test_rows_hold_the_keys_of_their_records(write_numbered: Write, numbered_sch
     assert np.array_equal(window, expected)
 
 
+def test_many_blocks_for_few_records_are_read_in_groups(
+    write_numbered: Write, numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch
+):
+    """Or a task of 4,096 records, one of each block, would bring a GB into memory."""
+    shards = Shards(write_numbered([2000]), numbered_schema, 20)
+    parts = [
+        Part(block, np.where(np.arange(block.count) == 7, number, -1)) for number, block in enumerate(shards.blocks)
+    ]
+    most = 5 * max(block.num_bytes for block in shards.blocks)
+    monkeypatch.setattr(load, "_MAX_TOGETHER_BYTES", most)
+    read_together, sizes = BlockReader.read_together, []
+
+    def read(reader: BlockReader, blocks: list[Block]) -> Any:
+        sizes.append(sum(block.num_bytes for block in blocks))
+        return read_together(reader, blocks)
+
+    monkeypatch.setattr(BlockReader, "read_together", read)
+    window = shards.window(100)
+    assert shards.loader.load(parts, window) == []
+    assert np.array_equal(window, shards.expected(parts, 100))
+    assert max(sizes) <= most and len(sizes) < len(parts) / 3
+
+
 def test_the_first_record_tells_whether_the_schema_fits(write_numbered: Write, numbered_schema: loaderd.Schema):
     paths = write_numbered([10])
     shards = Shards(paths, numbered_schema, 10)
-    shards.loader.check_first_record(shards.blocks[0])
+    shards.loader.check_record(shards.blocks[0], 0)
     other = loaderd.Schema({"bits": loaderd.PackedBits(40)}, {"bits": loaderd.Packed("bits")})
     loader = WindowLoader(other, shards.files, ["none"])
     with pytest.raises(RecordMismatchError, match=f"{paths[0]}: record 0 at byte 0: expected feature 'bits'"):
-        loader.check_first_record(shards.blocks[0])
+        loader.check_record(shards.blocks[0], 0)

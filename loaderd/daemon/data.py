@@ -1,0 +1,117 @@
+"""The data of a stream: the shards of its sets, their tables, and the rows of it all.
+
+Blocks and shards are numbered through all sets. Of a set that grows, the shards that an epoch is made of are on
+record, so that a position in that epoch can be gone back to when there are more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, damage_error
+from loaderd.daemon.table import BlockTable
+from loaderd.dataset import AnyDataset, Dataset, joined_text
+from loaderd.errors import Damage, NoShardsError, OptionError
+from loaderd.options import StreamOptions
+from loaderd.plan.epoch import Slice
+from loaderd.plan.passes import Listing
+from loaderd.plan.rows import SetRows
+from loaderd.plan.selection import Skip, Take
+from loaderd.shards.files import ShardFile, list_shards
+from loaderd.shards.index import ShardIndex
+
+
+def list_sets(dataset: AnyDataset, listing: Listing | None) -> list[list[ShardFile]]:
+    """The shards of each set, as they are now, or those of ``listing`` where a set grows. Raises as list_shards."""
+    found = [list_shards(leaf.shards) for leaf in dataset.leaves()]
+    if listing is None:
+        return found
+    return [files if entry is None else _listed(files, *entry) for files, entry in zip(found, listing, strict=True)]
+
+
+def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -> list[ShardFile]:
+    """Those from ``first`` to ``last``; raises OptionError unless they are ``count``."""
+    names = [file.name for file in files]
+    missing = [name for name in (first, last) if name not in names]
+    between = [] if missing else files[names.index(first) : names.index(last) + 1]
+    if len(between) != count:
+        found = f"{' and '.join(missing)} missing" if missing else f"{len(between)}"
+        raise OptionError(
+            f"the position belongs to {count} shards, {first} to {last}: expected to find them again, found {found}",
+            hint="Bring them back, or go without the position.",
+        )
+    return between
+
+
+class Data:
+    """Raises ShardError where damage forbids it or no record is left, and OptionError if it is not ``listing``'s."""
+
+    def __init__(
+        self,
+        dataset: AnyDataset,
+        options: StreamOptions,
+        sets: Sequence[Sequence[ShardFile]],
+        index_of: Callable[[ShardFile], ShardIndex],
+    ) -> None:
+        self.files = [file for files in sets for file in files]
+        indexes = [[index_of(file) for file in files] for files in sets]
+        damages = [damage for of_set in indexes for index in of_set for damage in index.damages]
+        if damages and options.on_corrupt == "raise":
+            raise damage_error(damages, len(self.files))
+        self.damages: list[Damage] = damages[:MAX_NAMED_DAMAGES]
+        leaves = dataset.leaves()
+        self._tables = [
+            BlockTable(of_set, options.on_corrupt, leaf.selection)
+            for leaf, of_set in zip(leaves, indexes, strict=True)
+        ]
+        for table, files in zip(self._tables, sets, strict=True):
+            if not table.num_records:
+                raise NoShardsError(
+                    f"the {len(files)} shards hold no record"
+                    + (f" that is not damaged: {damages[0]}" if damages else ""),
+                    hint="Check that the files are TFRecord shards (plain, GZIP or ZLIB).",
+                )
+        self._block_ends = list(accumulate(len(table.counts) for table in self._tables))
+        self._first_shards = list(accumulate((len(files) for files in sets), initial=0))
+        self.compressions = [compression for table in self._tables for compression in table.compressions]
+        rows = [SetRows(table.counts, options.seed, bool(options.shuffle)) for table in self._tables]
+        self.rows = dataset.combine(iter(rows))
+        entries = [_entry(*found) for found in zip(leaves, sets, self._tables, strict=True)]
+        self.listing: Listing | None = tuple(entries) if any(entries) else None
+        self.of = joined_text(dataset)
+        for name, table, entry in zip(dataset.names(), self._tables, entries, strict=True):
+            if entry is None:
+                content = f"{table.num_records} records in {table.num_shards} shards, digest {table.digest}"
+                self.of[f"{name} shards".strip()] = content
+
+    def block(self, number: int) -> list[Any]:
+        """As ``BlockTable.block``."""
+        own, of_set = self._find(number)
+        shard, *rest = self._tables[of_set].block(own)
+        return [shard + self._first_shards[of_set], *rest]
+
+    def slice(self, part: Slice, seed: int) -> list[Any]:
+        """As ``BlockTable.slice``."""
+        own, of_set = self._find(part.block)
+        shard, *rest = self._tables[of_set].slice(Slice(own, part.first, part.stop, part.row, part.epoch), seed)
+        return [shard + self._first_shards[of_set], *rest]
+
+    def _find(self, block: int) -> tuple[int, int]:
+        """(number in its set, set) of a block."""
+        of_set = bisect_right(self._block_ends, block)
+        return block - (self._block_ends[of_set - 1] if of_set else 0), of_set
+
+
+def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> tuple[str, str, int, str] | None:
+    """What to write down of the shards of a set: [first name, last name, count, digest]; None if it does not grow.
+
+    Shards in front of the newest records are left out, so that they may be deleted.
+    """
+    if leaf.refresh == "never":
+        return None
+    counts_all = any(isinstance(operation, (Take, Skip)) for operation in leaf.selection)
+    first = 0 if counts_all else table.block(0)[0]
+    return files[first].name, files[-1].name, len(files) - first, table.digest

@@ -1,0 +1,172 @@
+"""The blocks of all shards in one table, in the order of the shards, and what a selection leaves of them.
+
+The table is the indexes of the shards, and 8 bytes a block beside them. With a selection, blocks of which nothing is
+left are dropped. What is left of another is a range of its record numbers, less what hashes leave out; the range is
+the whole block but in two blocks for each take, skip or last. The plan counts the records that are left, and knows
+of no others; a worker is told how to find them in the block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.errors import NoShardsError
+from loaderd.options import OnCorrupt
+from loaderd.plan.epoch import Slice
+from loaderd.plan.selection import Condition, Hashed, Operation, Selection, counts_that, numbers_that
+from loaderd.randomness import key_of
+from loaderd.shards.index import ShardIndex
+
+_HINTS = {
+    "shard": 'Give more shards, or another seed, or split by="record".',
+    "record": "Give more records, or another seed, or a larger fraction.",
+}
+
+Int64s = npt.NDArray[np.int64]
+
+
+class BlockTable:
+    """See the module's docstring. With ``"skip_shard"``, shards with damage are left out whole.
+
+    Raises NoShardsError where an operation of the selection leaves none of the records there are.
+    """
+
+    def __init__(self, indexes: Sequence[ShardIndex], on_corrupt: OnCorrupt, selection: Selection = ()) -> None:
+        self.compressions = [index.compression for index in indexes]
+        self._names = [index.file.name for index in indexes]
+        self._shards = [
+            number for number, index in enumerate(indexes) if not (on_corrupt == "skip_shard" and index.damages)
+        ]
+        self._indexes = [indexes[number] for number in self._shards]
+        self._ends: list[int] = np.cumsum([len(index.counts) for index in self._indexes], dtype=np.int64).tolist()
+        left = _Left(self._indexes, self._ends)
+        for operation in selection:
+            left.apply(operation)
+        self._by_record = left.by_record
+        self._blocks = None if left.counts.all() else np.flatnonzero(left.counts)
+        self._ranges = left.clipped
+        self.counts: Int64s = left.counts if self._blocks is None else left.counts[self._blocks]
+        """int64, (blocks,): records of each block that are in the data set, at least 1."""
+        self.num_records = int(self.counts.sum())
+        self.num_shards, self.digest = self._take_stock(left)
+
+    def _take_stock(self, left: _Left) -> tuple[int, str]:
+        """How many shards have a record in the data set; and 8 hex digits that tell which records it holds.
+
+        They depend on what the records hold, on their order, and on how they are cut into blocks; not on where the
+        shards are, nor on their names, unless a hash of these chooses among the records.
+        """
+        digest = hashlib.blake2b(digest_size=4)
+        num_shards = 0
+        for index, own in left.by_shard():
+            chosen = left.counts[own] > 0
+            if chosen.any():
+                num_shards += 1
+                columns = (left.lows[own], left.highs[own], index.num_bytes.astype(np.int64))
+                digest.update(repr((index.digest, int(chosen.sum()), conditions_of(self._by_record, index))).encode())
+                digest.update(np.stack(columns)[:, chosen].astype("<i8").tobytes())
+        return num_shards, digest.hexdigest()
+
+    def block(self, number: int) -> list[Any]:
+        """[shard, offset, num_bytes, count, first_record, anchors, left], as the messages to workers want a block.
+
+        ``left``: None where all of its records are in the data set, else [low, high, conditions]: in it are those of
+        the shard's records low .. high - 1 that meet the conditions (see ``plan.selection``).
+        """
+        block = number if self._blocks is None else int(self._blocks[number])
+        shard = bisect_right(self._ends, block)
+        index = self._indexes[shard]
+        place = index.block(block - (self._ends[shard - 1] if shard else 0))
+        _, _, count, first, _ = place
+        left: list[Any] | None = None
+        if self._by_record or block in self._ranges:
+            left = [*self._ranges.get(block, (first, first + count)), conditions_of(self._by_record, index)]
+        return [self._shards[shard], *place, left]
+
+    def slice(self, part: Slice, seed: int) -> list[Any]:
+        """A slice of a window as a LoadTask wants it; the keys of its records come from ``seed``."""
+        shard, *block = self.block(part.block)
+        key = key_of("record", seed, part.epoch, self._names[shard])
+        return [shard, *block, part.first, part.stop, part.row, key]
+
+
+def conditions_of(by_record: Sequence[Hashed], index: ShardIndex) -> list[Condition]:
+    """What splits by records ask of the records of a shard."""
+    return [operation.condition(index.file.name) for operation in by_record]
+
+
+class _Left:
+    """What the operations so far have left of every block: ``counts`` of its records ``lows`` .. ``highs - 1``.
+
+    ``clipped``: the blocks that take, skip or last cut, and which numbers they left.
+    """
+
+    def __init__(self, indexes: Sequence[ShardIndex], ends: list[int]) -> None:
+        def column(parts: list[npt.NDArray[Any]]) -> Int64s:
+            joined: Int64s = np.concatenate([*parts, np.zeros(0, dtype=np.int64)], dtype=np.int64)
+            return joined
+
+        self._indexes = indexes
+        self._ends = ends
+        self.counts = column([index.counts for index in indexes])
+        self.lows = column([index.first_records for index in indexes])
+        self.highs = self.lows + self.counts
+        self.by_record: list[Hashed] = []
+        self.clipped: dict[int, tuple[int, int]] = {}
+
+    def apply(self, operation: Operation) -> None:
+        """Leave what ``operation`` leaves; raises NoShardsError if that is nothing of something."""
+        before = self.counts
+        if not isinstance(operation, Hashed):
+            self.counts = self._clip(*operation.range_of(int(before.sum())))
+        elif operation.by == "shard":
+            self.counts = self._of_shards(operation)
+        else:
+            self.by_record.append(operation)
+            self.counts = self._counts_again()
+        self.highs = np.where(self.counts > 0, self.highs, self.lows)
+        if before.any() and not self.counts.any():
+            num_shards = sum(bool(before[own].any()) for _, own in self.by_shard())
+            what = "shard" if isinstance(operation, Hashed) and operation.by == "shard" else "record"
+            raise NoShardsError(
+                f"{operation} holds no {what}, of {before.sum()} records in {num_shards} shards",
+                hint=_HINTS[what] if isinstance(operation, Hashed) else "Choose a number that leaves some.",
+            )
+
+    def by_shard(self) -> Iterator[tuple[ShardIndex, slice]]:
+        """Each index, and which blocks of the table are its own."""
+        return zip(self._indexes, itertools.starmap(slice, itertools.pairwise([0, *self._ends])), strict=True)
+
+    def _of_shards(self, operation: Hashed) -> Int64s:
+        counts: Int64s = self.counts.copy()
+        for index, own in self.by_shard():
+            if not operation.has_shard(index.file.name):
+                counts[own] = 0
+        return counts
+
+    def _counts_again(self) -> Int64s:
+        counts: Int64s = np.empty_like(self.counts)
+        for index, own in self.by_shard():
+            conditions = conditions_of(self.by_record, index)
+            counts[own] = counts_that(conditions, self.lows[own], self.highs[own])
+        return counts
+
+    def _clip(self, start: int, stop: int) -> Int64s:
+        """Of what is left now, numbered through, leave the records ``start`` .. ``stop - 1``."""
+        ends = np.cumsum(self.counts)
+        begins = ends - self.counts
+        first, last = np.clip(begins, start, stop), np.clip(ends, start, stop)
+        counts: Int64s = last - first
+        for block in np.flatnonzero((counts > 0) & (counts < self.counts)).tolist():
+            conditions = conditions_of(self.by_record, self._indexes[bisect_right(self._ends, block)])
+            numbers = numbers_that(conditions, int(self.lows[block]), int(self.highs[block]))
+            numbers = numbers[first[block] - begins[block] : last[block] - begins[block]]
+            self.lows[block], self.highs[block] = self.clipped[block] = int(numbers[0]), int(numbers[-1]) + 1
+        return counts

@@ -1,0 +1,247 @@
+"""What there is, and in which order: data sets without a consumer, alone, mixed, or one behind the other.
+
+A data set is a tree: :class:`Dataset` is a leaf, :class:`Concat` and :class:`Mix` join others. What its rows are is
+for :mod:`loaderd.plan.rows` to say; here it is described, and checked as far as that can be done without reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, Literal
+
+from loaderd.errors import OptionError
+from loaderd.options import OnCorrupt, Shuffle, StreamOptions, is_count, require
+from loaderd.plan.rows import ConcatRows, MixRows, Rows
+from loaderd.plan.selection import HASHES, Hashed, Last, Operation, Selection, Skip, Take
+from loaderd.schema import Schema
+
+Refresh = Literal["never", "epoch"]
+
+_COMMON = ("schema", "shuffle", "seed", "on_corrupt", "index_cache")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The description of a data set; nothing is read until a :class:`~loaderd.Loader` is made of it.
+
+    The arguments are those of the same names of ``Loader``. The batch size, the position and the host belong to the
+    consumer, and so to the loader. ``selection`` is what :meth:`take`, :meth:`skip`, :meth:`newest` and :meth:`split`
+    make; each of them works on what the ones before it left. A loader of which nothing is left raises NoShardsError.
+    """
+
+    shards: Any
+    schema: Schema
+    shuffle: bool | Shuffle = True
+    seed: int = 0
+    on_corrupt: OnCorrupt = "raise"
+    index_cache: str = "user"
+    refresh: Refresh = "never"
+    selection: Selection = ()
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.schema, Schema), "schema", "a loaderd.Schema", self.schema)
+        require(self.refresh in ("never", "epoch"), "refresh", "never or epoch", self.refresh)
+
+    def take(self, count: int) -> Dataset:
+        """The first ``count`` records, or all if there are fewer.
+
+        They are counted in the order of the files, before any shuffling: shard by shard as ``shards`` lists them, as
+        they lie in each. Records that were found damaged are not counted. Raises OptionError for a ``count`` below 0.
+        """
+        return self._with(Take(count))
+
+    def skip(self, count: int) -> Dataset:
+        """All but the first ``count`` records, counted as in :meth:`take`."""
+        return self._with(Skip(count))
+
+    def newest(self, count: int) -> Dataset:
+        """The last ``count`` records, counted as in :meth:`take`, or all if there are fewer.
+
+        With ``refresh="epoch"`` and shards whose names grow, a window over the newest records.
+        """
+        return self._with(Last(count))
+
+    def split(
+        self, *fractions: float, by: Literal["record", "shard"] = "record", seed: int = 0
+    ) -> tuple[Dataset, ...]:
+        """A data set for each of ``fractions``; each record is in exactly one of them, and always in the same.
+
+        The side of a record follows from ``seed``, the name of its shard without folders, and its number in it. So it
+        stays when shards are added or moved; renamed, a shard is another, and shards of the same name in two folders
+        are cut alike. The sides' sizes are near the fractions, not exact: of n records a side gets its fraction ± √n.
+
+        ``by="shard"`` puts whole shards on one side. Records of one game stay together then, and a shard is read for
+        the sake of its own side alone, while a split by records leaves some of every block to each side. A side
+        which gets no shard, as of few shards one may, raises NoShardsError when a loader is made of it.
+
+        Another split of one side cuts it anew. Raises OptionError where the fractions are not all above 0, or don't
+        sum to 1.
+        """
+        for fraction in fractions:
+            require(isinstance(fraction, Real) and fraction > 0, "each fraction of split", "above 0", fraction)
+        require(abs(sum(fractions) - 1) < 1e-9, "the sum of the fractions of split", "1", sum(fractions))
+        require(by in ("record", "shard"), "by", "record or shard", by)
+        require(isinstance(seed, int), "seed", "an integer", seed)
+        level = sum(isinstance(operation, Hashed) for operation in self.selection)
+        edges = [0, *(round(part * HASHES) for part in accumulate(fractions[:-1])), HASHES]
+        return tuple(self._with(Hashed(by, seed, level, start, stop)) for start, stop in pairwise(edges))
+
+    def _with(self, operation: Operation) -> Dataset:
+        return replace(self, selection=(*self.selection, operation))
+
+    def leaves(self) -> list[Dataset]:
+        """The data sets that this one is made of, in order."""
+        return [self]
+
+    def names(self) -> list[str]:
+        """What to call each of :meth:`leaves`; alone, a data set has no name."""
+        return [""]
+
+    def combine(self, leaves: Iterator[Rows]) -> Rows:
+        """The rows of it all, from the rows of the leaves."""
+        return next(leaves)
+
+
+class _Joined:
+    """What Concat and Mix have in common: they must be sets that can go into one batch."""
+
+    def parts(self) -> dict[str, AnyDataset]:
+        """The data sets that are joined, by name."""
+        raise NotImplementedError
+
+    def _check_parts(self) -> None:
+        what, parts = type(self).__name__, list(self.parts().values())
+        require(len(parts) > 0, f"the sets of a {what}", "at least one", parts)
+        for part in parts:
+            require(isinstance(part, (Dataset, _Joined)), f"a set of a {what}", "a Dataset, Concat or Mix", part)
+        for name in _COMMON:
+            values = [getattr(leaf, name) for leaf in self.leaves()]
+            if any(value != values[0] for value in values):
+                raise OptionError(
+                    f"the sets of a {what} must agree in {name}, got {values}",
+                    hint="They share batches and windows. Use dataclasses.replace(dataset, …).",
+                )
+
+    def leaves(self) -> list[Dataset]:
+        """The data sets that this one is made of, in order."""
+        return [leaf for part in self.parts().values() for leaf in part.leaves()]
+
+    def names(self) -> list[str]:
+        """What to call each of :meth:`leaves`."""
+        return [f"{own}.{name}".rstrip(".") for own, part in self.parts().items() for name in part.names()]
+
+
+@dataclass(frozen=True)
+class Concat(_Joined):
+    """Data sets one behind the other: an epoch is one epoch of each.
+
+    They must agree in schema, shuffle, seed, on_corrupt and index_cache. Where one ends and the next begins, a
+    shuffle window may hold records of both. Raises OptionError.
+    """
+
+    sets: Sequence[AnyDataset]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sets", tuple(self.sets))
+        self._check_parts()
+        if any(leaf.refresh != "never" for leaf in self.leaves()):
+            raise OptionError('the sets of a Concat must not grow: refresh must be "never"')
+
+    def parts(self) -> dict[str, AnyDataset]:
+        return {str(number): part for number, part in enumerate(self.sets)}
+
+    def combine(self, leaves: Iterator[Rows]) -> Rows:
+        """The rows of it all, from the rows of the leaves."""
+        return ConcatRows([part.combine(leaves) for part in self.sets])
+
+
+@dataclass(frozen=True)
+class Mix(_Joined):
+    """Data sets in proportion to their weights, mixed within each shuffle window.
+
+    ``weights``: by name; they must sum to 1. Weights that change: a mapping of epochs to such weights, each from that
+    epoch on, such as ``{0: {"a": 1.0, "b": 0.0}, 10: {"a": 0.5, "b": 0.5}}``. ``sets``: the data sets by name; they
+    must agree in schema, shuffle, seed, on_corrupt and index_cache, and must be shuffled. ``epoch_records``: records
+    of an epoch of the mix (None: as many as there are in all sets together).
+
+    Each set has epochs of its own: its records come in its own order, and begin anew when all have come, wherever the
+    mix stands. Each window of each epoch holds of each set its part, to a record. Of a set with ``refresh="epoch"``,
+    each epoch of the mix begins a new epoch; then ``epoch_records`` must be given. Raises OptionError.
+    """
+
+    weights: Mapping[Any, Any]
+    sets: Mapping[str, AnyDataset]
+    epoch_records: int | None = None
+    schedule: Mapping[int, tuple[Fraction, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sets", MappingProxyType(dict(self.sets)))
+        self._check_parts()
+        require(
+            self.epoch_records is None or is_count(self.epoch_records),
+            "epoch_records",
+            "a positive integer or None",
+            self.epoch_records,
+        )
+        if not self.leaves()[0].shuffle:
+            raise OptionError("the sets of a Mix must be shuffled", hint="Concat keeps the order of the files.")
+        if self.epoch_records is None and any(leaf.refresh != "never" for leaf in self.leaves()):
+            raise OptionError("a Mix of a data set that grows needs epoch_records", hint="How long is its epoch?")
+        by_epoch = self.weights if all(is_count(key, 0) for key in self.weights) else {0: self.weights}
+        if 0 not in by_epoch:
+            raise OptionError(f"weights must begin at epoch 0, got the epochs {sorted(by_epoch)}")
+        schedule = {epoch: self._exact(weights) for epoch, weights in by_epoch.items()}
+        object.__setattr__(self, "schedule", MappingProxyType(schedule))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mix, (self.weights, dict(self.sets), self.epoch_records)
+
+    def _exact(self, weights: Mapping[str, float]) -> tuple[Fraction, ...]:
+        if set(weights) != set(self.sets):
+            raise OptionError(f"weights must name the sets {sorted(self.sets)}, got {sorted(weights)}")
+        for name, weight in weights.items():
+            is_weight = isinstance(weight, Real) and weight >= 0
+            require(is_weight, f"the weight of {name!r}", "a number of at least 0", weight)
+        total = sum(float(weight) for weight in weights.values())
+        if abs(total - 1) > 1e-6:
+            raise OptionError(f"the weights of a Mix must sum to 1, got {total:.9g}: {dict(weights)}")
+        exact = [Fraction(weights[name]).limit_denominator(10**9) for name in self.sets]
+        return tuple(weight / sum(exact) for weight in exact)
+
+    def parts(self) -> dict[str, AnyDataset]:
+        return dict(self.sets)
+
+    def combine(self, leaves: Iterator[Rows]) -> Rows:
+        """The rows of it all, from the rows of the leaves."""
+        rows = [part.combine(leaves) for part in self.sets.values()]
+        anew = [any(leaf.refresh != "never" for leaf in part.leaves()) for part in self.sets.values()]
+        return MixRows(rows, self.epoch_records or sum(one.num_records for one in rows), self.schedule, anew)
+
+
+AnyDataset = Dataset | Concat | Mix
+
+
+def joined_text(dataset: AnyDataset) -> dict[str, str]:
+    """How the sets of a Mix are joined, for a position to say what it belongs to."""
+    if not isinstance(dataset, Mix):
+        return {}
+    weights = {epoch: [str(weight) for weight in weights] for epoch, weights in dataset.schedule.items()}
+    return {"weights": f"{weights}, epochs of {dataset.epoch_records or 'all'} records"}
+
+
+@dataclass(frozen=True)
+class StreamDescription:
+    """A stream: which data, in which batches, and from where on (a position's JSON)."""
+
+    dataset: AnyDataset
+    options: StreamOptions
+    start: str | None = None
+
+    @property
+    def schema(self) -> Schema:
+        return self.dataset.leaves()[0].schema

@@ -1,0 +1,148 @@
+"""Which records are in a data set: operations on the list of all records, in the order of the files.
+
+A **selection** is a tuple of operations; each works on what the ones before it left. :class:`Hashed` keeps the
+records (or the shards) whose hash lies in a range, :class:`Take`, :class:`Skip` and :class:`Last` a part of the list.
+All keep the records' order, so what is left of a block is a range of its record numbers, less those that a hash
+leaves out. The daemon counts what is left; a worker finds out which records these are, from a :data:`Condition` for
+each hash.
+
+A hash depends on the shard's name and the record's number in it alone, so a record stays on its side of a split when
+shards are added, or moved to another folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.options import require
+from loaderd.plan.permutation import key_of, random_words
+
+Int64s = npt.NDArray[np.int64]
+
+HASHES = 1 << 32
+# So many hashes fit in a core's own cache, and in memory that is not fetched from the kernel anew each time.
+_CHUNK_RECORDS = 1 << 14
+
+Condition = tuple[int, int, int]
+"""(key, start, stop): of the records of one shard, those whose hash by ``key`` is in start .. stop - 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """The records, or the shards, whose hash is in ``start`` .. ``stop - 1``, of ``HASHES`` equally likely ones.
+
+    ``level``: splits that were made before: each must cut what it finds anew, not where the ones before cut already.
+    """
+
+    by: Literal["record", "shard"]
+    seed: int
+    level: int
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        part = f"{self.start / HASHES:.4g} to {self.stop / HASHES:.4g}"
+        return f'the part from {part} of split(by="{self.by}", seed={self.seed})'
+
+    def condition(self, shard: str) -> Condition:
+        """What it asks of the records of the shard of that name, or (``by="shard"``) of its number 0 alone."""
+        return key_of("split", self.by, self.seed, self.level, shard), self.start, self.stop
+
+    def has_shard(self, shard: str) -> bool:
+        """With ``by="shard"``: whether the shard of that name is in."""
+        return len(numbers_that([self.condition(shard)], 0, 1)) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The first ``count`` records."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _require_count("take", self.count)
+
+    def __str__(self) -> str:
+        return f"take({self.count})"
+
+    def range_of(self, total: int) -> tuple[int, int]:
+        """(start, stop) of what is left of ``total`` records."""
+        return 0, min(self.count, total)
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """All but the first ``count`` records."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _require_count("skip", self.count)
+
+    def __str__(self) -> str:
+        return f"skip({self.count})"
+
+    def range_of(self, total: int) -> tuple[int, int]:
+        """(start, stop) of what is left of ``total`` records."""
+        return min(self.count, total), total
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last ``count`` records: of shards that are appended, the newest."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _require_count("last", self.count)
+
+    def __str__(self) -> str:
+        return f"last({self.count})"
+
+    def range_of(self, total: int) -> tuple[int, int]:
+        """(start, stop) of what is left of ``total`` records."""
+        return max(0, total - self.count), total
+
+
+Operation = Hashed | Take | Skip | Last
+Selection = tuple[Operation, ...]
+
+
+def _require_count(what: str, count: object) -> None:
+    is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+    require(is_count, f"the number of records of {what}", "an integer of at least 0", count)
+
+
+def numbers_that(conditions: Sequence[Condition], low: int, high: int) -> Int64s:
+    """int64, (found,): which of the records low .. high - 1 of a shard meet all conditions."""
+    met = np.ones(high - low, dtype=np.bool_)
+    for key, start, stop in conditions:
+        hashes = random_words(key, high - low, low)
+        hashes >>= np.uint64(32)
+        hashes -= np.uint64(start)
+        met &= hashes < np.uint64(stop - start)  # a difference below 0 is a very large number
+    return np.flatnonzero(met) + low
+
+
+def counts_that(conditions: Sequence[Condition], lows: Int64s, highs: Int64s) -> Int64s:
+    """int64, (ranges,): how many of the numbers low .. high - 1 meet all conditions, for each pair of the two arrays.
+
+    The ranges (int64, (ranges,) each) must be in order and not overlap. 6 ns a number and condition; little memory.
+    """
+    edges = np.stack([lows, highs], axis=1).ravel()
+    met_before = np.zeros_like(edges)
+    total = 0
+    chunks = range(int(edges[0]), int(edges[-1]), _CHUNK_RECORDS) if len(edges) else range(0)
+    for start in chunks:
+        stop = min(start + _CHUNK_RECORDS, int(edges[-1]))
+        found = numbers_that(conditions, start, stop)
+        # The edges behind `start` up to `stop`; nothing is before the very first.
+        here = slice(*np.searchsorted(edges, [start, stop], side="right"))
+        met_before[here] = total + np.searchsorted(found, edges[here])
+        total += len(found)
+    return met_before[1::2] - met_before[::2]

@@ -1,0 +1,224 @@
+"""Going on from a position: real loaders, restored at every step, on any number of hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import loaderd
+from loaderd import Position
+from loaderd.errors import OptionError
+from loaderd.options import Remainder
+
+Write = Callable[..., list[Path]]
+Check = Callable[[loaderd.Batch], list[int]]
+
+SMALL = loaderd.Shuffle(window_records=60, block_records=8)
+
+
+def batches_and_positions(loader: loaderd.Loader, check: Check) -> tuple[list[list[int]], list[Position]]:
+    """All batches of a pass, and the positions in front of each and behind the last."""
+    positions, batches = [loader.position], []
+    for batch in loader:
+        batches.append(check(batch))
+        positions.append(loader.position)
+    return batches, positions
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda s: sum(s) > 3))
+def test_restored_at_every_step(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, sizes: list[int], data: st.DataObject
+):
+    """What follows a position is what followed it, whatever the workers; in this loader, and in another."""
+    total = sum(sizes)
+    hosts = data.draw(st.integers(1, min(3, total)))
+    options: dict[str, Any] = {
+        "batch_size": data.draw(st.integers(1, total // hosts)),
+        "shuffle": data.draw(st.just(False) | st.builds(loaderd.Shuffle, st.integers(1, 50), st.integers(1, 12))),
+        "seed": data.draw(st.integers(0, 3)),
+        "epochs": data.draw(st.integers(1, 2)),
+        "remainder": data.draw(st.sampled_from(get_args(Remainder))),
+        "shard": (data.draw(st.integers(0, hosts - 1)), hosts),
+    }
+    shards = write_numbered(sizes)
+    with loaderd.Loader(shards, numbered_schema, workers=1, **options) as loader:
+        batches, positions = batches_and_positions(loader, check_batch)
+        behind = loader.position
+        (following, _) = batches_and_positions(loader, check_batch)
+        for step, position in enumerate(positions):
+            loader.seek(Position.from_json(position.to_json()))
+            assert loader.position == position
+            again = iter(loader)
+            for number in range(step, len(batches)):
+                assert check_batch(next(again)) == batches[number]
+            if step < len(batches):
+                assert next(again, None) is None
+                assert loader.position == behind
+        step = data.draw(st.integers(0, len(positions) - 1))
+    workers, held = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    start = positions[step]
+    with loaderd.Loader(
+        shards, numbered_schema, workers=workers, held_batches=held, start=start, **options
+    ) as loader:
+        assert loader.position == start and len(loader) == (len(batches) - step or len(following))
+        expected = [*batches[step:], *following] if step < len(batches) else following
+        found: list[list[int]] = []
+        while len(found) < len(expected):
+            found += [check_batch(batch) for batch in loader]
+        assert found == expected
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), remainder=st.sampled_from(["short", "carry"]), shuffle=st.sampled_from([SMALL, False]))
+def test_an_epoch_goes_on_with_other_hosts(
+    write_numbered: Write,
+    numbered_schema: loaderd.Schema,
+    check_batch: Check,
+    data: st.DataObject,
+    remainder: Remainder,
+    shuffle: Any,
+):
+    shards = write_numbered([150, 90, 7])
+    position: Position | None = None
+    seen: Counter[int] = Counter()
+    for _ in range(data.draw(st.integers(1, 3))):
+        hosts, batch_size = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
+        steps = data.draw(st.integers(0, 5))
+        positions = set()
+        for host in range(hosts):
+            with loaderd.Loader(
+                shards,
+                numbered_schema,
+                batch_size=batch_size,
+                shuffle=shuffle,
+                remainder=remainder,
+                shard=(host, hosts),
+                workers=1,
+                start=position,
+            ) as loader:
+                for _, batch in zip(range(min(steps, len(loader))), loader, strict=False):
+                    seen.update(check_batch(batch))
+                positions.add(loader.position.to_json())
+        (text,) = positions
+        position = Position.from_json(text)
+        if position.epoch == 1:
+            break
+    if position is not None and position.epoch == 0:
+        with loaderd.Loader(
+            shards, numbered_schema, batch_size=30, shuffle=shuffle, remainder=remainder, workers=2, start=position
+        ) as loader:
+            for batch in loader:
+                seen.update(check_batch(batch))
+            assert (loader.position.epoch, loader.position.batch) == (1, 0)
+    assert seen == dict.fromkeys(range(247), 1)
+
+
+def test_a_position_is_what_was_taken_and_not_what_was_read_ahead(
+    write_numbered: Write, numbered_schema: loaderd.Schema
+):
+    with loaderd.Loader(write_numbered([300]), numbered_schema, batch_size=20, workers=2) as loader:
+        batches = iter(loader)
+        for taken in range(3):
+            assert (loader.position.epoch, loader.position.batch) == (0, taken)
+            next(batches)
+            time.sleep(0.05)  # in which the workers fill every slot
+        assert repr(loader.position) == "Position(epoch=0, batch=3)"
+
+
+def test_far_in_is_as_near_as_the_start(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
+    shards = write_numbered([1000])
+    with loaderd.Loader(shards, numbered_schema, batch_size=10, epochs=None, workers=1) as loader:
+        began_s = time.perf_counter()
+        loader.seek(Position(10**9, 73))
+        far = check_batch(next(iter(loader)))
+        assert time.perf_counter() - began_s < 1
+        assert loader.position.epoch == 10**9 and loader.position.batch == 74
+    with loaderd.Loader(
+        shards, numbered_schema, batch_size=10, epochs=1, workers=1, start=Position(10**9, 73)
+    ) as loader:
+        assert check_batch(next(iter(loader))) == far
+
+
+def test_after_counts_across_passes(write_numbered: Write, numbered_schema: loaderd.Schema):
+    with loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=30, epochs=2, workers=1) as loader:
+        start = loader.next_position
+        reached = [loader.after(start, batches) for batches in (0, 3, 7, 8, 21)]
+        assert [(p.epoch, p.batch) for p in reached] == [(0, 0), (0, 3), (1, 3), (2, 0), (5, 1)]
+        for _ in range(3):
+            assert len(list(loader)) == 8
+        assert loader.position == loader.after(start, 24)
+
+
+# ------------------------------------------------------------------------------------------- bad input
+
+
+def workers_of(pid: int) -> list[int]:
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def refused(match: str, shards: Any, schema: loaderd.Schema, **options: Any) -> None:
+    with pytest.raises(OptionError, match=match):
+        loaderd.Loader(shards, schema, **{"batch_size": 10, "workers": 1, **options})
+
+
+def test_a_position_of_other_data_is_refused(write_numbered: Write, numbered_schema: loaderd.Schema):
+    shards = write_numbered([60, 40])
+    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1) as loader:
+        next(iter(loader))
+        position = loader.position
+    refused("seed: 0 when the position was taken, 3 now", shards, numbered_schema, seed=3, start=position)
+    refused("shuffle: windows of .* when .*, none now", shards, numbered_schema, shuffle=False, start=position)
+    refused("remainder: short when .*, drop now", shards, numbered_schema, remainder="drop", start=position)
+    refused("shards: 100 records in 2 .* 60 records in 1", shards[:1], numbered_schema, start=position)
+    other = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
+    refused("features: .* when", shards, other, start=position)
+    refused("start must be a loaderd.Position", shards, numbered_schema, start=3)
+    refused("batch 99 of epoch 0, which has no such", shards, numbered_schema, start=Position(0, 99))
+    derived = dataclasses.replace(
+        numbered_schema,
+        fields={"id": loaderd.Derived(lambda x: x, "x", dtype="int64")},
+        intermediates={"x": loaderd.Array("id")},
+    )
+    with loaderd.Loader(shards, derived, batch_size=10, workers=1, start=position) as loader:
+        assert len(loader) == 9, "fields may change, stored features not"
+
+
+def test_a_shard_that_changed_is_refused(write_numbered: Write, numbered_schema: loaderd.Schema):
+    shards = write_numbered([60, 40])
+    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1) as loader:
+        position = loader.position
+    (replaced,) = write_numbered([40], folder="other")  # as many records, of the same length, but others
+    shards[1].write_bytes(replaced.read_bytes())
+    refused(
+        "100 records in 2 shards, digest .* when .* 100 records in 2 shards, digest",
+        shards,
+        numbered_schema,
+        start=position,
+    )
+
+
+@pytest.mark.parametrize(("hosts", "most"), [(1, 100), (3, 33)])
+def test_a_batch_larger_than_the_data_set(
+    write_numbered: Write, numbered_schema: loaderd.Schema, hosts: int, most: int
+):
+    shards = write_numbered([60, 40])
+    for remainder in get_args(Remainder):
+        options: dict[str, Any] = {"shard": (hosts - 1, hosts), "remainder": remainder}
+        refused(
+            f"batch_size must be at most {most}, for there are 100 records",
+            shards,
+            numbered_schema,
+            batch_size=most + 1,
+            **options,
+        )
+        with loaderd.Loader(shards, numbered_schema, batch_size=most, workers=1, **options) as loader:
+            assert len(loader) >= 1
