@@ -179,9 +179,14 @@ def test_a_backup_that_is_kept_goes_on_with_more_epochs(open_dataset: Callable[.
     assert not none and not history
 
 
-def test_other_files_are_left_alone(open_dataset: Callable[..., Any], tmp_path: Path):
+def test_an_interrupted_training_leaves_others_alone(open_dataset: Callable[..., Any], tmp_path: Path):
     (tmp_path / "notes").touch()
-    fit(tmp_path, open_dataset(), epochs=1)
+    dataset = open_dataset()
+    for interrupt in (30, 32):  # the second is one that goes on in the second epoch
+        fit(tmp_path, dataset, interrupt=interrupt)
+    seen, _, _ = fit(tmp_path / "other", dataset, epochs=1)
+    assert len(seen) == 22
+    fit(tmp_path, dataset)
     assert {path.name for path in tmp_path.iterdir()} == {"shards", "notes"}
 
 

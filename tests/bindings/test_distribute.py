@@ -96,6 +96,25 @@ def test_every_replica_trains_on_rows_of_its_own(
         np.testing.assert_allclose(replica, expected, atol=1e-4)
 
 
+def test_steps_go_on_from_a_position(
+    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+):
+    """After so many steps of an epoch, a host has taken so many batches for each of its replicas."""
+
+    def steps(**options: Any) -> list[list[list[int]]]:
+        batches = loaderd_tf.distribute(
+            strategy, shards, numbered_schema, global_batch_size=40, structure="id", workers=1, **options
+        )
+        return [
+            [[ids.numpy().tolist() for ids in strategy.experimental_local_results(step)] for step in batches]
+            for _ in range(2)
+        ]
+
+    shards = write_numbered([430])
+    first, second = steps()
+    assert steps(start=loaderd.Position(0, 7 * 2)) == [first[7:], second]
+
+
 def test_drop_gives_all_replicas_the_same(
     strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):
