@@ -112,8 +112,7 @@ def open_dataset(write_numbered: Callable[..., list[Path]], numbered_schema: loa
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "several epochs a pass": ({"epochs": 2, "prefetch": 0}, {}),
-    "carried": ({"epochs": 2, "remainder": "carry"}, {}),
+    "two epochs a pass": ({"epochs": 2, "remainder": "carry", "prefetch": 0}, {}),
     "endless, on a device, two steps a call": (
         {"epochs": None, "device": "/CPU:1"},
         {"steps_per_epoch": 9, "together": 2},
@@ -140,15 +139,17 @@ def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Pa
 
 
 def test_fit_on_two_replicas(
-    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema, tmp_path: Path
+    mirrored: tf.distribute.Strategy,
+    write_numbered: Callable[..., list[Path]],
+    numbered_schema: loaderd.Schema,
+    tmp_path: Path,
 ):
-    strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
     dataset = loaderd_tf.distribute(
-        strategy, write_numbered([430]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
+        mirrored, write_numbered([430]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
     )
-    seen, history, weights = fit(tmp_path / "whole", dataset, strategy=strategy)
-    seen_before, _, _ = fit(tmp_path / "parts", dataset, strategy=strategy, interrupt=17)
-    seen_after, history_after, weights_after = fit(tmp_path / "parts", dataset, strategy=strategy)
+    seen, history, weights = fit(tmp_path / "whole", dataset, strategy=mirrored)
+    seen_before, _, _ = fit(tmp_path / "parts", dataset, strategy=mirrored, interrupt=17)
+    seen_after, history_after, weights_after = fit(tmp_path / "parts", dataset, strategy=mirrored)
     assert min(seen_after) == 16 and seen_before | seen_after == seen
     for name, values in history_after.items():
         np.testing.assert_allclose(values, history[name][-1:], rtol=1e-6)
