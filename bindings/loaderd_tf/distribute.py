@@ -50,8 +50,9 @@ def distribute(
     number, so let the loss of a step of your own be a sum over the records divided by ``global_batch_size``
     (``tf.nn.compute_average_loss``); Keras sees to it by itself.
 
-    Its ``cardinality`` is the number of steps, as Keras wants it. TensorFlow cannot checkpoint iterators of it.
-    Raises exceptions of :mod:`loaderd.errors`.
+    Its ``cardinality`` is the number of steps, as Keras wants it; ``fit`` first looks at a batch, and that is a pass.
+    TensorFlow cannot checkpoint iterators of it: after so many steps of an epoch, go on with ``start=Position(epoch,
+    steps * replicas of a host)``. Raises exceptions of :mod:`loaderd.errors`.
     """
     _check(strategy, global_batch_size, options)
     opened: list[tuple[loaderd.Loader, int]] = []  # and the batches that a step takes of it

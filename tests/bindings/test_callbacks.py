@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class Logged(keras.Sequential):
     def __init__(self) -> None:
         hidden = keras.layers.Dense(8, activation="relu")
         super().__init__([keras.Input((32,)), hidden, keras.layers.Dropout(0.2), keras.layers.Dense(1)])
-        self.seen: dict[int, list[int]] = {}
+        self.seen: Any = {}
 
     def train_step(self, data: Any) -> Any:
         bits, ids = data
@@ -50,23 +51,38 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@functools.cache
+def build(strategy: Any, together: int) -> tuple[Logged, list[tuple[Any, np.ndarray]]]:
+    """A model, compiled once for many trainings, and the initial values of its variables."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = Logged()
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=together)
+        model.optimizer.build(model.trainable_variables)
+    return model, [(each, each.numpy()) for each in (*model.variables, *model.optimizer.variables)]
+
+
 def fit(
     directory: Path,
     dataset: Any,
     *,
     strategy: Any = DEFAULT,
-    interrupt: float = math.inf,
     together: int = 1,
+    interrupt: float = math.inf,
     backup: dict[str, Any] | None = None,
     callbacks: tuple[Any, ...] = (),
-    epochs: int = 3,
+    epochs: int = 2,
     **options: Any,
-) -> tuple[Logged, dict[str, list[float]]]:
-    """A new model, trained until a step; and the logs of the epochs that ended."""
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = Logged()
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=together)
+) -> Any:
+    """Trains a model that knows nothing yet until step ``interrupt``, as if in a process of its own.
+
+    Returns the ids of every step, the logs of the epochs that came to their end, and the weights.
+    """
+    model, initial = build(strategy, together)
+    for variable, value in initial:
+        variable.assign(value)
+    model.seen = {}
+    dataset._loaderd_loader.seek(loaderd.Position())
     ours = loaderd_tf.BackupAndRestore(directory, dataset, **(backup or {"save_freq": 4}))
     history: dict[str, list[float]] = {}
     with warnings.catch_warnings(), suppress(KeyboardInterrupt):
@@ -80,12 +96,12 @@ def fit(
             verbose=0,
             **options,
         ).history
-    return model, history
+    return model.seen, history, model.get_weights()
 
 
 @pytest.fixture
 def open_dataset(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema) -> Callable[..., Any]:
-    """Makes data sets of 430 records in batches of 20, each as a new process would."""
+    """Makes data sets of 430 records in batches of 20."""
     shards = write_numbered([150, 180, 100])
 
     def make(**options: Any) -> Any:
@@ -96,81 +112,83 @@ def open_dataset(write_numbered: Callable[..., list[Path]], numbered_schema: loa
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "several epochs a pass": ({"epochs": 2}, {}),
-    "carried": ({"epochs": 2, "remainder": "carry"}, {}),
-    "endless": ({"epochs": None}, {"steps_per_epoch": 9}),
-    "endless, on a device, several steps a call": (
+    "two epochs a pass": ({"epochs": 2, "remainder": "carry", "prefetch": 0}, {}),
+    "endless, on a device, two steps a call": (
         {"epochs": None, "device": "/CPU:1"},
         {"steps_per_epoch": 9, "together": 2},
     ),
-    "several steps a call": ({"prefetch": 0}, {"together": 11, "backup": {"save_freq": 11}}),
-    "backed up at the ends of epochs": ({"device": "/CPU:0"}, {"backup": {"save_freq": "epoch"}}),
+    "two steps a call": ({}, {"together": 2}),
+    "at the ends of epochs": ({"device": "/CPU:0"}, {"backup": {"save_freq": "epoch"}}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Path, case: str):
     of_dataset, of_fit = CASES[case]
-    whole, expected = fit(tmp_path / "whole", open_dataset(**of_dataset), **of_fit)
-    seen: dict[int, list[int]] = {}
-    num_steps = len(whole.seen)
-    for interrupt in (num_steps // 2 - 1, num_steps - 3, math.inf):
-        model, history = fit(tmp_path / "again", open_dataset(**of_dataset), interrupt=interrupt, **of_fit)
-        assert not seen or 1 < min(model.seen) <= len(seen) + 1
-        seen |= model.seen
-    assert seen == whole.seen
-    assert {name: values[-1] for name, values in expected.items()} == {
-        name: values[-1] for name, values in history.items()
-    }
-    for weights, others in zip(model.get_weights(), whole.get_weights(), strict=True):
-        assert np.array_equal(weights, others)
-    assert not (tmp_path / "again").exists()
+    dataset = open_dataset(**of_dataset)
+    seen, history, weights = fit(tmp_path / "whole", dataset, **of_fit)
+    seen_before, _, _ = fit(tmp_path / "parts", dataset, interrupt=len(seen) - 3, **of_fit)
+    seen_after, history_after, weights_after = fit(tmp_path / "parts", dataset, **of_fit)
+    begin = min(seen_after)
+    assert 1 < begin <= max(seen_before) + 1, "it goes on, and leaves nothing out"
+    assert begin % (len(seen) // 2) != 1 or "epochs" in case, "in the middle of an epoch"
+    assert seen_before | seen_after == seen
+    assert {name: values[-1:] for name, values in history.items()} == history_after
+    assert all(map(np.array_equal, weights, weights_after))
+    assert not (tmp_path / "parts").exists(), "deleted at the end"
 
 
 def test_fit_on_two_replicas(
-    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema, tmp_path: Path
+    mirrored: tf.distribute.Strategy,
+    write_numbered: Callable[..., list[Path]],
+    numbered_schema: loaderd.Schema,
+    tmp_path: Path,
 ):
-    strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
-    shards = write_numbered([150, 180, 100])
-
-    def open_dataset() -> Any:
-        return loaderd_tf.distribute(
-            strategy, shards, numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
-        )
-
-    whole, expected = fit(tmp_path / "whole", open_dataset(), strategy=strategy)
-    first, _ = fit(tmp_path / "again", open_dataset(), strategy=strategy, interrupt=28)
-    second, history = fit(tmp_path / "again", open_dataset(), strategy=strategy)
-    assert min(second.seen) == 27 and first.seen | second.seen == whole.seen
-    for name, values in expected.items():
-        np.testing.assert_allclose(history[name][-1], values[-1], rtol=1e-6)
-    for weights, others in zip(second.get_weights(), whole.get_weights(), strict=True):
-        assert np.array_equal(weights, others)
+    dataset = loaderd_tf.distribute(
+        mirrored, write_numbered([430]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
+    )
+    seen, history, weights = fit(tmp_path / "whole", dataset, strategy=mirrored)
+    seen_before, _, _ = fit(tmp_path / "parts", dataset, strategy=mirrored, interrupt=17)
+    seen_after, history_after, weights_after = fit(tmp_path / "parts", dataset, strategy=mirrored)
+    assert min(seen_after) == 16 and seen_before | seen_after == seen
+    for name, values in history_after.items():
+        np.testing.assert_allclose(values, history[name][-1:], rtol=1e-6)
+    assert all(map(np.array_equal, weights, weights_after))
 
 
 def test_another_callback_may_end_the_training(open_dataset: Callable[..., Any], tmp_path: Path):
-    """At the end of the epoch that was gone on with, wherever it stands in the list."""
+    """At the end of the epoch that was gone on with, though it is asked before the callback of ours."""
 
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = True
 
-    fit(tmp_path, open_dataset(), interrupt=10)
-    model, history = fit(tmp_path, open_dataset(), callbacks=(Stop(),))
-    assert (min(model.seen), max(model.seen), len(history["loss"])) == (9, 22, 1)
+    dataset = open_dataset()
+    fit(tmp_path, dataset, interrupt=10)
+    seen, history, _ = fit(tmp_path, dataset, callbacks=(Stop(),))
+    assert (min(seen), max(seen), len(history["loss"])) == (9, 22, 1)
 
 
 def test_a_backup_that_is_kept_goes_on_with_more_epochs(open_dataset: Callable[..., Any], tmp_path: Path):
-    (tmp_path / "mine").touch()
-    whole, _ = fit(tmp_path, open_dataset(), epochs=2)
-    assert [path.name for path in tmp_path.iterdir()] == ["shards", "mine"] or (tmp_path / "mine").exists()
+    dataset = open_dataset()
     kept = {"save_freq": 4, "delete_checkpoint": False}
-    for epochs, begin in ((1, 1), (2, 23)):
-        model, _ = fit(tmp_path / "kept", open_dataset(), epochs=epochs, backup=kept)
-        assert model.seen == {step: ids for step, ids in whole.seen.items() if begin <= step <= epochs * 22}
-    assert model._initial_epoch is None
-    model, history = fit(tmp_path / "kept", open_dataset(), epochs=2, backup=kept)
-    assert not model.seen and not history
+    whole, _, _ = fit(tmp_path / "whole", dataset)
+    first, _, _ = fit(tmp_path / "kept", dataset, epochs=1, backup=kept)
+    second, _, _ = fit(tmp_path / "kept", dataset, epochs=2, backup=kept)
+    assert first | second == whole and (len(first), len(second)) == (22, 22)
+    none, history, _ = fit(tmp_path / "kept", dataset, epochs=2, backup=kept)
+    assert not none and not history
+
+
+def test_an_interrupted_training_leaves_others_alone(open_dataset: Callable[..., Any], tmp_path: Path):
+    (tmp_path / "notes").touch()
+    dataset = open_dataset()
+    for interrupt in (30, 32):  # the second is one that goes on in the second epoch
+        fit(tmp_path, dataset, interrupt=interrupt)
+    seen, _, _ = fit(tmp_path / "other", dataset, epochs=1)
+    assert len(seen) == 22
+    fit(tmp_path, dataset)
+    assert {path.name for path in tmp_path.iterdir()} == {"shards", "notes"}
 
 
 def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
@@ -180,10 +198,9 @@ def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     dataset = open_dataset()
     other = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
     other.compile("adam", "mse")
-    with pytest.raises(
-        OptionError, match=r"is of another model or optimizer: .*\[32, 8\].* and these have .*\[32, 1\]"
-    ):
-        other.fit(dataset, callbacks=[loaderd_tf.BackupAndRestore(tmp_path, dataset)], verbose=0)
+    backup = loaderd_tf.BackupAndRestore(tmp_path, dataset)
+    with pytest.raises(OptionError, match=r"is of another model or optimizer: .*\[32, 8\].* these have .*\[32, 1\]"):
+        other.fit(dataset, callbacks=[backup], shuffle=False, verbose=0)
 
 
 def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path):
@@ -192,8 +209,9 @@ def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Pa
         fit(tmp_path, dataset, steps_per_epoch=7)
     with pytest.raises(OptionError, match="steps_per_execution must divide the 22 steps of an epoch, got 4"):
         fit(tmp_path, dataset, together=4)
+    dataset._loaderd_loader.seek(loaderd.Position(0, 3))
     with pytest.raises(OptionError, match="the data set begins in the middle of an epoch"):
-        fit(tmp_path, open_dataset(start=loaderd.Position(0, 3)))
+        build(DEFAULT, 1)[0].fit(dataset, callbacks=[loaderd_tf.BackupAndRestore(tmp_path, dataset)], shuffle=False)
     with pytest.raises(
         OptionError, match=r"dataset must come from make_dataset, from_loader or distribute, got <_Map"
     ):
@@ -205,19 +223,21 @@ def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Pa
 
 def test_the_callback_of_keras(open_dataset: Callable[..., Any], tmp_path: Path):
     """It goes on at the ends of epochs, if the data is told the epoch."""
+    model, initial = build(DEFAULT, 1)
+
+    dataset = open_dataset()
+    loader = dataset._loaderd_loader
 
     def run(interrupt: float) -> dict[int, list[int]]:
-        keras.utils.set_random_seed(0)
-        model = Logged()
-        model.compile("adam", "mse")
-        dataset = open_dataset()
-        loader = dataset._loaderd_loader
+        for variable, value in initial:
+            variable.assign(value)
+        model.seen = {}
+        loader.seek(loaderd.Position())
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
         seek = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: loader.seek(loaderd.Position(epoch)))
-        callbacks = [keras.callbacks.BackupAndRestore(str(tmp_path / "backup")), seek, Interrupt(interrupt)]
         with suppress(KeyboardInterrupt):
-            model.fit(dataset, epochs=3, callbacks=callbacks, shuffle=False, verbose=0)
+            model.fit(dataset, epochs=2, callbacks=[backup, seek, Interrupt(interrupt)], shuffle=False, verbose=0)
         return model.seen
 
-    before, after = run(30), run(math.inf)
-    whole, _ = fit(tmp_path / "whole", open_dataset())
-    assert min(after) == 23 and before | after == whole.seen
+    whole, before, after = run(math.inf), run(30), run(math.inf)
+    assert min(after) == 23 and before | after == whole and len(whole) == 44

@@ -86,6 +86,7 @@ class Training:
         return list(found.values()), starts
 
 
+@pytest.mark.timeout(240)  # four processes that build and compile a model, most of them in turn
 @pytest.mark.parametrize("name", ["train_in_a_loop", "train_by_fit"])
 def test_a_training_that_is_killed(forks: Any, write_numbered: Callable[..., list[Path]], tmp_path: Path, name: str):
     """It goes on in the middle of its epochs of 22 steps, and comes to the same batches, weights and logs."""
@@ -93,7 +94,7 @@ def test_a_training_that_is_killed(forks: Any, write_numbered: Callable[..., lis
     whole, killed = (Training(forks, tmp_path / each, name, shards) for each in ("whole", "killed"))
     unkilled = whole.start()
     killed.run_and_kill(13, saving=True)
-    killed.run_and_kill(57, saving=False)
+    killed.run_and_kill(50, saving=False)
     assert killed.result_of(killed.start()) == whole.result_of(unkilled)
     batches, starts = killed.batches()
     assert (batches, [1]) == whole.batches()
