@@ -173,7 +173,13 @@ def test_a_position_of_other_data_is_refused(write_numbered: Write, numbered_sch
         next(iter(loader))
         position = loader.position
     refused("seed: 0 when the position was taken, 3 now", shards, numbered_schema, seed=3, start=position)
-    refused("shuffle: windows of .* when .*, none now", shards, numbered_schema, shuffle=False, start=position)
+    refused(
+        "shuffle: in blocks of 1024, in windows .* when .*, none, in windows .* now",
+        shards,
+        numbered_schema,
+        shuffle=False,
+        start=position,
+    )
     refused("remainder: short when .*, drop now", shards, numbered_schema, remainder="drop", start=position)
     refused("shards: 100 records in 2 .* 60 records in 1", shards[:1], numbered_schema, start=position)
     other = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
