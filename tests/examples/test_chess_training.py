@@ -18,10 +18,21 @@ import numpy as np
 import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chess"
-# 100 positions a shard: 40 steps an epoch.
-SHARDS = ["--positions", "500", "--shards", "4", "--validation-shards", "1", "--stockfish", "off", "--processes", "1"]
-TRAINING = ["--epochs", "2", "--batch-size", "10", "--save-every", "10", "--device", "cpu"]
-VALIDATION = ["--batch-size", "40"]
+# 200 positions a shard: 40 steps an epoch.
+SHARDS = [
+    "--positions",
+    "1000",
+    "--shards",
+    "4",
+    "--validation-shards",
+    "1",
+    "--stockfish",
+    "off",
+    "--processes",
+    "2",
+]
+TRAINING = ["--epochs", "2", "--batch-size", "20", "--save-every", "10", "--device", "cpu"]
+VALIDATION = ["--batch-size", "80"]
 FIRST_EPOCH, LAST = 40, 80
 
 
@@ -111,13 +122,18 @@ def followed(start: Callable[..., Script], shards: Path, tmp_path_factory: pytes
     return run
 
 
-def test_validation_follows_the_checkpoints_of_a_training(followed: Path) -> None:
+def test_validation_follows_the_checkpoints_of_a_training(
+    start: Callable[..., Script], shards: Path, followed: Path
+) -> None:
     validated = rows(followed / "validation.csv")
     steps = [int(row["step"]) for row in validated]
     assert steps == sorted(set(steps)) and set(steps) <= set(range(10, LAST + 1, 10))
     assert steps[-1] == LAST
     reported = float(rows(followed / "history.csv")[-1]["val_loss"])
     assert float(validated[-1]["val_loss"]) == pytest.approx(reported, rel=1e-5)
+    with start("validate.py", "--data", shards, "--run", followed, *VALIDATION) as again:
+        again.end()
+    assert rows(followed / "validation.csv") == validated, "nothing was left to validate"
 
 
 def test_a_killed_training_goes_on_with_the_next_batch(
