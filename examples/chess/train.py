@@ -3,16 +3,20 @@
     python make_shards.py --out shards
     python train.py --data shards --out run
 
-The data's side is :func:`open_datasets`; all the rest is Keras as anywhere else.
+The data's side is :func:`open_training` and :func:`open_validation`; all the rest is Keras as anywhere else. Killed,
+and run again with the same arguments, it goes on with exactly the next batch. ``validate.py`` can follow it.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -24,6 +28,9 @@ import tensorflow as tf
 import loaderd
 
 SEED = 0
+STRUCTURE = (("board", "flags"), "score")
+CHECKPOINTS = "checkpoints"  # in the run's folder: the weights, for validate.py
+DONE = "done"  # in that folder: an empty file, there when the last checkpoint is
 
 
 def main() -> None:
@@ -31,7 +38,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(SEED)
     device = choose_device(args.device)
-    train, validation = open_datasets(args.data, args.batch_size, device)
+    train = open_training(args.data, args.batch_size, device)
+    validation = open_validation(args.data, args.batch_size, device)
     steps = int(train.cardinality())
     if steps < 2:
         sys.exit(f"{args.data} holds fewer training positions than two batches of {args.batch_size}")
@@ -40,25 +48,38 @@ def main() -> None:
     loss_before = model.evaluate(validation, verbose=0)
     print(f"{steps} steps of {args.batch_size} positions an epoch; untrained: val_loss {loss_before:.4f}", flush=True)
 
-    timer = StepTimer()
+    backup, checkpoints = args.out / "backup", args.out / CHECKPOINTS
     history_file, model_file = args.out / "history.csv", args.out / "model.keras"
+    resumes = tf.train.latest_checkpoint(str(backup)) is not None  # it is deleted where a training ends
+    if resumes:
+        print(f"going on from {backup}", flush=True)
+    else:  # what an earlier training left is not of this one
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        (args.out / "validation.csv").unlink(missing_ok=True)
+    timer = StepTimer()
     history = model.fit(
         train,
         epochs=args.epochs,
         validation_data=validation,
-        callbacks=[timer, keras.callbacks.CSVLogger(history_file)],
+        callbacks=[
+            timer,
+            keras.callbacks.CSVLogger(history_file, append=resumes),
+            SaveWeights(checkpoints, args.save_every),
+            loaderd_tf.BackupAndRestore(backup, train, save_freq=args.save_every),
+        ],
         shuffle=False,  # by Keras: loaderd has shuffled
         verbose=2,
     ).history
     model.save(model_file)
 
     loss_after = history["val_loss"][-1]
-    fed_s = timer.step_s
-    held_s = time_step_without_data(model, train, device)
     print(f"val_loss was {loss_before:.4f} and is {loss_after:.4f}")
-    data_share = max(0.0, 1 - held_s / fed_s)
-    print(f"{args.batch_size / fed_s:,.0f} examples/s; {data_share:.0%} of a step was spent on data:", end=" ")
-    print(f"{fed_s * 1e3:.1f} ms, against {held_s * 1e3:.1f} ms with one batch held ready")
+    fed_s = timer.step_s
+    if not math.isnan(fed_s):  # it is, if the training was gone on with for one step only
+        held_s = time_step_without_data(model, train, device)
+        data_share = max(0.0, 1 - held_s / fed_s)
+        print(f"{args.batch_size / fed_s:,.0f} examples/s; {data_share:.0%} of a step was spent on data:", end=" ")
+        print(f"{fed_s * 1e3:.1f} ms, against {held_s * 1e3:.1f} ms with one batch held ready")
     print(f"model: {model_file}, history: {history_file}")
     if not loss_after < loss_before:
         sys.exit("The loss did not fall: the network has learned nothing.")
@@ -73,10 +94,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the model is saved")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training shards")
     parser.add_argument("--batch-size", type=int, default=512, help="positions a step")
+    parser.add_argument(
+        "--save-every", type=int, default=20, metavar="STEPS", help="how often to save, to go on from"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto", help="where to train")
     args = parser.parse_args()
-    if args.epochs < 1 or args.batch_size < 1:
-        parser.error("--epochs and --batch-size must be positive")
+    if args.epochs < 1 or args.batch_size < 1 or args.save_every < 1:
+        parser.error("--epochs, --batch-size and --save-every must be positive")
     return args
 
 
@@ -92,33 +116,33 @@ def choose_device(wanted: str) -> str | None:
     return None
 
 
-def open_datasets(folder: Path, batch_size: int, device: str | None) -> tuple[Any, Any]:
-    """(training, validation), two tf.data.Dataset of ((board, flags), score).
+def open_training(folder: Path, batch_size: int, device: str | None) -> tf.data.Dataset:
+    """Batches of ((board, flags), score), each epoch in another order.
 
     ``board``: float32, (batch, 8, 8, 24); ``flags``: float32, (batch, 10); ``score``: float32, (batch,), from
-    -1 (black wins) to 1 (white wins). The first is shuffled, each epoch in another order; the second comes in
-    the files' order.
+    -1 (black wins) to 1 (white wins).
     """
-    schema = loaderd.schemas.chess_eval()
-    structure = (("board", "flags"), "score")
-    train = loaderd_tf.make_dataset(
+    return loaderd_tf.make_dataset(
         str(folder / "train-*.tfrecord"),
-        schema,
+        loaderd.schemas.chess_eval(),
         batch_size=batch_size,
-        structure=structure,
+        structure=STRUCTURE,
         seed=SEED,
         remainder="drop",
         device=device,
     )
-    validation = loaderd_tf.make_dataset(
+
+
+def open_validation(folder: Path, batch_size: int, device: str | None) -> tf.data.Dataset:
+    """Batches as those of :func:`open_training`, always in the files' order, with the remainder as the last one."""
+    return loaderd_tf.make_dataset(
         str(folder / "validation-*.tfrecord"),
-        schema,
+        loaderd.schemas.chess_eval(),
         batch_size=batch_size,
-        structure=structure,
+        structure=STRUCTURE,
         shuffle=False,
         device=device,
     )
-    return train, validation
 
 
 def build_model() -> keras.Model:
@@ -137,21 +161,54 @@ def build_model() -> keras.Model:
     return model
 
 
-class StepTimer(keras.callbacks.Callback):
-    """``step_s``: the mean seconds of a training step in the last epoch, from the end of one to the end of the next.
+class SaveWeights(keras.callbacks.Callback):
+    """Writes ``step-00000020.weights.h5`` into a folder every ``save_every`` steps of the optimizer, and at the end.
 
-    The first step of an epoch is left out: it compiles the network, and starts the workers, once. So is the
-    validation.
+    A file that has such a name is whole, whenever the process dies.
+    """
+
+    def __init__(self, folder: Path, save_every: int) -> None:
+        super().__init__()
+        self._folder, self._save_every = folder, save_every
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._folder.mkdir(exist_ok=True)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if int(self.model.optimizer.iterations) % self._save_every == 0:
+            self._save()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._save()
+        (self._folder / DONE).touch()
+
+    def _save(self) -> None:
+        unfinished = self._folder / "unfinished.weights.h5"
+        self.model.save_weights(unfinished)
+        unfinished.replace(self._folder / f"step-{int(self.model.optimizer.iterations):08}.weights.h5")
+
+
+class StepTimer(keras.callbacks.Callback):
+    """``step_s``: the mean seconds of a training step in the last epoch, with the wait for its batch.
+
+    The first step of an epoch is left out: it compiles the network, and starts the workers, once. So is what is done
+    between steps, such as saving.
     """
 
     step_s = float("nan")
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._steps_s: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._began_s = time.perf_counter()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        now_s = time.perf_counter()
-        if batch == 0:
-            self._first_ended_s = now_s
-        else:
-            self.step_s = (now_s - self._first_ended_s) / batch
+        self._steps_s.append(time.perf_counter() - self._began_s)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if len(self._steps_s) > 1:
+            self.step_s = fmean(self._steps_s[1:])
 
 
 def time_step_without_data(model: keras.Model, train: Any, device: str | None) -> float:
