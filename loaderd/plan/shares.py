@@ -163,15 +163,6 @@ class HostShare:
         number = (row - of_larger) // rest
         return len(cut_ends) - 1 + larger + number, lead + of_larger + number * rest, rest
 
-    def max_windows_of(self, rows: int) -> int:
-        """How many windows so many consecutive rows can touch."""
-        smallest = self._tail_size // self._num_rounds if self._num_rounds else 0
-        in_tail = 1 if smallest == 0 else (rows + smallest - 2) // smallest + 1
-        ends = self._cut_ends[1:]
-        in_cuts = [bisect_right(ends, end - 2 + rows) - cut + 1 for cut, end in enumerate(ends)]
-        # What begins in a cut and reaches into the tail touches no more of it than what begins there.
-        return max([0, *[min(count, self.num_cuts - cut) for cut, count in enumerate(in_cuts)]]) + in_tail
-
     # ------------------------------------------------------------------- parts of windows that others began
 
     @cached_property

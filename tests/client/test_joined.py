@@ -13,7 +13,7 @@ import pytest
 
 import loaderd
 from loaderd import Concat, Dataset, Mix, Position
-from loaderd.errors import NoShardsError, OptionError
+from loaderd.errors import CorruptRecordError, NoShardsError, OptionError
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -253,7 +253,14 @@ def test_growing_data_that_end_or_cannot_be_carried(
         batches = iter(loader)
         for _ in range(5):
             next(batches)
+        content = [shard.read_bytes() for shard in shards]
+        shards[1].write_bytes(content[1][:-3])
+        with pytest.raises(CorruptRecordError, match="1 damaged record in 1 of 2 shards"):
+            next(batches)
         for shard in shards:
             shard.unlink()
         with pytest.raises(NoShardsError, match="matches no file"):
-            next(batches)
+            next(iter(loader))
+        shards[0].write_bytes(content[0])
+        numbers = [number for batch, _ in zip(loader, range(3), strict=False) for number in check_batch(batch)]
+        assert sorted(numbers) == list(range(50)), "the loader is none the worse"
