@@ -129,7 +129,7 @@ def from_loader(
 
     num_passes = loader.passes_of_an_iteration
     passes = tf.data.Dataset.counter() if num_passes is None else tf.data.Dataset.range(num_passes)
-    # Not passes.map(which): TensorFlow would run that ahead, and data that grow are to be listed when an epoch begins.
+    # Not passes.map(which): TensorFlow would run that ahead; data that grow are to be listed when an epoch begins.
     dataset = passes.flat_map(
         lambda number: tf.data.Dataset.from_tensors(number).map(lambda n: tuple(which(n))).flat_map(hops.dataset)
     )

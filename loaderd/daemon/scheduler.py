@@ -96,7 +96,7 @@ class Scheduler:
     def _next_task(self) -> Task | None:
         while self._again:
             again = self._again.popleft()
-            if again.source.retry(again):
+            if again.source in self._sources and again.source.retry(again):
                 return again
         for _ in range(len(self._sources)):
             source = self._sources[0]

@@ -69,12 +69,16 @@ def test_the_tasks_of_a_dead_worker_come_first_and_in_order():
     assert shards_of(scheduler.assign()) == [(2, "a0"), (3, "a2"), (4, "a1"), (2, "a3"), (3, "a4"), (4, "a5")]
 
 
-def test_a_removed_source_gets_nothing_done_again():
+@pytest.mark.parametrize("removed_first", [False, True])
+def test_a_removed_source_gets_nothing_done_again(removed_first: bool):
     gone = index_pass("gone", 2)
     scheduler = scheduler_of(gone, index_pass("a", 5), workers=1)
     assert shards_of(scheduler.assign()) == [(0, "gone0"), (0, "a0")]
+    if removed_first:
+        scheduler.remove_source(gone)
     scheduler.lose_worker(0, "was killed by SIGKILL")
-    scheduler.remove_source(gone)
+    if not removed_first:
+        scheduler.remove_source(gone)
     scheduler.add_worker(1)
     assert shards_of(scheduler.assign()) == [(1, "a0"), (1, "a1")]
 
