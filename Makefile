@@ -21,7 +21,7 @@ demo: .venv/made-demo ## write chess shards from games played by the rules, and 
 	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
 
 test: lint ## everything that must hold
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/made-test
 	$(BIN)/ruff check .

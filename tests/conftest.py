@@ -6,6 +6,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,14 @@ def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOADERD_CACHE_DIR", str(tmp_path_factory.mktemp("index-cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def mirrored() -> Any:
+    """A replica on each CPU of TensorFlow. Of two such strategies in one process, it confuses the collectives."""
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy([device.name for device in tf.config.list_logical_devices("CPU")])
 
 
 def frame(payload: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -32,7 +33,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(get_args(kind)[0]), max_size=3)
     if get_origin(kind) is dict:
         return st.dictionaries(values_of(get_args(kind)[0]), values_of(get_args(kind)[1]), max_size=3)
-    return {Any: VALUES, int: INTEGERS, str: TEXTS, bytes: st.binary(max_size=20)}[kind]
+    if get_origin(kind) is UnionType:
+        return st.one_of(*map(values_of, get_args(kind)))
+    return {Any: VALUES, type(None): st.none(), int: INTEGERS, str: TEXTS, bytes: st.binary(max_size=20)}[kind]
 
 
 def instances_of(cls: type[Message]) -> st.SearchStrategy[Message]:
