@@ -79,6 +79,7 @@ class StreamOptions:
     on_corrupt: OnCorrupt = "raise"
     held_batches: int = 4
     index_cache: str = "user"
+    stall_timeout: float | None = 120.0
 
     def __post_init__(self) -> None:
         require(is_count(self.batch_size), "batch_size", "a positive integer", self.batch_size)
@@ -113,6 +114,13 @@ class StreamOptions:
             self.index_cache,
         )
         object.__setattr__(self, "index_cache", os.fspath(self.index_cache))
+        timeout = self.stall_timeout
+        require(
+            timeout is None or (isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0),
+            "stall_timeout",
+            "a positive number of seconds or None",
+            timeout,
+        )
 
     @property
     def num_workers(self) -> int:

@@ -44,6 +44,7 @@ class Loader:
       ``"none"``, or a folder.
     - ``progress``: a bar for the index pass; None: if standard error is a terminal.
     - ``refresh``: ``"epoch"``: each epoch is made of the shards that there are when it begins; else ``"never"``.
+    - ``stall_timeout``: seconds without progress after which a process of loaderd is replaced; None: never.
     - ``start``: a :class:`~loaderd.Position` to go on from.
 
     Each ``iter(loader)`` is a **pass** of ``epochs`` epochs, and goes on counting epochs where the one before would
@@ -72,6 +73,7 @@ class Loader:
         index_cache: str = "user",
         progress: bool | None = None,
         refresh: Refresh = "never",
+        stall_timeout: float | None = 120.0,
         start: Position | None = None,
     ) -> None:
         dataset = _as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh)
@@ -87,6 +89,7 @@ class Loader:
             on_corrupt=common.on_corrupt,
             held_batches=held_batches,
             index_cache=common.index_cache,
+            stall_timeout=stall_timeout,
         )
         self.schema = common.schema
         self._grows = any(leaf.refresh == "epoch" for leaf in dataset.leaves())
