@@ -1,9 +1,9 @@
 """The scheduler with several sources, in any order of events, held to what must be true whatever happens.
 
-``test_stream.py`` follows what one stream writes to memory, row by row. Here it is who waits for whom: two streams and
-index passes share workers that end their tasks well, badly, or not at all, and the model sees what the daemon sees:
-tasks that go out, and what is said to each consumer. At the end of each example everything is let run to its end, and
-then each batch must have come, and each slot and arena be free.
+``test_stream.py`` follows what one stream writes to memory, row by row. Here it is who waits for whom: two streams
+and index passes share workers that end their tasks well, badly, or not at all, and the model sees what the daemon
+sees: tasks that go out, and what is said to each consumer. At the end of each example everything is let run to its
+end, and then each batch must have come, and each slot and arena be free.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ sizes = st.fixed_dictionaries(
         "skip_damaged": st.booleans(),
     }
 )
+some_faults = st.just([]) | st.just([]) | st.lists(st.integers(0, 20), max_size=2)
 
 
 def rows_of(work: LoadWork) -> set[int]:
@@ -161,8 +162,8 @@ class Consumer:
         assert list(batch.segments) == self.plan.segments_of(batch.step)
         assert batch.slot not in {*self.lent, *self.done.values()}, "nobody needs what is in the slot"
         assert batch.slot not in [other.slot for task in others for other in batches_of(task)]
-        assert batch.step not in [other.step for task in others if task.generation == self.generation
-                                  for other in batches_of(task)]  # fmt: skip
+        of_now = [other.step for task in others if task.generation == self.generation for other in batches_of(task)]
+        assert batch.step not in of_now, "a batch is made by one worker"
         assert batch.step >= self.next_step and batch.step not in self.done, "a batch is made once"
         for segment, arena in zip(batch.segments, batch.arenas, strict=True):
             assert self.contents[arena] == (self.generation, segment.window)
@@ -285,12 +286,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.lose_worker(worker, "was killed by SIGKILL")
 
     @precondition(lambda self: any(self.workers.values()))
-    @rule(which=st.integers(0, 5), failed=st.sampled_from([False] * 5 + [True]), faults=st.just([]) | st.lists(
-        st.integers(0, 20), max_size=2))  # fmt: skip
+    @rule(which=st.integers(0, 5), failed=st.sampled_from([False, False, True]), faults=some_faults)
     def end_task(self, which: int, failed: bool, faults: list[int]) -> None:
         """The first task of a worker ends."""
         working = sorted(worker for worker, tasks in self.workers.items() if tasks)
-        worker = working[which % len(working)]
+        self.end_task_of(working[which % len(working)], failed, faults)
+
+    @property
+    def filling(self) -> list[int]:
+        """Workers that decode batches, those with the most in front."""
+        working = {worker: len(batches_of(tasks[0])) for worker, tasks in self.workers.items() if tasks}
+        return sorted((worker for worker in working if working[worker]), key=lambda worker: -working[worker])
+
+    @precondition(lambda self: self.filling)
+    @rule()
+    def fail_batches(self) -> None:
+        self.end_task_of(self.filling[0], True, [])
+
+    def end_task_of(self, worker: int, failed: bool, faults: list[int]) -> None:
         task = self.workers[worker].pop(0)
         error = ShardReadError("unreadable") if failed else None
         self.scheduler.end_task(worker, task.number, self.result_of(task, error, faults), error)
@@ -303,7 +316,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         (consumer,) = [one for one in self.consumers if one.stream is task.source]
         return consumer.end(task, error is not None, faults)
 
-    @rule(num_tasks=st.integers(1, 30))
+    @rule(num_tasks=st.integers(1, 12))
     def work(self, num_tasks: int) -> None:
         """Some way on."""
         for number in range(num_tasks):
