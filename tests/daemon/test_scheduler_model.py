@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderd.daemon.index_pass import IndexPass
-from loaderd.daemon.scheduler import MAX_DEATHS, TASKS_PER_WORKER, Scheduler
-from loaderd.daemon.stream import BrokenBatch, Delivery, Fault, PassEnd, Stream
-from loaderd.daemon.tasks import FillBatch, FillWork, IndexWork, LoadWork, Task
+from loaderd.daemon.outgoing import BrokenBatch, Delivery, Fault, PassEnd
+from loaderd.daemon.scheduler import TASKS_PER_WORKER, Scheduler
+from loaderd.daemon.stream import Stream
+from loaderd.daemon.tasks import MAX_DEATHS, FillBatch, FillWork, IndexWork, LoadWork, Task, TrialWork
 from loaderd.errors import LoaderdError, ShardReadError
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
@@ -32,6 +33,7 @@ from loaderd.shards.index_cache import IndexCache
 
 NO_RECORDS = ShardIndex(ShardFile("empty", 0, 0), "none", 0, (), *[np.zeros(0, np.uint8)] * 5).encode()
 _STEPS_OF_AN_ENDLESS_PASS = 20
+_STALL_TICKS, _START_TICKS = 3, 5
 
 Place = tuple[int, int]
 """(window, place in it, or row of it)."""
@@ -89,12 +91,14 @@ class Consumer:
         self.num_arenas = 2 + batch_size
         self.epochs = epochs
         self.skip_damaged = skip_damaged
+        self.make_plan = lambda pass_: PassPlan(rows, batches, 5, True, pass_.first_epoch)
         self.stream = Stream(
-            lambda pass_: PassPlan(rows, batches, 5, True, pass_.first_epoch),
+            self.make_plan,
             num_slots=num_slots,
             num_arenas=self.num_arenas,
             num_workers=num_workers,
             skip_damaged=skip_damaged,
+            blame=lambda records, error: error,
         )
         self.generations = count()
         self.lent: set[int] = set()
@@ -114,9 +118,9 @@ class Consumer:
         self.loaded: Counter[Place] = Counter()
         self.bad: set[Place] = set()
         self.bad_steps: set[int] = set()
-        self.blamed: Counter[Place | int] = Counter()
+        self.losses: Counter[Task | int] = Counter()
         pass_ = Pass(first_epoch, self.epochs)
-        self.plan = self.stream._plan_pass(pass_)
+        self.plan = self.make_plan(pass_)
         self.next_step = where if self.plan.num_steps is None else where % (self.plan.num_steps + 1)
         self.begun = self.next_step
         self.stream.start(self.generation, pass_, self.next_step)
@@ -146,11 +150,11 @@ class Consumer:
         assert not any(self.loaded[work.window, row] for row in rows_of(work)), "a row is loaded once"
 
     def is_needed(self, window: int) -> bool:
-        """Whether a batch that has not begun reads from ``window``; one with a bad record never begins."""
+        """Whether a batch reads from ``window`` that has not begun, and will."""
         for step in range(self.begun, self.plan.last_step_in(window) + 1):
-            places = self.places_of(step)
-            bad = any(place in self.bad or self.blamed[place] >= MAX_DEATHS for place in places)
-            if window in {place[0] for place in places} and (self.skip_damaged or not bad):
+            bad = [place in self.bad for place in self.places_of(step)]
+            never_begins = all(bad) if self.skip_damaged else any(bad)
+            if window in {one.window for one in self.plan.segments_of(step)} and not never_begins:
                 return True
         return False
 
@@ -179,7 +183,7 @@ class Consumer:
             return []
         if isinstance(task.work, LoadWork):
             return self.end_load(task.work, failed, faults)
-        for batch in batches_of(task):
+        for batch in () if isinstance(task.work, TrialWork) else batches_of(task):
             if not failed:
                 self.done[batch.step] = batch.slot
             elif len(batches_of(task)) == 1:
@@ -195,16 +199,13 @@ class Consumer:
         return [Fault((int(places[row]),), ShardReadError("unreadable")) for row in wrong]
 
     def blame(self, task: Task) -> None:
-        """A worker died at ``task``."""
+        """A worker was lost at ``task``."""
         if task.generation != self.generation:
             return
-        if isinstance(task.work, LoadWork):
-            places = self.plan.order_of(task.work.window).places()
-            wrong = [(task.work.window, int(places[row])) for row in rows_of(task.work)]
-            self.blamed.update(wrong)
-            if self.blamed[wrong[0]] == MAX_DEATHS:
-                self.loaded.update((task.work.window, row) for row in rows_of(task.work))
-        self.blamed.update(batch.step for batch in batches_of(task))
+        self.losses[task] += 1
+        self.losses.update(batch.step for batch in batches_of(task))
+        if isinstance(task.work, LoadWork) and len(task.work.slices) == 1 and self.losses[task] == MAX_DEATHS:
+            self.end_load(task.work, True, [])
 
     # -------------------------------------------------------------------------------------- the consumer
 
@@ -223,14 +224,15 @@ class Consumer:
     def take(self, item: Delivery | BrokenBatch) -> None:
         places = self.places_of(item.step)
         bad = len(self.bad.intersection(places))
-        given_up = sum(self.blamed[place] >= MAX_DEATHS for place in places if place not in self.bad)
+        on_trial = self.losses[item.step] >= MAX_DEATHS
         if isinstance(item, BrokenBatch):
-            at_fault = item.step in self.bad_steps or self.blamed[item.step] >= MAX_DEATHS
-            assert at_fault or (not self.skip_damaged and bad + given_up), "a batch is broken for a reason"
+            never_begun = bad == len(places) if self.skip_damaged else bad > 0
+            assert never_begun or on_trial or item.step in self.bad_steps, "a batch is broken for a reason"
             return
         assert item.slot == self.done.pop(item.step) and item.slot not in self.lent
-        assert len(places) - bad - given_up <= item.num_records <= len(places) - bad
-        assert self.skip_damaged or not bad
+        assert item.num_records + item.num_skipped == len(places) and item.num_records
+        assert item.num_skipped == bad or (on_trial and item.num_skipped > bad)
+        assert bool(item.errors) == bool(item.num_skipped) and (self.skip_damaged or not item.errors)
         self.lent.add(item.slot)
 
     def release(self, slots: list[int]) -> None:
@@ -249,8 +251,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_files_done = 0
         self.eager = eager
         self.workers: dict[int, list[Task]] = {}
+        self.started: set[int] = set()
+        self.ticks: Counter[int] = Counter()
         self.worker_numbers = count()
-        self.add_workers(num_workers)
+        self.add_workers(num_workers, True)
         for consumer in self.consumers:
             self.scheduler.add_source(consumer.stream)
             consumer.start(0, 0)
@@ -259,12 +263,25 @@ class SchedulerMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------------------------------ workers
 
     @precondition(lambda self: len(self.workers) < 6)
-    @rule(number=st.integers(1, 3))
-    def add_workers(self, number: int) -> None:
+    @rule(number=st.integers(1, 3), ready=st.booleans())
+    def add_workers(self, number: int, ready: bool) -> None:
         for _ in range(number):
             worker = next(self.worker_numbers)
             self.scheduler.add_worker(worker)
             self.workers[worker] = []
+            if ready:
+                self.get_ready(worker)
+
+    def get_ready(self, worker: int) -> None:
+        self.scheduler.ready(worker)
+        self.started.add(worker)
+        self.ticks[worker] = 0
+
+    @precondition(lambda self: self.workers.keys() - self.started)
+    @rule()
+    def all_get_ready(self) -> None:
+        for worker in self.workers.keys() - self.started:
+            self.get_ready(worker)
 
     @precondition(lambda self: self.workers)
     @rule(which=st.integers(1, 63), replaced=st.booleans() | st.just(True))
@@ -272,31 +289,60 @@ class SchedulerMachine(RuleBasedStateMachine):
         """One, several or all die at once; ``which``: a bit for each."""
         dead = [worker for position, worker in enumerate(sorted(self.workers)) if which >> position & 1]
         for worker in dead:
-            self.lose_worker(worker)
+            self.lose_worker(worker, False)
         if replaced:
-            self.add_workers(len(dead))
+            self.add_workers(len(dead), True)
         self.settle()
 
-    def lose_worker(self, worker: int) -> None:
+    @precondition(lambda self: self.workers)
+    @rule(victim=st.integers(0, 5), times=st.integers(1, 12))
+    def lose_workers_at_a_task(self, victim: int, times: int) -> None:
+        """Until it is given up, and what becomes of it too."""
+        for _ in range(times):
+            working = sorted(worker for worker, tasks in self.workers.items() if tasks)
+            if working:
+                self.lose_worker(working[victim % len(working)], False)
+                self.add_workers(1, True)
+                self.settle()
+
+    @rule()
+    def tick(self) -> None:
+        """A moment passes; who got nothing done for some of them is replaced."""
+        self.scheduler.tick()
+        for worker, tasks in self.workers.items():
+            self.ticks[worker] = self.ticks[worker] + 1 if tasks or worker not in self.started else 0
+        limits = {worker: _STALL_TICKS if worker in self.started else _START_TICKS for worker in self.workers}
+        stalled = self.scheduler.stalled(_STALL_TICKS, _START_TICKS)
+        assert stalled == [worker for worker in self.workers if self.ticks[worker] >= limits[worker]]
+        for worker in stalled:
+            self.lose_worker(worker, True)
+            self.add_workers(1, True)
+        self.settle()
+
+    def lose_worker(self, worker: int, stalled: bool) -> None:
         tasks = self.workers.pop(worker)
-        for task in tasks[:1]:
+        for task in tasks[: worker in self.started]:
             for consumer in self.consumers:
                 if task.source is consumer.stream:
                     consumer.blame(task)
-        self.scheduler.lose_worker(worker, "was killed by SIGKILL")
+        self.scheduler.lose_worker(worker, "was lost", stalled)
 
-    @precondition(lambda self: any(self.workers.values()))
+    @property
+    def working(self) -> list[int]:
+        """Workers that are at a task."""
+        return sorted(worker for worker, tasks in self.workers.items() if tasks and worker in self.started)
+
+    @precondition(lambda self: self.working)
     @rule(which=st.integers(0, 5), failed=st.sampled_from([False, False, True]), faults=some_faults)
     def end_task(self, which: int, failed: bool, faults: list[int]) -> None:
         """The first task of a worker ends."""
-        working = sorted(worker for worker, tasks in self.workers.items() if tasks)
-        self.end_task_of(working[which % len(working)], failed, faults)
+        self.end_task_of(self.working[which % len(self.working)], failed, faults)
 
     @property
     def filling(self) -> list[int]:
         """Workers that decode batches, those with the most in front."""
-        working = {worker: len(batches_of(tasks[0])) for worker, tasks in self.workers.items() if tasks}
-        return sorted((worker for worker in working if working[worker]), key=lambda worker: -working[worker])
+        sizes = {worker: len(batches_of(self.workers[worker][0])) for worker in self.working}
+        return sorted((worker for worker in sizes if sizes[worker]), key=lambda worker: -sizes[worker])
 
     @precondition(lambda self: self.filling)
     @rule()
@@ -305,6 +351,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def end_task_of(self, worker: int, failed: bool, faults: list[int]) -> None:
         task = self.workers[worker].pop(0)
+        self.ticks[worker] = 0
         error = ShardReadError("unreadable") if failed else None
         self.scheduler.end_task(worker, task.number, self.result_of(task, error, faults), error)
         self.settle()
@@ -322,7 +369,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for number in range(num_tasks):
             self.assign()
             self.listen()
-            if any(self.workers.values()):
+            if self.working:
                 self.end_task(number, False, [])
 
     # -------------------------------------------------------------------------------------------- sources
@@ -426,7 +473,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def run_to_the_end(self) -> None:
         """From any state everything comes to its end if workers work and consumers give back what they get."""
-        self.add_workers(1)
+        self.add_workers(1, False)
+        self.all_get_ready()
         last_steps = [one.generation >= 0 and one.next_step + _STEPS_OF_AN_ENDLESS_PASS for one in self.consumers]
         self.settle()
         turns = count()
@@ -448,7 +496,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.index_pass.finished and self.num_files_done == len(self.index_pass.files)
         for consumer in self.consumers:
             assert sorted(consumer.stream._free_slots) == list(range(consumer.num_slots))
-            assert sorted(consumer.stream._free_arenas) == list(range(consumer.num_arenas))
+            assert sorted(consumer.stream._windows._free_arenas) == list(range(consumer.num_arenas))
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
