@@ -138,7 +138,8 @@ class Training:
         self.temp.mkdir()
         self.output = folder / f"output-{self.mark}"
         self._phases, theirs = os.pipe()
-        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.temp), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+        environment = {**os.environ, **quiet, MARK: self.mark, "TMPDIR": str(self.temp)}
         arguments = [str(theirs), str(Path(__file__).parent), end, str(int(tensorflow)), index_cache, *shards]
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(

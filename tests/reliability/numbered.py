@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import loaderd
 from loaderd.shards.crc import masked_crc
+
+Int64s = npt.NDArray[np.int64]
 
 _LEAST = 1 << 14  # from here to 2**21, a varint takes three bytes, so all records have one length
 
@@ -47,8 +50,13 @@ def _record(number: int) -> bytes:
     return b"".join((length, struct.pack("<I", masked_crc(length)), payload, struct.pack("<I", masked_crc(payload))))
 
 
-def numbers_of(batch: loaderd.Batch) -> np.ndarray[Any, Any]:
+def numbers_of(batch: loaderd.Batch) -> Int64s:
     """int64, (records,): the numbers from 0; raises AssertionError for a row whose fields disagree."""
     numbers = batch["n"]
     assert np.array_equal(numbers * numbers, batch["square"]), f"rows are torn: {numbers} {batch['square']}"
-    return numbers - _LEAST
+    return numbers_from(numbers)
+
+
+def numbers_from(stored: Int64s) -> Int64s:
+    """The numbers from 0 of field ``n``."""
+    return stored - _LEAST

@@ -1,8 +1,8 @@
-"""The kill test: signals at random moments to random workers and to the daemon, while records with known numbers come.
+"""The kill test: signals at random moments to workers and the daemon, while records with known numbers come.
 
 ::
 
-    python tests/reliability/torture.py [--signals 1000] [--kinds kill-worker=6 stop-worker=2 kill-daemon=1 …] [--seed 0]
+    python tests/reliability/torture.py [--signals 1000] [--kinds kill-worker=6 stop-worker=2 …] [--seed 0]
 
 A thread sends SIGKILL and SIGSTOP to the loader's processes, whatever they are at (starting, too), sometimes to
 several at once. Each record must come once an epoch, in the order in which an undisturbed loader delivers it, and
