@@ -12,6 +12,7 @@ nothing may be left at the end. Prints what happened as a line of JSON; the exit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import logging
@@ -107,17 +108,6 @@ class Tormentor(threading.Thread):
         self.join()
 
 
-class _Counter(logging.Handler):
-    """Counts warnings, and does not print them."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 def make_loader(shards: Sequence[str], workers: int, stall_timeout: float | None, folder: Path) -> loaderd.Loader:
     return loaderd.Loader(
         shards,
@@ -146,9 +136,12 @@ def torture(
     shards = write_shards(folder / "shards", _SIZES)
     num_records = sum(_SIZES)
     fds_before = num_fds(os.getpid())
-    warnings = _Counter()
+    warnings = folder / "warnings"
+    handler = logging.FileHandler(warnings)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger = logging.getLogger("loaderd")
-    logger.addHandler(warnings)
+    logger.addHandler(handler)
+    logger.propagate = False
     figures = Figures()
     tormentor = Tormentor(mark, kinds, num_signals, random.Random(seed))
     digests: list[int] = []
@@ -177,13 +170,16 @@ def torture(
             statistics = loader.statistics()
             figures.records = statistics.records_delivered
             figures.workers_restarted = statistics.workers_restarted
-            figures.daemon_restarts = getattr(statistics, "daemon_restarts", 0)
+            figures.daemon_restarts = statistics.daemon_restarts
             del batches
     finally:
         tormentor.end()
-        figures.signals, figures.warnings = tormentor.sent, len(warnings.texts)
+        figures.signals = tormentor.sent
         figures.batches, figures.seconds = len(digests), time.perf_counter() - began_s
-        logger.removeHandler(warnings)
+        logger.propagate = True
+        logger.removeHandler(handler)
+        handler.close()
+        figures.warnings = warnings.read_text().count("\n")
     del loader, statistics
     gc.collect()
     figures.left += [f"process {pid} ({name_of(pid)})" for pid in marked(mark) if pid != os.getpid()]
@@ -203,9 +199,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--stall-timeout", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--folder", type=Path, help="kept, with the loader's warnings in it; without it, a temporary one"
+    )
     args = parser.parse_args()
     kinds = {kind: float(weight or 1) for kind, _, weight in (item.partition("=") for item in args.kinds)}
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
         figures = torture(
             Path(folder),
             kinds,
