@@ -17,7 +17,7 @@ from typing import Any, Literal
 from loaderd.errors import OptionError
 from loaderd.options import OnCorrupt, Shuffle, StreamOptions, is_count, require
 from loaderd.plan.rows import ConcatRows, MixRows, Rows
-from loaderd.plan.selection import HASHES, Hashed, Last, Operation, Selection, Skip, Take
+from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Selection, Skip, Take
 from loaderd.schema import Schema
 
 Refresh = Literal["never", "epoch"]
@@ -64,7 +64,7 @@ class Dataset:
 
         With ``refresh="epoch"`` and shards whose names grow, a window over the newest records.
         """
-        return self._with(Last(count))
+        return self._with(Newest(count))
 
     def split(
         self, *fractions: float, by: Literal["record", "shard"] = "record", seed: int = 0
