@@ -301,7 +301,7 @@ class Service:
                 self._attach(worker)
             self._client.send(self._opened.listed_message())
             return
-        self._opened = OpenedStream(self._description, self._pickled, data)
+        self._opened = OpenedStream(self._description, self._pickled, data, len(self._pool.numbers))
         for worker in self._pool.numbers:
             self._attach(worker)
         if not self._pool.numbers:  # the index was there; what is wrong with the options was said before this
