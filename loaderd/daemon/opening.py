@@ -20,8 +20,8 @@ from loaderd.protocol.messages import Attach, FillTask, Listed, LoadTask, Opened
 _MIN_ARENAS = 2
 # Whatever number of records is cut into windows evenly, none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
-# An interpreter with numpy, and the records of a task; what a schema imports comes on top.
-_WORKER_BYTES = 32 << 20
+# An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
+_WORKER_BYTES = 40 << 20
 
 
 class OpenedStream:
