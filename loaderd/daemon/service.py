@@ -36,6 +36,7 @@ from loaderd.daemon.tasks import IndexWork, LoadWork, ProbeWork, Task
 from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, from_wire, to_wire
+from loaderd.machine import remedy
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel, ChannelClosed
@@ -135,7 +136,11 @@ class Service:
             self._fail(error)
         except Exception as error:
             self._fail(
-                DaemonError(f"the daemon failed: {type(error).__name__}: {error}", traceback=traceback.format_exc())
+                DaemonError(
+                    f"the daemon failed: {type(error).__name__}: {error}",
+                    hint=remedy(error),
+                    traceback=traceback.format_exc(),
+                )
             )
         finally:
             self._pool.kill()

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
 from loaderd.errors import NoShardsError, OptionError, ShardReadError
+from loaderd.machine import remedy
 
 _GLOB_CHARACTERS = frozenset("*?[")
 _SAFE_IN_PATHS = "/:=@,+!$&'()~;"
@@ -135,7 +136,7 @@ class _LocalFile:
         try:
             self._fd = os.open(file.uri, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise ShardReadError(f"{file.uri}: {error.strerror}", hint=_HINT_READ) from None
+            raise ShardReadError(f"{file.uri}: {error.strerror}", hint=remedy(error) or _HINT_READ) from None
         self._file = file
 
     def check_unchanged(self) -> None:
