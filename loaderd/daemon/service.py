@@ -40,6 +40,7 @@ from loaderd.daemon.wires import Wires
 from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, from_wire, to_wire
+from loaderd.machine import remedy
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel
@@ -118,7 +119,11 @@ class Service:
             self._fail(error)
         except Exception as error:
             self._fail(
-                DaemonError(f"the daemon failed: {type(error).__name__}: {error}", traceback=traceback.format_exc())
+                DaemonError(
+                    f"the daemon failed: {type(error).__name__}: {error}",
+                    hint=remedy(error),
+                    traceback=traceback.format_exc(),
+                )
             )
         finally:
             self._wires.close()
@@ -312,7 +317,7 @@ class Service:
             self._known = indexes
         opened = self._opened
         if opened is None:
-            self._opened = OpenedStream(self._description, self._pickled, data)
+            self._opened = OpenedStream(self._description, self._pickled, data, len(self._pool.numbers))
         else:
             opened.use(data)
         for worker in self._pool.numbers:
