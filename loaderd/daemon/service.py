@@ -25,6 +25,7 @@ import pickle
 import selectors
 import time
 import traceback
+from dataclasses import replace
 from typing import Any
 
 from loaderd.daemon.data import Data, list_sets
@@ -41,6 +42,7 @@ from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     ATTACH_TASK,
+    Ask,
     Attach,
     Broken,
     Done,
@@ -55,6 +57,7 @@ from loaderd.protocol.messages import (
     Release,
     Skipped,
     Start,
+    State,
     TaskFailed,
     Warned,
 )
@@ -113,6 +116,7 @@ class Service:
         self._num_cached = 0
         self._probe: _Probe | None = None
         self._opened: OpenedStream | None = None
+        self._skips: list[Skip] = []
         self._began_s = time.monotonic()
         self._index_s = 0.0
 
@@ -164,18 +168,21 @@ class Service:
             self._list(listing_of(message.listing))
         elif isinstance(message, Open):
             self._open(message)
+        elif isinstance(message, Ask):
+            self._client.send(State(f"the daemon is there, and so are its {len(self._pool.numbers)} workers"))
         else:
             raise DaemonError(f"the client sent {type(message).__name__}, which is not for the daemon")
 
     def _open(self, message: Open) -> None:
         self._pickled = message.description
         try:
-            self._description = description = pickle.loads(message.description)
+            description = replace(pickle.loads(message.description), start=message.start)
         except Exception as error:
             raise DaemonError(
                 f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
+        self._description = description
         start = None if description.start is None else Position.from_json(description.start)
         self._list(None if start is None else start.listing)
 
@@ -327,6 +334,17 @@ class Service:
         ready: list[list[int]] = []
         while stream.outbox:
             item = stream.outbox.popleft()
+            if isinstance(item, Skip):
+                self._skips.append(item)
+                continue
+            if self._skips and isinstance(item, (Delivery, BrokenBatch)):
+                if ready:
+                    self._client.send(Ready(stream.generation, ready))
+                    ready = []
+                errors = [to_wire(skip.fault.error) for skip in self._skips]
+                count = sum(len(skip.fault.places) for skip in self._skips)
+                self._client.send(Skipped(stream.generation, item.step, errors, count))
+                self._skips.clear()
             if isinstance(item, Delivery):
                 ready.append([item.step, item.slot, item.num_records])
                 continue
@@ -335,8 +353,6 @@ class Service:
                 ready = []
             if isinstance(item, BrokenBatch):
                 self._client.send(Broken(stream.generation, item.step, to_wire(item.error)))
-            elif isinstance(item, Skip):
-                self._client.send(Skipped(to_wire(item.fault.error), len(item.fault.places)))
             elif isinstance(item, PassEnd):
                 self._client.send(Ended(stream.generation))
         if ready:

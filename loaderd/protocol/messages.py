@@ -2,8 +2,8 @@
 
 ::
 
-    client  ──► daemon   Open, List, Start, Release
-    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, Failed, Warned
+    client  ──► daemon   Open, List, Start, Release, Ask
+    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, Failed, Warned, State
     daemon  ──► worker   Attach, IndexTask, ProbeTask, LoadTask, FillTask
     daemon  ◄── worker   Done, TaskFailed
 
@@ -26,9 +26,14 @@ UNICODE_ERRORS = "surrogatepass"
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Client: make a stream of this description (a pickle of ``dataset.StreamDescription``)."""
+    """Client: make a stream of this description (a pickle of ``dataset.StreamDescription``).
+
+    ``start``: the JSON of the position from which on it is wanted, in place of the description's; it says what the
+    data must be, and how much memory the first pass needs. None: from the start, of whatever the data are.
+    """
 
     description: bytes
+    start: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +136,24 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Daemon: ``num_records`` records were left out, for this reason."""
+    """Daemon: of batch ``step``, which comes next, ``num_records`` records were left out, for these reasons."""
 
-    error: dict[str, Any]
+    generation: int
+    step: int
+    errors: list[dict[str, Any]]
     num_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Client: are you there, and what am I waiting for?"""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Daemon: the answer to Ask, for the user to read."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +249,8 @@ Message = (
     | FillTask
     | Done
     | TaskFailed
+    | Ask
+    | State
 )
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(_MESSAGES)}
