@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -97,6 +98,7 @@ class Loader:
         self._stream = SupervisedStream(StreamDescription(dataset, self._options), start, IndexProgress(progress))
         self._next = self._here = self._stream.course.find(start)
         self._first_pass = self._next[0]
+        self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
 
     # -------------------------------------------------------------------------------------- consuming
 
@@ -147,8 +149,10 @@ class Loader:
         return found
 
     def _fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
-        num_steps = self.num_steps(pass_)
-        if num_steps is not None and step >= num_steps:
+        if pass_ is not self._sized[0] or self._grows:
+            num_steps = self.num_steps(pass_)
+            self._sized = pass_, math.inf if num_steps is None else num_steps
+        if step >= self._sized[1]:
             return None
         return self._stream.fetch(pass_, step)
 

@@ -132,25 +132,30 @@ class SupervisedStream:
 
     def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
         """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one."""
+        while True:
+            try:
+                if self._expected != (pass_, step) or self._now.torn or self._over is not None:
+                    self._start(pass_, step)
+                connection = self._now
+                batch = self._take(connection)
+            except DaemonEnded as end:
+                self._open_for(pass_, end, step)
+            else:
+                if batch is not None:
+                    self._expected = pass_, step + 1
+                connection.torn = False
+                return batch
+
+    def _start(self, pass_: Pass, step: int) -> None:
         self._check()
         if self._now.torn or (pass_.past and pass_.past != self._room_for):
             self._open_for(pass_, None)
         elif pass_.listing != self.course.listing:
             self.list_shards(pass_.listing)
-        while True:
-            try:
-                if self._expected != (pass_, step):
-                    self._expected = None
-                    self._now.start(pass_, step)
-                    self._expected = pass_, step
-                    self.counts.starts += 1
-                batch = self._take(self._now)
-            except DaemonEnded as end:
-                self._open_for(pass_, end, step)
-            else:
-                self._expected = pass_, step + (batch is not None)
-                self._now.torn = False
-                return batch
+        self._expected = None
+        self._now.start(pass_, step)
+        self._expected = pass_, step
+        self.counts.starts += 1
 
     def _take(self, connection: Connection) -> Batch | LoaderdError | None:
         counts = self.counts
