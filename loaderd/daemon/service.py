@@ -26,6 +26,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 from typing import Any
 
 from loaderd.daemon.data import Data, list_sets
@@ -164,12 +165,13 @@ class Service:
     def _open(self, message: Open) -> None:
         self._pickled = message.description
         try:
-            self._description = description = pickle.loads(message.description)
+            description = replace(pickle.loads(message.description), start=message.start)
         except Exception as error:
             raise DaemonError(
                 f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
+        self._description = description
         stall_timeout = description.options.stall_timeout
         if stall_timeout is not None:
             self._tick_s = min(_MAX_TICK_S, stall_timeout / _MIN_TICKS)

@@ -32,7 +32,7 @@ def children_of(parent: int) -> list[int]:
 
 
 def daemon_of(loader: loaderd.Loader) -> int:
-    return loader._connection._process.pid
+    return loader._stream._now._process.pid
 
 
 def family_of(loader: loaderd.Loader) -> list[int]:
