@@ -130,17 +130,21 @@ class BlockReader:
     def _read_part(self, part: Block, stop: int) -> Iterator[Piece | Damage]:
         """The records of ``part`` up to number ``stop`` of the shard, and the damage.
 
-        Where a frame is broken, nobody can say how many records the lost stretch held. So records are counted from
-        the front to the first broken frame, and from the end back to the last; what lies between is lost.
+        Where a frame is broken, nobody can say how many records the lost stretch held: one, if the numbers come out
+        right so. Otherwise records are counted from the front to the first broken frame, and from the end back to
+        the last; what lies between is lost.
         """
         stream, found_in_part = self._scan(part, part.offset, part.first_record)
         number, offset = part.first_record, part.offset
+        last = reached = part.first_record + part.count
         damages: list[Damage] = []
         tail_count, tail_offset, tail_stop = 0, -1, -1
         for found in found_in_part:
+            reached = found.record + 1 if isinstance(found, Damage) else found.first_record + found.num_records
             if isinstance(found, Damage):
                 damages.append(found)
-            elif found.offset == offset:  # nothing is missing in front of it: the damages are of bad records in it
+            elif found.offset == offset and number + found.num_records <= last:
+                # Nothing is missing in front of it: the damages are of bad records in it.
                 yield from damages
                 damages.clear()
                 yield found
@@ -151,10 +155,15 @@ class BlockReader:
                 if found.offset != tail_stop:
                     tail_count, tail_offset = 0, found.offset
                 tail_count, tail_stop = tail_count + found.num_records, found.stop_offset
-        last = part.first_record + part.count
+        if stream.damage is None and damages and reached == last:
+            yield from self._scan(part, offset, number)[1]
+            return
         if tail_stop != part.offset + part.num_bytes or tail_count >= last - number:
             tail_count, tail_offset = 0, part.offset + part.num_bytes
-        cause = stream.damage or (damages[0] if damages else Damage("", 0, 0, "more records", "the end of the file"))
+        miscounted = Damage(
+            "", 0, 0, f"{part.count} records, as when it was indexed", f"{reached - part.first_record}"
+        )
+        cause = stream.damage or (damages[0] if damages else miscounted)
         lost = Damage(self._files[part.shard].uri, number, offset, cause.expected, cause.found, tail_offset - offset)
         for record in range(number, last - tail_count):
             yield replace(lost, record=record, lost_bytes=lost.lost_bytes if record == number else 0)
