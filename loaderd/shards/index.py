@@ -108,16 +108,19 @@ def decode_index(data: bytes) -> ShardIndex:
     body = data[:-4]
     if len(data) < 5 or masked_crc(body) != int.from_bytes(data[-4:], "little"):
         raise ValueError("its CRC does not match")
-    fields: dict[str, Any] = msgpack.unpackb(body, unicode_errors=_UNICODE_ERRORS)
-    if fields["version"] != INDEX_VERSION:
-        raise ValueError(f"it is of version {fields['version']}, not {INDEX_VERSION}")
-    return ShardIndex(
-        ShardFile(*fields["file"]),
-        fields["compression"],
-        fields["digest"],
-        tuple(Damage(**damage) for damage in fields["damages"]),
-        *[np.frombuffer(data, dtype=f"<u{item_bytes}") for item_bytes, data in map(fields.__getitem__, _ARRAYS)],
-    )
+    try:
+        fields: dict[str, Any] = msgpack.unpackb(body, unicode_errors=_UNICODE_ERRORS)
+        if fields["version"] != INDEX_VERSION:
+            raise ValueError(f"it is of version {fields['version']}, not {INDEX_VERSION}")
+        return ShardIndex(
+            ShardFile(*fields["file"]),
+            fields["compression"],
+            fields["digest"],
+            tuple(Damage(**damage) for damage in fields["damages"]),
+            *[np.frombuffer(data, dtype=f"<u{item_bytes}") for item_bytes, data in map(fields.__getitem__, _ARRAYS)],
+        )
+    except (LookupError, TypeError) as error:  # of another version, whatever it says of itself
+        raise ValueError(f"it is no index: {error!r}") from None
 
 
 def shrunk(numbers: npt.NDArray[Any]) -> Uints:
