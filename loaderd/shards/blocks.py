@@ -5,6 +5,10 @@ record, are then fewer. A compressed block is inflated from the start of its sha
 plain one in which something is wrong (:meth:`BlockReader.read`). What was healthy at the index pass may be damaged
 now; then the records before and behind the damage are still found, at their old numbers, and those between are named
 as damaged. Of a plain block, damage costs at most the records between two anchors.
+
+A file whose size or time is not what it was is not read, be it that records were only appended: those that stand at
+the old places may be others, with CRCs as right as the old ones'. So it is looked at after each read. Who has a file
+open that was deleted, or replaced by another of its name, goes on reading it.
 """
 
 from __future__ import annotations
@@ -70,7 +74,8 @@ class BlockReader:
         """Records ``first`` to ``stop - 1`` of ``block``, in order; both CRCs of each are checked.
 
         What is found may go beyond that range. A damage comes in front of the piece that the record would be in, or
-        is in as a bad one. Raises ShardReadError where the file cannot be read, or is not the one that was indexed.
+        is in as a bad one. Raises ShardReadError where the file cannot be read, or is not the one that was indexed;
+        if it comes at the end, what was yielded does not count.
         """
         self._file(block.shard).check_unchanged()
         is_whole = not block.anchors or self._find_frames([block]) is not None
@@ -83,6 +88,7 @@ class BlockReader:
                     yield found
                 else:
                     yield BlockPiece(found.first_record - block.first_record, found)
+        self._file(block.shard).check_unchanged()
 
     def can_read_together(self, block: Block) -> bool:
         """Whether :meth:`read_together` may be tried."""
@@ -110,8 +116,10 @@ class BlockReader:
         position = 0
         for block in blocks:
             part = view[position : position + block.num_bytes]
-            if self._file(block.shard).read_at(block.offset, part) < block.num_bytes:
+            file = self._file(block.shard)
+            if file.read_at(block.offset, part) < block.num_bytes:
                 return None
+            file.check_unchanged()
             starts.append(np.frombuffer(block.anchors, dtype="<u4").astype(np.int64) + position)
             counts.append(np.full(len(starts[-1]), ANCHOR_RECORDS))
             counts[-1][-1] = block.count - ANCHOR_RECORDS * (len(starts[-1]) - 1)

@@ -121,7 +121,11 @@ class InflatedStream:
         fed = self._pending
         if self._byte_by_byte:
             fed = fed[:0]
-            data: bytes = self._inflater.decompress(fed, most)
+            try:
+                data: bytes = self._inflater.decompress(fed, most)
+            except zlib.error:
+                self._compressed_offset -= 1  # it is the byte before: it was fed, but was not looked at yet
+                raise
             if not data and not self._inflater.eof:
                 fed = self._pending[:1]
                 data = self._inflater.decompress(fed, most)

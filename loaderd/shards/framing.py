@@ -263,8 +263,8 @@ def _step_over(shard: str, window: _Window, record: int) -> Damage | None:
         if len(window) >= length + FRAME_BYTES:
             return None
         left = len(window)
-        found = _find_between(window.buffer, window.start + 1, window.stop)
-        window.advance(left if found is None else found - window.start)
+        following = _find_between(window.buffer, window.start + 1, window.stop)
+        window.advance(left if following is None else following - window.start)
         expected = f"a record of {length + FRAME_BYTES} bytes"
         return Damage(shard, record, start, expected, f"{left} bytes", window.offset - start)
     _seek_header(window)
