@@ -79,8 +79,8 @@ class InflatedStream:
     """A compressed file from front to back, inflated; GZIP members that follow each other are one stream.
 
     Where the compressed data is damaged or cut, the stream ends there and ``damage`` says so. An inflater that raises
-    keeps what it had got before the damage. So when one does, its state from before is fed byte by byte, and each time
-    drained first.
+    keeps what it had got before the damage. So when one does, its state from before is fed with half as much, down to
+    the byte at which it raises, and each time drained first.
     """
 
     def __init__(self, shard: str, file: OpenFile, compression: Compression, on_read: OnRead) -> None:
@@ -91,7 +91,7 @@ class InflatedStream:
         self._inflater = zlib.decompressobj(self._window_bits)
         self._compressed_offset = 0
         self._pending = memoryview(b"")
-        self._byte_by_byte = False
+        self._most_fed = _READ_BYTES
         self._member_started = False
         self._buffer = bytearray(_READ_BYTES)
         self.inflated_bytes = 0
@@ -118,24 +118,19 @@ class InflatedStream:
 
     def _inflate(self, most: int) -> bytes:
         """A step: up to ``most`` bytes of what is pending, maybe none yet."""
-        fed = self._pending
-        if self._byte_by_byte:
-            fed = fed[:0]
-            try:
-                data: bytes = self._inflater.decompress(fed, most)
-            except zlib.error:
-                self._compressed_offset -= 1  # it is the byte before: it was fed, but was not looked at yet
+        before = self._inflater.copy()
+        fed = self._pending[: self._most_fed]
+        try:
+            data: bytes = b"" if self._most_fed == _READ_BYTES else self._inflater.decompress(b"", most)
+            if data or self._inflater.eof:
+                fed = fed[:0]
+            else:
+                data = self._inflater.decompress(fed, most)
+        except zlib.error:
+            if len(fed) <= 1:
                 raise
-            if not data and not self._inflater.eof:
-                fed = self._pending[:1]
-                data = self._inflater.decompress(fed, most)
-        else:
-            before = self._inflater.copy()
-            try:
-                data = self._inflater.decompress(fed, most)
-            except zlib.error:
-                self._inflater, self._byte_by_byte = before, True
-                return b""
+            self._inflater, self._most_fed = before, len(fed) // 2
+            return b""
         self._member_started = True
         rest = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
         left = len(self._pending) - len(fed) + len(rest)

@@ -71,7 +71,7 @@ class Shard:
 
 def compress_members(stream: bytes) -> bytes:
     """GZIP members, one behind the other, which end anywhere."""
-    return b"".join(gzip.compress(stream[at : at + 700], mtime=0) for at in range(0, len(stream), 700))
+    return b"".join(gzip.compress(stream[at : at + 300], mtime=0) for at in range(0, len(stream), 300))
 
 
 COMPRESS: dict[str, Compress] = {
@@ -86,10 +86,10 @@ def healthy_shards() -> list[Shard]:
     """Records alike and of many sizes, in runs around the 32 of an anchor."""
     rng = Random("shards")
     shards = []
-    for count in (1, 2, 31, 33, 70, 100):
+    for count in (1, 2, 9, 31, 33, 50):
         alike = tuple(example(rng.randrange(1 << 20, 1 << 21)) for _ in range(count))
         varied = tuple(
-            example(rng.getrandbits(rng.randrange(1, 33)), rng.randbytes(rng.choice([0, 0, 3, 40, 300])), n % 3 > 0)
+            example(rng.getrandbits(rng.randrange(1, 33)), rng.randbytes(rng.choice([0, 0, 3, 40, 130])), n % 3 > 0)
             for n in range(count)
         )
         shards += [Shard(alike), Shard(varied)]

@@ -8,7 +8,8 @@ damaged (its size and time forced to what they were) and read. Of both:
 
 - nothing but a LoaderdError is raised, and no case takes longer than ``LIMIT_S``;
 - a record that is delivered is one of the original ones, or stands in the damaged file with both CRCs right;
-- what is decoded of it is what the plain parser reads;
+- what is decoded of it is what the plain parser reads (looked at in a quarter of the cases, and wherever Examples are
+  malformed: it takes longer than all the rest);
 - every byte (found) and every number (late) is either delivered or named in a damage, and not twice;
 - records in front of and behind what was changed are delivered, unless a frame whose length has the right CRC
   spans them (counted as ``swallowed``).
@@ -53,6 +54,7 @@ SCHEMA = loaderd.Schema(
     features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64(), "f": loaderd.Float((2,), default=0.5)},
     fields={"bits": loaderd.Packed("bits"), "id": loaderd.Array("id"), "f": loaderd.Array("f")},
 )
+_OFFSETS = {name: offset for name, (_, offset, *_) in (SCHEMA.row_dtype.fields or {}).items()}
 
 Records = dict[int, bytes]
 
@@ -93,7 +95,7 @@ def make_case(seed: int, number: int, shards: list[Shard]) -> Case:
             data = change(compress(shard.stream), rng, COMPRESS[other.compression](other.stream))
         else:
             data = compress(change(shard.stream, rng, other.stream))
-    return Case(kind, shard, data, inflated(data, shard.compression), rng.choice([1, 7, 7, 32, 64, 64, 1024, 1024]))
+    return Case(kind, shard, data, inflated(data, shard.compression), rng.choice([7, 32, 40, 1024, 1024]))
 
 
 def inflated(data: bytes, compression: str) -> bytes:
@@ -151,7 +153,7 @@ def row_of(payload: bytes) -> bytes | None:
         parsed, row = parse_example(payload, SCHEMA.features), bytearray(SCHEMA.row_bytes)
         if not isinstance(parsed, RecordFault):
             for name, value in parsed.values.items():
-                offset = (SCHEMA.row_dtype.fields or {})[name][1]
+                offset = _OFFSETS[name]
                 row[offset : offset + len(value.data)] = value.data
         _rows[payload] = None if isinstance(parsed, RecordFault) else bytes(row)
     return _rows[payload]
@@ -224,6 +226,10 @@ def check_rows(blocks: list[Block], index: ShardIndex, records: Records, rng: Ra
 # ---------------------------------------------------------------------------------------------------- checks
 
 
+def _is_decoded(case: Case, rng: Random) -> bool:
+    return "Examples" in case.kind or rng.randrange(4) == 0
+
+
 def check_found(case: Case, path: Path, rng: Random, counts: Counter[str]) -> int:
     """Index the damaged file and read it; returns how many records were delivered."""
     path.write_bytes(case.data)
@@ -245,7 +251,8 @@ def check_found(case: Case, path: Path, rng: Random, counts: Counter[str]) -> in
     for damage in index.damages:
         check(bool(damage.expected and damage.found) and len(str(damage)) < 2000, f"{damage} is no reason")
     check_ends(case, stream, headers, delivered, counts)
-    check_rows(blocks, index, records, rng)
+    if _is_decoded(case, rng):
+        check_rows(blocks, index, records, rng)
     counts["damages found"] += len(index.damages)
     return len(delivered)
 
@@ -297,7 +304,8 @@ def check_late(case: Case, path: Path, rng: Random, counts: Counter[str]) -> Non
     for number in intact - set(records):
         check(_may_be_lost(number, intact, index, case, headers, stream), f"record {number} is intact, and lost")
         counts["swallowed, late"] += 1
-    check_rows(blocks, index, records, rng)
+    if _is_decoded(case, rng):
+        check_rows(blocks, index, records, rng)
 
 
 def _may_be_lost(
