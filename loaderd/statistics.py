@@ -28,11 +28,13 @@ class Statistics:
     records_skipped: int
     """Deliveries left out because of damage that the index pass had not seen. (What it saw is not in the plan.)"""
     damages: tuple[Damage, ...]
-    """What the index pass found, and then what was skipped later: the first 1,000 of all."""
+    """What the index pass found, and what came up later: each record once, the first 1,000 of all."""
     workers: int
     """Worker processes."""
     workers_restarted: int
     """Workers that died and were replaced."""
+    daemon_restarts: int
+    """How often the daemon was replaced: it died or stalled, or Ctrl-C came in the middle of what it said."""
     slots: int
     """Batches that fit in shared memory at a time."""
     slots_lent: int
