@@ -51,7 +51,9 @@ def test_a_shard_that_cannot_be_indexed_is_left_out(
         assert again.statistics().index_cached == 2, "no index is kept of a shard that could not be read"
 
 
-def test_with_raise_all_shards_that_cannot_be_indexed_are_named(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_with_raise_all_shards_that_cannot_be_indexed_are_named(
+    write_numbered: Write, numbered_schema: loaderd.Schema
+):
     shards = write_numbered([100, 100, 100])
     for number in (0, 2):
         make_unreadable(shards[number])
@@ -66,7 +68,7 @@ def test_with_raise_all_shards_that_cannot_be_indexed_are_named(write_numbered: 
 def test_nothing_but_shards_that_cannot_be_read(write_numbered: Write, numbered_schema: loaderd.Schema):
     shards = write_numbered([100])
     make_unreadable(shards[0])
-    with pytest.raises(NoShardsError, match="hold no record that is not damaged: .*000.tfrecord"):
+    with pytest.raises(NoShardsError, match=r"hold no record that is not damaged: .*000.tfrecord"):
         loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record")
 
 

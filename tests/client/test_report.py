@@ -154,9 +154,7 @@ def test_with_raise_what_breaks_a_batch_is_written(
     write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
 ):
     (shard,), path = write_numbered([100]), tmp_path / "report.jsonl"
-    with loaderd.Loader(
-        shard, numbered_schema, batch_size=10, shuffle=False, workers=1, report=path
-    ) as loader:
+    with loaderd.Loader(shard, numbered_schema, batch_size=10, shuffle=False, workers=1, report=path) as loader:
         times = os.stat(shard)
         damage_data(shard, 33)
         os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -1,7 +1,8 @@
 """Coverage-guided fuzzing of what parses bytes that anybody may have written. Needs the extra ``fuzz``.
 
 ``python -m tests.reliability.fuzz_parsers scan|inflate|index|rows [a folder for the corpus] [-max_total_time=600]``;
-what else there is, ``-help=1`` says. An exception that is none of ours, or a broken promise, ends it and leaves the input.
+what else there is, ``-help=1`` says. An exception that is none of ours, or a broken promise, ends it and leaves the
+input.
 """
 
 from __future__ import annotations
