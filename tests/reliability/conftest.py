@@ -1,4 +1,4 @@
-"""Puts this folder on the path, for its modules: ``--import-mode=importlib`` does not."""
+"""Puts this folder on the path, for its helper modules: ``--import-mode=importlib`` does not."""
 
 import sys
 from pathlib import Path
