@@ -248,7 +248,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler()
         self.consumers = [Consumer(**first), Consumer(**second)]
         self.index_pass: IndexPass | None = None
-        self.num_files_done = 0
         self.eager = eager
         self.workers: dict[int, list[Task]] = {}
         self.started: set[int] = set()
@@ -294,16 +293,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.add_workers(len(dead), True)
         self.settle()
 
-    @precondition(lambda self: self.workers)
-    @rule(victim=st.integers(0, 5), times=st.integers(1, 12))
+    @rule(victim=st.integers(0, 5), times=st.integers(1, 25))
     def lose_workers_at_a_task(self, victim: int, times: int) -> None:
-        """Until it is given up, and what becomes of it too."""
+        """Until it is given up, and at what is tried of it then."""
+        target: Task | None = None
         for _ in range(times):
-            working = sorted(worker for worker, tasks in self.workers.items() if tasks)
-            if working:
-                self.lose_worker(working[victim % len(working)], False)
-                self.add_workers(1, True)
-                self.settle()
+            self.assign()
+            self.listen()
+            holders = {self.workers[worker][0]: worker for worker in self.working}
+            if not holders:
+                break
+            if target not in holders:
+                trials = [task for task in holders if isinstance(task.work, TrialWork)]
+                target = (trials or list(holders))[victim % len(trials or holders)]
+            self.lose_worker(holders[target], False)
+            self.add_workers(1, True)
+        self.settle()
 
     @rule()
     def tick(self) -> None:
@@ -358,7 +363,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def result_of(self, task: Task, error: LoaderdError | None, faults: list[int]) -> object:
         if isinstance(task.work, IndexWork):
-            self.num_files_done += error is None and task.source is self.index_pass
             return NO_RECORDS, None
         (consumer,) = [one for one in self.consumers if one.stream is task.source]
         return consumer.end(task, error is not None, faults)
@@ -402,7 +406,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def index(self, num_files: int) -> None:
         files = [ShardFile(f"shard {number}", 100, 0) for number in range(num_files)]
         self.index_pass = IndexPass(files, IndexCache("none", 1024))
-        self.num_files_done = 0
         self.scheduler.add_source(self.index_pass)
         self.settle()
 
@@ -492,8 +495,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.release(None)
         while self.outstanding:
             self.end_task(0, False, [])
-        if self.index_pass is not None and self.index_pass.error is None:
-            assert self.index_pass.finished and self.num_files_done == len(self.index_pass.files)
+        if self.index_pass is not None:
+            assert self.index_pass.finished and self.index_pass.done_bytes == self.index_pass.total_bytes
         for consumer in self.consumers:
             assert sorted(consumer.stream._free_slots) == list(range(consumer.num_slots))
             assert sorted(consumer.stream._windows._free_arenas) == list(range(consumer.num_arenas))
