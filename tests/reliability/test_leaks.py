@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from leaks import ENDS, PHASES, look_for_leaks
 
 
