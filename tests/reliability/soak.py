@@ -1,8 +1,8 @@
-"""The soak: hundreds of millions of small records, a worker killed now and then; what grows?
+"""The soak: hundreds of millions of small records, a worker killed every so many of them; what grows?
 
 ::
 
-    python tests/reliability/soak.py [--records 500e6] [--consumer loader|tf.data] [--kill-every-s 20]
+    python tests/reliability/soak.py [--records 500e6] [--limit-s 7200] [--consumer loader|tf.data] [--kill-every 10e6]
 
 The consumer adds up the numbers of each epoch, and drops its batches. Every few seconds memory, descriptors, threads
 and shared memory of the consumer, the daemon and the workers are noted; the medians of the first sixth (behind a
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -103,8 +104,16 @@ def sums_of(consumer: str, shards: list[str], **options: Any) -> Iterator[tuple[
 
 
 def soak(
-    folder: Path, num_records: int, consumer: str, *, sizes: list[int], kill_every_s: float, sample_every_s: float
+    folder: Path,
+    num_records: int,
+    consumer: str,
+    *,
+    sizes: list[int],
+    kill_every: int,
+    sample_every_s: float,
+    limit_s: float = math.inf,
 ) -> Figures:
+    """Epochs until there were so many records, or the time is over."""
     os.environ[MARK] = mark = uuid.uuid4().hex
     logging.getLogger("loaderd").setLevel(logging.ERROR)  # of each worker that is killed there is a warning
     shards = write_shards(folder / "shards", sizes)
@@ -113,7 +122,8 @@ def soak(
     figures = Figures(consumer)
     rng = random.Random(0)
     samples: list[tuple[int, dict[str, float]]] = []
-    began_s = sampled_s = killed_s = time.monotonic()
+    kill_next = kill_every
+    began_s = sampled_s = time.monotonic()
     records = total = 0
     for size, numbers in sums_of(consumer, shards, shuffle=loaderd.Shuffle(window_records=100_000), **options):
         records += size
@@ -123,14 +133,14 @@ def soak(
             figures.epochs += 1
             figures.wrong_sums += total != of_epoch * (of_epoch - 1) // 2
             records = total = 0
-            if figures.records >= num_records:
-                break
         now_s = time.monotonic()
+        if (records == 0 and figures.records >= num_records) or now_s - began_s >= limit_s:
+            break
         if now_s - sampled_s >= sample_every_s:
             sampled_s = now_s
             samples.append((figures.records, sample(mark)))
-        if now_s - killed_s >= kill_every_s:
-            killed_s = now_s
+        if figures.records >= kill_next:
+            kill_next += kill_every
             figures.workers_killed += send(rng.choice(roles(mark, WORKER)), signal.SIGKILL, mark)
     figures.seconds = time.monotonic() - began_s
     figures.samples = len(samples)
@@ -156,8 +166,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=float, default=500e6)
     parser.add_argument("--consumer", choices=["loader", "tf.data"], default="loader")
-    parser.add_argument("--kill-every-s", type=float, default=20.0)
-    parser.add_argument("--sample-every-s", type=float, default=2.0)
+    parser.add_argument("--kill-every", type=float, default=10e6, help="records")
+    parser.add_argument("--sample-every-s", type=float, default=5.0)
+    parser.add_argument("--limit-s", type=float, default=math.inf)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = soak(
@@ -165,8 +176,9 @@ def main() -> int:
             int(args.records),
             args.consumer,
             sizes=[500_000] * 4,
-            kill_every_s=args.kill_every_s,
+            kill_every=int(args.kill_every),
             sample_every_s=args.sample_every_s,
+            limit_s=args.limit_s,
         )
     print(json.dumps(vars(figures)))
     return 1 if figures.wrong_sums else 0
