@@ -1,0 +1,39 @@
+"""tf.data service: tf.data's pipeline in two worker servers, files dealt out to them as they ask (DYNAMIC).
+
+The servers are a deployment of their own that serves many trainings, and are started and ended apart from the
+training. As this module runs, it is one of them: ``python -m trainers.tfdata_service dispatcher FILE`` writes its
+address to a file, ``… worker ADDRESS`` registers there. A worker server that died is not started again, as an
+orchestrator would do: what happens until then is what is looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.data.experimental import service
+
+from trainers import Task, _tf
+
+
+class Epoch(_tf.Epoch):
+    def __init__(self, task: Task, saved: Path | None) -> None:
+        distribute = service.distribute(service.ShardingPolicy.DYNAMIC, f"grpc://{task.service}")
+        super().__init__(_tf.batches(task, cycle_length=1).apply(distribute).prefetch(tf.data.AUTOTUNE), saved)
+
+
+def main() -> None:
+    kind, argument = sys.argv[1:]
+    if kind == "worker":
+        service.WorkerServer(service.WorkerConfig(dispatcher_address=argument)).join()
+    else:
+        server = service.DispatchServer()
+        unfinished = Path(argument + ".unfinished")
+        unfinished.write_text(server.target.removeprefix("grpc://"))
+        unfinished.replace(argument)
+        server.join()
+
+
+if __name__ == "__main__":
+    main()
