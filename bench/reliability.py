@@ -8,14 +8,14 @@ Each run is a training in a process of its own (``trainers/``, a module a librar
 over one epoch of records that carry their number and are known. It is disturbed once, at a batch between 30 % and
 60 % of the epoch that the round decides, and looked at from outside:
 
-- **It ends, fails or hangs**: its exit status, the last error in its log, or neither within ``--limit-seconds``,
-  after which it is killed.
+- **It ends, fails or hangs**: its exit status, the last error in its log, or for ``--limit-seconds`` no batch, no
+  error and no end, after which it is killed.
 - **Records** that its log has are compared with those that were written, as multisets: lost, repeated, altered; their
   order, with that of runs that nothing disturbed.
 - **What is left**: processes that were given the run's environment (or were seen in its tree), entries of /dev/shm
   that no other process holds, entries of its ``TMPDIR``. **Lines** on its standard error since the accident.
 
-The accidents are in ``ACCIDENTS``. The two that look at what is left in /dev/shm run alone, the others ``--jobs`` at
+The accidents are in ``ACCIDENTS``. Those that look at what is left in /dev/shm run alone, the others ``--jobs`` at
 a time. A library that is not installed is left out.
 """
 
@@ -72,9 +72,11 @@ class Library:
 LIBRARIES = {
     "loaderd_loader": Library("loaderd", ("loaderd",), "loaderd.workers.main"),
     "tfdata": Library("tf.data", ("tensorflow",), None),
-    "tfdata_service": Library("tf.data service", ("tensorflow",), "tfdata_service worker", service=True),
+    "tfdata_service": Library("tf.data service", ("tensorflow",), "trainers.tfdata_service worker", service=True),
     "torch_loader": Library("DataLoader", ("torch", "tfrecord", "torchdata"), "-m trainers torch_loader"),
-    "torch_timeout": Library("DataLoader(timeout=5)", ("torch", "tfrecord", "torchdata"), "-m trainers torch_timeout"),
+    "torch_timeout": Library(
+        "DataLoader(timeout=5)", ("torch", "tfrecord", "torchdata"), "-m trainers torch_timeout"
+    ),
     "grain_loader": Library("Grain", ("grain", "tfrecord"), "multiprocessing.spawn import spawn_main"),
 }
 
@@ -94,7 +96,9 @@ def marked(mark: str) -> set[int]:
     found = set()
     for entry in os.listdir("/proc"):
         try:
-            if entry.isdigit() and f"{MARK}={mark}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+            if entry.isdigit() and f"{MARK}={mark}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(
+                b"\0"
+            ):
                 found.add(int(entry))
         except OSError:
             continue
@@ -137,10 +141,10 @@ class Training:
     def wait_for_batches(self, number: int) -> None:
         """Raises RuntimeError where the training ends before, or takes very long."""
         until_s = time.monotonic() + STARTS_WITHIN_S
-        while sum("keys" in entry for entry in self.entries()) < number:
+        while not self.task.log.exists() or self.task.log.read_bytes().count(b'{"keys"') < number:
             if self.process.poll() is not None or time.monotonic() > until_s:
                 raise RuntimeError(f"{self.library.title}: no batch {number}\n{self.errors.read_text()[-3000:]}")
-            time.sleep(0.01)
+            time.sleep(0.02)
         self.seen |= set(process_tree(self.process.pid))
 
     def workers(self) -> list[int]:
@@ -184,10 +188,12 @@ def training(name: str, task: Task) -> Iterator[Training]:
                 )
                 module = [sys.executable, "-m", "trainers.tfdata_service"]
                 servers.append(start([*module, "dispatcher", str(folder / "address")]))
-                while not (folder / "address").exists():
-                    time.sleep(0.05)
+                wait_for(folder / "address")
                 address = (folder / "address").read_text()
-                servers += [start([*module, "worker", address]) for _ in range(SERVERS)]
+                ready = [folder / f"worker-{number}" for number in range(SERVERS)]
+                servers += [start([*module, "worker", address, str(path)]) for path in ready]
+                for path in ready:
+                    wait_for(path)
                 task = Task(**{**asdict(task), "service": address})
         with (folder / "stderr").open("ab") as errors:
             process = subprocess.Popen(
@@ -205,6 +211,15 @@ def training(name: str, task: Task) -> Iterator[Training]:
         for child in [*servers, *([process] if "process" in locals() else [])]:
             child.kill()
             child.wait()
+
+
+def wait_for(path: Path) -> None:
+    """For a file that a server writes when it serves."""
+    until_s = time.monotonic() + STARTS_WITHIN_S
+    while not path.exists():
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"a server has not started: no {path}")
+        time.sleep(0.05)
 
 
 # ---------------------------------------------------------------------------------------------------- accidents
@@ -266,7 +281,7 @@ def result(run: Training, world: World, gone: Sequence[int] = (), errors_from: i
         "lost": sum((planned - got).values()),
         "repeated": sum(count - 1 for key, count in got.items() if key in planned and count > 1),
         "altered": sum(key not in written for key in keys),
-        "errors": [error[:600] for error in errors[:5]],
+        "errors": [error[:3000] for error in errors[:5]],
         "num_errors": len(errors),
         "reported": "\n".join(entry["reported"] for entry in entries if "reported" in entry)[:2000],
         "epoch_ended": any("end" in entry for entry in entries),
@@ -276,12 +291,22 @@ def result(run: Training, world: World, gone: Sequence[int] = (), errors_from: i
 
 
 def outcome(run: Training, world: World, began_s: float) -> Run:
-    """Whether it ends, and when."""
-    try:
-        status = run.process.wait(max(0.0, began_s + world.limit_s - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return {"outcome": "hangs", "after_s": world.limit_s, "status": None}
-    return {"outcome": "ends" if status == 0 else "error", "after_s": time.monotonic() - began_s, "status": status}
+    """Whether its process ends, and how many seconds after ``began_s`` the epoch has ended or failed.
+
+    It hangs when its log has not grown, and its process has not ended, for ``world.limit_s``; before the log has its
+    first line, which imports can delay, for ``STARTS_WITHIN_S``.
+    """
+    size, grown_s = 0, began_s
+    while (status := run.process.poll()) is None:
+        if time.monotonic() > grown_s + (world.limit_s if size else STARTS_WITHIN_S):
+            break
+        now = run.task.log.stat().st_size if run.task.log.exists() else 0
+        if now != size:
+            size, grown_s = now, time.monotonic()
+        time.sleep(0.02)
+    last = [entry["at_s"] for entry in run.entries() if "at_s" in entry]
+    kind = "hangs" if status is None else "ends" if status == 0 else "error"
+    return {"outcome": kind, "after_s": (last[-1] if last else time.monotonic()) - began_s, "status": status}
 
 
 def undisturbed(name: str, world: World, folder: Path, rng: random.Random) -> Run:
@@ -326,8 +351,10 @@ def damage(kind: str, skip: bool, name: str, world: World, folder: Path, rng: ra
     elif kind == "length":
         data[offset + rng.randrange(8)] ^= 1 << rng.randrange(8)
     else:
-        stored = offset + HEADER_BYTES + data[offset + HEADER_BYTES : end].index(
-            world.keys[first + record].to_bytes(8, "big")[:4]
+        stored = (
+            offset
+            + HEADER_BYTES
+            + data[offset + HEADER_BYTES : end].index(world.keys[first + record].to_bytes(8, "big")[:4])
         )  # where the bytes of d begin
         data[rng.randrange(stored + 4, stored + RECORD_BYTES)] ^= 1 << rng.randrange(8)
     Path(shards[shard]).write_bytes(data)
@@ -382,11 +409,14 @@ def resume(name: str, world: World, folder: Path, rng: random.Random) -> Run:
     with training(name, task) as run:
         try:
             run.wait_for_batches(moment(world, rng))
-        except RuntimeError:  # it cannot be saved
+        except RuntimeError:
+            if not run.entries() or run.process.poll() is None:
+                raise
             return {**outcome(run, world, time.monotonic()), **result(run, world), "saved": False}
         run.process.kill()
         run.process.wait()
-    (folder / "address").unlink(missing_ok=True)
+    for name_ in ("address", *(f"worker-{number}" for number in range(SERVERS))):
+        (folder / name_).unlink(missing_ok=True)
     with training(name, task) as run:
         return {**outcome(run, world, time.monotonic()), **result(run, world), "saved": True}
 
@@ -410,26 +440,33 @@ def figure(value: float, spec: str = "d") -> str:
 
 
 def how_it_ended(run: Run) -> str:
-    if run["outcome"] == "hangs":
-        return f"hangs ({run['after_s']:.0f} s)" + (" after the end of the epoch" if run["epoch_ended"] else "")
-    if run["outcome"] == "ends":
-        return f"epoch ends {figure(run['after_s'], '.1f')} s later"
-    if not run["errors"]:
-        return f"ends with status {run['status']}"
-    return f"error {figure(run['after_s'], '.1f')} s later: {first_words(run['errors'][-1])}"
+    if run["epoch_ended"]:
+        how = f"epoch ends {figure(run['after_s'], '.1f')} s later"
+    elif run["errors"]:
+        how = f"error {figure(run['after_s'], '.1f')} s later: {first_words(run['errors'][-1])}"
+    elif run["outcome"] == "hangs":
+        return "hangs"
+    else:
+        return f"its process ends with status {run['status']}"
+    return how + {"hangs": ", and its process does not end", "ends": "", "error": ""}[run["outcome"]]
+
+
+def without_time(how: str) -> str:
+    return re.sub(r" #[\d.]+# s later", "", how)
 
 
 def first_words(error: str) -> str:
-    """The first line of an error without what differs from run to run; of a worker's with a traceback, the last."""
+    """The first line of an error without what differs from run to run; of a worker's with a traceback, its error."""
     lines = [line for line in error.split("\n") if line.strip()]
-    line = lines[-1 if "Traceback" in error else 0]
-    line = re.sub(r"b'[^']*'?|\{[^}]*\}|0x[0-9a-f]+|/\S+/", "…", line)
+    errors = [line for line in lines[1:] if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)]
+    line = errors[-1] if errors and "Traceback" in error else lines[0]
+    line = re.sub(r"b'[^']*'?|\{+[^}]*\}+|0x[0-9a-f]+|/\S+/", "…", line)
     line = re.sub(r"\d{2,}|process \d", "…", line).replace("|", "/")
     return f"`{line[:110]}{'…' if len(line) > 110 else ''}`"
 
 
 def records(run: Run) -> str:
-    if run["outcome"] != "ends":
+    if not run["epoch_ended"]:
         return ""
     lost, repeated = (figure(run[what]) if run[what] else "0" for what in ("lost", "repeated"))
     altered = f", {figure(run['altered'])} altered" if run["altered"] else ""
@@ -438,7 +475,7 @@ def records(run: Run) -> str:
 
 def shown_order(run: Run) -> str:
     order = {True: ", same order", False: ", another order", None: ""}[run.get("same_order")]
-    return how_it_ended(run) + records(run) + (order if run["outcome"] == "ends" else "")
+    return how_it_ended(run) + records(run) + (order if run["epoch_ended"] else "")
 
 
 def shown_worker(run: Run) -> str:
@@ -446,19 +483,19 @@ def shown_worker(run: Run) -> str:
 
 
 def shown_noticed(run: Run) -> str:
-    if run["outcome"] == "ends" and not run["num_errors"]:
+    if run["epoch_ended"] and not run["num_errors"]:
         lost = f", {figure(run['lost'])} others lost" if run["lost"] else ""
         altered = f", {figure(run['altered'])} delivered altered" if run["altered"] else ""
         return f"not noticed: epoch ends{altered}{lost}"
     names = " and ".join(run["names"]) or "neither shard nor record nor offset"
-    return re.sub(r" #[\d.]+# s later", "", how_it_ended(run)) + f" (names {names})"
+    return without_time(how_it_ended(run)) + f" (names {names})"
 
 
 def shown_skipped(run: Run) -> str:
     altered = f", {figure(run['altered'])} delivered altered" if run["altered"] else ""
     repeated = f", {figure(run['repeated'])} repeated" if run["repeated"] else ""
     lost = f"{figure(run['lost'])} others lost" if run["lost"] else "no other lost"
-    ended = "" if run["outcome"] == "ends" else re.sub(r" #[\d.]+# s later", "", how_it_ended(run)) + "; "
+    ended = "" if run["outcome"] == "ends" else without_time(how_it_ended(run)) + "; "
     names = f"; names {' and '.join(run['names'])}" if run["names"] else "; names nothing"
     return f"{ended}{lost}{altered}{repeated}{names}"
 
@@ -481,16 +518,16 @@ def shown_interrupted(run: Run) -> str:
 def shown_resumed(run: Run) -> str:
     if not run["saved"]:
         return "cannot be saved: " + (first_words(run["errors"][-1]) if run["errors"] else "no means")
-    return re.sub(r" #[\d.]+# s later", "", shown_order(run))
+    return without_time(shown_order(run))
 
 
 def shown_undisturbed(run: Run) -> str:
     left = f"; left: {what_is_left(run['left']['0'])}" if any(run["left"]["0"].values()) else ""
-    return re.sub(r" #[\d.]+# s later", "", shown_order(run)) + left
+    return without_time(shown_order(run)) + left
 
 
 ACCIDENTS = {
-    "undisturbed": Accident("nothing", undisturbed, shown_undisturbed),
+    "undisturbed": Accident("nothing", undisturbed, shown_undisturbed, alone=True),
     "kill_worker": Accident("SIGKILL of a worker", partial(signal_worker, signal.SIGKILL), shown_worker),
     "stop_worker": Accident("SIGSTOP of a worker", partial(signal_worker, signal.SIGSTOP), shown_worker),
     "flip": Accident("a bit of a record's values flipped", partial(damage, "flip", False), shown_noticed),
@@ -558,7 +595,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--step-seconds", type=float, default=0.01, help="what a training step takes")
-    parser.add_argument("--limit-seconds", type=float, default=60.0, help="what takes longer hangs")
+    parser.add_argument("--limit-seconds", type=float, default=60.0, help="without progress: it hangs")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     options = parser.parse_args()
     missing = {
@@ -602,7 +639,7 @@ def main() -> None:
     notes = [
         f"{options.records:,} records in {options.shards} shards, batches of {options.batch_size}, steps of "
         f"{options.step_seconds * 1e3:.0f} ms; {options.rounds} runs a cell, each disturbed at another batch; what had "
-        f"neither ended nor failed after {options.limit_seconds:.0f} s hangs",
+        f"neither progress nor an end for {options.limit_seconds:.0f} s hangs",
         *(f"{LIBRARIES[name].title} left out: no {', '.join(gone)} here" for name, gone in missing.items() if gone),
     ]
     publish(("", *(LIBRARIES[name].title for name in names)), rows, notes, runs, options)

@@ -4,10 +4,10 @@ A module has a class ``Epoch``: an iterator over one epoch in batches of records
 bytes) and ``s`` (int64), made as the library's documentation recommends, with two workers, shuffled at least by file
 from a seed. What a training has taken is in its log, a JSON object a line::
 
-    {"keys": [...]}        a batch: a key for each record (key_of); written before the next batch is asked for
-    {"error": "..."}       what next() raised, in full
-    {"reported": "..."}    at the end, what the library itself says of damage, if it keeps a list
-    {"end": true}          next() raised StopIteration
+    {"keys": [...]}                a batch: a key for each record (key_of); written before the next batch is asked for
+    {"error": "...", "at_s": …}    what next(), or making the epoch, raised, in full; by the monotonic clock
+    {"reported": "..."}            at the end, what the library itself says of damage, if it keeps a list
+    {"end": true, "at_s": …}       next() raised StopIteration
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The servers are a deployment of their own that serves many trainings, and are started and ended apart from the
 training. As this module runs, it is one of them: ``python -m trainers.tfdata_service dispatcher FILE`` writes its
-address to a file, ``… worker ADDRESS`` registers there. A worker server that died is not started again, as an
+address to a file once it serves, ``… worker ADDRESS FILE`` an empty file. A worker server that died is not started again, as an
 orchestrator would do: what happens until then is what is looked at.
 """
 
@@ -24,15 +24,17 @@ class Epoch(_tf.Epoch):
 
 
 def main() -> None:
-    kind, argument = sys.argv[1:]
+    kind, *arguments, ready = sys.argv[1:]
     if kind == "worker":
-        service.WorkerServer(service.WorkerConfig(dispatcher_address=argument)).join()
+        server = service.WorkerServer(service.WorkerConfig(dispatcher_address=arguments[0]))
+        text = ""
     else:
         server = service.DispatchServer()
-        unfinished = Path(argument + ".unfinished")
-        unfinished.write_text(server.target.removeprefix("grpc://"))
-        unfinished.replace(argument)
-        server.join()
+        text = server.target.removeprefix("grpc://")
+    unfinished = Path(ready + ".unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(ready)
+    server.join()
 
 
 if __name__ == "__main__":
