@@ -194,7 +194,7 @@ class Connection:
             self._opened = message
         elif isinstance(message, Skipped):
             self.records_skipped += message.num_records
-            self.skipped.append(from_wire(message.error))
+            self.skipped += map(from_wire, message.errors)
         elif isinstance(message, Warned):
             self.workers_restarted = message.workers_restarted
             _logger.warning("%s", message.text)

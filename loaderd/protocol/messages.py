@@ -2,10 +2,10 @@
 
 ::
 
-    client  ──► daemon   Open, List, Start, Release
-    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, Failed, Warned
+    client  ──► daemon   Open, List, Start, Release, Ask
+    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned
     daemon  ──► worker   Attach, IndexTask, ProbeTask, LoadTask, FillTask
-    daemon  ◄── worker   Done, TaskFailed
+    daemon  ◄── worker   Attached, Advanced, Done, TaskFailed
 
 On the wire a message is a msgpack array: its number in ``_MESSAGES``, then its fields in order. Bulk data does not go
 this way: it lies in shared memory, whose file descriptors travel beside Opened and Attach. ``Open.description`` is a
@@ -115,6 +115,18 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Client: is anybody there, and what do I wait for?"""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Daemon: who waits for whom, as text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Daemon: the stream is at its end, for this reason."""
 
@@ -131,9 +143,11 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Daemon: ``num_records`` records were left out, for this reason."""
+    """Daemon: ``num_records`` records are left out of batch ``step``, for these reasons; its Ready comes next."""
 
-    error: dict[str, Any]
+    generation: int
+    step: int
+    errors: list[dict[str, Any]]
     num_records: int
 
 
@@ -191,6 +205,19 @@ class FillTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Attached:
+    """Worker: it is there, and has done what Attach says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Worker: the task goes on, and stands at byte ``done_bytes`` of its file."""
+
+    task: int
+    done_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Worker: the task is done.
 
@@ -220,6 +247,8 @@ Message = (
     | Broken
     | Ended
     | Release
+    | Ask
+    | State
     | Failed
     | Warned
     | Skipped
@@ -228,6 +257,8 @@ Message = (
     | ProbeTask
     | LoadTask
     | FillTask
+    | Attached
+    | Advanced
     | Done
     | TaskFailed
 )
