@@ -5,8 +5,8 @@
     python bench/reliability.py [--rounds 5] [--libraries loaderd_loader …] [--accidents kill_worker …] [--jobs 2]
 
 Each run is a training in a process of its own (``trainers/``, a module a library, which says how it is configured)
-over one epoch of records that carry their number and are known. It is disturbed once, at a batch between 30 % and
-60 % of the epoch that the round decides, and looked at from outside:
+over one epoch of records that carry their number and are known. It is disturbed once, at a batch between 10 % and
+40 % of the epoch that the round decides, and looked at from outside:
 
 - **It ends, fails or hangs**: its exit status, the last error in its log, or for ``--limit-seconds`` no batch, no
   error and no end, after which it is killed.
@@ -21,7 +21,6 @@ a time. A library that is not installed is left out.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -31,195 +30,24 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
 from questions._common import parser_of, publish
-from trainers import RECORD_BYTES, Task, keys_of
+from trainers import RECORD_BYTES, Task, keys_of, told
+from trainers.told import CTRL_C_S, LEFT_AFTER_S, Run
+from trainers.watched import LIBRARIES, SERVERS, STARTS_WITHIN_S, Training, training
 
-from loaderd.bench.process_tree import process_tree
 from loaderd.bench.synthetic import shard_records, write_shards
 
-MARK = "LOADERD_RELIABILITY_RUN"  # environment variable that all processes of a run inherit
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record in a shard
 SAVE_STEPS = 10
-LEFT_AFTER_S = (2, 10)  # when what is left is looked at
-CTRL_C_S = 5
-STARTS_WITHIN_S = 120
-SERVERS = 2
-
-Run = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Library:
-    """``worker``: what the command lines of its workers have in them; None: it has threads."""
-
-    title: str
-    packages: tuple[str, ...]
-    worker: str | None
-    service: bool = False
-
-
-LIBRARIES = {
-    "loaderd_loader": Library("loaderd", ("loaderd",), "loaderd.workers.main"),
-    "tfdata": Library("tf.data", ("tensorflow",), None),
-    "tfdata_service": Library("tf.data service", ("tensorflow",), "trainers.tfdata_service worker", service=True),
-    "torch_loader": Library("DataLoader", ("torch", "tfrecord", "torchdata"), "-m trainers torch_loader"),
-    "torch_timeout": Library(
-        "DataLoader(timeout=5)", ("torch", "tfrecord", "torchdata"), "-m trainers torch_timeout"
-    ),
-    "grain_loader": Library("Grain", ("grain", "tfrecord"), "multiprocessing.spawn import spawn_main"),
-}
-
-# --------------------------------------------------------------------------------------------------- processes
-
-
-def command_line(pid: int) -> str:
-    """Empty where the process is gone, or has ended and is not waited for."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def marked(mark: str) -> set[int]:
-    """All processes that live with this mark in their environment."""
-    found = set()
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit() and f"{MARK}={mark}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(
-                b"\0"
-            ):
-                found.add(int(entry))
-        except OSError:
-            continue
-    return found
-
-
-def held_in_shm() -> set[str]:
-    """Names in /dev/shm that some process has open or mapped."""
-    found: set[str] = set()
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            found.update(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{entry}/maps").read_text()))
-            for number in os.listdir(f"/proc/{entry}/fd"):
-                found.update(re.findall(r"^/dev/shm/(\S+)", os.readlink(f"/proc/{entry}/fd/{number}")))
-        except OSError:
-            continue
-    return found
-
-
-@dataclass
-class Training:
-    """A training, and what it leaves: made by :func:`training`, which ends it."""
-
-    library: Library
-    task: Task
-    process: subprocess.Popen[bytes]
-    mark: str
-    servers: list[subprocess.Popen[bytes]]
-    shm_before: set[str]
-    seen: set[int] = field(default_factory=set)
-
-    @property
-    def errors(self) -> Path:
-        return Path(self.task.folder, "stderr")
-
-    def entries(self) -> list[dict[str, Any]]:
-        lines = self.task.log.read_bytes().split(b"\n")[:-1] if self.task.log.exists() else []
-        return [json.loads(line) for line in lines]
-
-    def wait_for_batches(self, number: int) -> None:
-        """Raises RuntimeError where the training ends before, or takes very long."""
-        until_s = time.monotonic() + STARTS_WITHIN_S
-        while not self.task.log.exists() or self.task.log.read_bytes().count(b'{"keys"') < number:
-            if self.process.poll() is not None or time.monotonic() > until_s:
-                raise RuntimeError(f"{self.library.title}: no batch {number}\n{self.errors.read_text()[-3000:]}")
-            time.sleep(0.02)
-        self.seen |= set(process_tree(self.process.pid))
-
-    def workers(self) -> list[int]:
-        """Its worker processes; of a service, the worker servers that live."""
-        if self.library.service:
-            return [server.pid for server in self.servers[1:] if server.poll() is None]
-        children = set(process_tree(self.process.pid)) - {self.process.pid}
-        return sorted(
-            pid
-            for pid in children
-            if (line := command_line(pid)) and str(self.library.worker) in line and "resource_tracker" not in line
-        )
-
-    def alive(self) -> list[str]:
-        """Command lines of its processes that live, without those of a service, which are not of the training."""
-        ours = (marked(self.mark) | self.seen) - {server.pid for server in self.servers}
-        return [line[:100] for pid in sorted(ours) if (line := command_line(pid))]
-
-    def left(self) -> dict[str, Any]:
-        """What of it is there now: processes, names in /dev/shm, names in its temporary folder."""
-        shm = set(os.listdir("/dev/shm")) - self.shm_before
-        temporary = [str(path.name) for path in Path(self.task.folder, "tmp").rglob("*")]
-        return {"processes": self.alive(), "shm": sorted(shm - held_in_shm()) if shm else [], "tmp": temporary}
-
-
-@contextmanager
-def training(name: str, task: Task) -> Iterator[Training]:
-    """A training that runs, with its service; all of its processes are killed at the end."""
-    library, mark = LIBRARIES[name], uuid.uuid4().hex
-    folder = Path(task.folder)
-    (folder / "tmp").mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder / "tmp"), MARK: mark}
-    servers: list[subprocess.Popen[bytes]] = []
-    shm_before = set(os.listdir("/dev/shm"))
-    try:
-        if library.service:
-            with (folder / "servers").open("ab") as log:
-                start = partial(
-                    subprocess.Popen, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder
-                )
-                module = [sys.executable, "-m", "trainers.tfdata_service"]
-                servers.append(start([*module, "dispatcher", str(folder / "address")]))
-                wait_for(folder / "address")
-                address = (folder / "address").read_text()
-                ready = [folder / f"worker-{number}" for number in range(SERVERS)]
-                servers += [start([*module, "worker", address, str(path)]) for path in ready]
-                for path in ready:
-                    wait_for(path)
-                task = Task(**{**asdict(task), "service": address})
-        with (folder / "stderr").open("ab") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "trainers", name, json.dumps(asdict(task))],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                start_new_session=True,  # its own process group, as a terminal gives to a foreground job
-            )
-        yield Training(library, task, process, mark, servers, shm_before)
-    finally:
-        for pid in marked(mark):
-            os.kill(pid, signal.SIGKILL)
-        for child in [*servers, *([process] if "process" in locals() else [])]:
-            child.kill()
-            child.wait()
-
-
-def wait_for(path: Path) -> None:
-    """For a file that a server writes when it serves."""
-    until_s = time.monotonic() + STARTS_WITHIN_S
-    while not path.exists():
-        if time.monotonic() > until_s:
-            raise RuntimeError(f"a server has not started: no {path}")
-        time.sleep(0.05)
 
 
 # ---------------------------------------------------------------------------------------------------- accidents
@@ -327,12 +155,13 @@ def signal_worker(number: int, name: str, world: World, folder: Path, rng: rando
         workers = run.workers()
         if not workers:
             raise RuntimeError(f"{name}: no worker among {run.alive()}")
+        began_s = time.monotonic()
         os.kill(rng.choice(workers), number)
-        return {**outcome(run, world, time.monotonic()), **result(run, world, errors_from=written)}
+        return {**outcome(run, world, began_s), **result(run, world, errors_from=written)}
 
 
 def moment(world: World, rng: random.Random) -> int:
-    return rng.randint(world.num_batches * 3 // 10, world.num_batches * 6 // 10)
+    return rng.randint(world.num_batches // 10, world.num_batches * 4 // 10)
 
 
 def damage(kind: str, skip: bool, name: str, world: World, folder: Path, rng: random.Random) -> Run:
@@ -431,130 +260,20 @@ class Accident:
     alone: bool = False
 
 
-# ------------------------------------------------------------------------------------------------------ table
-# What happened, in words. A run of digits between # is a figure: of runs that differ in figures only, the range.
-
-
-def figure(value: float, spec: str = "d") -> str:
-    return f"#{value:{spec}}#"
-
-
-def how_it_ended(run: Run) -> str:
-    if run["epoch_ended"]:
-        how = f"epoch ends {figure(run['after_s'], '.1f')} s later"
-    elif run["errors"]:
-        how = f"error {figure(run['after_s'], '.1f')} s later: {first_words(run['errors'][-1])}"
-    elif run["outcome"] == "hangs":
-        return "hangs"
-    else:
-        return f"its process ends with status {run['status']}"
-    return how + {"hangs": ", and its process does not end", "ends": "", "error": ""}[run["outcome"]]
-
-
-def without_time(how: str) -> str:
-    return re.sub(r" #[\d.]+# s later", "", how)
-
-
-def first_words(error: str) -> str:
-    """The first line of an error without what differs from run to run; of a worker's with a traceback, its error."""
-    lines = [line for line in error.split("\n") if line.strip()]
-    errors = [line for line in lines[1:] if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)]
-    line = errors[-1] if errors and "Traceback" in error else lines[0]
-    line = re.sub(r"b'[^']*'?|\{+[^}]*\}+|0x[0-9a-f]+|/\S+/", "…", line)
-    line = re.sub(r"\d{2,}|process \d", "…", line).replace("|", "/")
-    return f"`{line[:110]}{'…' if len(line) > 110 else ''}`"
-
-
-def records(run: Run) -> str:
-    if not run["epoch_ended"]:
-        return ""
-    lost, repeated = (figure(run[what]) if run[what] else "0" for what in ("lost", "repeated"))
-    altered = f", {figure(run['altered'])} altered" if run["altered"] else ""
-    return f", {lost} lost, {repeated} repeated{altered}"
-
-
-def shown_order(run: Run) -> str:
-    order = {True: ", same order", False: ", another order", None: ""}[run.get("same_order")]
-    return how_it_ended(run) + records(run) + (order if run["epoch_ended"] else "")
-
-
-def shown_worker(run: Run) -> str:
-    return "no worker processes" if run["outcome"] == "no processes" else shown_order(run)
-
-
-def shown_noticed(run: Run) -> str:
-    if run["epoch_ended"] and not run["num_errors"]:
-        lost = f", {figure(run['lost'])} others lost" if run["lost"] else ""
-        altered = f", {figure(run['altered'])} delivered altered" if run["altered"] else ""
-        return f"not noticed: epoch ends{altered}{lost}"
-    names = " and ".join(run["names"]) or "neither shard nor record nor offset"
-    return without_time(how_it_ended(run)) + f" (names {names})"
-
-
-def shown_skipped(run: Run) -> str:
-    altered = f", {figure(run['altered'])} delivered altered" if run["altered"] else ""
-    repeated = f", {figure(run['repeated'])} repeated" if run["repeated"] else ""
-    lost = f"{figure(run['lost'])} others lost" if run["lost"] else "no other lost"
-    ended = "" if run["outcome"] == "ends" else without_time(how_it_ended(run)) + "; "
-    names = f"; names {' and '.join(run['names'])}" if run["names"] else "; names nothing"
-    return f"{ended}{lost}{altered}{repeated}{names}"
-
-
-def what_is_left(left: Mapping[str, Sequence[str]]) -> str:
-    kinds = {"processes": "processes", "shm": "in /dev/shm", "tmp": "in TMPDIR"}
-    return ", ".join(f"{figure(len(left[kind]))} {text}" for kind, text in kinds.items() if left[kind]) or "nothing"
-
-
-def shown_left(run: Run) -> str:
-    left = ", ".join(f"after {after_s} s {what_is_left(run['left'][str(after_s)])}" for after_s in LEFT_AFTER_S)
-    return f"left {left}; {figure(run['stderr_lines'])} lines on stderr"
-
-
-def shown_interrupted(run: Run) -> str:
-    ended = f"ends after {figure(run['after_s'], '.1f')} s" if run["outcome"] == "ends" else f"runs on ({CTRL_C_S} s)"
-    return f"{ended}; {shown_left(run)}"
-
-
-def shown_resumed(run: Run) -> str:
-    if not run["saved"]:
-        return "cannot be saved: " + (first_words(run["errors"][-1]) if run["errors"] else "no means")
-    return without_time(shown_order(run))
-
-
-def shown_undisturbed(run: Run) -> str:
-    left = f"; left: {what_is_left(run['left']['0'])}" if any(run["left"]["0"].values()) else ""
-    return without_time(shown_order(run)) + left
-
-
 ACCIDENTS = {
-    "undisturbed": Accident("nothing", undisturbed, shown_undisturbed, alone=True),
-    "kill_worker": Accident("SIGKILL of a worker", partial(signal_worker, signal.SIGKILL), shown_worker),
-    "stop_worker": Accident("SIGSTOP of a worker", partial(signal_worker, signal.SIGSTOP), shown_worker),
-    "flip": Accident("a bit of a record's values flipped", partial(damage, "flip", False), shown_noticed),
-    "flip_skip": Accident("… and asked to go on", partial(damage, "flip", True), shown_skipped),
-    "length": Accident("a bit of a length flipped", partial(damage, "length", False), shown_noticed),
-    "length_skip": Accident("… and asked to go on", partial(damage, "length", True), shown_skipped),
-    "truncated": Accident("a shard cut inside a record", partial(damage, "truncated", False), shown_noticed),
-    "truncated_skip": Accident("… and asked to go on", partial(damage, "truncated", True), shown_skipped),
-    "kill_training": Accident("SIGKILL of the training", kill_training, shown_left, alone=True),
-    "interrupt": Accident("Ctrl-C", interrupt, shown_interrupted, alone=True),
-    "resume": Accident("SIGKILL of the training, started again", resume, shown_resumed),
+    "undisturbed": Accident("nothing", undisturbed, told.shown_undisturbed, alone=True),
+    "kill_worker": Accident("SIGKILL of a worker", partial(signal_worker, signal.SIGKILL), told.shown_worker),
+    "stop_worker": Accident("SIGSTOP of a worker", partial(signal_worker, signal.SIGSTOP), told.shown_worker),
+    "flip": Accident("a bit of a record's values flipped", partial(damage, "flip", False), told.shown_noticed),
+    "flip_skip": Accident("… and asked to go on", partial(damage, "flip", True), told.shown_skipped),
+    "length": Accident("a bit of a length flipped", partial(damage, "length", False), told.shown_noticed),
+    "length_skip": Accident("… and asked to go on", partial(damage, "length", True), told.shown_skipped),
+    "truncated": Accident("a shard cut inside a record", partial(damage, "truncated", False), told.shown_noticed),
+    "truncated_skip": Accident("… and asked to go on", partial(damage, "truncated", True), told.shown_skipped),
+    "kill_training": Accident("SIGKILL of the training", kill_training, told.shown_left, alone=True),
+    "interrupt": Accident("Ctrl-C", interrupt, told.shown_interrupted, alone=True),
+    "resume": Accident("SIGKILL of the training, started again", resume, told.shown_resumed),
 }
-
-
-def cell(runs: Sequence[Run], shown: Callable[[Run], str]) -> str:
-    """What happened in each of the runs: once where it was the same, figures as ranges; else how often what."""
-    by_fact: dict[str, list[list[str]]] = {}
-    for run in runs:
-        text = shown(run)
-        by_fact.setdefault(re.sub(r"#([\d.]+)#", "#", text), []).append(re.findall(r"#([\d.]+)#", text))
-    facts = []
-    for fact, figures in sorted(by_fact.items(), key=lambda item: -len(item[1])):
-        for values in zip(*figures, strict=True):
-            low, high = min(values, key=float), max(values, key=float)
-            fact = fact.replace("#", low if low == high else f"{low}–{high}", 1)
-        facts.append(fact if len(by_fact) == 1 else f"{len(figures)} of {len(runs)}: {fact}")
-    return "; ".join(facts) or "–"
 
 
 # -------------------------------------------------------------------------------------------------------- runs
@@ -591,8 +310,8 @@ def main() -> None:
     parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     parser.add_argument("--accidents", nargs="+", choices=ACCIDENTS, default=list(ACCIDENTS))
-    parser.add_argument("--records", type=int, default=20_000)
-    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--records", type=int, default=40_000)
+    parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--step-seconds", type=float, default=0.01, help="what a training step takes")
     parser.add_argument("--limit-seconds", type=float, default=60.0, help="without progress: it hangs")
@@ -629,7 +348,7 @@ def main() -> None:
         (
             ACCIDENTS[accident].title,
             *(
-                cell([run for run in runs if (run["library"], run["accident"]) == (name, accident)], how)
+                told.cell([run for run in runs if (run["library"], run["accident"]) == (name, accident)], how)
                 for name in names
             ),
         )
@@ -638,8 +357,8 @@ def main() -> None:
     ]
     notes = [
         f"{options.records:,} records in {options.shards} shards, batches of {options.batch_size}, steps of "
-        f"{options.step_seconds * 1e3:.0f} ms; {options.rounds} runs a cell, each disturbed at another batch; what had "
-        f"neither progress nor an end for {options.limit_seconds:.0f} s hangs",
+        f"{options.step_seconds * 1e3:.0f} ms; {options.rounds} runs a cell, each disturbed "
+        f"at another batch; what had neither progress nor an end for {options.limit_seconds:.0f} s hangs",
         *(f"{LIBRARIES[name].title} left out: no {', '.join(gone)} here" for name, gone in missing.items() if gone),
     ]
     publish(("", *(LIBRARIES[name].title for name in names)), rows, notes, runs, options)

@@ -1,4 +1,4 @@
-"""The training process: takes an epoch batch by batch and logs what it got. Arguments: the library, a Task as JSON."""
+"""The training process: takes an epoch batch by batch and logs what it gets. Arguments: library, Task as JSON."""
 
 from __future__ import annotations
 
