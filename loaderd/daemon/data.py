@@ -138,7 +138,7 @@ def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> tupl
 
     Shards in front of the newest records are left out, so that they may be deleted.
     """
-    if leaf.refresh == "never":
+    if not leaf.grows:
         return None
     counts_all = any(isinstance(operation, (Take, Skip)) for operation in leaf.selection)
     first = 0 if counts_all else table.block(0)[0]

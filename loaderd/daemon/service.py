@@ -26,6 +26,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 from typing import Any
 
 from loaderd.daemon.data import Data, list_sets
@@ -40,6 +41,7 @@ from loaderd.daemon.wires import Wires
 from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, from_wire, to_wire
+from loaderd.machine import remedy
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel
@@ -118,7 +120,11 @@ class Service:
             self._fail(error)
         except Exception as error:
             self._fail(
-                DaemonError(f"the daemon failed: {type(error).__name__}: {error}", traceback=traceback.format_exc())
+                DaemonError(
+                    f"the daemon failed: {type(error).__name__}: {error}",
+                    hint=remedy(error),
+                    traceback=traceback.format_exc(),
+                )
             )
         finally:
             self._wires.close()
@@ -159,12 +165,13 @@ class Service:
     def _open(self, message: Open) -> None:
         self._pickled = message.description
         try:
-            self._description = description = pickle.loads(message.description)
+            description = replace(pickle.loads(message.description), start=message.start)
         except Exception as error:
             raise DaemonError(
                 f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
+        self._description = description
         stall_timeout = description.options.stall_timeout
         if stall_timeout is not None:
             self._tick_s = min(_MAX_TICK_S, stall_timeout / _MIN_TICKS)
@@ -312,7 +319,7 @@ class Service:
             self._known = indexes
         opened = self._opened
         if opened is None:
-            self._opened = OpenedStream(self._description, self._pickled, data)
+            self._opened = OpenedStream(self._description, self._pickled, data, len(self._pool.numbers))
         else:
             opened.use(data)
         for worker in self._pool.numbers:

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass
 
 from loaderd.errors import DaemonError
+from loaderd.machine import available_memory, oom_kills
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.process import how_it_ended, start_process
 
@@ -32,6 +33,7 @@ class WorkerPool:
         self._dying: list[subprocess.Popen[bytes]] = []
         self._next_number = 0
         self._fruitless_deaths = 0
+        self._oom_kills = oom_kills()
         self.restarts = 0
 
     def start(self) -> tuple[int, Channel, int]:
@@ -68,7 +70,13 @@ class WorkerPool:
         except subprocess.TimeoutExpired:
             self._dying.append(worker.process)
             return "does not die"
-        return how_it_ended(worker.process)
+        return how_it_ended(worker.process) + self._for_memory()
+
+    def _for_memory(self) -> str:
+        """Why the kernel has killed a process since this was asked last, if that was why."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        ran_out = before is not None and self._oom_kills is not None and self._oom_kills > before
+        return f", for memory ran out ({available_memory().limit})" if ran_out else ""
 
     def reap(self) -> None:
         """Take note of deaths that have taken long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import socket
 from collections import deque
@@ -11,6 +12,8 @@ from weakref import WeakSet
 
 import msgpack
 
+from loaderd.errors import DaemonError
+from loaderd.machine import remedy
 from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
 MAX_MESSAGE_BYTES = 256 << 20
@@ -86,9 +89,12 @@ class Channel:
                 self._posted[0] = rest[sent:], ()
 
     def receive(self) -> list[Message]:
-        """Wait for bytes and return the messages that they complete (maybe none); raises ChannelClosed at the end."""
+        """Wait for bytes and return the messages that they complete (maybe none); raises ChannelClosed at the end.
+
+        Raises DaemonError where a descriptor came that this process may not have, with so many files open.
+        """
         try:
-            data, ancillary, _, _ = self.socket.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self.socket.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise ChannelClosed(str(error)) from None
         for level, kind, payload in ancillary:
@@ -96,6 +102,9 @@ class Channel:
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self._fds.extend(received)
+        if flags & socket.MSG_CTRUNC:
+            too_many = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            raise DaemonError(f"cannot take shared memory over: {too_many.strerror}", hint=remedy(too_many))
         if not data:
             raise ChannelClosed("the other end closed")
         self._unpacker.feed(data)

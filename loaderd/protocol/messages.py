@@ -26,9 +26,14 @@ UNICODE_ERRORS = "surrogatepass"
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Client: make a stream of this description (a pickle of ``dataset.StreamDescription``)."""
+    """Client: make a stream of this description (a pickle of ``dataset.StreamDescription``).
+
+    ``start``: the JSON of the position from which on it is wanted, in place of the description's; it says what the
+    data must be, and how much memory the first pass needs. None: from the start, of whatever the data are.
+    """
 
     description: bytes
+    start: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from loaderd.shards.index_cache import IndexCache
 from loaderd.workers.load import Part, WindowLoader
 
 
-def index_shard(description: StreamDescription, task: IndexTask, on_read: OnRead) -> list[Any]:
+def index_shard(description: StreamDescription, task: IndexTask, on_read: OnRead = tell_nobody) -> list[Any]:
     """[the index, encoded; why it could not be cached, or None]."""
     options = description.options
     index = build_index(ShardFile(*task.file), options.block_records, on_read)

@@ -9,6 +9,7 @@ import traceback
 
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
+from loaderd.machine import be_killed_first, remedy
 from loaderd.memory.shared import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
@@ -57,6 +58,8 @@ class Worker:
     def _try_attach(self, message: Attach) -> None:
         try:
             self.attach(message)
+        except LoaderdError as error:
+            self._channel.send(TaskFailed(ATTACH_TASK, to_wire(error)))
         except Exception as error:
             failure = WorkerError(
                 f"a worker cannot take the schema over: {type(error).__name__}: {error}",
@@ -84,6 +87,7 @@ class Worker:
         except Exception as error:
             failure = WorkerError(
                 f"a worker failed at {type(task).__name__}: {type(error).__name__}: {error}",
+                hint=remedy(error),
                 traceback=traceback.format_exc(),
             )
             return TaskFailed(task.task, to_wire(failure))
@@ -115,5 +119,6 @@ def main() -> None:
     """Entry point of a worker process: see ``protocol.process.start_process``."""
     sock, parent = enter_process("loaderd-worker")
     die_with_parent(parent)
+    be_killed_first()
     with contextlib.suppress(ChannelClosed):
         Worker(Channel(sock)).run()
