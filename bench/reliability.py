@@ -5,8 +5,9 @@
     python bench/reliability.py [--rounds 5] [--libraries loaderd_loader …] [--accidents kill_worker …] [--jobs 2]
 
 Each run is a training in a process of its own (``trainers/``, a module a library, which says how it is configured)
-over one epoch of records that carry their number and are known. It is disturbed once, at a batch between 10 % and
-40 % of the epoch that the round decides, and looked at from outside:
+over one epoch of records that carry their number and are known. It is disturbed once, at a batch between 2 % and
+10 % of the epoch that the round decides: what reads far ahead (tf.data service: hundreds of batches) has done all of
+its work in the middle of a short epoch. Seen from outside:
 
 - **It ends, fails or hangs**: its exit status, the last error in its log, or for ``--limit-seconds`` no batch, no
   error and no end, after which it is killed.
@@ -161,7 +162,7 @@ def signal_worker(number: int, name: str, world: World, folder: Path, rng: rando
 
 
 def moment(world: World, rng: random.Random) -> int:
-    return rng.randint(world.num_batches // 10, world.num_batches * 4 // 10)
+    return rng.randint(world.num_batches // 50, world.num_batches // 10)
 
 
 def damage(kind: str, skip: bool, name: str, world: World, folder: Path, rng: random.Random) -> Run:
@@ -237,7 +238,7 @@ def resume(name: str, world: World, folder: Path, rng: random.Random) -> Run:
     task = world.task(folder, save_steps=SAVE_STEPS)
     with training(name, task) as run:
         try:
-            run.wait_for_batches(moment(world, rng))
+            run.wait_for_batches(max(SAVE_STEPS + 5, moment(world, rng)))
         except RuntimeError:
             if not run.entries() or run.process.poll() is None:
                 raise
@@ -310,10 +311,10 @@ def main() -> None:
     parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     parser.add_argument("--accidents", nargs="+", choices=ACCIDENTS, default=list(ACCIDENTS))
-    parser.add_argument("--records", type=int, default=40_000)
+    parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--step-seconds", type=float, default=0.01, help="what a training step takes")
+    parser.add_argument("--step-seconds", type=float, default=0.002, help="what a training step takes")
     parser.add_argument("--limit-seconds", type=float, default=60.0, help="without progress: it hangs")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     options = parser.parse_args()
