@@ -5,8 +5,8 @@
     python bench/reliability.py [--rounds 5] [--libraries loaderd_loader …] [--accidents kill_worker …] [--jobs 2]
 
 Each run is a training in a process of its own (``trainers/``, a module a library, which says how it is configured)
-over one epoch of records that carry their number and are known. It is disturbed once, at a batch between 2 % and
-10 % of the epoch that the round decides: what reads far ahead (tf.data service: hundreds of batches) has done all of
+over one epoch of records that carry their number and are known. It is disturbed once, at a batch between 0.5 % and
+2 % of the epoch that the round decides: what reads far ahead (tf.data service: hundreds of batches) has done all of
 its work in the middle of a short epoch. Seen from outside:
 
 - **It ends, fails or hangs**: its exit status, the last error in its log, or for ``--limit-seconds`` no batch, no
@@ -43,7 +43,7 @@ from typing import Any
 from questions._common import parser_of, publish
 from trainers import RECORD_BYTES, Task, keys_of, told
 from trainers.told import CTRL_C_S, LEFT_AFTER_S, Run
-from trainers.watched import LIBRARIES, SERVERS, STARTS_WITHIN_S, Training, training
+from trainers.watched import LIBRARIES, SERVERS, STARTS_WITHIN_S, Training, has_open, training
 
 from loaderd.bench.synthetic import shard_records, write_shards
 
@@ -147,7 +147,10 @@ def undisturbed(name: str, world: World, folder: Path, rng: random.Random) -> Ru
 
 
 def signal_worker(number: int, name: str, world: World, folder: Path, rng: random.Random) -> Run:
-    """``number`` to one worker, in the middle of the epoch."""
+    """``number`` to one worker that has a shard open, or to any if none has.
+
+    ``idle``: no server of a service has one: all of the epoch was read ahead, and the accident shows nothing.
+    """
     if LIBRARIES[name].worker is None:
         return {"outcome": "no processes"}
     with training(name, world.task(folder)) as run:
@@ -156,13 +159,15 @@ def signal_worker(number: int, name: str, world: World, folder: Path, rng: rando
         workers = run.workers()
         if not workers:
             raise RuntimeError(f"{name}: no worker among {run.alive()}")
+        reading = [pid for pid in workers if has_open(pid, Path(world.shards[0]).parent)]
         began_s = time.monotonic()
-        os.kill(rng.choice(workers), number)
-        return {**outcome(run, world, began_s), **result(run, world, errors_from=written)}
+        os.kill(rng.choice(reading or workers), number)
+        idle = LIBRARIES[name].service and not reading  # a worker of loaderd opens a shard for a moment only
+        return {"idle": idle, **outcome(run, world, began_s), **result(run, world, errors_from=written)}
 
 
 def moment(world: World, rng: random.Random) -> int:
-    return rng.randint(world.num_batches // 50, world.num_batches // 10)
+    return rng.randint(world.num_batches // 200, world.num_batches // 50)
 
 
 def damage(kind: str, skip: bool, name: str, world: World, folder: Path, rng: random.Random) -> Run:

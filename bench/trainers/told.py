@@ -60,7 +60,9 @@ def shown_order(run: Run) -> str:
 
 
 def shown_worker(run: Run) -> str:
-    return "no worker processes" if run["outcome"] == "no processes" else shown_order(run)
+    if run["outcome"] == "no processes":
+        return "no worker processes"
+    return shown_order(run) + (" (all was read ahead)" if run.get("idle") else "")
 
 
 def shown_noticed(run: Run) -> str:

@@ -67,6 +67,14 @@ def marked(mark: str) -> set[int]:
     return found
 
 
+def has_open(pid: int, folder: Path) -> bool:
+    """Whether a process has a file of a folder open."""
+    try:
+        return any(Path(os.readlink(link)).parent == folder for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
 def held_in_shm() -> set[str]:
     """Names in /dev/shm that some process has open or mapped."""
     found: set[str] = set()
