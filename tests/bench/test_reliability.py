@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)  # trainings of TensorFlow and of loaderd 
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> dict[tuple[str, str], dict]:
     """``reliability.py`` with small data; the runs it leaves, by library and accident."""
-    brief = ["--records", "4000", "--shards", "4", "--rounds", "1", "--limit-seconds", "20", "--step-seconds", "0.02"]
+    brief = ["--records", "4000", "--shards", "4", "--rounds", "1", "--limit-seconds", "20", "--step-seconds", "0.05"]
     monkeypatch.setattr(sys, "argv", [reliability.__file__, *arguments, *brief, "--results-dir", str(folder)])
     reliability.main()
     lines = (folder / "reliability.jsonl").read_text().splitlines()
