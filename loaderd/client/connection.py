@@ -241,8 +241,7 @@ class Connection:
                 continue
             patience.tick()
             if patience.is_over or self._unsent:
-                self._process.kill()
-                self.close()
+                self.kill()
                 raise DaemonEnded(f"the daemon process said nothing for {patience.limit_s:g} s and was killed")
             if patience.must_ask():
                 self._send(Ask())
@@ -286,6 +285,11 @@ class Connection:
         elif isinstance(message, Failed):
             self.close()
             raise DaemonEnded("the daemon gave up", from_wire(message.error))
+
+    def kill(self) -> None:
+        """End the daemon, whatever it is at. Its workers end with it, a moment later."""
+        self._process.kill()
+        self.close()
 
     def close(self) -> None:
         """End the daemon and its workers, and wait for that; from any thread. A wait in another one ends, too."""

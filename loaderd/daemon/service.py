@@ -364,4 +364,8 @@ def main() -> None:
     from loaderd.protocol.process import enter_process
 
     sock, parent = enter_process("loaderd-daemon")
-    Service(Channel(sock), parent).run()
+    try:
+        service = Service(Channel(sock), parent)
+    except ProcessLookupError:  # the training process is gone already
+        return
+    service.run()
