@@ -17,20 +17,17 @@ Memory is by how much the most that the process ever held exceeds what it held b
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from questions._common import parser_of, publish
+from questions._common import parser_of, publish, run_again
 
-from loaderd.bench.process_tree import cpu_s, machine_cpu_s
+from loaderd.bench.measured import versions
+from loaderd.bench.process_tree import CpuMeter
 from loaderd.bench.report import Spread
 from loaderd.daemon.table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
@@ -61,6 +58,7 @@ def made_up_index(shard: int, num_records: int) -> ShardIndex:
 def measure(num_shards: int, num_records: int) -> dict[str, Any]:
     """What each of ``STEPS`` takes, in s, and the memory of this process up to its end, in MB."""
     found: dict[str, Any] = {"seconds": {}, "megabytes": {}, "records": num_records}
+    meter = CpuMeter()
     before_bytes = _memory_bytes("VmRSS")
     not_timed_s = 0.0
     began_s = time.perf_counter()
@@ -90,27 +88,15 @@ def measure(num_shards: int, num_records: int) -> dict[str, Any]:
     ]
     end_of(STEPS[2])
     assert table.num_records == order.num_records == num_records
-    versions = {"python": platform.python_version(), "numpy": np.__version__}
-    return {**found, "blocks": len(table.counts), "slices": len(slices), "versions": versions}
+    _, other_cores = meter.read()
+    sizes = {"blocks": len(table.counts), "slices": len(slices)}
+    return {**found, **sizes, "other_cores": other_cores, "versions": versions()}
 
 
 def _memory_bytes(name: str) -> int:
     """An entry of /proc/self/status: ``VmRSS`` (now) or ``VmHWM`` (the most so far)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
-
-
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """What :func:`measure` gives in a process of its own, and how many cores were busy with something else."""
-    sizes = [f"--{name}={getattr(options, name)}" for name in ("shards", "records")]
-    began_s, began_cpu_s, began_own_s = time.perf_counter(), machine_cpu_s(), cpu_s([os.getpid()])
-    child = subprocess.run(
-        [sys.executable, __file__, "--measure", *sizes], stdout=subprocess.PIPE, text=True, check=True
-    )
-    busy_s, wall_s = machine_cpu_s() - began_cpu_s, time.perf_counter() - began_s
-    own_s = cpu_s([os.getpid()]) - began_own_s
-    found: dict[str, Any] = json.loads(child.stdout)
-    return {**found, "other_cores": max(0.0, (busy_s - own_s) / wall_s)}
 
 
 def main() -> None:
@@ -124,7 +110,7 @@ def main() -> None:
     if options.measure:
         sys.stdout.write(json.dumps(measure(options.shards, options.records)) + "\n")
         return
-    runs = [run(options) for _ in range(options.rounds)]
+    runs = [run_again("--measure") for _ in range(options.rounds)]
     seconds = {step: [one["seconds"][step] for one in runs] for step in STEPS}
     rows = [
         (

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from loaderd.errors import OptionError
 from loaderd.options import OnCorrupt, Shuffle, StreamOptions, is_count, require
 from loaderd.plan.rows import ConcatRows, MixRows, Rows
-from loaderd.plan.selection import HASHES, Hashed, Last, Operation, Selection, Skip, Take
+from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Selection, Skip, Take
 from loaderd.schema import Schema
 
 Refresh = Literal["never", "epoch"]
@@ -64,7 +64,7 @@ class Dataset:
 
         With ``refresh="epoch"`` and shards whose names grow, a window over the newest records.
         """
-        return self._with(Last(count))
+        return self._with(Newest(count))
 
     def split(
         self, *fractions: float, by: Literal["record", "shard"] = "record", seed: int = 0
@@ -93,6 +93,11 @@ class Dataset:
 
     def _with(self, operation: Operation) -> Dataset:
         return replace(self, selection=(*self.selection, operation))
+
+    @property
+    def grows(self) -> bool:
+        """Whether each epoch is made of the shards that there are when it begins."""
+        return self.refresh == "epoch"
 
     def leaves(self) -> list[Dataset]:
         """The data sets that this one is made of, in order."""
@@ -127,6 +132,11 @@ class _Joined:
                     hint="They share batches and windows. Use dataclasses.replace(dataset, …).",
                 )
 
+    @property
+    def grows(self) -> bool:
+        """Whether any of the sets does."""
+        return any(part.grows for part in self.parts().values())
+
     def leaves(self) -> list[Dataset]:
         """The data sets that this one is made of, in order."""
         return [leaf for part in self.parts().values() for leaf in part.leaves()]
@@ -149,7 +159,7 @@ class Concat(_Joined):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sets", tuple(self.sets))
         self._check_parts()
-        if any(leaf.refresh != "never" for leaf in self.leaves()):
+        if self.grows:
             raise OptionError('the sets of a Concat must not grow: refresh must be "never"')
 
     def parts(self) -> dict[str, AnyDataset]:
@@ -190,7 +200,7 @@ class Mix(_Joined):
         )
         if not self.leaves()[0].shuffle:
             raise OptionError("the sets of a Mix must be shuffled", hint="Concat keeps the order of the files.")
-        if self.epoch_records is None and any(leaf.refresh != "never" for leaf in self.leaves()):
+        if self.epoch_records is None and self.grows:
             raise OptionError("a Mix of a data set that grows needs epoch_records", hint="How long is its epoch?")
         by_epoch = self.weights if all(is_count(key, 0) for key in self.weights) else {0: self.weights}
         if 0 not in by_epoch:
@@ -219,7 +229,7 @@ class Mix(_Joined):
     def combine(self, leaves: Iterator[Rows]) -> Rows:
         """The rows of it all, from the rows of the leaves."""
         rows = [part.combine(leaves) for part in self.sets.values()]
-        anew = [any(leaf.refresh != "never" for leaf in part.leaves()) for part in self.sets.values()]
+        anew = [part.grows for part in self.sets.values()]
         return MixRows(rows, self.epoch_records or sum(one.num_records for one in rows), self.schedule, anew)
 
 

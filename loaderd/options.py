@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loaderd.errors import OptionError
+from loaderd.machine import available_memory, usable_cores
 
 OnCorrupt = Literal["raise", "skip_record", "skip_shard"]
 Remainder = Literal["drop", "short", "carry"]
@@ -16,6 +17,8 @@ DEFAULT_WINDOW_BYTES = 512 << 20
 DEFAULT_BLOCK_RECORDS = 1024
 _UNSHUFFLED_WINDOW_RECORDS = 16_384
 _MAX_DEFAULT_WORKERS = 8
+# A worker takes 25 MiB and its share of the slots; what a schema imports comes on top.
+_BYTES_PER_DEFAULT_WORKER = 128 << 20
 _SPARE_SLOTS = 2
 # What a task should decode at least: with 1,024, the daemon and the consumer use half as much CPU again.
 RECORDS_PER_FILL = 2048
@@ -54,15 +57,14 @@ class Shuffle:
         require(is_count(self.block_records), "Shuffle.block_records", "a positive integer", self.block_records)
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def default_workers() -> int:
-    """Both of two cores; of more, all but one for the training process; eight at most."""
+    """Both of two cores; of more, all but one for the training process; eight at most, fewer where memory is short.
+
+    The order of records does not depend on it. So it may depend on the machine, which the window may not.
+    """
     cores = usable_cores()
-    return cores if cores <= 2 else min(cores - 1, _MAX_DEFAULT_WORKERS)
+    of_cores = cores if cores <= 2 else min(cores - 1, _MAX_DEFAULT_WORKERS)
+    return max(1, min(of_cores, available_memory().free_bytes // _BYTES_PER_DEFAULT_WORKER))
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class StreamOptions:
         )
         object.__setattr__(self, "shard", (shard[0], shard[1]))
         require(self.workers is None or is_count(self.workers), "workers", "a positive integer or None", self.workers)
+        if self.workers is None:  # chosen once: sizes follow from it, and memory comes and goes
+            object.__setattr__(self, "workers", default_workers())
         require(
             self.on_corrupt in ("raise", "skip_record", "skip_shard"),
             "on_corrupt",
@@ -124,7 +128,8 @@ class StreamOptions:
 
     @property
     def num_workers(self) -> int:
-        return self.workers or default_workers()
+        assert self.workers is not None
+        return self.workers
 
     @property
     def num_slots(self) -> int:

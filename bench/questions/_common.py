@@ -95,15 +95,15 @@ def measure(cases: Sequence[Case], options: argparse.Namespace, console: Console
     return runs
 
 
-def run_again(option: str, value: str) -> Run:
-    """What this script prints as JSON, run with ``option`` besides its own ones, in a process of its own.
+def run_again(*options: str) -> Run:
+    """What this script prints as JSON, run with ``options`` besides its own ones, in a process of its own.
 
     Raises SystemExit where that fails.
     """
-    command = [sys.executable, *sys.argv, option, value]
+    command = [sys.executable, *sys.argv, *options]
     done = subprocess.run(command, capture_output=True, text=True, env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ})
     if done.returncode != 0:
-        sys.exit(f"{value}: ended with status {done.returncode}\n{done.stderr[-2000:]}")
+        sys.exit(f"{' '.join(options)}: ended with status {done.returncode}\n{done.stderr[-2000:]}")
     found: Run = json.loads(done.stdout.splitlines()[-1])
     return found
 

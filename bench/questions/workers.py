@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from _common import Case, Run, answer, console_of, measure, middle, question_of, ratio, shards_of
 
 from loaderd.bench.interface import Config
-from loaderd.options import usable_cores
+from loaderd.machine import usable_cores
 
 WORKERS = (1, 2, 4)
 MORE_CORES = (4, 8, 16)

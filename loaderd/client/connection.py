@@ -52,6 +52,7 @@ from loaderd.protocol.process import how_it_ended, start_process
 
 _END_TIMEOUT_S = 1.0
 _MIN_START_LIMIT_S = 30.0
+_MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
 _SLOTS_PER_RELEASE = 2
 
 _logger = logging.getLogger("loaderd")
@@ -91,7 +92,7 @@ class Connection:
         self._process = process
         self._stall_timeout = stall_timeout
         if stall_timeout is not None:  # a daemon that does not read must not keep us writing
-            seconds, rest = divmod(stall_timeout, 1.0)
+            seconds, rest = divmod(min(stall_timeout, _MAX_SEND_LIMIT_S), 1.0)
             sock.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 1 + int(rest * 999_999))
             )

@@ -90,7 +90,7 @@ class Loader:
             stall_timeout=stall_timeout,
         )
         self.schema = common.schema
-        self._grows = any(leaf.refresh == "epoch" for leaf in dataset.leaves())
+        self._grows = dataset.grows
         if self._grows and remainder == "carry":
             raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')
         require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from loaderd.daemon.data import Data
@@ -9,6 +10,7 @@ from loaderd.daemon.stream import Stream
 from loaderd.daemon.tasks import FillWork, LoadWork, Task
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError, to_wire
+from loaderd.machine import available_memory, in_mib
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.passes import Pass, PassPlan
@@ -18,16 +20,18 @@ from loaderd.protocol.messages import Attach, FillTask, Listed, LoadTask, Opened
 _MIN_ARENAS = 2
 # Whatever number of records is cut into windows evenly, none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
+# An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
+_WORKER_BYTES = 40 << 20
 
 
 class OpenedStream:
     """A stream with its data and memory.
 
     Raises OptionError where the data do not fit the options: a batch larger than the data set, a position of other
-    data.
+    data. Raises DaemonError where there is not enough memory. ``num_running``: workers that run already.
     """
 
-    def __init__(self, description: StreamDescription, pickled: bytes, data: Data) -> None:
+    def __init__(self, description: StreamDescription, pickled: bytes, data: Data, num_running: int) -> None:
         options = description.options
         schema = description.schema
         self._description = description
@@ -44,28 +48,31 @@ class OpenedStream:
             num_arenas, max_rows = max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
         self._window_layout = WindowLayout(schema.row_bytes, max_rows)
         self._slot_layout = SlotLayout(schema.specs, options.batch_size)
-        try:
-            self.windows = SharedMemory.create("windows", num_arenas * self._window_layout.arena_bytes)
-            self.slots = SharedMemory.create("slots", options.num_slots * self._slot_layout.slot_bytes)
-        except OSError as error:
-            raise DaemonError(
-                f"no shared memory for {num_arenas} windows of {self._window_layout.arena_bytes} bytes and "
-                f"{options.num_slots} slots of {self._slot_layout.slot_bytes} bytes: {error}",
-                hint="Choose a smaller batch_size, fewer held_batches, or Shuffle(window_records=…).",
-            ) from None
+        windows_bytes = num_arenas * self._window_layout.arena_bytes
+        slots_bytes = options.num_slots * self._slot_layout.slot_bytes
+        _check_memory(
+            {
+                f"{num_arenas} shuffle windows of {max_rows:,} records": windows_bytes,
+                f"{options.num_slots} batches of {options.batch_size:,} records": slots_bytes,
+                f"{options.num_workers} workers": (options.num_workers - num_running) * _WORKER_BYTES,
+            }
+        )
+        self.windows = SharedMemory.create("windows", windows_bytes)
+        self.slots = SharedMemory.create("slots", slots_bytes)
         self.stream = Stream(
             self._plan_pass,
             num_slots=options.num_slots,
             num_arenas=num_arenas,
             num_workers=options.num_workers,
             skip_damaged=options.on_corrupt != "raise",
+            blame=lambda records, error: self._data.blame(records, error),
         )
         self._sizes: dict[str, Any] = {
             "workers": options.num_workers,
             "slots": options.num_slots,
             "slot_bytes": self._slot_layout.slot_bytes,
             "window_records": max_rows,
-            "window_bytes": num_arenas * self._window_layout.arena_bytes,
+            "window_bytes": windows_bytes,
         }
 
     def use(self, data: Data) -> None:
@@ -151,6 +158,23 @@ class OpenedStream:
         """Give the memories' descriptors back."""
         self.windows.close_fd()
         self.slots.close_fd()
+
+
+def _check_memory(needs: Mapping[str, int]) -> None:
+    """Raise DaemonError where there is less memory than ``needs``, bytes by what they are for.
+
+    Else the kernel would kill for it, sooner or later. Smaller windows are for the user to choose: if the default
+    depended on the memory, the order of the records would depend on the machine.
+    """
+    memory = available_memory()
+    if sum(needs.values()) > memory.free_bytes:
+        parts = ", ".join(f"{in_mib(num_bytes)} for {what}" for what, num_bytes in needs.items() if num_bytes)
+        raise DaemonError(
+            f"not enough memory: {in_mib(sum(needs.values()))} are needed ({parts}), "
+            f"{in_mib(memory.free_bytes)} are free ({memory.limit})",
+            hint="Choose a smaller batch_size, fewer held_batches or workers, or shuffle=Shuffle(window_records=…) "
+            "with smaller windows.",
+        )
 
 
 def _check_batch_size(batch_size: int, num_hosts: int, num_records: int) -> None:

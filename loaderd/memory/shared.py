@@ -1,8 +1,9 @@
 """Anonymous memory that processes share by file descriptor.
 
 A memfd has no name in any file system (nothing in /dev/shm, so a container's limit on that does not apply) and is
-gone with the last process that has it open or mapped, however that process ends. Huge pages were tried: filling slots
-took as long with them as without.
+gone with the last process that has it open or mapped, however that process ends. Its pages are taken when they are
+first written, and that cannot fail: if there are none left, the kernel kills somebody. Huge pages were tried: filling
+slots took as long with them as without.
 """
 
 from __future__ import annotations
@@ -13,29 +14,43 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.errors import DaemonError
+from loaderd.machine import in_mib, remedy
+
 
 class SharedMemory:
     """A mapping of a memfd. ``bytes``: uint8, (size,), writable. It is unmapped when its last view is gone."""
 
     def __init__(self, fd: int) -> None:
-        """Map the memfd ``fd``, which this object owns from now on."""
+        """Map the memfd ``fd``, which this object owns from now on; raises DaemonError."""
         self.fd = fd
         size = os.fstat(fd).st_size
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, size), dtype=np.uint8)
+        try:
+            mapped = mmap.mmap(fd, size)
+        except OSError as error:
+            self.close_fd()
+            raise _error(size, error) from None
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
 
     @classmethod
     def create(cls, name: str, size: int) -> SharedMemory:
-        """New, zeroed memory of ``size`` bytes; ``name`` shows in /proc/PID/maps. Raises OSError."""
-        fd = os.memfd_create(f"loaderd-{name}", os.MFD_CLOEXEC)
+        """New, zeroed memory of ``size`` bytes; ``name`` shows in /proc/PID/maps. Raises DaemonError."""
+        fd = -1
         try:
+            fd = os.memfd_create(f"loaderd-{name}", os.MFD_CLOEXEC)
             os.ftruncate(fd, max(size, mmap.PAGESIZE))
-            return cls(fd)
-        except BaseException:
-            os.close(fd)
-            raise
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            raise _error(size, error) from None
+        return cls(fd)
 
     def close_fd(self) -> None:
         """Give the file descriptor back; the mapping stays while anything views it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _error(size: int, error: OSError) -> DaemonError:
+    return DaemonError(f"cannot have {in_mib(size)} of shared memory: {error.strerror}", hint=remedy(error))

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.plan.permutation import key_of, permutation, places
+from loaderd.plan.permutation import permutation, places
+from loaderd.randomness import key_of
 
 Int64s = npt.NDArray[np.int64]
 

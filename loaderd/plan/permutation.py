@@ -17,7 +17,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.randomness import key_of as key_of
 from loaderd.randomness import splitmix64
 
 

@@ -1,7 +1,7 @@
 """Which records are in a data set: operations on the list of all records, in the order of the files.
 
 A **selection** is a tuple of operations; each works on what the ones before it left. :class:`Hashed` keeps the
-records (or the shards) whose hash lies in a range, :class:`Take`, :class:`Skip` and :class:`Last` a part of the list.
+records (or the shards) whose hash lies in a range, :class:`Take`, :class:`Skip` and :class:`Newest` part of the list.
 All keep the records' order, so what is left of a block is a range of its record numbers, less those that a hash
 leaves out. The daemon counts what is left; a worker finds out which records these are, from a :data:`Condition` for
 each hash.
@@ -19,8 +19,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.options import require
-from loaderd.plan.permutation import key_of, random_words
+from loaderd.options import is_count, require
+from loaderd.plan.permutation import random_words
+from loaderd.randomness import key_of
 
 Int64s = npt.NDArray[np.int64]
 
@@ -59,63 +60,55 @@ class Hashed:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """The first ``count`` records."""
+class _Part:
+    """A part of the list; called as the method of ``loaderd.Dataset`` that makes it, which errors name."""
 
     count: int
 
     def __post_init__(self) -> None:
-        _require_count("take", self.count)
+        what = f"the number of records of {self._name}"
+        require(is_count(self.count, 0), what, "an integer of at least 0", self.count)
 
     def __str__(self) -> str:
-        return f"take({self.count})"
+        return f"{self._name}({self.count})"
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__.lower()
+
+
+class Take(_Part):
+    """The first ``count`` records."""
+
+    __slots__ = ()
 
     def range_of(self, total: int) -> tuple[int, int]:
         """(start, stop) of what is left of ``total`` records."""
         return 0, min(self.count, total)
 
 
-@dataclass(frozen=True, slots=True)
-class Skip:
+class Skip(_Part):
     """All but the first ``count`` records."""
 
-    count: int
-
-    def __post_init__(self) -> None:
-        _require_count("skip", self.count)
-
-    def __str__(self) -> str:
-        return f"skip({self.count})"
+    __slots__ = ()
 
     def range_of(self, total: int) -> tuple[int, int]:
         """(start, stop) of what is left of ``total`` records."""
         return min(self.count, total), total
 
 
-@dataclass(frozen=True, slots=True)
-class Last:
+class Newest(_Part):
     """The last ``count`` records: of shards that are appended, the newest."""
 
-    count: int
-
-    def __post_init__(self) -> None:
-        _require_count("last", self.count)
-
-    def __str__(self) -> str:
-        return f"last({self.count})"
+    __slots__ = ()
 
     def range_of(self, total: int) -> tuple[int, int]:
         """(start, stop) of what is left of ``total`` records."""
         return max(0, total - self.count), total
 
 
-Operation = Hashed | Take | Skip | Last
+Operation = Hashed | Take | Skip | Newest
 Selection = tuple[Operation, ...]
-
-
-def _require_count(what: str, count: object) -> None:
-    is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-    require(is_count, f"the number of records of {what}", "an integer of at least 0", count)
 
 
 def numbers_that(conditions: Sequence[Condition], low: int, high: int) -> Int64s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import socket
 from collections import deque
@@ -11,6 +12,8 @@ from weakref import WeakSet
 
 import msgpack
 
+from loaderd.errors import DaemonError
+from loaderd.machine import remedy
 from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
 MAX_MESSAGE_BYTES = 256 << 20
@@ -38,6 +41,7 @@ class Channel:
         _channels.add(self)
         self._unpacker = msgpack.Unpacker(max_buffer_size=MAX_MESSAGE_BYTES, unicode_errors=UNICODE_ERRORS)
         self._fds: deque[int] = deque()
+        self._posted: deque[tuple[memoryview, tuple[int, ...]]] = deque()
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -52,10 +56,45 @@ class Channel:
         except OSError as error:
             raise ChannelClosed(str(error)) from None
 
+    def post(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """Send what can be sent without waiting, and leave the rest to :meth:`flush`; raises ChannelClosed.
+
+        For one who must not wait for the other end: it may be waiting for him. Not to be mixed with :meth:`send`.
+        """
+        self._posted.append((memoryview(encode(message)), fds))
+        if len(self._posted) == 1:
+            self.flush()
+
+    @property
+    def has_posted(self) -> bool:
+        """Whether something waits for the other end to read."""
+        return bool(self._posted)
+
+    def flush(self) -> None:
+        """Send more of what was posted, without waiting; raises ChannelClosed."""
+        while self._posted:
+            rest, fds = self._posted[0]
+            try:
+                if fds:
+                    sent = socket.send_fds(self.socket, [rest], fds, socket.MSG_DONTWAIT)
+                else:
+                    sent = self.socket.send(rest, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelClosed(str(error)) from None
+            if sent == len(rest):
+                self._posted.popleft()
+            else:
+                self._posted[0] = rest[sent:], ()
+
     def receive(self) -> list[Message]:
-        """Wait for bytes and return the messages that they complete (maybe none); raises ChannelClosed at the end."""
+        """Wait for bytes and return the messages that they complete (maybe none); raises ChannelClosed at the end.
+
+        Raises DaemonError where a descriptor came that this process may not have, with so many files open.
+        """
         try:
-            data, ancillary, _, _ = self.socket.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self.socket.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise ChannelClosed(str(error)) from None
         for level, kind, payload in ancillary:
@@ -63,6 +102,9 @@ class Channel:
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self._fds.extend(received)
+        if flags & socket.MSG_CTRUNC:
+            too_many = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            raise DaemonError(f"cannot take shared memory over: {too_many.strerror}", hint=remedy(too_many))
         if not data:
             raise ChannelClosed("the other end closed")
         self._unpacker.feed(data)

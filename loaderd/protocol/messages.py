@@ -3,9 +3,9 @@
 ::
 
     client  ──► daemon   Open, List, Start, Release, Ask
-    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, Failed, Warned, State
+    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned
     daemon  ──► worker   Attach, IndexTask, ProbeTask, LoadTask, FillTask
-    daemon  ◄── worker   Done, TaskFailed
+    daemon  ◄── worker   Attached, Advanced, Done, TaskFailed
 
 On the wire a message is a msgpack array: its number in ``_MESSAGES``, then its fields in order. Bulk data does not go
 this way: it lies in shared memory, whose file descriptors travel beside Opened and Attach. ``Open.description`` is a
@@ -120,6 +120,18 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Client: is anybody there, and what do I wait for?"""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Daemon: who waits for whom, as text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Daemon: the stream is at its end, for this reason."""
 
@@ -136,24 +148,12 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Daemon: of batch ``step``, which comes next, ``num_records`` records were left out, for these reasons."""
+    """Daemon: ``num_records`` records are left out of batch ``step``, for these reasons; its Ready comes next."""
 
     generation: int
     step: int
     errors: list[dict[str, Any]]
     num_records: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Client: are you there, and what am I waiting for?"""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Daemon: the answer to Ask, for the user to read."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +210,19 @@ class FillTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Attached:
+    """Worker: it is there, and has done what Attach says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Worker: the task goes on, and stands at byte ``done_bytes`` of its file."""
+
+    task: int
+    done_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Worker: the task is done.
 
@@ -239,6 +252,8 @@ Message = (
     | Broken
     | Ended
     | Release
+    | Ask
+    | State
     | Failed
     | Warned
     | Skipped
@@ -247,10 +262,10 @@ Message = (
     | ProbeTask
     | LoadTask
     | FillTask
+    | Attached
+    | Advanced
     | Done
     | TaskFailed
-    | Ask
-    | State
 )
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(_MESSAGES)}

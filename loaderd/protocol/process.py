@@ -14,6 +14,9 @@ import socket
 import subprocess
 import sys
 
+from loaderd.errors import DaemonError
+from loaderd.machine import raise_max_open_files, remedy
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _SYS_PATH = "LOADERD_SYS_PATH"
@@ -34,10 +37,16 @@ _ENVIRONMENT = {
 
 
 def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Run ``main()`` of ``module`` in a new process; returns it and our end of the socket between us."""
+    """Run ``main()`` of ``module`` in a new process; returns it and our end of the socket between us.
+
+    Raises DaemonError where the machine lets us have no more processes or files.
+    """
     # Not os.pathsep: a folder's name may hold a colon. What is no string, the import system passes over too.
     path = "\n".join(entry or os.getcwd() for entry in sys.path if isinstance(entry, str))
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _not_started(module, error) from None
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, module, str(theirs.fileno()), str(os.getpid())],
@@ -47,16 +56,23 @@ def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
             start_new_session=True,
             env={**os.environ, **_ENVIRONMENT, _SYS_PATH: path},
         )
-    except BaseException:
+    except BaseException as error:
         ours.close()
+        if isinstance(error, OSError):
+            raise _not_started(module, error) from None
         raise
     finally:
         theirs.close()
     return process, ours
 
 
+def _not_started(module: str, error: OSError) -> DaemonError:
+    return DaemonError(f"cannot start a process for {module}: {error.strerror}", hint=remedy(error))
+
+
 def enter_process(name: str) -> tuple[socket.socket, int]:
     """The child's side of :func:`start_process`: its end of the socket, and the parent's process number."""
+    raise_max_open_files()
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     sock = socket.socket(fileno=int(sys.argv[2]))

@@ -18,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import Damage
-from loaderd.shards.compression import Compression, InflatedStream, PlainStream, open_stream
+from loaderd.machine import max_open_files
+from loaderd.shards.compression import Compression, InflatedStream, OnRead, PlainStream, open_stream, tell_nobody
 from loaderd.shards.crc import Bytes1D, check_data_crcs, find_bad_length_crc
 from loaderd.shards.files import OpenFile, ShardFile, open_shard
 from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
 from loaderd.shards.index import ANCHOR_RECORDS
 
 _MAX_OPEN_FILES = 64
+_OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
 
 Stream = PlainStream | InflatedStream
 
@@ -51,12 +53,16 @@ class BlockPiece:
 
 
 class BlockReader:
-    """Reads blocks of a list of files; keeps up to 64 files open and one buffer of a block's size."""
+    """Reads blocks of a list of files; keeps up to 64 files open (fewer if the limit is low) and a block's buffer."""
 
-    def __init__(self, files: list[ShardFile], compressions: list[Compression]) -> None:
+    def __init__(
+        self, files: list[ShardFile], compressions: list[Compression], on_read: OnRead = tell_nobody
+    ) -> None:
         self._files = files
+        self._on_read = on_read
         self._compressions = compressions
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._max_open = max(1, min(_MAX_OPEN_FILES, max_open_files() - _OTHER_OPEN_FILES))
         self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
 
     def close(self) -> None:
@@ -121,7 +127,7 @@ class BlockReader:
     def _file(self, shard: int) -> OpenFile:
         file = self._open.get(shard)
         if file is None:
-            while len(self._open) >= _MAX_OPEN_FILES:
+            while len(self._open) >= self._max_open:
                 self._open.popitem(last=False)[1].close()
             file = self._open[shard] = open_shard(self._files[shard])
         self._open.move_to_end(shard)
@@ -164,7 +170,7 @@ class BlockReader:
     def _scan(self, part: Block, offset: int, record: int) -> tuple[Stream, Iterator[Piece | Damage]]:
         """The shard's stream, and what is in it from ``offset`` (where ``record`` is) to the end of ``part``."""
         uri = self._files[part.shard].uri
-        stream = open_stream(uri, self._file(part.shard), self._compressions[part.shard])
+        stream = open_stream(uri, self._file(part.shard), self._compressions[part.shard], self._on_read)
         stream.skip(offset)
         left = part.offset + part.num_bytes - offset
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
 from loaderd.errors import NoShardsError, OptionError, ShardReadError
+from loaderd.machine import remedy
 
 _GLOB_CHARACTERS = frozenset("*?[")
 _SAFE_IN_PATHS = "/:=@,+!$&'()~;"
@@ -83,7 +84,13 @@ def list_shards(shards: Any) -> list[ShardFile]:
 
 def open_shard(file: ShardFile) -> OpenFile:
     """Open a listed shard; raises ShardReadError where it cannot be read or is not the file that was listed."""
-    return _RemoteFile(file) if _is_remote(file.uri) else _LocalFile(file)
+    opened: OpenFile = _RemoteFile(file) if _is_remote(file.uri) else _LocalFile(file)
+    try:
+        opened.check_unchanged()
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 def _is_remote(name: str) -> bool:
@@ -129,13 +136,8 @@ class _LocalFile:
         try:
             self._fd = os.open(file.uri, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise ShardReadError(f"{file.uri}: {error.strerror}", hint=_HINT_READ) from None
+            raise ShardReadError(f"{file.uri}: {error.strerror}", hint=remedy(error) or _HINT_READ) from None
         self._file = file
-        try:
-            self.check_unchanged()
-        except BaseException:
-            self.close()
-            raise
 
     def check_unchanged(self) -> None:
         file, status = self._file, os.fstat(self._fd)
@@ -241,11 +243,6 @@ class _RemoteFile:
             raise ShardReadError(f"{file.uri}: {error}", hint=_HINT_READ) from None
         self._uri = file.uri
         self._size_bytes = file.size_bytes
-        try:
-            self.check_unchanged()
-        except BaseException:
-            self.close()
-            raise
 
     def check_unchanged(self) -> None:
         size_bytes = self._file.size()
@@ -267,8 +264,3 @@ class _RemoteFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def total_bytes(files: Iterable[ShardFile]) -> int:
-    """Bytes of all the files together."""
-    return sum(file.size_bytes for file in files)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import time
 import traceback
 
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
+from loaderd.machine import be_killed_first, remedy
 from loaderd.memory.shared import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     ATTACH_TASK,
+    Advanced,
     Attach,
+    Attached,
     Done,
     FillTask,
     IndexTask,
@@ -25,6 +29,8 @@ from loaderd.protocol.process import die_with_parent, enter_process
 from loaderd.shards.files import ShardFile
 from loaderd.workers.execute import Executor, index_shard
 
+_TELL_EVERY_S = 0.2
+
 
 class Worker:
     """Answers each task message with Done or TaskFailed."""
@@ -33,6 +39,8 @@ class Worker:
         self._channel = channel
         self._description: StreamDescription | None = None
         self._executor: Executor | None = None
+        self._task = ATTACH_TASK
+        self._told_s = 0.0
 
     def attach(self, message: Attach) -> None:
         """Take over a stream: its description, and its memory if there is any yet."""
@@ -41,13 +49,17 @@ class Worker:
             return
         windows, slots = (SharedMemory(self._channel.take_fd()) for _ in range(2))
         files = [ShardFile(*file) for file in message.files]
-        self._executor = Executor(self._description, files, message.compressions, message.max_rows, windows, slots)
+        self._executor = Executor(
+            self._description, files, message.compressions, message.max_rows, windows, slots, self._tell
+        )
         windows.close_fd()
         slots.close_fd()
 
     def _try_attach(self, message: Attach) -> None:
         try:
             self.attach(message)
+        except LoaderdError as error:
+            self._channel.send(TaskFailed(ATTACH_TASK, to_wire(error)))
         except Exception as error:
             failure = WorkerError(
                 f"a worker cannot take the schema over: {type(error).__name__}: {error}",
@@ -55,9 +67,19 @@ class Worker:
                 traceback=traceback.format_exc(),
             )
             self._channel.send(TaskFailed(ATTACH_TASK, to_wire(failure)))
+        else:
+            self._channel.send(Attached())
+
+    def _tell(self, done_bytes: int) -> None:
+        """Say, now and then, that a long task gets on."""
+        now_s = time.monotonic()
+        if now_s - self._told_s > _TELL_EVERY_S:
+            self._told_s = now_s
+            self._channel.send(Advanced(self._task, done_bytes))
 
     def answer(self, task: IndexTask | ProbeTask | LoadTask | FillTask) -> Message:
         """Do the task; whatever goes wrong in it becomes an answer."""
+        self._task = task.task
         try:
             return Done(task.task, self._do(task))
         except LoaderdError as error:
@@ -65,6 +87,7 @@ class Worker:
         except Exception as error:
             failure = WorkerError(
                 f"a worker failed at {type(task).__name__}: {type(error).__name__}: {error}",
+                hint=remedy(error),
                 traceback=traceback.format_exc(),
             )
             return TaskFailed(task.task, to_wire(failure))
@@ -72,7 +95,7 @@ class Worker:
     def _do(self, task: IndexTask | ProbeTask | LoadTask | FillTask) -> object:
         if isinstance(task, IndexTask):
             assert self._description is not None
-            return index_shard(self._description, task)
+            return index_shard(self._description, task, self._tell)
         assert self._executor is not None
         if isinstance(task, LoadTask):
             return self._executor.load(task)
@@ -96,5 +119,6 @@ def main() -> None:
     """Entry point of a worker process: see ``protocol.process.start_process``."""
     sock, parent = enter_process("loaderd-worker")
     die_with_parent(parent)
+    be_killed_first()
     with contextlib.suppress(ChannelClosed):
         Worker(Channel(sock)).run()

@@ -26,11 +26,6 @@ from loaderd.errors import OptionError
 RATE = 0.1
 
 
-@pytest.fixture
-def strategy(mirrored: tf.distribute.Strategy) -> tf.distribute.Strategy:
-    return mirrored
-
-
 def bits_of(ids: np.ndarray) -> np.ndarray:
     """float32, (n, 32): the field ``bits`` of the records ``ids``."""
     return (ids[:, None] >> np.arange(31, -1, -1) & 1).astype(np.float32)
@@ -74,15 +69,15 @@ def train_alone(steps: list[list[int]], global_batch_size: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("size", "last"), [(430, [20, 10]), (410, [10, 0])])
 def test_every_replica_trains_on_rows_of_its_own(
-    strategy: tf.distribute.Strategy,
+    mirrored: tf.distribute.Strategy,
     write_numbered: Callable[..., list[Path]],
     numbered_schema: loaderd.Schema,
     size: int,
     last: list[int],
 ):
     shards = write_numbered([size // 2, size - size // 2])
-    batches = loaderd_tf.distribute(strategy, shards, numbered_schema, global_batch_size=40, workers=1)
-    seen, weights = train(strategy, batches, 40, epochs=2)
+    batches = loaderd_tf.distribute(mirrored, shards, numbered_schema, global_batch_size=40, workers=1)
+    seen, weights = train(mirrored, batches, 40, epochs=2)
     assert seen[0] != seen[1]
     for epoch in seen:
         assert len(epoch) == int(batches.cardinality)
@@ -91,21 +86,21 @@ def test_every_replica_trains_on_rows_of_its_own(
         assert [len(ids) for ids in epoch[-1]] == last
         assert sorted(n for step in epoch for ids in step for n in ids) == list(range(size))
     expected = train_alone([step[0] + step[1] for epoch in seen for step in epoch], 40)
-    for replica in strategy.experimental_local_results(weights):
+    for replica in mirrored.experimental_local_results(weights):
         np.testing.assert_allclose(replica, expected, atol=1e-4)
 
 
 def test_steps_go_on_from_a_position(
-    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):
     """After so many steps of an epoch, a host has taken so many batches for each of its replicas."""
 
     def steps(**options: Any) -> list[list[list[int]]]:
         batches = loaderd_tf.distribute(
-            strategy, shards, numbered_schema, global_batch_size=40, structure="id", workers=1, **options
+            mirrored, shards, numbered_schema, global_batch_size=40, structure="id", workers=1, **options
         )
         return [
-            [[ids.numpy().tolist() for ids in strategy.experimental_local_results(step)] for step in batches]
+            [[ids.numpy().tolist() for ids in mirrored.experimental_local_results(step)] for step in batches]
             for _ in range(2)
         ]
 
@@ -115,10 +110,10 @@ def test_steps_go_on_from_a_position(
 
 
 def test_drop_gives_all_replicas_the_same(
-    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):
     batches = loaderd_tf.distribute(
-        strategy,
+        mirrored,
         write_numbered([430]),
         numbered_schema,
         global_batch_size=40,
@@ -128,7 +123,7 @@ def test_drop_gives_all_replicas_the_same(
     )
     assert int(batches.cardinality) == 10, "21 batches are ten for each of two replicas"
     for _ in range(2):
-        steps = [strategy.experimental_local_results(step) for step in batches]
+        steps = [mirrored.experimental_local_results(step) for step in batches]
         assert [[ids.shape.as_list() for ids in step] for step in steps] == [[[20], [20]]] * 10
         ids = np.concatenate([ids for step in steps for ids in step])
         assert len(np.unique(ids)) == 400
@@ -148,17 +143,17 @@ def test_drop_leaves_no_partial_step_to_tensorflow(
 
 
 def test_batches_are_copied_ahead_onto_every_replica(
-    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):
     options = {"prefetch": 0, "held_batches": 3}  # so that a call of Python takes one batch, and no other
     batches = loaderd_tf.distribute(
-        strategy, write_numbered([400]), numbered_schema, global_batch_size=20, epochs=None, workers=1, **options
+        mirrored, write_numbered([400]), numbered_schema, global_batch_size=20, epochs=None, workers=1, **options
     )
     loader = batches._loaderd_loader
     iterator = iter(batches)
     for steps in range(1, 4):
         for tensor in next(iterator).values():
-            local = strategy.experimental_local_results(tensor)
+            local = mirrored.experimental_local_results(tensor)
             assert [replica.backing_device[-5:] for replica in local] == ["CPU:0", "CPU:1"]
         # Two batches a step are used; two lie on the devices, and two on the host.
         deadline_s = time.monotonic() + 10
@@ -169,13 +164,13 @@ def test_batches_are_copied_ahead_onto_every_replica(
 
 @pytest.mark.parametrize("remainder", ["short", "drop"])
 def test_batches_are_not_copied_in_memory(
-    strategy: tf.distribute.Strategy,
+    mirrored: tf.distribute.Strategy,
     write_numbered: Callable[..., list[Path]],
     numbered_schema: loaderd.Schema,
     remainder: str,
 ):
     batches = loaderd_tf.distribute(
-        strategy, write_numbered([430]), numbered_schema, global_batch_size=20, remainder=remainder, workers=1
+        mirrored, write_numbered([430]), numbered_schema, global_batch_size=20, remainder=remainder, workers=1
     )
     for step in batches:
         del step
@@ -183,15 +178,15 @@ def test_batches_are_not_copied_in_memory(
 
 
 def test_keras_fit(
-    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):
     """One replica gets nothing in the last step, and the loss is none the worse for it."""
     import keras
 
     batches = loaderd_tf.distribute(
-        strategy, write_numbered([410]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
+        mirrored, write_numbered([410]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
     )
-    with strategy.scope():
+    with mirrored.scope():
         model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
         model.compile("adam", "mse")
     with warnings.catch_warnings():
@@ -202,9 +197,9 @@ def test_keras_fit(
 
 
 def test_what_cannot_be_distributed(
-    strategy: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):
-    def distribute(strategy: Any = strategy, global_batch_size: Any = 40, **options: Any) -> Any:
+    def distribute(strategy: Any = mirrored, global_batch_size: Any = 40, **options: Any) -> Any:
         return loaderd_tf.distribute(
             strategy, write_numbered([400]), numbered_schema, global_batch_size=global_batch_size, **options
         )

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from damage import damage_data
 
 import loaderd
 from loaderd.errors import (
@@ -23,17 +24,6 @@ from loaderd.plan.passes import Pass
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
-
-
-def damage_data(path: Path, number: int) -> int:
-    """Flip a bit in the data of a record; returns where its frame starts."""
-    data = bytearray(path.read_bytes())
-    offset = 0
-    for _ in range(number):
-        offset += int.from_bytes(data[offset : offset + 8], "little") + 16
-    data[offset + 20] ^= 4
-    path.write_bytes(data)
-    return offset
 
 
 def test_damage_is_named_before_training(write_numbered: Write, numbered_schema: loaderd.Schema):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import damage_data
 
 import loaderd
 from loaderd.errors import NoShardsError, OptionError, RecordMismatchError
@@ -33,16 +34,6 @@ def deliver(check_batch: Check) -> Deliver:
         return numbers
 
     return run
-
-
-def damage(path: Path, number: int) -> None:
-    """Flip a bit in the data of a record."""
-    data = bytearray(path.read_bytes())
-    offset = 0
-    for _ in range(number):
-        offset += int.from_bytes(data[offset : offset + 8], "little") + 16
-    data[offset + 20] ^= 4
-    path.write_bytes(data)
 
 
 def test_a_split_by_records(write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver):
@@ -112,7 +103,7 @@ def test_damage_moves_no_record(write_numbered: Write, numbered_schema: loaderd.
     before = [deliver(side) for side in whole.split(0.5, 0.5)]
     victims = [before[0][10], before[1][20], 250]
     for victim in victims:
-        damage(shards[victim // 200], victim - victim // 200 * 200)
+        damage_data(shards[victim // 200], victim - victim // 200 * 200)
     after = [deliver(side) for side in whole.split(0.5, 0.5)]
     assert after == [[number for number in side if number not in victims] for side in before]
     left = [number for number in range(500) if number not in victims]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from loaderd.daemon.table import BlockTable
 from loaderd.errors import NoShardsError
 from loaderd.plan.epoch import Slice
-from loaderd.plan.selection import HASHES, Hashed, Last, Operation, Skip, Take, numbers_that
+from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Skip, Take, numbers_that
 from loaderd.randomness import key_of
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import ShardFile, list_shards
@@ -131,7 +131,7 @@ def plainly(records: list[Record], names: list[str], selection: list[Operation])
             records = records[: operation.count]
         elif isinstance(operation, Skip):
             records = records[operation.count :]
-        elif isinstance(operation, Last):
+        elif isinstance(operation, Newest):
             records = records[max(0, len(records) - operation.count) :]
         elif operation.by == "shard":
             records = [(shard, n) for shard, n in records if operation.has_shard(names[shard])]
@@ -145,7 +145,7 @@ counts_to_cut = st.integers(0, 400)
 operations = st.one_of(
     st.builds(Take, counts_to_cut),
     st.builds(Skip, st.integers(0, 100)),
-    st.builds(Last, counts_to_cut),
+    st.builds(Newest, counts_to_cut),
     st.builds(
         lambda by, seed, level, edges: Hashed(by, seed, level, *sorted(edges)),
         st.sampled_from(["record", "shard"]),
@@ -221,7 +221,9 @@ def test_the_error_says_which_operation_leaves_nothing():
 
 
 def test_a_block_costs_the_messages_more_only_where_something_is_left_out():
-    table = BlockTable([made_up("a", [(40, 0), (50, 0), (60, 0), (70, 0)])], "raise", (Skip(50), Last(100), Take(80)))
+    table = BlockTable(
+        [made_up("a", [(40, 0), (50, 0), (60, 0), (70, 0)])], "raise", (Skip(50), Newest(100), Take(80))
+    )
     assert [table.block(number)[-1] for number in range(2)] == [[120, 150, []], [150, 200, []]]
     assert table.slice(Slice(1, 4, 20, 7, epoch=0), seed=11)[:-1] == [*table.block(1), 4, 20, 7]
     table = BlockTable([made_up("a", [(40, 0), (50, 0), (60, 0)])], "raise", (Skip(40),))

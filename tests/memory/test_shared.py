@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from loaderd.errors import DaemonError
 from loaderd.memory.shared import SharedMemory
 
 
@@ -95,6 +96,6 @@ memory.bytes[5000] = 42
 def test_memory_that_cannot_be_had_leaves_no_descriptor():
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError):
+    with pytest.raises(DaemonError, match=r"cannot have 4,398,046,511,104 MiB of shared memory: ."):
         SharedMemory.create("too much", 1 << 62)
     assert len(os.listdir("/proc/self/fd")) == before

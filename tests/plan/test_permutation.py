@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderd.plan.permutation import key_of, permutation, places, random_words
+from loaderd.plan.permutation import permutation, places, random_words
+from loaderd.randomness import key_of
 
 
 @given(key=st.integers(0, 2**64 - 1), count=st.integers(0, 5000))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loaderd.errors import OptionError
 from loaderd.plan import selection
-from loaderd.plan.selection import HASHES, Hashed, Last, Skip, Take, counts_that, numbers_that
+from loaderd.plan.selection import HASHES, Hashed, Newest, Skip, Take, counts_that, numbers_that
 
 
 def part(start: float, stop: float, seed: int = 0, level: int = 0) -> Hashed:
@@ -103,14 +103,14 @@ def test_take_skip_and_last_are_slices(total: int, count: int):
     for operation, expected in (
         (Take(count), records[:count]),
         (Skip(count), records[count:]),
-        (Last(count), records[total - count :] if count < total else records),
+        (Newest(count), records[total - count :] if count < total else records),
     ):
         start, stop = operation.range_of(total)
         assert records[start:stop] == expected and 0 <= start <= stop <= total
 
 
-@pytest.mark.parametrize("operation", [Take, Skip, Last])
+@pytest.mark.parametrize("operation", [Take, Skip, Newest])
 @pytest.mark.parametrize("count", [-1, 1.5, "3", True, None])
 def test_a_number_of_records_is_one(operation: type, count: object):
-    with pytest.raises(OptionError, match=r"number of records of \w+ must be an integer of at least 0, got"):
+    with pytest.raises(OptionError, match=f"of {operation.__name__.lower()} must be an integer of at least 0, got"):
         operation(count)
