@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import os
 import signal
@@ -11,8 +12,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -204,6 +206,44 @@ def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
     assert found.returncode == 0, found.stderr
     interrupts, passes, restarts = map(int, found.stdout.split())
     assert interrupts >= 100 and passes >= 1 and restarts < interrupts / 3
+
+
+def test_an_interrupt_at_every_point_of_next(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    """Python looks for signals behind a call, and where a function begins. None of these points loses a batch."""
+    code = loaderd.Loader.__iter__.__globals__["_Iteration"].__next__.__code__
+    points = [
+        behind.offset
+        for before, behind in pairwise(dis.get_instructions(code))
+        if before.opname in ("CALL", "CALL_FUNCTION_EX", "RESUME")
+    ]
+
+    def interrupt_at(point: int) -> Callable[..., Any]:
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_lasti == point:
+                raise KeyboardInterrupt
+            return trace if frame.f_code is code else None
+
+        return trace
+
+    with loaderd.Loader(write_numbered([300]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
+        batches = iter(loader)
+        numbers, interrupts = check_batch(next(batches)), 0
+        for point in points:
+            sys.settrace(interrupt_at(point))
+            try:
+                batch = next(batches)
+            except KeyboardInterrupt:
+                interrupts += 1
+                assert loader.position.batch == len(numbers) // 10
+                batch = next(batches)
+            finally:
+                sys.settrace(None)
+            numbers += check_batch(batch)
+        assert numbers == list(range(10 + 10 * len(points))) and interrupts > 3
+        assert loader.statistics().daemon_restarts == 0
 
 
 def test_an_interrupt_in_a_wait_costs_nothing(write_numbered: Write, tmp_path: Path):
