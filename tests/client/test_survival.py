@@ -344,6 +344,16 @@ def test_what_is_skipped_is_counted_when_its_batch_is_taken(
 # ------------------------------------------------------------------------------------------ consumers
 
 
+@pytest.fixture
+def _restless_threads() -> Iterator[None]:
+    """Python changes from one thread to another as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_restless_threads")
 def test_several_threads_share_an_iterator(write_numbered: Write, numbered_schema: loaderd.Schema):
     shards = write_numbered([2000])
     with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=2) as loader:
