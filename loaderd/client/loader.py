@@ -20,6 +20,7 @@ from loaderd.plan.positions import Position
 from loaderd.schema import Schema
 from loaderd.statistics import Statistics
 
+
 class Loader:
     """Batches of TFRecord shards, unpacked by worker processes into shared memory.
 
