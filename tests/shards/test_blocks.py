@@ -26,7 +26,6 @@ from shard_bytes import (
     random_payloads,
     read_blocks,
     starts_of,
-    take,
 )
 
 from loaderd.errors import Damage, ShardReadError
