@@ -11,7 +11,7 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test torture lint bench clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -22,6 +22,12 @@ demo: .venv/made-demo ## write chess shards from games played by the rules, and 
 
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+torture: .venv/made-test ## a thousand kills, a few hundred ended trainings, half a billion records: about an hour
+	$(BIN)/python tests/reliability/torture.py
+	$(BIN)/python tests/reliability/leaks.py
+	$(BIN)/python tests/reliability/soak.py
+	$(BIN)/python tests/reliability/soak.py --records 50e6 --consumer tf.data
 
 lint: .venv/made-test
 	$(BIN)/ruff check .

@@ -131,7 +131,10 @@ def from_loader(
     passes = tf.data.Dataset.counter() if num_passes is None else tf.data.Dataset.range(num_passes)
     # Not passes.map(which): TensorFlow would run that ahead; data that grow are to be listed when an epoch begins.
     dataset = passes.flat_map(
-        lambda number: tf.data.Dataset.from_tensors(number).map(lambda n: tuple(which(n))).flat_map(hops.dataset)
+        # Autograph writes what it translates to temporary files, which a process that is killed leaves behind.
+        tf.autograph.experimental.do_not_convert(
+            lambda number: tf.data.Dataset.from_tensors(number).map(lambda n: tuple(which(n))).flat_map(hops.dataset)
+        )
     )
     if loader.next_is_whole and cardinality != tf.data.UNKNOWN_CARDINALITY:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))

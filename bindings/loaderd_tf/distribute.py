@@ -85,7 +85,10 @@ def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Da
     if drop:  # of several hosts, TensorFlow would fill it with batches of 0 records
         tuples = isinstance(dataset.element_spec, tuple)
         steps = dataset.window(replicas, drop_remainder=True).flat_map(
-            lambda *parts: tf.data.Dataset.zip(parts if tuples else parts[0])
+            # Without autograph, as in from_loader.
+            tf.autograph.experimental.do_not_convert(
+                lambda *parts: tf.data.Dataset.zip(parts if tuples else parts[0])
+            )
         )
         steps._loaderd_loader = dataset._loaderd_loader  # which lives as long as a data set holds it
     batches = int(dataset.cardinality())

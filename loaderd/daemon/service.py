@@ -371,6 +371,9 @@ def main() -> None:
     from loaderd.protocol.process import enter_process
 
     sock, parent = enter_process("loaderd-daemon")
-    service = Service(Channel(sock), parent)
+    try:
+        service = Service(Channel(sock), parent)
+    except ProcessLookupError:  # the training process was killed while this one started
+        return
     signal.signal(signal.SIGUSR1, lambda *_: print(service.describe(), file=sys.stderr, flush=True))
     service.run()
