@@ -151,8 +151,8 @@ def test_an_error_of_the_machine_has_a_remedy():
     assert f"have {soft} files open here" in remedy(OSError(errno.EMFILE, ""))
     assert f"the hard limit is {hard}" in remedy(OSError(errno.EMFILE, ""))
     assert "fs.file-max" in remedy(OSError(errno.ENFILE, ""))
-    assert "MiB of memory are free here (" in remedy(OSError(errno.ENOMEM, ""))
-    assert remedy(MemoryError()) == remedy(OSError(errno.ENOMEM, ""))
+    for error in (OSError(errno.ENOMEM, ""), MemoryError()):
+        assert "MiB of memory are free here (" in remedy(error)
     assert "ulimit -u" in remedy(BlockingIOError(errno.EAGAIN, ""))
     assert remedy(OSError(errno.ENOENT, "")) == remedy(ValueError()) == ""
 
@@ -206,11 +206,11 @@ assert 100 << 20 < first.free_bytes < 200 << 20 and "limit_in_bytes of the cgrou
 assert "loaderd-test" in first.limit and first.limit.endswith(" is 200 MiB"), first
 assert default_workers() == 1
 
-shared = mmap.mmap(-1, 64 << 20)
+shared = mmap.mmap(-1, 110 << 20)
 for page in range(0, len(shared), 4096):
     shared[page] = 1
 second = available_memory()
-assert 60 << 20 < first.free_bytes - second.free_bytes < 70 << 20, (first, second)
+assert 106 << 20 < first.free_bytes - second.free_bytes < 116 << 20, (first, second)
 
 path = sys.argv[1]
 with open(path, "wb") as file:
@@ -229,7 +229,10 @@ assert oom_kills() == 1
 
 
 def test_memory_of_a_real_cgroup(limited: Limited, tmp_path: Path):
-    """What is shared and written counts as used, page cache doesn't; the kernel kills who said it may, and counts."""
+    """What is shared and written counts as used, page cache doesn't.
+
+    The kernel kills not the largest process but the one that said it may, and counts.
+    """
     done = limited("memory", {"memory.limit_in_bytes": str(200 * MIB)}, MEMORY_TEXT, str(tmp_path / "file"))
     assert done.returncode == 0, done.stderr
 
