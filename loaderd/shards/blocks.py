@@ -53,7 +53,7 @@ class BlockPiece:
 
 
 class BlockReader:
-    """Reads blocks of a list of files; keeps up to 64 files open (fewer where the limit on them is low) and one buffer of a block's size."""
+    """Reads blocks of a list of files; keeps up to 64 of them open, if it may, and one buffer of a block's size."""
 
     def __init__(self, files: list[ShardFile], compressions: list[Compression]) -> None:
         self._files = files
