@@ -30,7 +30,7 @@ class Damage:
 
     ``record`` counts the records of the shard from 0; ``offset`` is where the record's framing starts, in
     bytes (of the decompressed stream, for a compressed shard). ``lost_bytes`` is how much of the shard the
-    damage takes away; -1 where nothing after it can be read.
+    damage takes away; -1 where nothing after it can be read. An ``offset`` of -1 is not known.
     """
 
     shard: str
@@ -41,7 +41,7 @@ class Damage:
     lost_bytes: int = 0
 
     def __str__(self) -> str:
-        place = f"{self.shard}: record {self.record} at byte {self.offset}"
+        place = f"{self.shard}: record {self.record}" + (f" at byte {self.offset}" if self.offset >= 0 else "")
         return f"{place}: expected {self.expected}, found {self.found}"
 
     def to_wire(self) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class Statistics:
     """Worker processes."""
     workers_restarted: int
     """Workers that died and were replaced."""
+    daemon_restarts: int
+    """How often the daemon was replaced: it died or stalled, or Ctrl-C came in the middle of what it said."""
     slots: int
     """Batches that fit in shared memory at a time."""
     slots_lent: int

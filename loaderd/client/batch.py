@@ -1,15 +1,18 @@
 """A batch and the lease on the slot that it lies in.
 
 The arrays of a batch are views of a shared-memory slot. They all hold on to one lease; when the last of them (and of
-what was made from them without a copy: slices, tensors) is gone, so is the lease, and its slot goes back to the
+what was made from them without a copy: slices, tensors) is gone, so is the lease, and its slot can go back to the
 daemon. Nobody has to say that a batch is not needed any more.
+
+Where the last reference is dropped, in whatever thread, no Python code runs, only ``deque.append``: nothing that
+Ctrl-C could come between, and that would lose a slot.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,16 +66,16 @@ class _LeaseEnd(weakref.ref[_Lease]):
 
 
 class SlotReader:
-    """Makes batches of slots; ``release(slot)`` is called, from any thread, when nothing refers to one any more.
+    """Makes batches of slots. Nothing but the memory is held by a batch that outlives it.
 
     About 8 µs a batch of three fields.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8], layout: SlotLayout, release: Callable[[int], None]) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8], layout: SlotLayout) -> None:
         self._memory = memory
-        self._release = release
-        self._ends: dict[int, _LeaseEnd] = {}
-        self._on_end = partial(_end_lease, weakref.ref(self))  # weak, or each lease would make a cycle with us
+        self._lent: dict[int, weakref.ref[_Lease]] = {}
+        self.ended: deque[Any] = deque()
+        """Leases of slots that :meth:`take_back` will return."""
         self._address = memory.__array_interface__["data"][0]
         self._slot_bytes = layout.slot_bytes
         self._fields = [
@@ -83,12 +86,20 @@ class SlotReader:
     @property
     def num_lent(self) -> int:
         """Slots that something refers to."""
-        return len(self._ends)
+        return len(self._lent) - len(self.ended)
+
+    def take_back(self) -> list[int]:
+        """The slots that nothing refers to any more, each of them once."""
+        slots = []
+        while self.ended:
+            slots.append(self.ended.popleft().slot)
+            del self._lent[slots[-1]]
+        return slots
 
     def lend(self, slot: int, num_records: int) -> Batch:
         """The batch in ``slot``, without a copy."""
         lease = _Lease(self._memory, self._address + slot * self._slot_bytes, self._slot_bytes)
-        end = self._ends[slot] = _LeaseEnd(lease, self._on_end)
+        end = self._lent[slot] = _LeaseEnd(lease, self.ended.append)
         end.slot = slot
         return self._batch(np.asarray(lease), num_records)
 
@@ -108,11 +119,3 @@ class SlotReader:
             for name, offset, record_bytes, dtype, shape in self._fields
         }
         return Batch(fields, num_records)
-
-
-def _end_lease(reader: weakref.ref[SlotReader], end: _LeaseEnd) -> None:
-    """Give a slot back. A batch that outlives its loader has no claim on it, only on the memory."""
-    found = reader()
-    if found is not None:
-        del found._ends[end.slot]
-        found._release(end.slot)

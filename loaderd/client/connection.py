@@ -1,8 +1,11 @@
-"""The training process's end of a private daemon: starts it, speaks with it, takes it down.
+"""The training process's end of one private daemon: starts it, speaks with it, takes it down.
 
-There is no thread: whoever wants a batch reads the socket. A slot is given back by whatever thread drops the last
-reference to its batch, with one small, unlocked write (:class:`~loaderd.protocol.channel.Channel`). Slots are given
-back two at a time, to halve the cost of that, but at once while somebody waits for a batch: he may wait for them.
+There is no thread: whoever wants a batch reads the socket, one at a time. A slot is given back by the next one who
+does, two at a time, to halve the cost of that: as many as a consumer may hold are never missed by the workers.
+
+**Interrupts.** Ctrl-C may come at any bytecode. In the wait for a batch it costs nothing. Anywhere else, messages may
+be lost or half read; so ``torn`` is set before anything is touched and taken back when all is in order again, and
+whoever finds it set must not go on with this connection, but make another.
 """
 
 from __future__ import annotations
@@ -10,20 +13,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
+import socket
+import struct
 import subprocess
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
-from loaderd.dataset import StreamDescription
-from loaderd.errors import ClosedError, DaemonError, LoaderdError, from_wire
+from loaderd.client.batch import SlotReader
+from loaderd.client.patience import Patience
+from loaderd.errors import LoaderdError, from_wire
+from loaderd.memory.layout import SlotLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
+    Ask,
     Broken,
     Ended,
     Failed,
@@ -37,40 +45,72 @@ from loaderd.protocol.messages import (
     Release,
     Skipped,
     Start,
+    State,
     Warned,
 )
 from loaderd.protocol.process import how_it_ended, start_process
 
-_CLOSE_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 1.0
+_MIN_START_LIMIT_S = 30.0
 _SLOTS_PER_RELEASE = 2
 
 _logger = logging.getLogger("loaderd")
 
 
-class Connection:
-    """A stream served by a daemon of our own."""
+@dataclass
+class Counts:
+    """What all daemons of a loader did, one after the other: fields of ``Statistics``."""
 
-    def __init__(self, description: StreamDescription, on_progress: Callable[[int, int], None]) -> None:
-        """Start the daemon and wait until the stream is open; raises LoaderdError."""
+    batches: int = 0
+    records: int = 0
+    copies: int = 0
+    starts: int = 0
+    wait_s: float = 0.0
+    records_skipped: int = 0
+    skipped: list[LoaderdError] = field(default_factory=list)
+    workers_restarted: int = 0
+    daemon_restarts: int = 0
+
+
+class DaemonEnded(Exception):
+    """The daemon is gone. ``failure``: what it said last, if it ended of its own accord."""
+
+    def __init__(self, how: str, failure: LoaderdError | None = None) -> None:
+        super().__init__(how)
+        self.failure = failure
+
+
+class Connection:
+    """A stream served by a daemon of our own. Every wait raises DaemonEnded when the daemon is gone or stalled."""
+
+    def __init__(self, stall_timeout: float | None, counts: Counts) -> None:
+        """Start the daemon; :meth:`open` comes next."""
         process, sock = start_process("loaderd.daemon.service")
         self._channel = Channel(sock)
         self._end = weakref.finalize(self, _end_daemon, self._channel, process, os.getpid())
         self._process = process
+        self._stall_timeout = stall_timeout
+        if stall_timeout is not None:  # a daemon that does not read must not keep us writing
+            seconds, rest = divmod(stall_timeout, 1.0)
+            sock.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 1 + int(rest * 999_999))
+            )
+        self._poll = select.poll()
+        self._poll.register(sock.fileno(), select.POLLIN)
         self._generation = 0
-        self._batches: deque[list[int] | LoaderdError | None] = deque()
-        self._freed: deque[int] = deque()
-        self._waiting = False
+        self._batches: deque[list[int] | Broken | None] = deque()
+        self._skips: dict[int, Skipped] = {}
+        self._freed: list[int] = []
+        self._heard = False
+        self._unsent = False
         self._opened: Opened | None = None
         self._listed: Listed | None = None
-        self._on_progress = on_progress
-        self.skipped: list[LoaderdError] = []
-        self.records_skipped = 0
-        self.workers_restarted = 0
-        self._send(Open(cloudpickle.dumps(description)))
-        while self._opened is None:
-            self._receive()
-        self.slots: SharedMemory = SharedMemory(self._channel.take_fd())
-        self.slots.close_fd()
+        self.torn = True
+        """Whether nobody knows what was said: see the module's docstring."""
+        self.delivered = False
+        """Whether a batch has come."""
+        self._counts = counts
+        self._workers_restarted = 0
 
     @property
     def data(self) -> Listed:
@@ -79,36 +119,59 @@ class Connection:
         return self._listed
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def sizes(self) -> dict[str, Any]:
         """Fields of ``Statistics``."""
         assert self._opened is not None
-        return {**self._opened.facts, **self.data.facts}
+        return self._opened.facts
+
+    # -------------------------------------------------------------------------------------- speaking
+
+    def open(
+        self, pickled: bytes, start: str | None, layout: SlotLayout, on_progress: Callable[[int, int], None]
+    ) -> None:
+        """Wait until the stream of this description (as in Open) is there. Torn until the data are taken over."""
+        self._on_progress = on_progress
+        self._send(Open(pickled, start))
+        self._send(Ask())  # a sign of life: from here on, silence counts
+        limit_s = self._stall_timeout
+        # Until then it is an interpreter that imports, maybe of a slow file system or on a busy core.
+        self._wait("the daemon", lambda: self._heard, None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S))
+        self._wait("the data", lambda: self._opened, limit_s)
+        memory = SharedMemory(self._channel.take_fd())
+        memory.close_fd()
+        self.reader = SlotReader(memory.bytes, layout)
 
     def list_shards(self, listing: Listing | None) -> None:
         """Have the daemon use the shards that there are now, or those of ``listing``, where sets grow.
 
-        Drops what was on its way, and needs a :meth:`start`. Raises LoaderdError; then nothing has changed.
+        Drops what was on its way, and needs a :meth:`start`. It stays torn until the data are taken over. Raises
+        LoaderdError; then nothing has changed.
         """
+        self.torn = True
         self._drop()
         before, self._listed = self._listed, None
         self._send(List(None if listing is None else list(listing)))
-        while self._listed is None:
-            self._receive()
-        if self._listed.error is not None:
-            error, self._listed = self._listed.error, before
+        self._wait("the data", lambda: self._listed, self._stall_timeout)
+        error = self.data.error
+        if error is not None:
+            self._listed = before
+            self.torn = False
             raise from_wire(error)
 
     def start(self, pass_: Pass, step: int) -> None:
         """Have a pass delivered from ``step`` on; drops what was on its way."""
+        self.torn = True
         self._drop()
         self._send(Start(self._generation, pass_.to_wire(), step))
+        self.torn = False
 
     def _drop(self) -> None:
         self._generation += 1
-        for batch in self._batches:
-            if isinstance(batch, list):
-                self.release(batch[1])
+        self._freed += [batch[1] for batch in self._batches if isinstance(batch, list)]
         self._batches.clear()
+        self._skips.clear()
+
+    # --------------------------------------------------------------------------------------- batches
 
     @property
     def has_batch(self) -> bool:
@@ -116,98 +179,117 @@ class Connection:
         return bool(self._batches)
 
     def wait_for_batch(self) -> None:
-        """Wait until :meth:`next_batch` can answer; raises the error that ended the stream, if one did."""
-        # In this order: whoever frees a slot puts it down first and looks at ``_waiting`` then.
-        self._waiting = True
-        self._send_freed()
-        try:
-            while not self._batches:
-                self._receive()
-        finally:
-            self._waiting = False
+        """Wait until :meth:`next_batch` can answer."""
+        self.torn = True
+        self._take_back(1)
+        self._wait("a batch", lambda: self._batches, self._stall_timeout, may_be_interrupted=True)
+        self.torn = False
 
-    def next_batch(self) -> tuple[int, int, int] | None:
-        """(step, slot, records) of the next batch, the slot being ours; None at the end of the pass.
+    def next_batch(self) -> tuple[int, int] | LoaderdError | None:
+        """(slot, records) of the next batch, the slot being ours; or why it cannot be had; None: the pass is over.
 
-        Raises the error of a batch that cannot be delivered; the next call goes on behind it.
+        Leaves the connection torn: whoever has used the slot takes that back.
         """
+        self.torn = True
+        self._take_back(_SLOTS_PER_RELEASE)
         batch = self._batches[0]
         if batch is None:
             return None
         self._batches.popleft()
-        if isinstance(batch, LoaderdError):
-            raise batch
-        step, slot, num_records = batch
-        return step, slot, num_records
+        step = batch.step if isinstance(batch, Broken) else batch[0]
+        skipped = self._skips.pop(step, None) if self._skips else None
+        if skipped is not None:
+            self._counts.records_skipped += skipped.num_records
+            self._counts.skipped += map(from_wire, skipped.errors)
+        return from_wire(batch.error) if isinstance(batch, Broken) else (batch[1], batch[2])
 
     def release(self, slot: int) -> None:
-        """Give a slot back. From any thread, and from a finalizer."""
+        """Give back a slot that was not lent on."""
         self._freed.append(slot)
-        if self._waiting or len(self._freed) >= _SLOTS_PER_RELEASE:
-            self._send_freed()
 
-    def _send_freed(self) -> None:
-        slots = []
-        with contextlib.suppress(IndexError):  # empty; other threads may be at it too
-            while True:
-                slots.append(self._freed.popleft())
-        if slots:
-            with contextlib.suppress(ChannelClosed):  # if the daemon is gone, the memory goes with its last view
-                self._channel.send(Release(slots))
+    def _take_back(self, least: int) -> None:
+        """Tell the daemon of the slots that nobody refers to any more, if they are ``least``."""
+        if self.reader.ended:
+            self._freed += self.reader.take_back()
+        if len(self._freed) >= least:
+            self._send(Release(self._freed))
+            self._freed = []
 
-    def close(self) -> None:
-        """End the daemon and its workers, and wait until they are gone."""
-        self._end()
+    # ------------------------------------------------------------------------------------- the socket
 
     def _send(self, message: Message) -> None:
+        """If the daemon is gone, its last words are still to be read, and then the end: whoever waits finds out."""
         try:
             self._channel.send(message)
         except ChannelClosed:
-            self._raise_gone()
+            self._unsent = True
 
-    def _receive(self) -> None:
+    def _wait(
+        self, what: str, is_there: Callable[[], object], limit_s: float | None, *, may_be_interrupted: bool = False
+    ) -> None:
+        patience = Patience(limit_s)
+        while not is_there():
+            self.torn = not may_be_interrupted
+            arrived = self._poll.poll(1000 * patience.tick_s)
+            self.torn = True
+            if arrived:
+                patience.heard()
+                for message in self._receive():
+                    if isinstance(message, State) and patience.must_report():
+                        _logger.warning("waiting for %s for %.0f s: %s", what, patience.waited_s, message.text)
+                    self._handle(message)
+                continue
+            patience.tick()
+            if patience.is_over or self._unsent:
+                self._process.kill()
+                self.close()
+                raise DaemonEnded(f"the daemon process said nothing for {patience.limit_s:g} s and was killed")
+            if patience.must_ask():
+                self._send(Ask())
+
+    def _receive(self) -> list[Message]:
         try:
-            messages = self._channel.receive()
+            return self._channel.receive()
         except ChannelClosed:
-            self._raise_gone()
-        for message in messages:
-            self._handle(message)
+            self.close()
+            how = "does not end" if self._process.returncode is None else how_it_ended(self._process)
+            raise DaemonEnded(f"the daemon process {how}") from None
 
     def _handle(self, message: Message) -> None:
+        self._heard = True
         if isinstance(message, Ready):
             if message.generation == self._generation:
                 self._batches.extend(message.batches)
+                self.delivered = True
             else:
-                for _, slot, _ in message.batches:
-                    self.release(slot)
+                self._freed += [slot for _, slot, _ in message.batches]
         elif isinstance(message, Broken):
             if message.generation == self._generation:
-                self._batches.append(from_wire(message.error))
+                self._batches.append(message)
+                self.delivered = True
         elif isinstance(message, Ended):
             if message.generation == self._generation:
                 self._batches.append(None)
+        elif isinstance(message, Skipped):
+            if message.generation == self._generation:
+                self._skips[message.step] = message
         elif isinstance(message, Progress):
             self._on_progress(message.done_bytes, message.total_bytes)
         elif isinstance(message, Listed):
             self._listed = message
         elif isinstance(message, Opened):
             self._opened = message
-        elif isinstance(message, Skipped):
-            self.records_skipped += message.num_records
-            self.skipped.append(from_wire(message.error))
         elif isinstance(message, Warned):
-            self.workers_restarted = message.workers_restarted
+            self._counts.workers_restarted += message.workers_restarted - self._workers_restarted
+            self._workers_restarted = message.workers_restarted
             _logger.warning("%s", message.text)
         elif isinstance(message, Failed):
             self.close()
-            raise from_wire(message.error)
+            raise DaemonEnded("the daemon gave up", from_wire(message.error))
 
-    def _raise_gone(self) -> None:
-        if not self._end.alive:
-            raise ClosedError("the loader is closed")
-        process = self._process
-        self.close()
-        raise DaemonError(f"the daemon process {how_it_ended(process)}", hint="Make a new loader to go on.")
+    def close(self) -> None:
+        """End the daemon and its workers, and wait for that; from any thread. A wait in another one ends, too."""
+        self._end()
 
 
 def _end_daemon(channel: Channel, process: subprocess.Popen[bytes], creator: int) -> None:
@@ -215,8 +297,10 @@ def _end_daemon(channel: Channel, process: subprocess.Popen[bytes], creator: int
     if os.getpid() != creator:
         return
     channel.close()
-    try:
-        process.wait(_CLOSE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_TIMEOUT_S)
+        return
+    process.kill()
+    # What hangs in the kernel, in a file system that is gone, ends later.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_TIMEOUT_S)

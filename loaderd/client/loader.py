@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import math
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
-from loaderd.client.batch import Batch, SlotReader
-from loaderd.client.connection import Connection
+from loaderd.client.batch import Batch
 from loaderd.client.progress import IndexProgress
+from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, Refresh, StreamDescription
-from loaderd.errors import ClosedError, Damage, OptionError
-from loaderd.memory.layout import SlotLayout
+from loaderd.errors import Damage, LoaderdError, OptionError
 from loaderd.options import OnCorrupt, Remainder, Shuffle, StreamOptions, require
-from loaderd.plan.passes import Listing, Pass, listing_of
-from loaderd.plan.positions import Course, Position
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import Position
 from loaderd.schema import Schema
 from loaderd.statistics import Statistics
 
@@ -97,37 +95,20 @@ class Loader:
             raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')
         require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start)
         start = start or Position()
-        bar = IndexProgress(progress)
-        try:
-            self._connection = Connection(StreamDescription(dataset, self._options, start.to_json()), bar)
-        finally:
-            bar.close()
-        self._slots = SlotReader(
-            self._connection.slots.bytes, SlotLayout(self.schema.specs, batch_size), self._connection.release
-        )
-        self._lock = threading.Lock()
-        self._closed = False
-        self._courses: dict[Listing | None, Course] = {}
-        self._use_data()
-        self._expected: tuple[Pass, int] | None = None
-        self._next = self._here = self._course.find(start)
+        self._stream = SupervisedStream(StreamDescription(dataset, self._options), start, IndexProgress(progress))
+        self._next = self._here = self._stream.course.find(start)
         self._first_pass = self._next[0]
-        self._batches = self._records = self._copies = self._starts = 0
-        self._wait_s = 0.0
+        self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
 
     # -------------------------------------------------------------------------------------- consuming
 
     def __iter__(self) -> Iterator[Batch]:
-        """A new pass. An iterator of an older pass still works, but each change between the two costs a new start."""
-        if self._grows:
-            return self._iterate_growing()
-        return self._iterate(*self.new_pass())
+        """A new pass. An iterator of an older pass still works, but each change between the two costs a new start.
 
-    def _iterate_growing(self) -> Iterator[Batch]:
-        """Each epoch is a pass of its own, of the shards that there are when it begins."""
-        passes = self.passes_of_an_iteration
-        for _ in count() if passes is None else range(passes):
-            yield from self._iterate(*self.new_pass())
+        Where data sets grow, each epoch is a pass of its own, of the shards that there are when it begins. After an
+        exception, the iterator goes on: behind a batch that could not be delivered.
+        """
+        return _Iteration(self, self._stream)
 
     @property
     def passes_of_an_iteration(self) -> int | None:
@@ -136,45 +117,22 @@ class Loader:
             return None if self._grows else 1
         return self._options.epochs - self._next[0].first_epoch % self._options.epochs
 
-    def _iterate(self, pass_: Pass, step: int) -> Iterator[Batch]:
-        while (batch := self.fetch(pass_, step)) is not None:
-            step += 1
-            yield batch
-            del batch  # or the slot would be held until the next batch has come
-
     def new_pass(self) -> tuple[Pass, int]:
         """Begin a pass; returns which it is, and the step with which it begins, for :meth:`fetch`."""
-        with self._lock:
-            pass_, step = self._next
-            if self._grows and pass_.listing is None:
-                self._list(None)
-                pass_ = replace(pass_, listing=self._course.listing)
-            self._next = self._course.next_pass(pass_), 0
-            return pass_, step
+        with self._stream.lock:
+            return self._new_pass()
+
+    def _new_pass(self) -> tuple[Pass, int]:
+        pass_, step = self._next
+        if self._grows and pass_.listing is None:
+            self._stream.list_shards(None)
+            pass_ = replace(pass_, listing=self._stream.course.listing)
+        self._next = self._stream.course.next_pass(pass_), 0
+        return pass_, step
 
     def num_steps(self, pass_: Pass) -> int | None:
         """The step behind the last one of a pass; None if it never ends."""
-        return self._course_of(pass_).batches(pass_).num_steps
-
-    def _list(self, listing: Listing | None) -> None:
-        """Have the data be made of the shards that there are now, or of those of ``listing``."""
-        self._expected = None
-        self._connection.list_shards(listing)
-        self._use_data()
-
-    def _use_data(self) -> None:
-        data = self._connection.data
-        window_records = self._options.window_records(self.schema.row_bytes)
-        listing = listing_of(data.listing)
-        self._course = Course(self._options, data.facts["num_records"], window_records, data.of, listing)
-        self._courses[listing] = self._course
-
-    def _course_of(self, of: Pass | Position) -> Course:
-        """The arithmetic for the data that a pass or a position is of."""
-        if of.listing is None or of.listing in self._courses:
-            return self._courses.get(of.listing, self._course)
-        self._list(of.listing)
-        return self._course
+        return self._stream.course_of(pass_).batches(pass_).num_steps
 
     def fetch(self, pass_: Pass, step: int) -> Batch | None:
         """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
@@ -182,55 +140,38 @@ class Loader:
         Any step can be asked for at any time and is always the same batch. Steps in order are fast; another one makes
         the workers start anew there. Raises the error of a batch that cannot be delivered.
         """
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the loader is closed", hint="Make a new one.")
-            num_steps = self.num_steps(pass_)
-            if num_steps is not None and step >= num_steps:
-                return None
-            if pass_.listing != self._course.listing:
-                self._list(pass_.listing)
-            if self._expected != (pass_, step):
-                self._connection.start(pass_, step)
-                self._starts += 1
-            self._here = self._expected = pass_, step + 1
-            return self._take()
+        with self._stream.lock:
+            found = self._fetch(pass_, step)
+            if found is not None:
+                self._here = pass_, step + 1
+        if isinstance(found, LoaderdError):
+            raise found
+        return found
 
-    def _take(self) -> Batch | None:
-        connection = self._connection
-        if not connection.has_batch:
-            began_s = time.perf_counter()
-            connection.wait_for_batch()
-            self._wait_s += time.perf_counter() - began_s
-        found = connection.next_batch()
-        if found is None:
+    def _fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
+        if pass_ is not self._sized[0] or self._grows:
+            num_steps = self.num_steps(pass_)
+            self._sized = pass_, math.inf if num_steps is None else num_steps
+        if step >= self._sized[1]:
             return None
-        _, slot, num_records = found
-        self._batches += 1
-        self._records += num_records
-        if self._slots.num_lent >= self._options.held_batches:
-            batch = self._slots.copy(slot, num_records)
-            connection.release(slot)
-            self._copies += 1
-            return batch
-        return self._slots.lend(slot, num_records)
+        return self._stream.fetch(pass_, step)
 
     # -------------------------------------------------------------------------------------- positions
 
     @property
     def position(self) -> Position:
         """Where the consumer stands: the batch that it will take next. What was read ahead does not count."""
-        return self._course_of(self._here[0]).position(*self._here)
+        return self._stream.course_of(self._here[0]).position(*self._here)
 
     @property
     def next_position(self) -> Position:
         """Where the next pass will begin."""
-        return self._course_of(self._next[0]).position(*self._next)
+        return self._stream.course_of(self._next[0]).position(*self._next)
 
     @property
     def next_is_whole(self) -> bool:
         """Whether the next pass begins where a pass begins, and so is as long as those behind it."""
-        return self._course.is_whole(*self._next)
+        return self._stream.course.is_whole(*self._next)
 
     def seek(self, position: Position) -> None:
         """Have the next pass begin at ``position``, and end where it would have ended.
@@ -238,8 +179,8 @@ class Loader:
         Raises OptionError where it is of other data, or does not exist. A position from the middle of an epoch on
         another number of hosts is for ``Loader(…, start=position)`` alone: it may take more memory.
         """
-        with self._lock:
-            pass_, step = self._course_of(position).find(position)
+        with self._stream.lock:
+            pass_, step = self._stream.course_of(position).find(position)
         if self._grows and position.listing is None and step == 0:
             pass_ = replace(pass_, listing=None)
         if pass_.past and pass_ != self._first_pass:
@@ -247,24 +188,23 @@ class Loader:
                 f"this position of {position.hosts} hosts in batches of {position.batch_size} is for a new loader",
                 hint="Give it as Loader(…, start=position).",
             )
-        with self._lock:
+        with self._stream.lock:
             self._next = self._here = pass_, step
-            self._expected = None
 
     def after(self, position: Position, batches: int) -> Position:
         """The position so many batches after ``position``, one pass following the other."""
-        return self._course_of(position).after(position, batches)
+        return self._stream.course_of(position).after(position, batches)
 
     def pass_to_json(self, pass_: Pass) -> str:
         """A pass as text that says what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""
-        return self._course.pass_to_json(pass_)
+        return self._stream.course.pass_to_json(pass_)
 
     def pass_from_json(self, text: str | bytes) -> Pass:
         """The pass of that text; a new pass will begin behind it. Raises OptionError where it is of other data."""
-        pass_ = self._course.pass_from_json(text)
-        with self._lock:
+        pass_ = self._stream.course.pass_from_json(text)
+        with self._stream.lock:
             if pass_.first_epoch >= self._next[0].first_epoch:
-                self._next = self._course.next_pass(pass_), 0
+                self._next = self._stream.course.next_pass(pass_), 0
         return pass_
 
     # ------------------------------------------------------------------------------------------ facts
@@ -280,7 +220,7 @@ class Loader:
     @property
     def batches_per_epoch(self) -> int:
         """Batches of a whole epoch, on every host (``remainder="carry"``: of the first), of the data as they are."""
-        return self._course.batches(self._next[0]).steps_per_epoch
+        return self._stream.course.batches(self._next[0]).steps_per_epoch
 
     @property
     def batch_size(self) -> int:
@@ -301,35 +241,84 @@ class Loader:
 
     def statistics(self) -> Statistics:
         """Counts so far, and sizes."""
-        connection = self._connection
-        late = [error.damage for error in connection.skipped if error.damage is not None]
-        damages = [Damage(**damage) for damage in connection.data.damages] + late
+        stream, counts = self._stream, self._stream.counts
+        late = [error.damage for error in counts.skipped if error.damage is not None]
+        damages = [Damage(**damage) for damage in stream.data.damages] + late
         return Statistics(
-            **connection.facts,
-            batches_delivered=self._batches,
-            records_delivered=self._records,
-            batches_copied=self._copies,
-            starts=self._starts,
-            wait_s=self._wait_s,
-            records_skipped=connection.records_skipped,
+            **stream.facts,
+            batches_delivered=counts.batches,
+            records_delivered=counts.records,
+            batches_copied=counts.copies,
+            starts=counts.starts,
+            wait_s=counts.wait_s,
+            records_skipped=counts.records_skipped,
             damages=tuple(damages[:_MAX_DAMAGES]),
-            workers_restarted=connection.workers_restarted,
-            slots_lent=self._slots.num_lent,
+            workers_restarted=counts.workers_restarted,
+            daemon_restarts=counts.daemon_restarts,
+            slots_lent=stream.num_lent,
         )
 
     # -------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
-        """End the daemon and its workers. Batches that are held stay valid."""
-        with self._lock:
-            self._closed = True
-            self._connection.close()
+        """End the daemon and its workers; from any thread, at any time. Batches that are held stay valid.
+
+        A :meth:`fetch` that waits in another thread raises ClosedError.
+        """
+        self._stream.close()
 
     def __enter__(self) -> Loader:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class _Iteration(Iterator[Batch]):
+    """One pass; where data sets grow, as many as an iteration has. Of several threads, each batch goes to one."""
+
+    def __init__(self, loader: Loader, stream: SupervisedStream) -> None:
+        self._loader = loader
+        self._stream = stream
+        self._begun = self._passes = 0
+        self._at: tuple[Pass, int] | None = None
+        if not loader._grows:
+            with stream.lock:
+                self._at = self._begin()
+
+    def _begin(self) -> tuple[Pass, int]:
+        if not self._begun:
+            self._passes = self._loader.passes_of_an_iteration or sys.maxsize
+        if self._begun == self._passes:
+            raise StopIteration
+        at = self._loader._new_pass()
+        self._begun += 1
+        return at
+
+    def __next__(self) -> Batch:
+        taken = None
+        try:
+            with self._stream.lock:
+                found = None
+                while found is None:
+                    if self._at is None:
+                        self._at = self._begin()
+                    before = self._at
+                    found = self._loader._fetch(*before)
+                    if found is None:
+                        self._at = None
+                batch, error = (None, found) if isinstance(found, LoaderdError) else (found, None)
+                taken = before[0], before[1] + 1
+                self._at = self._loader._here = taken
+        except BaseException:
+            if taken is not None and self._at is self._loader._here is taken:  # Ctrl-C, on the very last inch
+                self._at = self._loader._here = before
+            raise
+        # Nothing is called from here on, so an interrupt comes when the consumer has the batch.
+        if error is not None:
+            raise error
+        assert batch is not None
+        return batch
 
 
 def _as_dataset(

@@ -14,14 +14,17 @@ from typing import Any
 from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, damage_error
 from loaderd.daemon.table import BlockTable
 from loaderd.dataset import AnyDataset, Dataset, joined_text
-from loaderd.errors import Damage, NoShardsError, OptionError
+from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
-from loaderd.plan.selection import Skip, Take
+from loaderd.plan.selection import Skip, Take, numbers_that
 from loaderd.shards.files import ShardFile, list_shards
 from loaderd.shards.index import ShardIndex
+
+_MOST_NAMED = 3
+_UNKNOWN = -1
 
 
 def list_sets(dataset: AnyDataset, listing: Listing | None) -> list[list[ShardFile]]:
@@ -98,6 +101,31 @@ class Data:
         own, of_set = self._find(part.block)
         shard, *rest = self._tables[of_set].slice(Slice(own, part.first, part.stop, part.row, part.epoch), seed)
         return [shard + self._first_shards[of_set], *rest]
+
+    def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
+        """``error``, which workers met at ``records``, with these named: the shards, the blocks and the records."""
+        numbers: dict[int, list[int]] = {}
+        for part in records:
+            numbers.setdefault(part.block, []).extend(self._numbers(part))
+        named = [self._named(block, found) for block, found in numbers.items()]
+        rest = f"\n  … and of {len(named) - _MOST_NAMED} more blocks" if len(named) > _MOST_NAMED else ""
+        text = f"{error.message}. It holds\n  " + "\n  ".join(named[:_MOST_NAMED]) + rest
+        block, found = next(iter(numbers.items()))
+        uri = self.files[self.block(block)[0]].uri
+        damage = Damage(uri, min(found), _UNKNOWN, "records that workers survive", error.message)
+        return WorkerError(text, hint=error.hint, damage=damage)
+
+    def _named(self, block: int, numbers: Sequence[int]) -> str:
+        shard, offset, _, count, first, *_ = self.block(block)
+        which = f"record {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} records from {min(numbers)} on"
+        return f"{self.files[shard].uri}: {which}, of the block of {count} from record {first} at byte {offset}"
+
+    def _numbers(self, part: Slice) -> list[int]:
+        """The numbers in their shard of the records of ``part``."""
+        *_, count, first, _, left = self.block(part.block)
+        low, high, conditions = left or (first, first + count, [])
+        found: list[int] = numbers_that(conditions, low, high)[part.first : part.stop].tolist()
+        return found
 
     def _find(self, block: int) -> tuple[int, int]:
         """(number in its set, set) of a block."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loaderd.daemon.tasks import IndexWork, Task
-from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardError
+from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardError, WorkerError
 from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex, decode_index
 from loaderd.shards.index_cache import IndexCache
@@ -38,7 +38,18 @@ class IndexPass:
         # The largest first: a large one at the end would keep one worker busy and the others idle.
         self._waiting = deque(sorted(missing, key=lambda number: -files[number].size_bytes))
         self.total_bytes = sum(files[number].size_bytes for number in missing)
-        self.done_bytes = 0
+        self._done_bytes = 0
+        self._begun_bytes: dict[int, int] = {}
+
+    @property
+    def done_bytes(self) -> int:
+        """Of ``total_bytes``."""
+        return self._done_bytes + sum(self._begun_bytes.values())
+
+    def advanced(self, task: Task, done_bytes: int) -> None:
+        """A shard has been read so far."""
+        assert isinstance(task.work, IndexWork)
+        self._begun_bytes[task.work.file] = done_bytes
 
     @property
     def finished(self) -> bool:
@@ -52,10 +63,14 @@ class IndexPass:
         encoded, unstored = result
         self.indexes[task.work.file] = decode_index(encoded)
         self.unstored = self.unstored or unstored
-        self.done_bytes += self.files[task.work.file].size_bytes
+        self._begun_bytes.pop(task.work.file, None)
+        self._done_bytes += self.files[task.work.file].size_bytes
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         self.error = self.error or error
+
+    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
+        self.failed(task, error)
 
     def retry(self, task: Task) -> bool:
         return True

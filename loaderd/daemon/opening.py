@@ -65,6 +65,7 @@ class OpenedStream:
             num_arenas=num_arenas,
             num_workers=options.num_workers,
             skip_damaged=options.on_corrupt != "raise",
+            blame=lambda records, error: self._data.blame(records, error),
         )
         self._sizes: dict[str, Any] = {
             "workers": options.num_workers,

@@ -1,23 +1,34 @@
 """Who does what: a pure state machine between sources of tasks and workers.
 
-Events come in (a worker appeared, a task ended, a worker died), assignments come out of :meth:`Scheduler.assign`. It
-does no I/O and reads no clock, so it is tested without processes.
+Events come in (a worker appeared, a task ended, a worker died, a moment passed), assignments come out of
+:meth:`Scheduler.assign`. It does no I/O and reads no clock, so it is tested without processes.
 
 A worker has up to two tasks: one it works on and one that waits in its socket, so that it never idles while the
 daemon thinks. The tasks of a dead worker go to the others, in front of anything new. A task that has killed three
-workers is given up: whoever wants it gets an error.
+workers is given up: it is for its source to say what becomes of it.
+
+A worker **stalls** when it has something to do and nothing comes of it for so many ticks. Ticks count moments in
+which this process ran, so a job that is suspended for a night has lost none of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from loaderd.daemon.tasks import Task, TaskSource, Work
 from loaderd.errors import LoaderdError, WorkerError
 
 TASKS_PER_WORKER = 2
-MAX_DEATHS = 3
+_HINT = "A derived field that crashes or never ends, or too little memory, are the usual causes."
+
+
+@dataclass
+class _Worker:
+    tasks: list[Task] = field(default_factory=list)
+    ready: bool = False
+    ticks: int = 0
 
 
 class Scheduler:
@@ -25,7 +36,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._sources: deque[TaskSource] = deque()
-        self._workers: dict[int, list[Task]] = {}
+        self._workers: dict[int, _Worker] = {}
         self._again: deque[Task] = deque()
         self._tasks: dict[int, Task] = {}
         self._next_number = 0
@@ -39,38 +50,71 @@ class Scheduler:
         self._again = deque(task for task in self._again if task.source is not source)
 
     def add_worker(self, worker: int) -> None:
-        self._workers[worker] = []
+        """``worker`` was started; it may be given tasks, and will be at them when it is :meth:`ready`."""
+        self._workers[worker] = _Worker()
+
+    def ready(self, worker: int) -> None:
+        """``worker`` has started."""
+        self._workers[worker].ready = True
+        self._workers[worker].ticks = 0
+
+    def advanced(self, worker: int, number: int, done_bytes: int) -> None:
+        """``worker`` gets on with task ``number``."""
+        self._workers[worker].ticks = 0
+        task = self._tasks[number]
+        task.source.advanced(task, done_bytes)
+
+    def tick(self) -> None:
+        """A moment has passed."""
+        for worker in self._workers.values():
+            worker.ticks = worker.ticks + 1 if worker.tasks or not worker.ready else 0
+
+    def stalled(self, limit: int, start_limit: int) -> list[int]:
+        """Workers from which nothing came for ``limit`` ticks; for ``start_limit``, of those that are not ready."""
+        return [
+            number
+            for number, worker in self._workers.items()
+            if worker.ticks >= (limit if worker.ready else start_limit)
+        ]
+
+    def is_ready(self, worker: int) -> bool:
+        """Whether ``worker`` has started."""
+        return self._workers[worker].ready
+
+    def ticks_of(self, worker: int) -> int:
+        """For how many ticks nothing has come from ``worker``."""
+        return self._workers[worker].ticks
 
     def tasks_of(self, worker: int) -> list[Task]:
         """The tasks that ``worker`` has now, oldest first."""
-        return list(self._workers[worker])
+        return list(self._workers[worker].tasks)
 
     def work_of(self, number: int) -> Work:
         """What task ``number``, which some worker has, is."""
         return self._tasks[number].work
 
-    def lose_worker(self, worker: int, reason: str) -> None:
-        """``worker`` died. The first of its tasks is blamed; all of them are done again."""
-        tasks = self._workers.pop(worker)
-        for position, task in enumerate(tasks):
+    def lose_worker(self, worker: int, reason: str, stalled: bool = False) -> None:
+        """``worker`` died, or was ended because it ``stalled``; its tasks are done again.
+
+        If it was ready, the first of them is blamed.
+        """
+        lost = self._workers.pop(worker)
+        for position, task in enumerate(lost.tasks):
             del self._tasks[task.number]
-            if position == 0:
+            if position == 0 and lost.ready:
                 task.deaths += 1
-            if task.deaths >= MAX_DEATHS:
-                task.source.failed(
-                    task,
-                    WorkerError(
-                        f"{task.deaths} workers in a row died at {task.work}; the last one {reason}",
-                        hint="A derived field that crashes, or too little memory, are the usual causes.",
-                    ),
-                )
+            if task.deaths >= task.most_deaths:
+                workers = f"{task.deaths} workers in a row were" if task.deaths > 1 else "a worker was"
+                error = WorkerError(f"{workers} lost at {task.work}; the last one {reason}", hint=_HINT)
+                task.source.given_up(task, error, stalled)
             else:
                 self._again.append(task)
 
     def end_task(self, worker: int, number: int, result: Any, error: LoaderdError | None = None) -> None:
         """``worker`` did task ``number``, or could not."""
         task = self._tasks.pop(number)
-        self._workers[worker].remove(task)
+        self._workers[worker].tasks.remove(task)
+        self._workers[worker].ticks = 0
         if error is None:
             task.source.done(task, result)
         else:
@@ -80,8 +124,8 @@ class Scheduler:
         """Give tasks to workers, those with the fewest first, until there are no more tasks or no more room."""
         assigned: list[tuple[int, Task]] = []
         while self._workers:
-            worker = min(self._workers, key=lambda one: len(self._workers[one]))
-            if len(self._workers[worker]) >= TASKS_PER_WORKER:
+            number, worker = min(self._workers.items(), key=lambda item: len(item[1].tasks))
+            if len(worker.tasks) >= TASKS_PER_WORKER:
                 break
             task = self._next_task()
             if task is None:
@@ -89,8 +133,8 @@ class Scheduler:
             task.number = self._next_number
             self._next_number += 1
             self._tasks[task.number] = task
-            self._workers[worker].append(task)
-            assigned.append((worker, task))
+            worker.tasks.append(task)
+            assigned.append((number, task))
         return assigned
 
     def _next_task(self) -> Task | None:

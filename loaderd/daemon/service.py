@@ -19,30 +19,38 @@ event hands out what can be handed out. Whatever goes wrong for good is sent as 
 
 from __future__ import annotations
 
-import logging
+import math
 import os
 import pickle
-import selectors
+import signal
+import sys
 import time
 import traceback
+from dataclasses import replace
 from typing import Any
 
 from loaderd.daemon.data import Data, list_sets
 from loaderd.daemon.index_pass import IndexPass
 from loaderd.daemon.opening import OpenedStream
+from loaderd.daemon.outgoing import BrokenBatch, Delivery, Fault, PassEnd
+from loaderd.daemon.probe import Probe
 from loaderd.daemon.scheduler import Scheduler
-from loaderd.daemon.stream import BrokenBatch, Delivery, Fault, PassEnd, Skip
-from loaderd.daemon.tasks import IndexWork, LoadWork, ProbeWork, Task
+from loaderd.daemon.tasks import IndexWork, LoadWork, Task
+from loaderd.daemon.waits import describe
+from loaderd.daemon.wires import Wires
 from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, from_wire, to_wire
 from loaderd.machine import remedy
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Position
-from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import (
     ATTACH_TASK,
+    Advanced,
+    Ask,
     Attach,
+    Attached,
     Broken,
     Done,
     Ended,
@@ -56,6 +64,7 @@ from loaderd.protocol.messages import (
     Release,
     Skipped,
     Start,
+    State,
     TaskFailed,
     Warned,
 )
@@ -63,75 +72,50 @@ from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
 from loaderd.shards.index_cache import IndexCache
 
-_logger = logging.getLogger(__name__)
-
-_CLIENT = "client"
-_PARENT = "parent"
-
-
-class _Probe:
-    """The one task between the index pass and the stream: does the first record fit the schema?"""
-
-    def __init__(self) -> None:
-        self._given = False
-        self.finished = False
-        self.error: LoaderdError | None = None
-
-    def next_task(self) -> Task | None:
-        if self._given:
-            return None
-        self._given = True
-        return Task(self, ProbeWork())
-
-    def done(self, task: Task, result: Any) -> None:
-        self.finished = True
-
-    def failed(self, task: Task, error: LoaderdError) -> None:
-        self.finished, self.error = True, error
-
-    def retry(self, task: Task) -> bool:
-        return True
+_CLIENT = -1
+_MAX_TICK_S = 1.0
+_MIN_TICKS = 8
+# To start, a worker imports what the schema needs.
+_MIN_START_TIMEOUT_S = 60.0
+_LAST_WORDS_S = 5.0
 
 
 class Service:
     """Serves one client until it goes, or its process ends."""
 
     def __init__(self, client: Channel, parent: int) -> None:
-        self._client = client
         self._scheduler = Scheduler()
         self._pool = WorkerPool()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(client, selectors.EVENT_READ, _CLIENT)
-        # The training process may have forked, and then its end of the socket outlives it; its pid does not.
+        self._wires = Wires()
         self._parent_fd = os.pidfd_open(parent)
-        self._selector.register(self._parent_fd, selectors.EVENT_READ, _PARENT)
-        self._channels: dict[int, Channel] = {}
+        self._wires.add(_CLIENT, client, self._parent_fd)
         self._pickled = b""
         self._description: StreamDescription | None = None
         self._index_pass: IndexPass | None = None
         self._sets: list[list[ShardFile]] = []
         self._known: dict[ShardFile, ShardIndex] = {}
         self._num_cached = 0
-        self._probe: _Probe | None = None
+        self._probe: Probe | None = None
         self._opened: OpenedStream | None = None
         self._began_s = time.monotonic()
         self._index_s = 0.0
+        self._tick_s = _MAX_TICK_S
+        self._ticked_s = time.monotonic()
 
     def run(self) -> None:
         """Until the client or its process is gone."""
         try:
             while True:
-                for key, _ in self._selector.select():
-                    if key.data == _PARENT:
+                for number, messages in self._wires.wait(self._tick_s):
+                    if number != _CLIENT:
+                        self._from_worker(number, messages)
+                    elif messages is None:
                         return
-                    if key.data == _CLIENT:
-                        for message in self._client.receive():
-                            self._from_client(message)
                     else:
-                        self._from_worker(key.data)
+                        for message in messages:
+                            self._from_client(message)
+                self._tick()
                 self._hand_out()
-        except ChannelClosed:
-            return
         except LoaderdError as error:
             self._fail(error)
         except Exception as error:
@@ -143,16 +127,20 @@ class Service:
                 )
             )
         finally:
+            self._wires.close()
             self._pool.kill()
             os.close(self._parent_fd)
-            self._selector.close()
-            self._client.close()
 
     def _fail(self, error: LoaderdError) -> None:
-        try:
-            self._client.send(Failed(to_wire(error)))
-        except ChannelClosed:
-            _logger.debug("the client left before it could be told: %s", error)
+        self._tell(Failed(to_wire(error)))
+        self._wires.finish(_CLIENT, _LAST_WORDS_S)
+
+    def _tell(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        self._wires.post(_CLIENT, message, fds)
+
+    def describe(self) -> str:
+        """Who waits for whom."""
+        return describe(self._pool, self._scheduler, self._index_pass, self._opened, self._tick_s)
 
     # ------------------------------------------------------------------------------------------- client
 
@@ -169,18 +157,24 @@ class Service:
             self._list(listing_of(message.listing))
         elif isinstance(message, Open):
             self._open(message)
+        elif isinstance(message, Ask):
+            self._tell(State(self.describe()))
         else:
             raise DaemonError(f"the client sent {type(message).__name__}, which is not for the daemon")
 
     def _open(self, message: Open) -> None:
         self._pickled = message.description
         try:
-            self._description = description = pickle.loads(message.description)
+            description = replace(pickle.loads(message.description), start=message.start)
         except Exception as error:
             raise DaemonError(
                 f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
+        self._description = description
+        stall_timeout = description.options.stall_timeout
+        if stall_timeout is not None:
+            self._tick_s = min(_MAX_TICK_S, stall_timeout / _MIN_TICKS)
         start = None if description.start is None else Position.from_json(description.start)
         self._list(None if start is None else start.listing)
 
@@ -202,7 +196,7 @@ class Service:
     def _refuse(self, error: LoaderdError) -> None:
         if self._opened is None:
             raise error
-        self._client.send(self._opened.listed_message(error))
+        self._tell(self._opened.listed_message(error))
 
     # ------------------------------------------------------------------------------------------ workers
 
@@ -211,44 +205,67 @@ class Service:
             self._start_worker()
 
     def _start_worker(self) -> None:
-        worker, channel = self._pool.start()
-        self._channels[worker] = channel
-        self._selector.register(channel, selectors.EVENT_READ, worker)
+        worker, channel, pidfd = self._pool.start()
+        self._wires.add(worker, channel, pidfd)
         self._attach(worker)
         self._scheduler.add_worker(worker)
 
     def _attach(self, worker: int) -> None:
         if self._opened is not None:
-            self._pool.send(worker, self._opened.attach_message(), self._opened.fds())
+            self._wires.post(worker, self._opened.attach_message(), self._opened.fds())
         else:
-            self._pool.send(worker, Attach(self._pickled, [], [], 0))
+            self._wires.post(worker, Attach(self._pickled, [], [], 0))
 
-    def _from_worker(self, worker: int) -> None:
-        try:
-            messages = self._pool.receive(worker)
-        except ChannelClosed:
-            self._replace(worker)
+    def _from_worker(self, worker: int, messages: list[Message] | None) -> None:
+        if messages is None:
+            self._lose(worker)
             return
         for message in messages:
-            if isinstance(message, Done):
+            if isinstance(message, Attached):
+                self._scheduler.ready(worker)
+                continue
+            if isinstance(message, Advanced):
+                self._scheduler.advanced(worker, message.task, message.done_bytes)
+            elif isinstance(message, Done):
                 self._scheduler.end_task(worker, message.task, self._result_of(message))
             elif isinstance(message, TaskFailed):
                 error = from_wire(message.error)
                 if message.task == ATTACH_TASK:
                     raise error
                 self._scheduler.end_task(worker, message.task, None, error)
+            self._pool.achieved()
 
     def _result_of(self, message: Done) -> Any:
         if isinstance(self._scheduler.work_of(message.task), LoadWork):
             return [Fault(tuple(places), from_wire(error)) for places, error in message.result]
         return message.result
 
-    def _replace(self, worker: int) -> None:
-        self._selector.unregister(self._channels.pop(worker))
+    def _tick(self) -> None:
+        """Time passes, but not while this process is stopped: then no more than a tick."""
+        now_s = time.monotonic()
+        if now_s - self._ticked_s < self._tick_s:
+            return
+        self._ticked_s = now_s
+        self._pool.reap()
+        self._scheduler.tick()
+        timeout_s = None if self._description is None else self._description.options.stall_timeout
+        if timeout_s is None:
+            return
+        limit = math.ceil(timeout_s / self._tick_s)
+        start_limit = math.ceil(max(timeout_s, _MIN_START_TIMEOUT_S) / self._tick_s)
+        for worker in self._scheduler.stalled(limit, start_limit):
+            self._lose(worker, f"made no progress for {timeout_s:g} s")
+
+    def _lose(self, worker: int, stalled: str = "") -> None:
+        """A worker is dead, or has ``stalled``: another one takes its place."""
+        tasks, pid = self._scheduler.tasks_of(worker), self._pool.pid_of(worker)
+        self._wires.remove(worker)
         reason = self._pool.bury(worker)
-        self._scheduler.lose_worker(worker, reason)
+        at = f" at {tasks[0].work}" if tasks and self._scheduler.is_ready(worker) else ""
+        self._scheduler.lose_worker(worker, stalled or reason, bool(stalled))
         self._start_worker()
-        self._client.send(Warned(f"a worker process {reason}; another one does its work again", self._pool.restarts))
+        text = f"worker process {pid} {stalled or reason}{at}; another one does its work again"
+        self._tell(Warned(text, self._pool.restarts))
 
     # --------------------------------------------------------------------------------------- after events
 
@@ -259,7 +276,7 @@ class Service:
         if self._probe is not None and self._probe.finished:
             self._after_probe(self._probe)
         for worker, task in self._scheduler.assign():
-            self._pool.send(worker, self._message_of(task))
+            self._wires.post(worker, self._message_of(task))
         self._tell_client()
 
     def _message_of(self, task: Task) -> Message:
@@ -277,7 +294,7 @@ class Service:
             self._refuse(index_pass.error)
             return
         if index_pass.total_bytes:
-            self._client.send(Progress(index_pass.done_bytes, index_pass.total_bytes))
+            self._tell(Progress(index_pass.done_bytes, index_pass.total_bytes))
         if not index_pass.finished:
             return
         self._scheduler.remove_source(index_pass)
@@ -285,7 +302,7 @@ class Service:
         self._index_s = time.monotonic() - self._began_s
         if index_pass.unstored:
             text = f"the index could not be kept, so the next start makes it again: {index_pass.unstored}"
-            self._client.send(Warned(text, self._pool.restarts))
+            self._tell(Warned(text, self._pool.restarts))
         self._index_pass = None
         indexes = {file: index_pass.indexes[number] for number, file in enumerate(index_pass.files)}
         try:
@@ -300,30 +317,31 @@ class Service:
         data = Data(self._description.dataset, options, self._sets, indexes.__getitem__)
         if data.listing is not None:
             self._known = indexes
-        if self._opened is not None:
-            self._opened.use(data)
-            for worker in self._pool.numbers:
-                self._attach(worker)
-            self._client.send(self._opened.listed_message())
-            return
-        self._opened = OpenedStream(self._description, self._pickled, data, len(self._pool.numbers))
+        opened = self._opened
+        if opened is None:
+            self._opened = OpenedStream(self._description, self._pickled, data, len(self._pool.numbers))
+        else:
+            opened.use(data)
         for worker in self._pool.numbers:
             self._attach(worker)
+        if opened is not None:
+            self._tell(opened.listed_message())
+            return
         if not self._pool.numbers:  # the index was there; what is wrong with the options was said before this
             self._start_workers(options.num_workers)
-        self._probe = _Probe()
+        self._probe = Probe()
         self._scheduler.add_source(self._probe)
 
-    def _after_probe(self, probe: _Probe) -> None:
+    def _after_probe(self, probe: Probe) -> None:
         if probe.error is not None:
             raise probe.error
         assert self._opened is not None
         self._scheduler.remove_source(probe)
         self._probe = None
         self._scheduler.add_source(self._opened.stream)
-        self._client.send(self._opened.listed_message())
+        self._tell(self._opened.listed_message())
         message = self._opened.opened_message(self._index_s, self._num_cached)
-        self._client.send(message, (self._opened.slots.fd,))
+        self._tell(message, (self._opened.slots.fd,))
 
     def _tell_client(self) -> None:
         if self._opened is None:
@@ -332,20 +350,22 @@ class Service:
         ready: list[list[int]] = []
         while stream.outbox:
             item = stream.outbox.popleft()
-            if isinstance(item, Delivery):
+            if isinstance(item, Delivery) and not item.errors:
                 ready.append([item.step, item.slot, item.num_records])
                 continue
             if ready:
-                self._client.send(Ready(stream.generation, ready))
+                self._tell(Ready(stream.generation, ready))
                 ready = []
-            if isinstance(item, BrokenBatch):
-                self._client.send(Broken(stream.generation, item.step, to_wire(item.error)))
-            elif isinstance(item, Skip):
-                self._client.send(Skipped(to_wire(item.fault.error), len(item.fault.places)))
+            if isinstance(item, Delivery):
+                errors = [to_wire(error) for error in item.errors]
+                self._tell(Skipped(stream.generation, item.step, errors, item.num_skipped))
+                ready = [[item.step, item.slot, item.num_records]]
+            elif isinstance(item, BrokenBatch):
+                self._tell(Broken(stream.generation, item.step, to_wire(item.error)))
             elif isinstance(item, PassEnd):
-                self._client.send(Ended(stream.generation))
+                self._tell(Ended(stream.generation))
         if ready:
-            self._client.send(Ready(stream.generation, ready))
+            self._tell(Ready(stream.generation, ready))
 
 
 def main() -> None:
@@ -353,4 +373,6 @@ def main() -> None:
     from loaderd.protocol.process import enter_process
 
     sock, parent = enter_process("loaderd-daemon")
-    Service(Channel(sock), parent).run()
+    service = Service(Channel(sock), parent)
+    signal.signal(signal.SIGUSR1, lambda *_: print(service.describe(), file=sys.stderr, flush=True))
+    service.run()

@@ -2,98 +2,44 @@
 
 ::
 
-    window   waiting ──open──► loading ──all rows in──► ready ──last batch filled──► (its arena is free)
+    window   loading ──all rows in──► ready                                             (see ``windows``)
     slot     free ──fill begins──► filling ──done──► filled ──in its turn──► lent ──released──► free
 
-- Windows are opened in order, as arenas come free. A window is ready when every row is in it; until then its rows may
-  be written by any number of loads at once, never two to one place.
 - Batches are begun in order and handed over in order; between, they may be done in any order. So the batch that is
   due next always has a slot already, and waits for nothing but workers.
 - Loads of the next window keep pace with the fills of this one (:meth:`Stream.next_task`), so that the consumer does
   not meet a pause where a window ends.
 - :meth:`Stream.start` begins anew anywhere. What older generations still have in flight keeps its arena and its slot
   until it is done, and then is forgotten.
+- What cannot be done in company is done alone, and what workers are lost at is put on trial (see ``trials``).
 
 The owner takes what there is to say to the consumer from ``outbox``.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from loaderd.daemon.tasks import FillBatch, FillWork, LoadWork, Task
-from loaderd.errors import LoaderdError
+from loaderd.daemon.outgoing import BrokenBatch, Delivery, Outgoing, PassEnd
+from loaderd.daemon.tasks import MAX_DEATHS, FillBatch, FillWork, LoadWork, Task, TrialWork
+from loaderd.daemon.trials import Trial
+from loaderd.daemon.windows import Windows
+from loaderd.errors import LoaderdError, ShardError, WorkerError
 from loaderd.options import RECORDS_PER_FILL
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 
-_ROWS_PER_LOAD = 4096
 _NO_GENERATION = -1
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Places of a window whose records cannot be delivered, and why."""
-
-    places: tuple[int, ...]
-    error: LoaderdError
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """Batch ``step`` is in ``slot``, ``num_records`` of it."""
-
-    step: int
-    slot: int
-    num_records: int
-
-
-@dataclass(frozen=True)
-class BrokenBatch:
-    """Batch ``step`` cannot be delivered."""
-
-    step: int
-    error: LoaderdError
-
-
-@dataclass(frozen=True)
-class Skip:
-    """Records that were left out of batches."""
-
-    fault: Fault
-
-
-@dataclass(frozen=True)
-class PassEnd:
-    """The pass is over."""
-
-
-Outgoing = Delivery | BrokenBatch | Skip | PassEnd
-
-
-@dataclass
-class _Window:
-    arena: int
-    rows: int
-    places: int
-    pending: deque[tuple[Slice, ...]]
-    last_step: int
-    loaded_rows: int = 0
-    assigned_rows: int = 0
-    bad_places: dict[int, Fault] = field(default_factory=dict)
-    fills: int = 0
-
-    @property
-    def ready(self) -> bool:
-        return self.loaded_rows == self.rows
-
-
 class Stream:
-    """See the module's docstring. ``plan_pass`` makes the plan of a pass."""
+    """See the module's docstring.
+
+    ``plan_pass`` makes the plan of a pass; ``blame`` makes an error name the records that it is about.
+    """
 
     def __init__(
         self,
@@ -103,24 +49,26 @@ class Stream:
         num_arenas: int,
         num_workers: int,
         skip_damaged: bool,
+        blame: Callable[[list[Slice], LoaderdError], LoaderdError],
     ) -> None:
         self.outbox: deque[Outgoing] = deque()
         self.generation = _NO_GENERATION
         self.plan: PassPlan | None = None
         self._plan_pass = plan_pass
-        self._num_slots = num_slots
-        self._num_workers = num_workers
         self._skip_damaged = skip_damaged
+        self._blame = blame
+        self._windows = Windows(num_arenas, num_workers)
         # The slot that was freed last is filled next: it is the most likely one to be in the cache still.
         self._free_slots = list(range(num_slots))
         self._lent: set[int] = set()
-        self._free_arenas = list(range(num_arenas))
-        self._stale_arenas: Counter[int] = Counter()
-        self._windows: dict[int, _Window] = {}
         self._in_flight: set[Task] = set()
         self._finished: dict[int, Delivery | BrokenBatch] = {}
-        self._alone: deque[FillBatch] = deque()
-        self._next_window = self._next_fill = self._next_send = 0
+        self._loads_alone: deque[LoadWork] = deque()
+        self._fills_alone: deque[tuple[FillBatch, int]] = deque()
+        """Batches that have a slot, and how many workers may be lost at each."""
+        self._trials: dict[int, Trial] = {}
+        self._tried: set[int] = set()
+        self._next_fill = self._next_send = 0
         self._ended = True
 
     # ------------------------------------------------------------------------------------------- events
@@ -130,15 +78,16 @@ class Stream:
         # These count as lent, but the consumer will never hear of them.
         self.release([item.slot for item in self.outbox if isinstance(item, Delivery)])
         self.outbox.clear()
-        for task in self._in_flight:
-            self._stale_arenas.update(_arenas_of(task))
-        self._free_arenas.extend(w.arena for w in self._windows.values() if not self._stale_arenas[w.arena])
+        self._windows.stop(self._in_flight)
         self._free_slots.extend(item.slot for item in self._finished.values() if isinstance(item, Delivery))
-        self._free_slots.extend(batch.slot for batch in self._alone)
-        self._windows.clear()
+        self._free_slots.extend(batch.slot for batch, _ in self._fills_alone)
+        self._free_slots.extend(trial.batch.slot for trial in self._trials.values() if not trial.under_way)
         self._in_flight.clear()
         self._finished.clear()
-        self._alone.clear()
+        self._loads_alone.clear()
+        self._fills_alone.clear()
+        self._trials.clear()
+        self._tried.clear()
         self.plan = None
         self.generation = _NO_GENERATION
         self._ended = True
@@ -151,8 +100,7 @@ class Stream:
         self._next_fill = self._next_send = step
         self._ended = False
         if not self._past_end(step):
-            self._next_window = self.plan.first_window_from(step)
-            self._open_windows()
+            self._windows.begin(self.plan, self.plan.first_window_from(step))
         self._send_in_order()
 
     def release(self, slots: list[int]) -> None:
@@ -163,14 +111,23 @@ class Stream:
             self._lent.remove(slot)
             self._free_slots.append(slot)
 
+    def advanced(self, task: Task, done_bytes: int) -> None:
+        """A load goes on; nobody asks how far it is."""
+
     def done(self, task: Task, result: Any) -> None:
         """A task is done; the result of a load is the list of its faults."""
-        if not self._forget_stale(task):
-            self._in_flight.remove(task)
-            if isinstance(task.work, LoadWork):
-                self._loaded(task.work, result)
-            elif isinstance(task.work, FillWork):
-                self._filled(task.work, None)
+        if self._forget_stale(task):
+            return
+        self._in_flight.remove(task)
+        if isinstance(task.work, LoadWork):
+            self._windows.loaded(task.work, result)
+            self._windows.close(self._next_fill)
+        elif isinstance(task.work, TrialWork):
+            self._tried_rows(task.work, None)
+        elif isinstance(task.work, FillWork):
+            for batch in task.work.batches:
+                done = Delivery(batch.step, batch.slot, batch.num_records, len(batch.omit), batch.errors)
+                self._end_fill(batch, done)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         """A task cannot be done: the batches that need it are broken.
@@ -181,17 +138,40 @@ class Stream:
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
-        if isinstance(task.work, FillWork):
-            if len(task.work.batches) > 1:
-                self._alone.extend(task.work.batches)
+        work = task.work
+        if isinstance(work, LoadWork):
+            self._lose_load(work, error)
+        elif isinstance(work, TrialWork):
+            self._tried_rows(work, None)  # its worker lives; what it says comes again when all rows are decoded
+        elif isinstance(work, FillWork):
+            self._part_or_break(work, error, MAX_DEATHS)
+
+    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
+        """Workers are lost at a task: find out at which of its records, and go on without them or break their batch.
+
+        To see a stall takes long: its record is looked for only if the batch can go on without it.
+        """
+        if self._forget_stale(task):
+            return
+        self._in_flight.remove(task)
+        work = task.work
+        if isinstance(work, LoadWork):
+            if len(work.slices) > 1:
+                self._loads_alone.extend(LoadWork(work.window, work.arena, (part,)) for part in work.slices)
             else:
-                self._filled(task.work, error)
-        elif isinstance(task.work, LoadWork):
-            assert self.plan is not None
-            order = self.plan.order_of(task.work.window)
-            places = [order.places(part.row, part.row + part.stop - part.first) for part in task.work.slices]
-            wanted = [tuple(of_one[of_one >= 0].tolist()) for of_one in places]
-            self._loaded(task.work, [Fault(of_one, error) for of_one in wanted if of_one])
+                self._lose_load(work, self._blame(list(work.slices), error))
+        elif isinstance(work, TrialWork):
+            self._tried_rows(work, error)
+        elif isinstance(work, FillWork):
+            batch = work.batches[0]
+            if len(work.batches) > 1:
+                self._part_or_break(work, error, 1)
+            elif batch.step in self._tried or (stalled and not self._skip_damaged):
+                records = [one for s in batch.segments for one in self._windows.records_at(s.window, s.start, s.stop)]
+                self._part_or_break(work, self._blame(records, error), 1)
+            else:
+                self._tried.add(batch.step)
+                self._trials[batch.step] = Trial(batch, first_only=not self._skip_damaged)
 
     def retry(self, task: Task) -> bool:
         """A worker died: its task is wanted still unless it is of an older generation."""
@@ -201,12 +181,25 @@ class Stream:
         """The most useful work that can begin now."""
         if self.plan is None or self._ended:
             return None
-        work = FillWork((self._alone.popleft(),)) if self._alone else self._next_work(self.plan)
+        work, most_deaths = self._next_redone()
+        work = work or self._next_work(self.plan)
         if work is None:
             return None
-        task = Task(self, work, self.generation)
+        task = Task(self, work, self.generation, most_deaths)
         self._in_flight.add(task)
         return task
+
+    def _next_redone(self) -> tuple[LoadWork | FillWork | None, int]:
+        """What has failed before comes first, for everything waits for it; and how many workers may be lost at it."""
+        for trial in self._trials.values():
+            if (work := trial.next_work()) is not None:
+                return work, trial.most_deaths(work)
+        if self._loads_alone:
+            return self._loads_alone.popleft(), MAX_DEATHS
+        if self._fills_alone:
+            batch, most_deaths = self._fills_alone.popleft()
+            return FillWork((batch,)), most_deaths
+        return None, MAX_DEATHS
 
     def _next_work(self, plan: PassPlan) -> LoadWork | FillWork | None:
         """The window that the next batch waits for comes first.
@@ -216,69 +209,21 @@ class Stream:
         """
         if self._past_end(self._next_fill):
             return None
-        segments = plan.segments_of(self._next_fill)
-        if not all(s.window in self._windows and self._windows[s.window].ready for s in segments):
-            return self._next_load(None)
+        windows, segments = self._windows, plan.segments_of(self._next_fill)
+        if not windows.ready(segments):
+            return windows.next_load()
         if not segments:
-            return self._next_fills()
-        here = self._windows[segments[0].window]
-        return self._next_load(segments[0].start / here.places) or self._next_fills() or self._next_load(None)
-
-    # ------------------------------------------------------------------------------------------ windows
+            return self._next_fills(plan)
+        return windows.next_load(windows.progress_at(segments[0])) or self._next_fills(plan) or windows.next_load()
 
     def _past_end(self, step: int) -> bool:
         assert self.plan is not None
         return self.plan.num_steps is not None and step >= self.plan.num_steps
 
-    def _open_windows(self) -> None:
-        assert self.plan is not None
-        last = self.plan.last_window
-        while self._free_arenas and (last is None or self._next_window <= last):
-            number = self._next_window
-            arena = self._free_arenas.pop()
-            rows = self.plan.rows_of(number)
-            rows_per_load = max(1, min(_ROWS_PER_LOAD, rows // (2 * self._num_workers)))
-            pending = _group(self.plan.slices_of(number), rows_per_load)
-            last_step = self.plan.last_step_in(number)
-            self._windows[number] = _Window(arena, rows, self.plan.places_of(number), pending, last_step)
-            self._next_window += 1
+    # ------------------------------------------------------------------------------------------ batches
 
-    def _next_load(self, progress: float | None) -> LoadWork | None:
-        """The next load there is; with ``progress``, only of a window that is loaded to a smaller part than that."""
-        for number, window in self._windows.items():
-            if window.pending and (progress is None or window.assigned_rows < progress * window.rows):
-                slices = window.pending.popleft()
-                work = LoadWork(number, window.arena, slices)
-                window.assigned_rows += work.num_rows
-                return work
-        return None
-
-    def _loaded(self, work: LoadWork, faults: list[Fault]) -> None:
-        window = self._windows[work.window]
-        window.loaded_rows += work.num_rows
-        for fault in faults:
-            window.bad_places.update(dict.fromkeys(fault.places, fault))
-            if self._skip_damaged:
-                self.outbox.append(Skip(fault))
-        self._close_windows()
-
-    def _close_windows(self) -> None:
-        """Free the arenas of windows that no batch needs any more."""
-        for number in list(self._windows):
-            window = self._windows[number]
-            idle = window.ready and not window.fills
-            if not idle or window.last_step >= self._next_fill:
-                break
-            del self._windows[number]
-            self._free_arenas.append(window.arena)
-        if self._free_arenas:
-            self._open_windows()
-
-    # -------------------------------------------------------------------------------------------- slots
-
-    def _next_fills(self) -> FillWork | None:
+    def _next_fills(self, plan: PassPlan) -> FillWork | None:
         """The next batches, as many as make a task worth its messages and leave slots to the other workers."""
-        assert self.plan is not None
         batches: list[FillBatch] = []
         most = max(1, len(self._free_slots) // 2)
         records = 0
@@ -286,47 +231,38 @@ class Stream:
             step = self._next_fill
             if self._past_end(step):
                 break
-            segments = self.plan.segments_of(step)
-            windows = [self._windows.get(s.window) for s in segments]
-            if not all(window is not None and window.ready for window in windows):
+            segments = plan.segments_of(step)
+            if not self._windows.ready(segments):
                 break
-            bad = self._bad_rows(segments)
             self._next_fill += 1
-            if bad and not self._skip_damaged:
-                self._finished[step] = BrokenBatch(step, next(iter(bad.values())).error)
+            batch = self._begin_batch(step, segments)
+            if isinstance(batch, BrokenBatch):
+                self._finished[step] = batch
                 continue
-            arenas = tuple(window.arena for window in windows if window is not None)
-            batches.append(FillBatch(step, self._free_slots.pop(), tuple(segments), arenas, tuple(bad)))
-            records += batches[-1].num_records
-            for segment in segments:
-                self._windows[segment.window].fills += 1
+            self._windows.begin_fill(segments)
+            batches.append(batch)
+            records += batch.num_records
         if not batches:
-            self._close_windows()
+            self._windows.close(self._next_fill)
             self._send_in_order()
         return FillWork(tuple(batches)) if batches else None
 
-    def _bad_rows(self, segments: list[Segment]) -> dict[int, Fault]:
-        """Rows of a batch, from its start, that cannot be delivered."""
-        bad: dict[int, Fault] = {}
-        row = 0
-        for segment in segments:
-            places = self._windows[segment.window].bad_places
-            if places:
-                wanted = range(segment.start, segment.stop)
-                bad.update({row + p - segment.start: places[p] for p in sorted(places) if p in wanted})
-            row += segment.stop - segment.start
-        return bad
+    def _begin_batch(self, step: int, segments: Sequence[Segment]) -> FillBatch | BrokenBatch:
+        """Batch ``step``, whose rows are there, with a slot of its own; or why it cannot be delivered."""
+        bad = self._windows.bad_rows(segments)
+        errors = tuple({id(fault): fault.error for fault in bad.values()}.values())
+        num_rows = sum(segment.stop - segment.start for segment in segments)
+        if bad and not self._skip_damaged:
+            return BrokenBatch(step, errors[0])
+        if bad and len(bad) == num_rows:
+            return BrokenBatch(step, _nothing_left(step, num_rows, errors[0]))
+        arenas = self._windows.arenas_of(segments)
+        return FillBatch(step, self._free_slots.pop(), tuple(segments), arenas, tuple(bad), errors)
 
-    def _filled(self, work: FillWork, error: LoaderdError | None) -> None:
-        for batch in work.batches:
-            for segment in batch.segments:
-                self._windows[segment.window].fills -= 1
-            if error is None:
-                self._finished[batch.step] = Delivery(batch.step, batch.slot, batch.num_records)
-            else:
-                self._free_slots.append(batch.slot)
-                self._finished[batch.step] = BrokenBatch(batch.step, error)
-        self._close_windows()
+    def _end_fill(self, batch: FillBatch, finished: Delivery | BrokenBatch) -> None:
+        self._finished[batch.step] = finished
+        self._windows.end_fill(batch.segments)
+        self._windows.close(self._next_fill)
         self._send_in_order()
 
     def _send_in_order(self) -> None:
@@ -340,42 +276,92 @@ class Stream:
             self._ended = True
             self.outbox.append(PassEnd())
 
+    # ------------------------------------------------------------------------------------------- report
+
+    def describe(self) -> list[str]:
+        """What waits for what, in a few lines."""
+        lines = [f"consumer   has {len(self._lent)} batches, taken or ready; {len(self._free_slots)} slots are free"]
+        if self.plan is None:
+            return [*lines, "batches    none are asked for"]
+        steps = f"of {self.plan.num_steps}" if self.plan.num_steps is not None else "without end"
+        ahead = f"{len(self._finished)} behind it are made; {self._next_fill} is the next to be begun"
+        lines.append(f"batches    {self._next_send} {steps} is due; {ahead}")
+        if self._trials or self._fills_alone or self._loads_alone:
+            again = [*self._trials, *[batch.step for batch, _ in self._fills_alone]]
+            lines.append(f"again      batches {again}, {len(self._loads_alone)} loads: workers were lost there")
+        return [*lines, *self._windows.describe()]
+
+    def why_idle(self) -> str:
+        """Why a worker has nothing to do."""
+        if self.plan is None or self._ended:
+            return "waits for the consumer to ask for batches"
+        if not self._free_slots:
+            return "waits for the consumer to give slots back"
+        return "waits for what the others are at"
+
+    # ---------------------------------------------------------------------------------- what goes wrong
+
+    def _lose_load(self, work: LoadWork, error: LoaderdError) -> None:
+        self._windows.lost(work, error)
+        self._windows.close(self._next_fill)
+
+    def _part_or_break(self, work: FillWork, error: LoaderdError, most_deaths: int) -> None:
+        """Of several batches, try each alone; a single one is broken."""
+        if len(work.batches) > 1:
+            self._fills_alone.extend((batch, most_deaths) for batch in work.batches)
+            return
+        (batch,) = work.batches
+        self._free_slots.append(batch.slot)
+        self._end_fill(batch, BrokenBatch(batch.step, error))
+
+    def _tried_rows(self, work: TrialWork, error: WorkerError | None) -> None:
+        """Rows of a batch have been tried; at the end of the trial, the batch is made without the guilty ones."""
+        batch = work.batches[0]
+        trial = self._trials[batch.step]
+        if error is None:
+            trial.done()
+        else:
+            trial.given_up(work, error)
+        if not trial.finished:
+            return
+        del self._trials[batch.step]
+        for row, why in trial.guilty.items():
+            window, place = _place_of(batch, row)
+            record = self._windows.records_at(window, place, place + 1)
+            self._windows.mark_bad(window, place, self._blame(record, why))
+        self._free_slots.append(batch.slot)
+        again = self._begin_batch(batch.step, batch.segments)
+        if isinstance(again, BrokenBatch):
+            self._end_fill(batch, again)
+        else:
+            self._fills_alone.append((again, MAX_DEATHS))
+
     # ------------------------------------------------------------------------------------- older generations
 
     def _forget_stale(self, task: Task) -> bool:
         """Whether ``task`` is of an older generation; if so, give back what it held."""
         if task.generation == self.generation:
             return False
-        for arena in _arenas_of(task):
-            self._stale_arenas[arena] -= 1
-            if not self._stale_arenas[arena]:
-                self._free_arenas.append(arena)
+        self._windows.forget(task)
         if isinstance(task.work, FillWork):
             self._free_slots.extend(batch.slot for batch in task.work.batches)
-        if self.plan is not None and not self._ended:
-            self._open_windows()
         return True
 
 
-def _arenas_of(task: Task) -> set[int]:
-    if isinstance(task.work, LoadWork):
-        return {task.work.arena}
-    if isinstance(task.work, FillWork):
-        return {arena for batch in task.work.batches for arena in batch.arenas}
-    return set()
+def _place_of(batch: FillBatch, row: int) -> tuple[int, int]:
+    """(window, place in it) of a row of a batch."""
+    for segment in batch.segments:
+        size = segment.stop - segment.start
+        if row < size:
+            return segment.window, segment.start + row
+        row -= size
+    raise IndexError(row)
 
 
-def _group(slices: list[Slice], rows_per_load: int) -> deque[tuple[Slice, ...]]:
-    """Slices in groups of about ``rows_per_load`` rows, so that a task is worth its messages."""
-    groups: deque[tuple[Slice, ...]] = deque()
-    group: list[Slice] = []
-    rows = 0
-    for part in slices:
-        group.append(part)
-        rows += part.stop - part.first
-        if rows >= rows_per_load:
-            groups.append(tuple(group))
-            group, rows = [], 0
-    if group:
-        groups.append(tuple(group))
-    return groups
+def _nothing_left(step: int, num_rows: int, error: LoaderdError) -> LoaderdError:
+    """An empty batch would make a loss that is no number, so there is none."""
+    return ShardError(
+        f"none of the {num_rows} records of batch {step} is left; the first: {error.message}",
+        hint="Ask for the next batch to go on without it.",
+        damage=error.damage,
+    )

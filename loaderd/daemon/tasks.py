@@ -1,7 +1,7 @@
 """The units of work that the daemon hands to workers, and what a source of them does.
 
 Every task can be done again: a load writes the same rows to the same places, a fill the same values to the same
-slots. So a task whose worker died is given to another. ``str(work)`` says in an error's message what it was.
+slots. So a task whose worker died, or stalled, is given to another. ``str(work)`` says in a message what it was.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from loaderd.errors import LoaderdError
+from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 
@@ -59,6 +59,8 @@ class FillBatch:
     arenas: tuple[int, ...]
     omit: tuple[int, ...] = ()
     """Rows of the batch, counted from its start, that are left out."""
+    errors: tuple[LoaderdError, ...] = ()
+    """Why."""
 
     @cached_property
     def num_records(self) -> int:
@@ -75,16 +77,32 @@ class FillWork:
         return f"the decoding of batch {' and '.join(str(batch.step) for batch in self.batches)}"
 
 
+@dataclass(frozen=True)
+class TrialWork(FillWork):
+    """Decode these rows of a batch, to see whether a worker survives it: ``omit`` has the others."""
+
+    rows: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"the decoding of {len(self.rows)} records of batch {self.batches[0].step}"
+
+
+MAX_DEATHS = 3
+
 Work = IndexWork | ProbeWork | LoadWork | FillWork
 
 
 @dataclass(eq=False)
 class Task:
-    """Work that was handed out: by which source, in which generation of it, and how often its worker died."""
+    """Work that was handed out: by which source, in which generation of it, and how often its worker died.
+
+    After ``most_deaths`` it is given up.
+    """
 
     source: TaskSource
     work: Work
     generation: int = 0
+    most_deaths: int = MAX_DEATHS
     deaths: int = 0
     number: int = field(default=-1)
 
@@ -95,11 +113,17 @@ class TaskSource(Protocol):
     def next_task(self) -> Task | None:
         """Work that can begin now, or None; what is returned counts as begun."""
 
+    def advanced(self, task: Task, done_bytes: int) -> None:
+        """The task goes on, and stands at byte ``done_bytes`` of its file."""
+
     def done(self, task: Task, result: Any) -> None:
         """The task is done."""
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        """The task cannot be done."""
+        """The task cannot be done: a worker tried, and says why."""
+
+    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
+        """The task cannot be done: worker after worker died at it, or ``stalled``."""
 
     def retry(self, task: Task) -> bool:
         """The task's worker died: whether it is still wanted (if not, it counts as ended)."""

@@ -41,6 +41,7 @@ class Channel:
         _channels.add(self)
         self._unpacker = msgpack.Unpacker(max_buffer_size=MAX_MESSAGE_BYTES, unicode_errors=UNICODE_ERRORS)
         self._fds: deque[int] = deque()
+        self._posted: deque[tuple[memoryview, tuple[int, ...]]] = deque()
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -54,6 +55,38 @@ class Channel:
             self.socket.sendall(rest)
         except OSError as error:
             raise ChannelClosed(str(error)) from None
+
+    def post(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """Send what can be sent without waiting, and leave the rest to :meth:`flush`; raises ChannelClosed.
+
+        For one who must not wait for the other end: it may be waiting for him. Not to be mixed with :meth:`send`.
+        """
+        self._posted.append((memoryview(encode(message)), fds))
+        if len(self._posted) == 1:
+            self.flush()
+
+    @property
+    def has_posted(self) -> bool:
+        """Whether something waits for the other end to read."""
+        return bool(self._posted)
+
+    def flush(self) -> None:
+        """Send more of what was posted, without waiting; raises ChannelClosed."""
+        while self._posted:
+            rest, fds = self._posted[0]
+            try:
+                if fds:
+                    sent = socket.send_fds(self.socket, [rest], fds, socket.MSG_DONTWAIT)
+                else:
+                    sent = self.socket.send(rest, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelClosed(str(error)) from None
+            if sent == len(rest):
+                self._posted.popleft()
+            else:
+                self._posted[0] = rest[sent:], ()
 
     def receive(self) -> list[Message]:
         """Wait for bytes and return the messages that they complete (maybe none); raises ChannelClosed at the end.

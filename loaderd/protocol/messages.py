@@ -2,10 +2,10 @@
 
 ::
 
-    client  ──► daemon   Open, List, Start, Release
-    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, Failed, Warned
+    client  ──► daemon   Open, List, Start, Release, Ask
+    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned
     daemon  ──► worker   Attach, IndexTask, ProbeTask, LoadTask, FillTask
-    daemon  ◄── worker   Done, TaskFailed
+    daemon  ◄── worker   Attached, Advanced, Done, TaskFailed
 
 On the wire a message is a msgpack array: its number in ``_MESSAGES``, then its fields in order. Bulk data does not go
 this way: it lies in shared memory, whose file descriptors travel beside Opened and Attach. ``Open.description`` is a
@@ -26,9 +26,14 @@ UNICODE_ERRORS = "surrogatepass"
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Client: make a stream of this description (a pickle of ``dataset.StreamDescription``)."""
+    """Client: make a stream of this description (a pickle of ``dataset.StreamDescription``).
+
+    ``start``: the JSON of the position from which on it is wanted, in place of the description's; it says what the
+    data must be, and how much memory the first pass needs. None: from the start, of whatever the data are.
+    """
 
     description: bytes
+    start: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,18 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Client: is anybody there, and what do I wait for?"""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Daemon: who waits for whom, as text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Daemon: the stream is at its end, for this reason."""
 
@@ -131,9 +148,11 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Daemon: ``num_records`` records were left out, for this reason."""
+    """Daemon: ``num_records`` records are left out of batch ``step``, for these reasons; its Ready comes next."""
 
-    error: dict[str, Any]
+    generation: int
+    step: int
+    errors: list[dict[str, Any]]
     num_records: int
 
 
@@ -191,6 +210,19 @@ class FillTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Attached:
+    """Worker: it is there, and has done what Attach says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Worker: the task goes on, and stands at byte ``done_bytes`` of its file."""
+
+    task: int
+    done_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Worker: the task is done.
 
@@ -220,6 +252,8 @@ Message = (
     | Broken
     | Ended
     | Release
+    | Ask
+    | State
     | Failed
     | Warned
     | Skipped
@@ -228,6 +262,8 @@ Message = (
     | ProbeTask
     | LoadTask
     | FillTask
+    | Attached
+    | Advanced
     | Done
     | TaskFailed
 )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from loaderd.errors import Damage
 from loaderd.machine import max_open_files
-from loaderd.shards.compression import Compression, InflatedStream, PlainStream, open_stream
+from loaderd.shards.compression import Compression, InflatedStream, OnRead, PlainStream, open_stream, tell_nobody
 from loaderd.shards.crc import Bytes1D, check_data_crcs, find_bad_length_crc
 from loaderd.shards.files import OpenFile, ShardFile, open_shard
 from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
@@ -53,10 +53,13 @@ class BlockPiece:
 
 
 class BlockReader:
-    """Reads blocks of a list of files; keeps up to 64 of them open, if it may, and one buffer of a block's size."""
+    """Reads blocks of a list of files; keeps up to 64 files open (fewer if the limit is low) and a block's buffer."""
 
-    def __init__(self, files: list[ShardFile], compressions: list[Compression]) -> None:
+    def __init__(
+        self, files: list[ShardFile], compressions: list[Compression], on_read: OnRead = tell_nobody
+    ) -> None:
         self._files = files
+        self._on_read = on_read
         self._compressions = compressions
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._max_open = max(1, min(_MAX_OPEN_FILES, max_open_files() - _OTHER_OPEN_FILES))
@@ -167,7 +170,7 @@ class BlockReader:
     def _scan(self, part: Block, offset: int, record: int) -> tuple[Stream, Iterator[Piece | Damage]]:
         """The shard's stream, and what is in it from ``offset`` (where ``record`` is) to the end of ``part``."""
         uri = self._files[part.shard].uri
-        stream = open_stream(uri, self._file(part.shard), self._compressions[part.shard])
+        stream = open_stream(uri, self._file(part.shard), self._compressions[part.shard], self._on_read)
         stream.skip(offset)
         left = part.offset + part.num_bytes - offset
 

@@ -8,6 +8,7 @@ like; otherwise the first bytes of GZIP (RFC 1952) or ZLIB (RFC 1950) tell, and 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,8 @@ from loaderd.shards.crc import HEADER_BYTES, masked_crc
 from loaderd.shards.files import OpenFile
 
 Compression = Literal["none", "gzip", "zlib"]
+OnRead = Callable[[int], None]
+"""Is told, after each read of a shard from front to back, at which of the file's bytes that stands."""
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 _READ_BYTES = 1 << 18
@@ -37,9 +40,17 @@ def detect_compression(file: OpenFile) -> Compression:
     return "zlib" if looks_like_zlib and (got < 8 or any(head[4:8])) else "none"
 
 
-def open_stream(shard: str, file: OpenFile, compression: Compression) -> PlainStream | InflatedStream:
+def tell_nobody(offset: int) -> None:
+    """An ``OnRead`` for when nobody wants to know."""
+
+
+def open_stream(
+    shard: str, file: OpenFile, compression: Compression, on_read: OnRead = tell_nobody
+) -> PlainStream | InflatedStream:
     """The bytes of a shard from front to back, without their compression; ``shard`` is its name."""
-    return PlainStream(file) if compression == "none" else InflatedStream(shard, file, compression)
+    if compression == "none":
+        return PlainStream(file, on_read)
+    return InflatedStream(shard, file, compression, on_read)
 
 
 class PlainStream:
@@ -47,14 +58,16 @@ class PlainStream:
 
     damage: Damage | None = None
 
-    def __init__(self, file: OpenFile) -> None:
+    def __init__(self, file: OpenFile, on_read: OnRead) -> None:
         self._file = file
+        self._on_read = on_read
         self._offset = 0
 
     def read_into(self, view: memoryview) -> int:
         """Fill ``view``; returns the bytes read, 0 at the end."""
         got = self._file.read_at(self._offset, view)
         self._offset += got
+        self._on_read(self._offset)
         return got
 
     def skip(self, num_bytes: int) -> None:
@@ -68,9 +81,10 @@ class InflatedStream:
     Where the compressed data is damaged or cut, the stream ends there and ``damage`` says so.
     """
 
-    def __init__(self, shard: str, file: OpenFile, compression: Compression) -> None:
+    def __init__(self, shard: str, file: OpenFile, compression: Compression, on_read: OnRead) -> None:
         self._shard = shard
         self._file = file
+        self._on_read = on_read
         self._window_bits = _WINDOW_BITS[compression]
         self._inflater = zlib.decompressobj(self._window_bits)
         self._compressed_offset = 0
@@ -112,6 +126,7 @@ class InflatedStream:
     def _refill(self) -> int:
         got = self._file.read_at(self._compressed_offset, memoryview(self._buffer))
         self._compressed_offset += got
+        self._on_read(self._compressed_offset)
         self._pending = bytes(memoryview(self._buffer)[:got])
         return got
 

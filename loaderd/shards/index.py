@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import Damage
-from loaderd.shards.compression import Compression, detect_compression, open_stream
+from loaderd.shards.compression import Compression, OnRead, detect_compression, open_stream, tell_nobody
 from loaderd.shards.crc import chain_crcs, masked_crc
 from loaderd.shards.files import ShardFile, open_shard
 from loaderd.shards.framing import Ends, Piece, scan
@@ -130,7 +130,7 @@ def _array_to_wire(numbers: Uints) -> list[Any]:
     return [numbers.itemsize, numbers.astype(f"<u{numbers.itemsize}").tobytes()]
 
 
-def build_index(file: ShardFile, block_records: int) -> ShardIndex:
+def build_index(file: ShardFile, block_records: int, on_read: OnRead = tell_nobody) -> ShardIndex:
     """Read a shard from front to back, check both CRCs of every record, and note its blocks and damage.
 
     Raises ShardReadError where the file cannot be read, or changes meanwhile.
@@ -141,7 +141,7 @@ def build_index(file: ShardFile, block_records: int) -> ShardIndex:
         blocks = _Blocks(block_records if compression == "none" else None)
         damages: list[Damage] = []
         next_record = digest = 0
-        stream = open_stream(file.uri, opened, compression)
+        stream = open_stream(file.uri, opened, compression, on_read)
         for found in scan(file.uri, stream.read_into):
             if isinstance(found, Damage):
                 damages.append(found)

@@ -16,16 +16,17 @@ from loaderd.plan.epoch import WindowOrder
 from loaderd.plan.selection import numbers_that
 from loaderd.protocol.messages import FillTask, IndexTask, LoadTask, ProbeTask
 from loaderd.shards.blocks import Block
+from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import ShardFile
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.workers.load import Part, WindowLoader
 
 
-def index_shard(description: StreamDescription, task: IndexTask) -> list[Any]:
+def index_shard(description: StreamDescription, task: IndexTask, on_read: OnRead = tell_nobody) -> list[Any]:
     """[the index, encoded; why it could not be cached, or None]."""
     options = description.options
-    index = build_index(ShardFile(*task.file), options.block_records)
+    index = build_index(ShardFile(*task.file), options.block_records, on_read)
     unstored = IndexCache(options.index_cache, options.block_records).store(index)
     return [index.encode(), None if unstored is None else str(unstored)]
 
@@ -47,9 +48,10 @@ class Executor:
         max_rows: int,
         windows: SharedMemory,
         slots: SharedMemory,
+        on_read: OnRead = tell_nobody,
     ) -> None:
         schema = description.schema
-        self._loader = WindowLoader(schema, files, compressions)
+        self._loader = WindowLoader(schema, files, compressions, on_read)
         self._decoder = BatchDecoder(schema)
         window_layout = WindowLayout(schema.row_bytes, max_rows)
         num_arenas = len(windows.bytes) // window_layout.arena_bytes

@@ -28,7 +28,7 @@ from loaderd.errors import (
 from loaderd.randomness import splitmix64
 from loaderd.schema import Schema
 from loaderd.shards.blocks import Block, BlockReader
-from loaderd.shards.compression import Compression
+from loaderd.shards.compression import Compression, OnRead, tell_nobody
 from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES
 from loaderd.shards.files import ShardFile
 from loaderd.shards.framing import Piece
@@ -82,9 +82,15 @@ def _groups(parts: list[Part]) -> Iterator[list[Part]]:
 class WindowLoader:
     """Loads parts of windows. It owns a read buffer, and keeps files open."""
 
-    def __init__(self, schema: Schema, files: list[ShardFile], compressions: list[Compression]) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        files: list[ShardFile],
+        compressions: list[Compression],
+        on_read: OnRead = tell_nobody,
+    ) -> None:
         self._files = files
-        self._reader = BlockReader(files, compressions)
+        self._reader = BlockReader(files, compressions, on_read)
         self._parser = RowParser(schema)
         self._row_bytes = schema.row_bytes
         self._needs_keys = schema.needs_record_key

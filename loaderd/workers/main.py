@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import time
 import traceback
 
 from loaderd.dataset import StreamDescription
@@ -13,7 +14,9 @@ from loaderd.memory.shared import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     ATTACH_TASK,
+    Advanced,
     Attach,
+    Attached,
     Done,
     FillTask,
     IndexTask,
@@ -26,6 +29,8 @@ from loaderd.protocol.process import die_with_parent, enter_process
 from loaderd.shards.files import ShardFile
 from loaderd.workers.execute import Executor, index_shard
 
+_TELL_EVERY_S = 0.2
+
 
 class Worker:
     """Answers each task message with Done or TaskFailed."""
@@ -34,6 +39,8 @@ class Worker:
         self._channel = channel
         self._description: StreamDescription | None = None
         self._executor: Executor | None = None
+        self._task = ATTACH_TASK
+        self._told_s = 0.0
 
     def attach(self, message: Attach) -> None:
         """Take over a stream: its description, and its memory if there is any yet."""
@@ -42,7 +49,9 @@ class Worker:
             return
         windows, slots = (SharedMemory(self._channel.take_fd()) for _ in range(2))
         files = [ShardFile(*file) for file in message.files]
-        self._executor = Executor(self._description, files, message.compressions, message.max_rows, windows, slots)
+        self._executor = Executor(
+            self._description, files, message.compressions, message.max_rows, windows, slots, self._tell
+        )
         windows.close_fd()
         slots.close_fd()
 
@@ -58,9 +67,19 @@ class Worker:
                 traceback=traceback.format_exc(),
             )
             self._channel.send(TaskFailed(ATTACH_TASK, to_wire(failure)))
+        else:
+            self._channel.send(Attached())
+
+    def _tell(self, done_bytes: int) -> None:
+        """Say, now and then, that a long task gets on."""
+        now_s = time.monotonic()
+        if now_s - self._told_s > _TELL_EVERY_S:
+            self._told_s = now_s
+            self._channel.send(Advanced(self._task, done_bytes))
 
     def answer(self, task: IndexTask | ProbeTask | LoadTask | FillTask) -> Message:
         """Do the task; whatever goes wrong in it becomes an answer."""
+        self._task = task.task
         try:
             return Done(task.task, self._do(task))
         except LoaderdError as error:
@@ -76,7 +95,7 @@ class Worker:
     def _do(self, task: IndexTask | ProbeTask | LoadTask | FillTask) -> object:
         if isinstance(task, IndexTask):
             assert self._description is not None
-            return index_shard(self._description, task)
+            return index_shard(self._description, task, self._tell)
         assert self._executor is not None
         if isinstance(task, LoadTask):
             return self._executor.load(task)

@@ -1,0 +1,218 @@
+"""The windows that are held at a time: their arenas, the loads that bring their rows in, the rows that are missing.
+
+::
+
+    window   waiting ──open──► loading ──all rows in──► ready ──last batch filled──► (its arena is free)
+
+Windows are opened in order, as arenas come free. A window is ready when every row is in it; until then its rows may
+be written by any number of loads at once, never two to one place. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from loaderd.daemon.outgoing import Fault
+from loaderd.daemon.tasks import FillWork, LoadWork, Task
+from loaderd.errors import LoaderdError
+from loaderd.plan.batches import Segment
+from loaderd.plan.epoch import Slice
+from loaderd.plan.passes import PassPlan
+
+_ROWS_PER_LOAD = 4096
+
+
+@dataclass
+class _Window:
+    arena: int
+    rows: int
+    places: int
+    pending: deque[tuple[Slice, ...]]
+    last_step: int
+    loaded_rows: int = 0
+    assigned_rows: int = 0
+    bad_places: dict[int, Fault] = field(default_factory=dict)
+    fills: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.loaded_rows == self.rows
+
+
+class Windows:
+    """The windows of one pass at a time. What older ones still have in flight keeps its arena until it is done."""
+
+    def __init__(self, num_arenas: int, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._free_arenas = list(range(num_arenas))
+        self._stale_arenas: Counter[int] = Counter()
+        self._open: dict[int, _Window] = {}
+        self._plan: PassPlan | None = None
+        self._next = 0
+
+    @property
+    def plan(self) -> PassPlan:
+        """The plan of the pass that was begun."""
+        assert self._plan is not None
+        return self._plan
+
+    def begin(self, plan: PassPlan, first: int) -> None:
+        """Open windows of ``plan`` from number ``first`` on."""
+        self._plan = plan
+        self._next = first
+        self._open_more()
+
+    def stop(self, in_flight: Iterable[Task]) -> None:
+        """Close all; those that tasks ``in_flight`` write to or read from keep their arenas until :meth:`forget`."""
+        for task in in_flight:
+            self._stale_arenas.update(_arenas_of(task))
+        self._free_arenas.extend(w.arena for w in self._open.values() if not self._stale_arenas[w.arena])
+        self._open.clear()
+        self._plan = None
+
+    def forget(self, task: Task) -> None:
+        """A task of an older pass has ended."""
+        for arena in _arenas_of(task):
+            self._stale_arenas[arena] -= 1
+            if not self._stale_arenas[arena]:
+                self._free_arenas.append(arena)
+        self._open_more()
+
+    def _open_more(self) -> None:
+        if self._plan is None:
+            return
+        last = self._plan.last_window
+        while self._free_arenas and (last is None or self._next <= last):
+            number = self._next
+            rows = self._plan.rows_of(number)
+            rows_per_load = max(1, min(_ROWS_PER_LOAD, rows // (2 * self._num_workers)))
+            self._open[number] = _Window(
+                self._free_arenas.pop(),
+                rows,
+                self._plan.places_of(number),
+                _group(self._plan.slices_of(number), rows_per_load),
+                self._plan.last_step_in(number),
+            )
+            self._next += 1
+
+    def close(self, next_fill: int) -> None:
+        """Free the arenas of windows that no batch needs any more, ``next_fill`` being the next to be begun."""
+        for number in list(self._open):
+            window = self._open[number]
+            if not window.ready or window.fills or window.last_step >= next_fill:
+                break
+            del self._open[number]
+            self._free_arenas.append(window.arena)
+        if self._free_arenas:
+            self._open_more()
+
+    # -------------------------------------------------------------------------------------------- loads
+
+    def next_load(self, progress: float | None = None) -> LoadWork | None:
+        """The next load there is; with ``progress``, only of a window that is loaded to a smaller part than that."""
+        for number, window in self._open.items():
+            if window.pending and (progress is None or window.assigned_rows < progress * window.rows):
+                slices = window.pending.popleft()
+                work = LoadWork(number, window.arena, slices)
+                window.assigned_rows += work.num_rows
+                return work
+        return None
+
+    def loaded(self, work: LoadWork, faults: Sequence[Fault]) -> None:
+        """A load is done, but for the places that ``faults`` names."""
+        window = self._open[work.window]
+        window.loaded_rows += work.num_rows
+        for fault in faults:
+            window.bad_places.update(dict.fromkeys(fault.places, fault))
+
+    def lost(self, work: LoadWork, error: LoaderdError) -> None:
+        """A load cannot be done at all."""
+        order = self.plan.order_of(work.window)
+        places = [order.places(part.row, part.row + part.stop - part.first) for part in work.slices]
+        self.loaded(work, [Fault(tuple(of_one[of_one >= 0].tolist()), error) for of_one in places])
+
+    # ------------------------------------------------------------------------------------------ batches
+
+    def ready(self, segments: Sequence[Segment]) -> bool:
+        """Whether all rows of a batch are there."""
+        return all(s.window in self._open and self._open[s.window].ready for s in segments)
+
+    def progress_at(self, segment: Segment) -> float:
+        """Which part of its window lies in front of ``segment``."""
+        return segment.start / self._open[segment.window].places
+
+    def begin_fill(self, segments: Sequence[Segment]) -> None:
+        """A batch is being made of these rows: they must stay until :meth:`end_fill`."""
+        for segment in segments:
+            self._open[segment.window].fills += 1
+
+    def end_fill(self, segments: Sequence[Segment]) -> None:
+        """The batch is made, or will never be."""
+        for segment in segments:
+            self._open[segment.window].fills -= 1
+
+    def arenas_of(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """The arena of each segment."""
+        return tuple(self._open[segment.window].arena for segment in segments)
+
+    def bad_rows(self, segments: Sequence[Segment]) -> dict[int, Fault]:
+        """Rows of a batch, from its start, that cannot be delivered."""
+        bad: dict[int, Fault] = {}
+        row = 0
+        for segment in segments:
+            places = self._open[segment.window].bad_places
+            if places:
+                wanted = range(segment.start, segment.stop)
+                bad.update({row + p - segment.start: places[p] for p in sorted(places) if p in wanted})
+            row += segment.stop - segment.start
+        return bad
+
+    def mark_bad(self, window: int, place: int, error: LoaderdError) -> None:
+        """What lies at ``place`` cannot be delivered."""
+        self._open[window].bad_places[place] = Fault((place,), error)
+
+    def records_at(self, window: int, start: int, stop: int) -> list[Slice]:
+        """The records whose rows lie at places ``start`` to ``stop - 1`` of a window, one a slice."""
+        order = self.plan.order_of(window)
+        found = []
+        for part in self.plan.slices_of(window):
+            places = order.places(part.row, part.row + part.stop - part.first)
+            for number in np.flatnonzero((places >= start) & (places < stop)).tolist():
+                first = part.first + number
+                found.append(replace(part, first=first, stop=first + 1, row=part.row + number))
+        return found
+
+    def describe(self) -> list[str]:
+        """How far the windows are, a line each."""
+        return [
+            f"window {number:<3} {w.loaded_rows} of {w.rows} rows are loaded; {w.fills} batches are made of it"
+            for number, w in self._open.items()
+        ]
+
+
+def _arenas_of(task: Task) -> set[int]:
+    if isinstance(task.work, LoadWork):
+        return {task.work.arena}
+    if isinstance(task.work, FillWork):
+        return {arena for batch in task.work.batches for arena in batch.arenas}
+    return set()
+
+
+def _group(slices: list[Slice], rows_per_load: int) -> deque[tuple[Slice, ...]]:
+    """Slices in groups of about ``rows_per_load`` rows, so that a task is worth its messages."""
+    groups: deque[tuple[Slice, ...]] = deque()
+    group: list[Slice] = []
+    rows = 0
+    for part in slices:
+        group.append(part)
+        rows += part.stop - part.first
+        if rows >= rows_per_load:
+            groups.append(tuple(group))
+            group, rows = [], 0
+    if group:
+        groups.append(tuple(group))
+    return groups

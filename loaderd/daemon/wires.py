@@ -1,0 +1,87 @@
+"""The channels that the daemon listens to and speaks on. None of them can make it wait.
+
+Whoever is at the other end may be stopped, or be busy sending to us: so what he does not take at once is kept, and
+sent when he does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import time
+from collections.abc import Iterator
+
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import Message
+
+
+class Wires:
+    """Channels by number."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._channels: dict[int, Channel] = {}
+        self._death_fds: dict[int, int] = {}
+
+    def add(self, number: int, channel: Channel, death_fd: int) -> None:
+        """Listen to ``channel``; ``death_fd``, which stays the caller's, can be read when who speaks there is dead.
+
+        Not even the end of a channel says that: a fork may have the other end open still.
+        """
+        self._channels[number] = channel
+        self._death_fds[number] = death_fd
+        self._selector.register(channel, selectors.EVENT_READ, number)
+        self._selector.register(death_fd, selectors.EVENT_READ, number)
+
+    def remove(self, number: int) -> None:
+        """Forget a channel, and close it."""
+        channel = self._channels.pop(number)
+        self._selector.unregister(channel)
+        self._selector.unregister(self._death_fds.pop(number))
+        channel.close()
+
+    def post(self, number: int, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """Send, now or later. If the other end is gone, :meth:`wait` will say so."""
+        channel = self._channels[number]
+        with contextlib.suppress(ChannelClosed):
+            channel.post(message, fds)
+        self._listen(number, channel)
+
+    def _listen(self, number: int, channel: Channel) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_posted else 0)
+        if self._selector.get_key(channel).events != events:
+            self._selector.modify(channel, events, number)
+
+    def wait(self, timeout_s: float) -> Iterator[tuple[int, list[Message] | None]]:
+        """What has come, by number; None where the other end is gone, and the channel is to be removed."""
+        for key, events in self._selector.select(timeout_s):
+            number = key.data
+            channel = self._channels.get(number)
+            if channel is None:  # removed just now
+                continue
+            if key.fileobj is not channel:
+                yield number, None
+                continue
+            try:
+                if events & selectors.EVENT_WRITE:
+                    channel.flush()
+                    self._listen(number, channel)
+                messages = channel.receive() if events & selectors.EVENT_READ else []
+            except ChannelClosed:
+                yield number, None
+            else:
+                yield number, messages
+
+    def finish(self, number: int, limit_s: float) -> None:
+        """Send what is left for ``number``, as far as he takes it in that time."""
+        channel = self._channels[number]
+        until_s = time.monotonic() + limit_s
+        with contextlib.suppress(ChannelClosed):
+            while channel.has_posted and time.monotonic() < until_s:
+                self._selector.select(0.1)
+                channel.flush()
+
+    def close(self) -> None:
+        for number in list(self._channels):
+            self.remove(number)
+        self._selector.close()
