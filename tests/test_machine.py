@@ -291,7 +291,7 @@ def train(limit: str, shards: str, *, user: tuple[str, ...] = (), **options: obj
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("soft", "hard"), [(64, 64), (24, 24), (12, 64)])
+@pytest.mark.parametrize(("soft", "hard"), [(24, 24), (12, 64)])
 def test_few_open_files_are_enough(many_shards: str, soft: int, hard: int):
     assert train(limit_of("NOFILE", soft, hard), many_shards, workers=2) == "2 workers, 2000 records"
 
@@ -343,3 +343,33 @@ def test_too_little_memory_is_named_and_nobody_is_killed(limited: Limited, many_
         r"/.*/loaderd-test-\d+-\d+ is 200 MiB\)\nChoose a smaller batch_size, ",
         done.stdout,
     ), done.stdout
+
+
+GLUTTON_TEXT = """
+import logging, sys
+import loaderd
+
+def glutton(number):
+    return number + len(bytes(1) * (300 << 20)) * 0
+
+schema = loaderd.Schema(
+    features={"id": loaderd.Int64()},
+    fields={"id": loaderd.Derived(glutton, "number")},
+    intermediates={"number": loaderd.Array("id")},
+)
+logging.basicConfig()
+one = loaderd.Dataset(sys.argv[1], schema, index_cache="none").take(1)
+with loaderd.Loader(one, batch_size=1, workers=1) as loader:
+    try:
+        next(iter(loader))
+    except loaderd.errors.WorkerError as error:
+        print(error)
+"""
+
+
+def test_a_field_that_takes_too_much_is_an_error_and_not_the_end_of_the_training(limited: Limited, many_shards: str):
+    done = limited("memory", {"memory.limit_in_bytes": str(200 * MIB)}, GLUTTON_TEXT, many_shards)
+    assert done.returncode == 0, done.stderr
+    why = r"was killed by SIGKILL, for memory ran out \(memory.limit_in_bytes of the cgroup .* is 200 MiB\)"
+    assert len(re.findall(why, done.stderr)) == len(done.stderr.splitlines()) >= 3, done.stderr
+    assert re.search(why, done.stdout) and "too little memory" in done.stdout, done.stdout
