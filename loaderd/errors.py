@@ -26,11 +26,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One damaged stretch of a shard: where it is, what was expected there and what was found.
+    """One damaged record of a shard, or a lost stretch that counts as one: where it is, and what was wrong.
 
     ``record`` counts the records of the shard from 0; ``offset`` is where the record's framing starts, in
     bytes (of the decompressed stream, for a compressed shard). ``lost_bytes`` is how much of the shard the
-    damage takes away; -1 where nothing after it can be read. An ``offset`` of -1 is not known.
+    damage takes away; -1 where nothing after it can be read. An ``offset`` of -1 is not known. A shard of which
+    nothing can be read when it is indexed is one damage, of record 0; of one that can't be read any more, each record
+    is one.
     """
 
     shard: str
@@ -50,14 +52,30 @@ class Damage:
 
 
 class LoaderdError(Exception):
-    """The root of every exception of this package. ``hint`` says what to do; ``damage`` where, if known."""
+    """The root of every exception of this package.
 
-    def __init__(self, message: str, *, hint: str = "", damage: Damage | None = None, traceback: str = "") -> None:
+    ``hint`` says what to do. ``damage``: where, if known; ``damages``: all of it, where it is more than one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        damage: Damage | None = None,
+        damages: tuple[Damage, ...] = (),
+        traceback: str = "",
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.damage = damage
+        self.damages = damages or (() if damage is None else (damage,))
         self.traceback = traceback
+
+    @property
+    def damage(self) -> Damage | None:
+        """The first of ``damages``."""
+        return self.damages[0] if self.damages else None
 
     def __str__(self) -> str:
         parts = [self.message]
@@ -135,18 +153,17 @@ def to_wire(error: LoaderdError) -> dict[str, Any]:
         "class": type(error).__name__,
         "message": error.message,
         "hint": error.hint,
-        "damage": None if error.damage is None else error.damage.to_wire(),
+        "damages": [damage.to_wire() for damage in error.damages],
         "traceback": error.traceback,
     }
 
 
 def from_wire(wire: dict[str, Any]) -> LoaderdError:
     """The error that ``to_wire`` described, of the same class."""
-    damage = wire["damage"]
     return _CLASSES.get(wire["class"], LoaderdError)(
         wire["message"],
         hint=wire["hint"],
-        damage=None if damage is None else Damage(**damage),
+        damages=tuple(Damage(**damage) for damage in wire["damages"]),
         traceback=wire["traceback"],
     )
 

@@ -82,6 +82,7 @@ class StreamOptions:
     held_batches: int = 4
     index_cache: str = "user"
     stall_timeout: float | None = 120.0
+    report: str | None = None
 
     def __post_init__(self) -> None:
         require(is_count(self.batch_size), "batch_size", "a positive integer", self.batch_size)
@@ -118,6 +119,10 @@ class StreamOptions:
             self.index_cache,
         )
         object.__setattr__(self, "index_cache", os.fspath(self.index_cache))
+        report = self.report
+        is_path = isinstance(report, (str, os.PathLike)) and bool(str(report))
+        require(report is None or is_path, "report", "a path or None", report)
+        object.__setattr__(self, "report", None if report is None else os.path.abspath(os.fspath(report)))
         timeout = self.stall_timeout
         require(
             timeout is None or (isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0),

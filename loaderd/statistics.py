@@ -28,7 +28,7 @@ class Statistics:
     records_skipped: int
     """Deliveries left out because of damage that the index pass had not seen. (What it saw is not in the plan.)"""
     damages: tuple[Damage, ...]
-    """What the index pass found, and then what was skipped later: the first 1,000 of all."""
+    """What the index pass found, and what came up later: each record once, the first 1,000 of all."""
     workers: int
     """Worker processes."""
     workers_restarted: int

@@ -25,6 +25,7 @@ from typing import Any
 
 from loaderd.client.batch import SlotReader
 from loaderd.client.patience import Patience
+from loaderd.client.report import DamageReport
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.layout import SlotLayout
 from loaderd.memory.shared import SharedMemory
@@ -67,7 +68,7 @@ class Counts:
     starts: int = 0
     wait_s: float = 0.0
     records_skipped: int = 0
-    skipped: list[LoaderdError] = field(default_factory=list)
+    report: DamageReport = field(default_factory=DamageReport)
     workers_restarted: int = 0
     daemon_restarts: int = 0
 
@@ -200,7 +201,7 @@ class Connection:
         skipped = self._skips.pop(step, None) if self._skips else None
         if skipped is not None:
             self._counts.records_skipped += skipped.num_records
-            self._counts.skipped += map(from_wire, skipped.errors)
+            self._counts.report.add("epoch", [one for error in skipped.errors for one in from_wire(error).damages])
         return from_wire(batch.error) if isinstance(batch, Broken) else (batch[1], batch[2])
 
     def release(self, slot: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,14 +13,12 @@ from loaderd.client.batch import Batch
 from loaderd.client.progress import IndexProgress
 from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, Refresh, StreamDescription
-from loaderd.errors import Damage, LoaderdError, OptionError
+from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import OnCorrupt, Remainder, Shuffle, StreamOptions, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.schema import Schema
 from loaderd.statistics import Statistics
-
-_MAX_DAMAGES = 1000
 
 
 class Loader:
@@ -43,6 +42,7 @@ class Loader:
     - ``progress``: a bar for the index pass; None: if standard error is a terminal.
     - ``refresh``: ``"epoch"``: each epoch is made of the shards that there are when it begins; else ``"never"``.
     - ``stall_timeout``: seconds without progress after which a process of loaderd is replaced; None: never.
+    - ``report``: a file to which every damaged record is written, a JSON object a line; see README.
     - ``start``: a :class:`~loaderd.Position` to go on from.
 
     Each ``iter(loader)`` is a **pass** of ``epochs`` epochs, and goes on counting epochs where the one before would
@@ -72,6 +72,7 @@ class Loader:
         progress: bool | None = None,
         refresh: Refresh = "never",
         stall_timeout: float | None = 120.0,
+        report: str | os.PathLike[str] | None = None,
         start: Position | None = None,
     ) -> None:
         dataset = _as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh)
@@ -88,6 +89,7 @@ class Loader:
             held_batches=held_batches,
             index_cache=common.index_cache,
             stall_timeout=stall_timeout,
+            report=None if report is None else os.fspath(report),
         )
         self.schema = common.schema
         self._grows = dataset.grows
@@ -242,8 +244,6 @@ class Loader:
     def statistics(self) -> Statistics:
         """Counts so far, and sizes."""
         stream, counts = self._stream, self._stream.counts
-        late = [error.damage for error in counts.skipped if error.damage is not None]
-        damages = [Damage(**damage) for damage in stream.data.damages] + late
         return Statistics(
             **stream.facts,
             batches_delivered=counts.batches,
@@ -252,7 +252,7 @@ class Loader:
             starts=counts.starts,
             wait_s=counts.wait_s,
             records_skipped=counts.records_skipped,
-            damages=tuple(damages[:_MAX_DAMAGES]),
+            damages=tuple(counts.report.first),
             workers_restarted=counts.workers_restarted,
             daemon_restarts=counts.daemon_restarts,
             slots_lent=stream.num_lent,

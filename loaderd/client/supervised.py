@@ -27,8 +27,9 @@ import cloudpickle
 from loaderd.client.batch import Batch
 from loaderd.client.connection import Connection, Counts, DaemonEnded
 from loaderd.client.progress import IndexProgress
+from loaderd.client.report import DamageReport
 from loaderd.dataset import StreamDescription
-from loaderd.errors import ClosedError, DaemonError, LoaderdError, OptionError
+from loaderd.errors import ClosedError, DaemonError, Damage, LoaderdError, OptionError
 from loaderd.memory.layout import SlotLayout
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Course, Position
@@ -66,7 +67,7 @@ class SupervisedStream:
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
         self._fruitless = 0
-        self.counts = Counts()
+        self.counts = Counts(report=DamageReport(self._options.report))
         _streams.add(self)
         try:
             self._open(start, None)
@@ -109,6 +110,9 @@ class SupervisedStream:
             self._now.list_shards(listing)
         except DaemonEnded as end:
             self._open(place, end)
+        except LoaderdError as error:
+            self.counts.report.add("index", error.damages)
+            raise
         else:
             self._use_data(listing)
         finally:
@@ -124,6 +128,7 @@ class SupervisedStream:
                 hint="Bring them back, or go without the position.",
             )
         self.data = data
+        self.counts.report.add("index", [Damage(**damage) for damage in data.damages])
         self.course = Course(self._options, data.facts["num_records"], self._window_records, data.of, listing)
         self._courses[listing] = self.course
         self._now.torn = False
@@ -164,6 +169,8 @@ class SupervisedStream:
             connection.wait_for_batch()
             counts.wait_s += time.perf_counter() - began_s
         found = connection.next_batch()
+        if isinstance(found, LoaderdError):
+            counts.report.add("epoch", found.damages)
         if found is None or isinstance(found, LoaderdError):
             return found
         slot, num_records = found
@@ -228,6 +235,7 @@ class SupervisedStream:
         if end is not None:
             if end.failure is not None:
                 self._over = f"the loader ended: {end.failure.message}"
+                self.counts.report.add("index", end.failure.damages)
                 raise end.failure
             self._fruitless = 0 if before.delivered else self._fruitless + 1
             if self._fruitless == _MAX_FRUITLESS_DAEMONS:

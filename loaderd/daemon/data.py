@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, damage_error
+from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
 from loaderd.daemon.table import BlockTable
 from loaderd.dataset import AnyDataset, Dataset, joined_text
 from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
@@ -62,9 +62,11 @@ class Data:
         self.files = [file for files in sets for file in files]
         indexes = [[index_of(file) for file in files] for files in sets]
         damages = [damage for of_set in indexes for index in of_set for damage in index.damages]
+        most = MAX_NAMED_DAMAGES if options.report is None else MAX_REPORTED_DAMAGES
         if damages and options.on_corrupt == "raise":
-            raise damage_error(damages, len(self.files))
-        self.damages: list[Damage] = damages[:MAX_NAMED_DAMAGES]
+            unreadable = [index.error for of_set in indexes for index in of_set if index.error is not None]
+            raise damage_error(damages, len(self.files), unreadable, most)
+        self.damages: list[Damage] = damages[:most]
         leaves = dataset.leaves()
         self._tables = [
             BlockTable(of_set, options.on_corrupt, leaf.selection)

@@ -1,21 +1,26 @@
 """The index of all shards: from the cache where it is there, made by the workers where not.
 
+A shard that cannot be indexed, because it cannot be read or because workers are lost at it, does not end the pass: in
+place of its index comes one that says so. What becomes of it is the user's choice, as with damaged records.
+
 Pure but for the cache: a source of tasks that the scheduler asks like any other.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loaderd.daemon.tasks import IndexWork, Task
-from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardError, WorkerError
+from loaderd.errors import CorruptRecordError, Damage, LoaderdError, WorkerError
 from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex, decode_index
 from loaderd.shards.index_cache import IndexCache
 
 MAX_NAMED_DAMAGES = 1000
+# They come in one message.
+MAX_REPORTED_DAMAGES = 200_000
 
 
 class IndexPass:
@@ -27,11 +32,10 @@ class IndexPass:
         """``known``: indexes that are here already."""
         self.files = files
         self.indexes: dict[int, ShardIndex] = {}
-        self.error: LoaderdError | None = None
         self.unstored: str | None = None
         for number, file in enumerate(files):
             index = (known or {}).get(file) or cache.load(file)
-            if index is not None:
+            if index is not None and index.error is None:
                 self.indexes[number] = index
         self.num_cached = len(self.indexes)
         missing = [number for number in range(len(files)) if number not in self.indexes]
@@ -53,21 +57,25 @@ class IndexPass:
 
     @property
     def finished(self) -> bool:
-        return self.error is not None or len(self.indexes) == len(self.files)
+        return len(self.indexes) == len(self.files)
 
     def next_task(self) -> Task | None:
-        return Task(self, IndexWork(self._waiting.popleft())) if self._waiting and self.error is None else None
+        return Task(self, IndexWork(self._waiting.popleft())) if self._waiting else None
 
     def done(self, task: Task, result: Any) -> None:
         assert isinstance(task.work, IndexWork)
         encoded, unstored = result
-        self.indexes[task.work.file] = decode_index(encoded)
         self.unstored = self.unstored or unstored
-        self._begun_bytes.pop(task.work.file, None)
-        self._done_bytes += self.files[task.work.file].size_bytes
+        self._take(task.work.file, decode_index(encoded))
+
+    def _take(self, number: int, index: ShardIndex) -> None:
+        self.indexes[number] = index
+        self._begun_bytes.pop(number, None)
+        self._done_bytes += self.files[number].size_bytes
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        self.error = self.error or error
+        assert isinstance(task.work, IndexWork)
+        self._take(task.work.file, ShardIndex.of_unreadable(self.files[task.work.file], error))
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         self.failed(task, error)
@@ -76,8 +84,27 @@ class IndexPass:
         return True
 
 
-def damage_error(damages: list[Damage], num_files: int) -> ShardError:
-    """What ``on_corrupt="raise"`` raises for the damage that the index pass found."""
+def damage_error(
+    damages: list[Damage],
+    num_files: int,
+    unreadable: Sequence[LoaderdError] = (),
+    most: int = MAX_NAMED_DAMAGES,
+) -> LoaderdError:
+    """What ``on_corrupt="raise"`` raises for the damage that the index pass found.
+
+    ``unreadable``: why shards could not be indexed; ``damages`` holds these shards, too. ``most``: how many damages
+    the error carries.
+    """
+    if unreadable:
+        named = "\n".join(f"  {error.message}" for error in unreadable[:10])
+        rest = f"\n  … and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
+        text = f"{len(unreadable)} of {num_files} shards cannot be indexed:\n{named}{rest}"
+        return type(unreadable[0])(
+            unreadable[0].message if num_files == 1 else text,
+            hint=f'{unreadable[0].hint} Or pass on_corrupt="skip_record" or "skip_shard" to go on without.'.lstrip(),
+            damages=tuple(damages[:most]),
+            traceback=unreadable[0].traceback,
+        )
     shards = len({damage.shard for damage in damages})
     count = f"{len(damages)} damaged record{'s' * (len(damages) > 1)} in {shards} of {num_files} shards"
     named = "\n".join(f"  {damage}" for damage in damages[:10])
@@ -85,5 +112,5 @@ def damage_error(damages: list[Damage], num_files: int) -> ShardError:
     return CorruptRecordError(
         f"{count}:\n{named}{rest}",
         hint='Restore the files, or pass on_corrupt="skip_record" or "skip_shard" to go on without them.',
-        damage=damages[0],
+        damages=tuple(damages[:most]),
     )

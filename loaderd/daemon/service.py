@@ -288,11 +288,6 @@ class Service:
         return self._opened.task_message(task)
 
     def _after_indexing(self, index_pass: IndexPass) -> None:
-        if index_pass.error is not None:
-            self._scheduler.remove_source(index_pass)
-            self._index_pass = None
-            self._refuse(index_pass.error)
-            return
         if index_pass.total_bytes:
             self._tell(Progress(index_pass.done_bytes, index_pass.total_bytes))
         if not index_pass.finished:
@@ -373,6 +368,9 @@ def main() -> None:
     from loaderd.protocol.process import enter_process
 
     sock, parent = enter_process("loaderd-daemon")
-    service = Service(Channel(sock), parent)
+    try:
+        service = Service(Channel(sock), parent)
+    except ProcessLookupError:  # the training process was killed while this one started
+        return
     signal.signal(signal.SIGUSR1, lambda *_: print(service.describe(), file=sys.stderr, flush=True))
     service.run()

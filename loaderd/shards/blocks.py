@@ -5,6 +5,10 @@ record, are then fewer. A compressed block is inflated from the start of its sha
 plain one in which something is wrong (:meth:`BlockReader.read`). What was healthy at the index pass may be damaged
 now; then the records before and behind the damage are still found, at their old numbers, and those between are named
 as damaged. Of a plain block, damage costs at most the records between two anchors.
+
+A file whose size or time is not what it was is not read, be it that records were only appended: those that stand at
+the old places may be others, with CRCs as right as the old ones'. So it is looked at after each read. Who has a file
+open that was deleted, or replaced by another of its name, goes on reading it.
 """
 
 from __future__ import annotations
@@ -73,7 +77,8 @@ class BlockReader:
         """Records ``first`` to ``stop - 1`` of ``block``, in order; both CRCs of each are checked.
 
         What is found may go beyond that range. A damage comes in front of the piece that the record would be in, or
-        is in as a bad one. Raises ShardReadError where the file cannot be read, or is not the one that was indexed.
+        is in as a bad one. Raises ShardReadError where the file cannot be read, or is not the one that was indexed;
+        if it comes at the end, what was yielded does not count.
         """
         self._file(block.shard).check_unchanged()
         is_whole = not block.anchors or self._find_frames([block]) is not None
@@ -86,6 +91,7 @@ class BlockReader:
                     yield found
                 else:
                     yield BlockPiece(found.first_record - block.first_record, found)
+        self._file(block.shard).check_unchanged()
 
     def can_read_together(self, block: Block) -> bool:
         """Whether :meth:`read_together` may be tried."""
@@ -113,8 +119,10 @@ class BlockReader:
         position = 0
         for block in blocks:
             part = view[position : position + block.num_bytes]
-            if self._file(block.shard).read_at(block.offset, part) < block.num_bytes:
+            file = self._file(block.shard)
+            if file.read_at(block.offset, part) < block.num_bytes:
                 return None
+            file.check_unchanged()
             starts.append(np.frombuffer(block.anchors, dtype="<u4").astype(np.int64) + position)
             counts.append(np.full(len(starts[-1]), ANCHOR_RECORDS))
             counts[-1][-1] = block.count - ANCHOR_RECORDS * (len(starts[-1]) - 1)
@@ -136,17 +144,21 @@ class BlockReader:
     def _read_part(self, part: Block, stop: int) -> Iterator[Piece | Damage]:
         """The records of ``part`` up to number ``stop`` of the shard, and the damage.
 
-        Where a frame is broken, nobody can say how many records the lost stretch held. So records are counted from
-        the front to the first broken frame, and from the end back to the last; what lies between is lost.
+        Where a frame is broken, nobody can say how many records the lost stretch held: one, if the numbers come out
+        right so. Otherwise records are counted from the front to the first broken frame, and from the end back to
+        the last; what lies between is lost.
         """
         stream, found_in_part = self._scan(part, part.offset, part.first_record)
         number, offset = part.first_record, part.offset
+        last = reached = part.first_record + part.count
         damages: list[Damage] = []
         tail_count, tail_offset, tail_stop = 0, -1, -1
         for found in found_in_part:
+            reached = found.record + 1 if isinstance(found, Damage) else found.first_record + found.num_records
             if isinstance(found, Damage):
                 damages.append(found)
-            elif found.offset == offset:  # nothing is missing in front of it: the damages are of bad records in it
+            elif found.offset == offset and number + found.num_records <= last:
+                # Nothing is missing in front of it: the damages are of bad records in it.
                 yield from damages
                 damages.clear()
                 yield found
@@ -157,10 +169,15 @@ class BlockReader:
                 if found.offset != tail_stop:
                     tail_count, tail_offset = 0, found.offset
                 tail_count, tail_stop = tail_count + found.num_records, found.stop_offset
-        last = part.first_record + part.count
+        if stream.damage is None and damages and reached == last:
+            yield from self._scan(part, offset, number)[1]
+            return
         if tail_stop != part.offset + part.num_bytes or tail_count >= last - number:
             tail_count, tail_offset = 0, part.offset + part.num_bytes
-        cause = stream.damage or (damages[0] if damages else Damage("", 0, 0, "more records", "the end of the file"))
+        miscounted = Damage(
+            "", 0, 0, f"{part.count} records, as when it was indexed", f"{reached - part.first_record}"
+        )
+        cause = stream.damage or (damages[0] if damages else miscounted)
         lost = Damage(self._files[part.shard].uri, number, offset, cause.expected, cause.found, tail_offset - offset)
         for record in range(number, last - tail_count):
             yield replace(lost, record=record, lost_bytes=lost.lost_bytes if record == number else 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -78,7 +78,9 @@ class PlainStream:
 class InflatedStream:
     """A compressed file from front to back, inflated; GZIP members that follow each other are one stream.
 
-    Where the compressed data is damaged or cut, the stream ends there and ``damage`` says so.
+    Where the compressed data is damaged or cut, the stream ends there and ``damage`` says so. An inflater that raises
+    keeps what it had got before the damage. So when one does, its state from before is fed with half as much, down to
+    the byte at which it raises, and each time drained first.
     """
 
     def __init__(self, shard: str, file: OpenFile, compression: Compression, on_read: OnRead) -> None:
@@ -88,7 +90,8 @@ class InflatedStream:
         self._window_bits = _WINDOW_BITS[compression]
         self._inflater = zlib.decompressobj(self._window_bits)
         self._compressed_offset = 0
-        self._pending = b""
+        self._pending = memoryview(b"")
+        self._most_fed = _READ_BYTES
         self._member_started = False
         self._buffer = bytearray(_READ_BYTES)
         self.inflated_bytes = 0
@@ -100,21 +103,11 @@ class InflatedStream:
             got = self._refill() if not self._pending else 1
             if not got and not self._member_started:
                 return 0
-            before = self._inflater.copy()
             try:
-                data = self._inflater.decompress(self._pending, len(view))
+                data = self._inflate(len(view))
             except zlib.error as error:
-                data = _inflate_to_error(before, self._pending, len(view))
-                view[: len(data)] = data
-                self.inflated_bytes += len(data)
                 self._fail("valid compressed data", str(error))
-                return len(data)
-            self._member_started = True
-            self._pending = self._inflater.unconsumed_tail
-            if self._inflater.eof:
-                self._pending = self._inflater.unused_data
-                self._inflater = zlib.decompressobj(self._window_bits)
-                self._member_started = False
+                return 0
             if data:
                 view[: len(data)] = data
                 self.inflated_bytes += len(data)
@@ -123,11 +116,35 @@ class InflatedStream:
                 self._fail("more compressed data", "the end of the file")
         return 0
 
+    def _inflate(self, most: int) -> bytes:
+        """A step: up to ``most`` bytes of what is pending, maybe none yet."""
+        before = self._inflater.copy()
+        fed = self._pending[: self._most_fed]
+        try:
+            data: bytes = b"" if self._most_fed == _READ_BYTES else self._inflater.decompress(b"", most)
+            if data or self._inflater.eof:
+                fed = fed[:0]
+            else:
+                data = self._inflater.decompress(fed, most)
+        except zlib.error:
+            if len(fed) <= 1:
+                raise
+            self._inflater, self._most_fed = before, len(fed) // 2
+            return b""
+        self._member_started = True
+        rest = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
+        left = len(self._pending) - len(fed) + len(rest)
+        if self._inflater.eof:
+            self._inflater = zlib.decompressobj(self._window_bits)
+            self._member_started = False
+        self._pending = self._pending[len(self._pending) - left :]
+        return data
+
     def _refill(self) -> int:
         got = self._file.read_at(self._compressed_offset, memoryview(self._buffer))
         self._compressed_offset += got
         self._on_read(self._compressed_offset)
-        self._pending = bytes(memoryview(self._buffer)[:got])
+        self._pending = memoryview(bytes(memoryview(self._buffer)[:got]))
         return got
 
     def skip(self, num_bytes: int) -> None:
@@ -148,19 +165,3 @@ class InflatedStream:
             found,
             lost_bytes=-1,
         )
-
-
-def _inflate_to_error(inflater: Any, data: bytes, most: int) -> bytes:
-    """What ``data`` inflates to up to where it is damaged, ``most`` bytes at most.
-
-    An inflater that raises keeps what it had already; fed with one byte at a time, it hands over all of that first.
-    """
-    found = bytearray()
-    for offset in range(len(data)):
-        try:
-            found += inflater.decompress(data[offset : offset + 1], most - len(found))
-        except zlib.error:
-            break
-        if len(found) == most:
-            break
-    return bytes(found)

@@ -41,7 +41,11 @@ Crcs = npt.NDArray[np.uint32]
 
 def masked_crc(data: Any) -> int:
     """The masked CRC32C of ``data`` (bytes-like), as TFRecord stores it."""
-    crc = _crc32c.crc32c(data)
+    return mask(_crc32c.crc32c(data))
+
+
+def mask(crc: int) -> int:
+    """A CRC32C as TFRecord stores it."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 

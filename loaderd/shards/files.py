@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
-from loaderd.errors import NoShardsError, OptionError, ShardReadError
+from loaderd.errors import Damage, NoShardsError, OptionError, ShardReadError
 from loaderd.machine import remedy
 
 _GLOB_CHARACTERS = frozenset("*?[")
@@ -131,21 +131,32 @@ def _is_a_folder(name: str) -> NoShardsError:
     return NoShardsError(f"{name} is a folder, a shard is a file", hint=hint)
 
 
+def _unreadable(uri: str, why: str, hint: str = "") -> ShardReadError:
+    damage = Damage(uri, 0, 0, "a file that can be read", why, lost_bytes=-1)
+    return ShardReadError(f"{uri}: {why}", hint=hint or _HINT_READ, damage=damage)
+
+
+def _changed(uri: str, expected: str, found: str) -> ShardReadError:
+    damage = Damage(uri, 0, 0, f"the file of {expected} that was indexed", found, lost_bytes=-1)
+    text = f"{uri} changed while it was in use: expected {expected}, found {found}"
+    return ShardReadError(text, hint=_HINT_CHANGED, damage=damage)
+
+
 class _LocalFile:
     def __init__(self, file: ShardFile) -> None:
         try:
             self._fd = os.open(file.uri, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise ShardReadError(f"{file.uri}: {error.strerror}", hint=remedy(error) or _HINT_READ) from None
+            raise _unreadable(file.uri, str(error.strerror), remedy(error)) from None
         self._file = file
 
     def check_unchanged(self) -> None:
         file, status = self._file, os.fstat(self._fd)
         if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
-            raise ShardReadError(
-                f"{file.uri} changed while it was in use: expected {file.size_bytes} bytes of time "
-                f"{file.mtime_ns}, found {status.st_size} bytes of time {status.st_mtime_ns}",
-                hint=_HINT_CHANGED,
+            raise _changed(
+                file.uri,
+                f"{file.size_bytes} bytes of time {file.mtime_ns}",
+                f"{status.st_size} bytes of time {status.st_mtime_ns}",
             )
 
     def read_at(self, offset: int, view: memoryview) -> int:
@@ -157,9 +168,7 @@ class _LocalFile:
                     break
                 done += got
         except OSError as error:
-            raise ShardReadError(
-                f"{self._file.uri} at byte {offset + done}: {error.strerror}", hint=_HINT_READ
-            ) from None
+            raise _unreadable(self._file.uri, f"{error.strerror} at byte {offset + done}") from None
         return done
 
     def close(self) -> None:
@@ -240,17 +249,14 @@ class _RemoteFile:
         try:
             self._file = filesystem.open_input_file(path)
         except OSError as error:
-            raise ShardReadError(f"{file.uri}: {error}", hint=_HINT_READ) from None
+            raise _unreadable(file.uri, str(error)) from None
         self._uri = file.uri
         self._size_bytes = file.size_bytes
 
     def check_unchanged(self) -> None:
         size_bytes = self._file.size()
         if size_bytes != self._size_bytes:
-            raise ShardReadError(
-                f"{self._uri} changed while it was in use: expected {self._size_bytes} bytes, found {size_bytes}",
-                hint=_HINT_CHANGED,
-            )
+            raise _changed(self._uri, f"{self._size_bytes} bytes", f"{size_bytes} bytes")
 
     def read_at(self, offset: int, view: memoryview) -> int:
         if offset >= self._size_bytes:
@@ -258,7 +264,7 @@ class _RemoteFile:
         try:
             data = self._file.read_at(len(view), offset)
         except OSError as error:
-            raise ShardReadError(f"{self._uri} at byte {offset}: {error}", hint=_HINT_READ) from None
+            raise _unreadable(self._uri, f"{error} at byte {offset}") from None
         view[: len(data)] = data
         return len(data)
 

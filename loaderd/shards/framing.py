@@ -8,10 +8,14 @@ A TFRecord stream is a sequence of frames (tensorflow/core/lib/io/record_writer.
 bad data CRC is damage of that record alone. Where a length is damaged the framing is lost; the scan then searches
 for the next twelve bytes that are a length with a matching CRC, and goes on there.
 
+A length whose CRC matches may lie, too: bytes are missing behind it, or it was forged. That shows where the data CRC
+does not match and no frame follows, or where the stream ends before the record does. Then the search begins right
+behind that length, so that the records which it would swallow are found.
+
 What is sure, and what is not: a change of up to 32 bits in a row, of data or of a CRC, is always found, a larger one
-is missed once in 2³². A lost stretch counts as one record; if it held several, the numbers behind it are too small.
-And if a payload holds TFRecord frames itself and the length in front of it is damaged, then the frames in it are
-found and taken for records.
+is missed once in 2³². A lost stretch counts as one record; if it held several, the numbers behind it are too small,
+and where bytes came in between, too large. And if a payload holds TFRecord frames itself and is searched, because a
+length is damaged or lies, then the frames in it are found and taken for records.
 
 :func:`walk` and :func:`walk_chains` only find where the frames are.
 """
@@ -27,11 +31,13 @@ import numpy.typing as npt
 
 from loaderd.errors import Damage
 from loaderd.shards.crc import (
+    FOOTER_BYTES,
     FRAME_BYTES,
     HEADER_BYTES,
     Bytes1D,
     check_data_crcs,
     find_bad_length_crc,
+    mask,
     masked_crc,
     masked_crcs_of_lengths,
     words_at,
@@ -147,21 +153,31 @@ def scan(
         if len(ends) > 1:
             offset = window.offset
             bad = check_data_crcs(window.buffer, ends)
-            piece = Piece(window.buffer, ends, offset, record, tuple(index for index, _, _ in bad))
-            for index, stored, found in bad:
-                where = offset + int(ends[index] - ends[0])
-                yield Damage(
+            lost = np.diff(ends)
+            if bad and bad[-1][0] == len(ends) - 2:
+                ends, lost[-1] = _look_behind(window, ends, bad[-1][1])
+            advance = int(lost.sum())
+            damages = [
+                Damage(
                     shard,
                     record + index,
-                    where,
+                    offset + int(ends[index] - ends[0]),
                     f"data with CRC32C {stored:#010x}",
                     f"{found:#010x}",
-                    lost_bytes=int(ends[index + 1] - ends[index]),
+                    lost_bytes=int(lost[index]),
                 )
-            yield piece
-            record += len(ends) - 1
-            window.advance(int(ends[-1] - ends[0]))
-            if broken is None:
+                for index, stored, found in bad
+            ]
+            lies = damages[-1:] if advance < ends[-1] - ends[0] else []
+            named = damages[: len(damages) - len(lies)]
+            ends = ends[: len(ends) - len(lies)]
+            yield from named
+            if len(ends) > 1:
+                yield Piece(window.buffer, ends, offset, record, tuple(damage.record - record for damage in named))
+            yield from lies
+            record += len(ends) - 1 + len(lies)
+            window.advance(advance)
+            if lies or broken is None:
                 continue
         damage = _step_over(shard, window, record)
         if damage is None:
@@ -186,6 +202,8 @@ class _Window:
 
     def fill(self, wanted_bytes: int = 0) -> bool:
         """Read on until the buffer is full (or holds ``wanted_bytes``); False once nothing at all is left."""
+        if self._ended:
+            return len(self) > 0
         capacity = max(_SCAN_BYTES, wanted_bytes)
         if self.start or capacity > len(self.buffer):
             old = self.buffer[self.start : self.stop]
@@ -203,6 +221,27 @@ class _Window:
     def advance(self, num_bytes: int) -> None:
         self.start += num_bytes
         self.offset += num_bytes
+
+
+def _look_behind(window: _Window, ends: Ends, stored: int) -> tuple[Ends, int]:
+    """Whether the last of ``ends`` is where the next frame begins, that record's data being damaged.
+
+    Returns the ends, which may lie elsewhere in the buffer now, and how many bytes behind the last record's start
+    the next frame begins. ``stored``: what :func:`check_data_crcs` has put in place of the record's masked CRC.
+    """
+    window.fill(wanted_bytes=int(ends[-1] - ends[0]) + HEADER_BYTES)
+    ends = ends - ends[0] + window.start
+    start, stop = int(ends[-2]), int(ends[-1])
+    if find_header(window.buffer[stop : min(stop + HEADER_BYTES, window.stop)]) is not None:
+        return ends, stop - start
+    footer = window.buffer[stop - FOOTER_BYTES : stop]
+    unmasked = footer.copy()
+    footer[:] = np.frombuffer(mask(stored).to_bytes(FOOTER_BYTES, "little"), dtype=np.uint8)
+    found = _find_between(window.buffer, start + 1, min(stop + HEADER_BYTES - 1, window.stop))
+    if found is not None:
+        return ends, found - start
+    footer[:] = unmasked
+    return ends, stop - start
 
 
 def _step_over(shard: str, window: _Window, record: int) -> Damage | None:
@@ -224,8 +263,10 @@ def _step_over(shard: str, window: _Window, record: int) -> Damage | None:
         if len(window) >= length + FRAME_BYTES:
             return None
         left = len(window)
-        window.advance(left)
-        return Damage(shard, record, start, f"a record of {length + FRAME_BYTES} bytes", f"{left} bytes", left)
+        following = _find_between(window.buffer, window.start + 1, window.stop)
+        window.advance(left if following is None else following - window.start)
+        expected = f"a record of {length + FRAME_BYTES} bytes"
+        return Damage(shard, record, start, expected, f"{left} bytes", window.offset - start)
     _seek_header(window)
     if stored == computed:
         expected, found = f"a length of at most {MAX_RECORD_BYTES} bytes", f"{length}"
@@ -245,6 +286,15 @@ def _seek_header(window: _Window) -> None:
             window.advance(found)
             return
         window.advance(len(part) - HEADER_BYTES + 1 if len(part) >= HEADER_BYTES else len(part))
+
+
+def _find_between(buffer: Bytes1D, start: int, stop: int) -> int | None:
+    """Where the first header that lies wholly in ``buffer[start:stop]`` begins, or None."""
+    for first in range(start, stop, _SEEK_BYTES):
+        found = find_header(buffer[first : min(first + _SEEK_BYTES + HEADER_BYTES - 1, stop)])
+        if found is not None:
+            return first + found
+    return None
 
 
 def find_header(buffer: Bytes1D) -> int | None:

@@ -22,7 +22,7 @@ the **anchors** of a block, the offsets in it of every 32nd record, it takes 32 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, LoaderdError
 from loaderd.shards.compression import Compression, OnRead, detect_compression, open_stream, tell_nobody
 from loaderd.shards.crc import chain_crcs, masked_crc
 from loaderd.shards.files import ShardFile, open_shard
@@ -51,6 +51,7 @@ class ShardIndex:
     """Blocks and damage of one shard; the arrays are drawn in the module's docstring.
 
     ``digest``: a CRC32C of what its records hold; the same for the same records, however they are compressed.
+    ``error``: why the shard could not be indexed; then it has no blocks. Never encoded.
     """
 
     file: ShardFile
@@ -62,6 +63,14 @@ class ShardIndex:
     counts: Uints
     first_records: Uints
     runs: Uints
+    error: LoaderdError | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def of_unreadable(cls, file: ShardFile, error: LoaderdError) -> ShardIndex:
+        """What stands in for the index of a shard that cannot be indexed: one damage, and nothing else."""
+        damage = error.damage or Damage(file.uri, 0, 0, "a shard that can be indexed", error.message, lost_bytes=-1)
+        none = np.zeros(0, dtype=np.uint8)
+        return cls(file, "none", 0, (damage,), none, none, none, none, none, error=error)
 
     @property
     def num_records(self) -> int:
@@ -108,16 +117,19 @@ def decode_index(data: bytes) -> ShardIndex:
     body = data[:-4]
     if len(data) < 5 or masked_crc(body) != int.from_bytes(data[-4:], "little"):
         raise ValueError("its CRC does not match")
-    fields: dict[str, Any] = msgpack.unpackb(body, unicode_errors=_UNICODE_ERRORS)
-    if fields["version"] != INDEX_VERSION:
-        raise ValueError(f"it is of version {fields['version']}, not {INDEX_VERSION}")
-    return ShardIndex(
-        ShardFile(*fields["file"]),
-        fields["compression"],
-        fields["digest"],
-        tuple(Damage(**damage) for damage in fields["damages"]),
-        *[np.frombuffer(data, dtype=f"<u{item_bytes}") for item_bytes, data in map(fields.__getitem__, _ARRAYS)],
-    )
+    try:
+        fields: dict[str, Any] = msgpack.unpackb(body, unicode_errors=_UNICODE_ERRORS)
+        if fields["version"] != INDEX_VERSION:
+            raise ValueError(f"it is of version {fields['version']}, not {INDEX_VERSION}")
+        return ShardIndex(
+            ShardFile(*fields["file"]),
+            fields["compression"],
+            fields["digest"],
+            tuple(Damage(**damage) for damage in fields["damages"]),
+            *[np.frombuffer(data, dtype=f"<u{item_bytes}") for item_bytes, data in map(fields.__getitem__, _ARRAYS)],
+        )
+    except (LookupError, TypeError) as error:  # of another version, whatever it says of itself
+        raise ValueError(f"it is no index: {error!r}") from None
 
 
 def shrunk(numbers: npt.NDArray[Any]) -> Uints:

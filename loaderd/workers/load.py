@@ -11,7 +11,7 @@ A record of 240 bytes costs, in ns, in tasks of 4,096: read 35, find frames 40, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,13 @@ def _groups(parts: list[Part]) -> Iterator[list[Part]]:
         num_bytes += part.block.num_bytes
     if group:
         yield group
+
+
+def _at_record(error: ShardReadError, number: int, block_offset: int) -> ShardReadError:
+    """The error for record ``number`` of a block that cannot be read."""
+    assert error.damage is not None
+    damage = replace(error.damage, record=number, offset=block_offset)
+    return ShardReadError(error.message, hint=error.hint, damage=damage)
 
 
 class WindowLoader:
@@ -150,7 +157,12 @@ class WindowLoader:
                 else:
                     faults += self._load_piece(part, found.piece, found.first, window)
         except ShardReadError as error:
-            return [(part.places[wanted].tolist(), error)]
+            # Each is named, so that a batch counts those that it lacks, and no others.
+            numbers = (wanted + block.first_record).tolist()
+            return [
+                ([place], _at_record(error, number, block.offset))
+                for place, number in zip(part.places[wanted].tolist(), numbers, strict=True)
+            ]
         return faults
 
     def _load_piece(self, part: Part, piece: Piece, piece_first: int, window: Bytes2D) -> Faults:

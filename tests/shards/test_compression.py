@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import zlib
 from pathlib import Path
@@ -204,3 +205,20 @@ def test_garbage_behind_the_end_costs_no_record(tmp_path: Path, compression: str
     index = build_index(make_shard(tmp_path / "a", data), 50)
     assert index.num_records == 100
     assert [damage.record for damage in index.damages] == [100]
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zlib"])
+@pytest.mark.parametrize("most", [1, 51, 1000, 1 << 20])
+def test_all_that_is_in_front_of_damage_comes_whatever_is_read_at_a_time(tmp_path: Path, compression: str, most: int):
+    """One byte of compressed data may hold 258, and an inflater that raises keeps them."""
+    data = frames([bytes(1000), b"x" * 500, *payloads_of(20)])
+    whole = COMPRESS[compression](data)
+    for hit in range(10, len(whole)):
+        corrupt = bytearray(whole)
+        corrupt[hit] ^= 0x41
+        expected, reference = bytearray(), zlib.decompressobj(31 if compression == "gzip" else 15)
+        with contextlib.suppress(zlib.error):
+            for byte in corrupt:
+                expected += reference.decompress(bytes([byte]))
+        given_bytes, damage = inflated(tmp_path / "a", bytes(corrupt), most)
+        assert given_bytes == expected and (damage is not None) == (not reference.eof)

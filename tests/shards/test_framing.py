@@ -164,6 +164,26 @@ def test_a_record_of_the_greatest_length_that_is_cut():
     assert [(damage.record, damage.found) for damage in damages] == [(1, "62 bytes")]
 
 
+@pytest.mark.parametrize("missing", [1, 4, 11, 12, 20, 26, 27])
+def test_bytes_that_are_missing_in_the_data_cost_no_other_record(small_buffers: None, missing: int):
+    """The length leads into the next record, or behind it, or behind the end of the file."""
+    for behind in ([], FRAMES[3:4], [frame(b""), *FRAMES[3:]]):
+        data = FRAMES[0] + FRAMES[2][:12] + FRAMES[2][12 + missing :] + b"".join(behind)
+        records, damages = scanned(data, 50)
+        assert list(records.values()) == [PAYLOADS[0], *[part[12:-4] for part in behind]]
+        (damage,) = damages
+        assert (damage.record, damage.offset) == (1, len(FRAMES[0]))
+        assert damage.lost_bytes == len(FRAMES[2]) - missing
+
+
+@pytest.mark.parametrize("length", [5, 61, 77, 90, 1000, framing.MAX_RECORD_BYTES])
+def test_a_length_that_is_forged_swallows_no_other_record(small_buffers: None, length: int):
+    data = FRAMES[0] + header(length) + FRAMES[2][12:] + FRAMES[3] + FRAMES[4]
+    records, damages = scanned(data)
+    assert [payload for payload in records.values() if payload in PAYLOADS] == [PAYLOADS[n] for n in (0, 3, 4)]
+    assert damages[0].record == 1 and damages[0].offset == len(FRAMES[0])
+
+
 def test_a_lost_frame_is_found_again_at_any_distance(small_buffers: None):
     for garbage in range(1, 200):
         records, damages = scanned(FRAMES[0] + b"\xff" * garbage + FRAMES[2] + FRAMES[3])

@@ -1,0 +1,137 @@
+"""Shards that cannot be read, from the beginning or from some time on: what is missing, and what is said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import loaderd
+from loaderd.errors import NoShardsError, ShardReadError
+from loaderd.plan.passes import Pass
+
+Write = Callable[..., list[Path]]
+Check = Callable[[loaderd.Batch], list[int]]
+
+
+def make_unreadable(path: Path) -> None:
+    """Root may read any file but this one: it is listed, and can't be read at byte 0."""
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
+@pytest.mark.parametrize("policy", ["skip_record", "skip_shard"])
+def test_a_shard_that_cannot_be_indexed_is_left_out(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path, policy: str
+):
+    shards, report = write_numbered([100, 100, 100, 100]), tmp_path / "report.jsonl"
+    for number in (1, 3):
+        make_unreadable(shards[number])
+    with loaderd.Loader(
+        shards,
+        numbered_schema,
+        batch_size=10,
+        workers=2,
+        on_corrupt=policy,  # type: ignore[arg-type]
+        report=report,
+    ) as loader:
+        order = [check_batch(batch) for batch in loader]
+        assert sorted(chain.from_iterable(order)) == [*range(100), *range(200, 300)]
+        assert all(len(batch) == 10 for batch in order)
+        statistics = loader.statistics()
+        assert statistics.num_shards == 4 and statistics.num_records == 200 and statistics.records_skipped == 0
+        assert [(one.shard, one.record, one.offset, one.lost_bytes) for one in statistics.damages] == [
+            (str(shards[number]), 0, 0, -1) for number in (1, 3)
+        ]
+    assert len(report.read_text().splitlines()) == 2
+    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record") as again:
+        assert again.statistics().index_cached == 2, "no index is kept of a shard that could not be read"
+
+
+def test_with_raise_all_shards_that_cannot_be_indexed_are_named(
+    write_numbered: Write, numbered_schema: loaderd.Schema
+):
+    shards = write_numbered([100, 100, 100])
+    for number in (0, 2):
+        make_unreadable(shards[number])
+    with pytest.raises(ShardReadError) as caught:
+        loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1)
+    text = str(caught.value)
+    assert "2 of 3 shards cannot be indexed" in text and "skip_shard" in text
+    assert all((str(shards[number]) in text) == (number != 1) for number in range(3))
+    assert [damage.shard for damage in caught.value.damages] == [str(shards[0]), str(shards[2])]
+
+
+def test_nothing_but_shards_that_cannot_be_read(write_numbered: Write, numbered_schema: loaderd.Schema):
+    shards = write_numbered([100])
+    make_unreadable(shards[0])
+    with pytest.raises(NoShardsError, match=r"hold no record that is not damaged: .*000.tfrecord"):
+        loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record")
+
+
+# ------------------------------------------------------------------------------------------- lost while in use
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    """By another of the same size: only its time tells."""
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes()[::-1])
+    os.replace(other, path)
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def append(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(path.read_bytes()[:50])
+
+
+@pytest.mark.parametrize("lose", [delete, replace, shorten, append, make_unreadable])
+def test_a_shard_that_is_lost_while_it_is_in_use(
+    write_numbered: Write,
+    numbered_schema: loaderd.Schema,
+    check_batch: Check,
+    tmp_path: Path,
+    lose: Callable[[Path], None],
+):
+    """Each of its records is missing, and named; the others come in the batches in which they would have come."""
+    shards = write_numbered([200, 100, 200])
+
+    def loader(policy: str) -> loaderd.Loader:
+        return loaderd.Loader(
+            shards,
+            numbered_schema,
+            batch_size=25,
+            workers=2,
+            shuffle=loaderd.Shuffle(window_records=250, block_records=10),
+            on_corrupt=policy,  # type: ignore[arg-type]
+        )
+
+    with loader("raise") as healthy:
+        expected = [check_batch(batch) for batch in healthy]
+    lost = set(range(200, 300))
+    with loader("skip_record") as skipping, loader("raise") as raising:
+        lose(shards[1])
+        found = [check_batch(batch) for batch in skipping]
+        assert found == [[number for number in batch if number not in lost] for batch in expected]
+        statistics = skipping.statistics()
+        assert statistics.records_skipped == 100
+        assert {damage.shard for damage in statistics.damages} == {str(shards[1])}
+        assert sorted(damage.record for damage in statistics.damages) == list(range(100))
+        assert all(damage.expected and damage.found for damage in statistics.damages)
+        for step, batch in enumerate(expected):
+            if lost.isdisjoint(batch):
+                delivered = raising.fetch(Pass(0, 1), step)
+                assert delivered is not None and check_batch(delivered) == batch
+            else:
+                with pytest.raises(ShardReadError, match=r"001\.tfrecord"):
+                    raising.fetch(Pass(0, 1), step)

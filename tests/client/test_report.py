@@ -1,0 +1,168 @@
+"""The report of damaged records: each once, as it is learned, in a file that survives runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from damage import damage_data
+
+import loaderd
+from loaderd.client.report import MAX_FIRST, DamageReport
+from loaderd.errors import CorruptRecordError, Damage, OptionError
+
+Write = Callable[..., list[Path]]
+Check = Callable[[loaderd.Batch], list[int]]
+
+
+def damage(record: int, shard: str = "a", found: str = "another") -> Damage:
+    return Damage(shard, record, 100 * record, "one thing", found, 17)
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def named(path: Path) -> list[tuple[object, object, object]]:
+    return [(Path(str(line["shard"])).name, line["record"], line["when"]) for line in lines(path)]
+
+
+# -------------------------------------------------------------------------------------------------- the file
+
+
+def test_a_line_for_each_record_once_in_this_run_and_the_next(tmp_path: Path):
+    path = tmp_path / "report.jsonl"
+    report = DamageReport(str(path))
+    assert path.read_text() == "", "that it can be written is found out at the start"
+    report.add("index", [damage(1), damage(2)])
+    assert lines(path) == [{**damage(n).to_wire(), "when": "index"} for n in (1, 2)]
+    report.add("epoch", [damage(2, found="something else"), damage(3), damage(2, shard="b")])
+    assert [(line["shard"], line["record"]) for line in lines(path)] == [("a", 1), ("a", 2), ("a", 3), ("b", 2)]
+    again = DamageReport(str(path))
+    again.add("index", [damage(3), damage(4)])
+    assert [line["record"] for line in lines(path)] == [1, 2, 3, 2, 4]
+    assert [one.record for one in again.first] == [3, 4], "the statistics are of this run"
+
+
+def test_any_text_in_a_name(tmp_path: Path):
+    path = tmp_path / "report.jsonl"
+    odd = damage(1, shard='\udcff"\n\x00é')
+    for _ in range(2):
+        DamageReport(str(path)).add("index", [odd])
+    (line,) = lines(path)
+    assert line["shard"] == odd.shard
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_line_that_was_cut_is_written_again(tmp_path: Path, cut: int):
+    path = tmp_path / "report.jsonl"
+    DamageReport(str(path)).add("index", [damage(1), damage(2)])
+    os.truncate(path, path.stat().st_size - cut)
+    DamageReport(str(path)).add("index", [damage(1), damage(2)])
+    whole = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    assert [line["record"] for line in whole] == [1, 2]
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "no" / "such" / "folder", Path("/proc/version")):
+        with pytest.raises(OptionError, match="report must be a file that can be written, got /"):
+            DamageReport(str(path))
+
+
+def test_a_full_disk_ends_the_report_and_nothing_else(caplog: pytest.LogCaptureFixture):
+    report = DamageReport("/dev/full")
+    with caplog.at_level(logging.WARNING, "loaderd"):
+        for number in range(3):
+            report.add("epoch", [damage(number)])
+    assert [record.getMessage() for record in caplog.records] == [
+        "the report /dev/full ends here: No space left on device"
+    ]
+    assert len(report.first) == 3
+
+
+def test_the_statistics_hold_the_first_of_very_many(tmp_path: Path):
+    path = tmp_path / "report.jsonl"
+    report = DamageReport(str(path))
+    report.add("index", [damage(number) for number in range(MAX_FIRST + 500)])
+    assert len(report.first) == MAX_FIRST and len(lines(path)) == MAX_FIRST + 500
+
+
+# ---------------------------------------------------------------------------------------------- of a loader
+
+
+def test_what_the_index_found_and_what_came_later(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
+):
+    shards, path = write_numbered([100, 100]), tmp_path / "report.jsonl"
+    damage_data(shards[0], 42)
+    for _ in range(2):
+        with loaderd.Loader(
+            shards,
+            numbered_schema,
+            batch_size=10,
+            epochs=2,
+            workers=1,
+            on_corrupt="skip_record",
+            report=path,
+        ) as loader:
+            times = os.stat(shards[1])
+            damage_data(shards[1], 7)
+            os.utime(shards[1], ns=(times.st_atime_ns, times.st_mtime_ns))
+            assert named(path)[:1] == [("000.tfrecord", 42, "index")], "before the first batch"
+            numbers = list(chain.from_iterable(map(check_batch, loader)))
+            assert sorted(numbers) == sorted([n for n in range(200) if n not in (42, 107)] * 2)
+            statistics = loader.statistics()
+            assert statistics.records_skipped == 2, "in each epoch once"
+            assert [(Path(d.shard).name, d.record) for d in statistics.damages] == [
+                ("000.tfrecord", 42),
+                ("001.tfrecord", 7),
+            ]
+            damage_data(shards[1], 7)  # the same bit again: it is as it was
+            os.utime(shards[1], ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert named(path) == [("000.tfrecord", 42, "index"), ("001.tfrecord", 7, "epoch")]
+
+
+def test_more_than_the_statistics_hold(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
+    (shard,), path = write_numbered([3000]), tmp_path / "report.jsonl"
+    data = bytearray(shard.read_bytes())
+    offset, hit = 0, []
+    for number in range(3000):
+        size = int.from_bytes(data[offset : offset + 8], "little") + 16
+        if number % 2:
+            data[offset + 20] ^= 1
+            hit.append(number)
+        offset += size
+    shard.write_bytes(data)
+    with pytest.raises(CorruptRecordError, match="1500 damaged records in 1 of 1 shards") as caught:
+        loaderd.Loader(shard, numbered_schema, batch_size=10, workers=1, report=path)
+    assert [line["record"] for line in lines(path)] == hit, "with raise, too"
+    assert [one.record for one in caught.value.damages] == hit
+    path.unlink()
+    with loaderd.Loader(
+        shard, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record", report=str(path)
+    ) as loader:
+        assert [line["record"] for line in lines(path)] == hit
+        assert len(loader.statistics().damages) == MAX_FIRST
+
+
+def test_with_raise_what_breaks_a_batch_is_written(
+    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
+):
+    (shard,), path = write_numbered([100]), tmp_path / "report.jsonl"
+    with loaderd.Loader(shard, numbered_schema, batch_size=10, shuffle=False, workers=1, report=path) as loader:
+        times = os.stat(shard)
+        damage_data(shard, 33)
+        os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        assert lines(path) == [], "not before its turn"
+        with pytest.raises(CorruptRecordError):
+            next(batches)
+        assert named(path) == [("000.tfrecord", 33, "epoch")]
+        next(batches)

@@ -1,0 +1,13 @@
+"""The leak test, briefly: see ``leaks.py`` for the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from leaks import ENDS, PHASES, look_for_leaks
+
+
+def test_nothing_is_left_of_a_training_however_it_ends(tmp_path: Path):
+    figures = look_for_leaks(tmp_path, len(PHASES), len(ENDS), seed=0, tensorflow_share=0.0)
+    assert figures.most_processes >= 3
+    assert figures.is_clean, figures

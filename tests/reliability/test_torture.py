@@ -1,0 +1,13 @@
+"""The kill test, briefly: see ``torture.py`` for the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torture import KINDS, torture
+
+
+def test_whatever_is_killed_each_record_comes_once_and_in_order(tmp_path: Path):
+    figures = torture(tmp_path, KINDS, 30)
+    assert figures.signals.total() >= 30 and figures.epochs and figures.workers_restarted
+    assert figures.is_clean, figures
