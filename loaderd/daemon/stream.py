@@ -140,7 +140,7 @@ class Stream:
         self._in_flight.remove(task)
         work = task.work
         if isinstance(work, LoadWork):
-            self._lose_load(work, error)
+            self._lose_load(work, lambda _: error)
         elif isinstance(work, TrialWork):
             self._tried_rows(work, None)  # its worker lives; what it says comes again when all rows are decoded
         elif isinstance(work, FillWork):
@@ -159,7 +159,7 @@ class Stream:
             if len(work.slices) > 1:
                 self._loads_alone.extend(LoadWork(work.window, work.arena, (part,)) for part in work.slices)
             else:
-                self._lose_load(work, self._blame(list(work.slices), error))
+                self._lose_load(work, lambda record: self._blame([record], error))
         elif isinstance(work, TrialWork):
             self._tried_rows(work, error)
         elif isinstance(work, FillWork):
@@ -301,8 +301,8 @@ class Stream:
 
     # ---------------------------------------------------------------------------------- what goes wrong
 
-    def _lose_load(self, work: LoadWork, error: LoaderdError) -> None:
-        self._windows.lost(work, error)
+    def _lose_load(self, work: LoadWork, blame: Callable[[Slice], LoaderdError]) -> None:
+        self._windows.lost(work, blame)
         self._windows.close(self._next_fill)
 
     def _part_or_break(self, work: FillWork, error: LoaderdError, most_deaths: int) -> None:

@@ -11,7 +11,7 @@ be written by any number of loads at once, never two to one place. Pure.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -129,11 +129,14 @@ class Windows:
         for fault in faults:
             window.bad_places.update(dict.fromkeys(fault.places, fault))
 
-    def lost(self, work: LoadWork, error: LoaderdError) -> None:
-        """A load cannot be done at all."""
+    def lost(self, work: LoadWork, blame: Callable[[Slice], LoaderdError]) -> None:
+        """A load cannot be done at all; ``blame`` says why, of each record."""
         order = self.plan.order_of(work.window)
-        places = [order.places(part.row, part.row + part.stop - part.first) for part in work.slices]
-        self.loaded(work, [Fault(tuple(of_one[of_one >= 0].tolist()), error) for of_one in places])
+        faults = []
+        for part in work.slices:
+            places = order.places(part.row, part.row + part.stop - part.first).tolist()
+            faults += [Fault((place,), blame(_record(part, n))) for n, place in enumerate(places) if place >= 0]
+        self.loaded(work, faults)
 
     # ------------------------------------------------------------------------------------------ batches
 
@@ -181,9 +184,7 @@ class Windows:
         found = []
         for part in self.plan.slices_of(window):
             places = order.places(part.row, part.row + part.stop - part.first)
-            for number in np.flatnonzero((places >= start) & (places < stop)).tolist():
-                first = part.first + number
-                found.append(replace(part, first=first, stop=first + 1, row=part.row + number))
+            found += [_record(part, n) for n in np.flatnonzero((places >= start) & (places < stop)).tolist()]
         return found
 
     def describe(self) -> list[str]:
@@ -192,6 +193,12 @@ class Windows:
             f"window {number:<3} {w.loaded_rows} of {w.rows} rows are loaded; {w.fills} batches are made of it"
             for number, w in self._open.items()
         ]
+
+
+def _record(part: Slice, number: int) -> Slice:
+    """Record ``number`` of a slice, counted from its first."""
+    first = part.first + number
+    return replace(part, first=first, stop=first + 1, row=part.row + number)
 
 
 def _arenas_of(task: Task) -> set[int]:
