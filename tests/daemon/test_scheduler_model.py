@@ -33,6 +33,7 @@ from loaderd.shards.index_cache import IndexCache
 
 NO_RECORDS = ShardIndex(ShardFile("empty", 0, 0), "none", 0, (), *[np.zeros(0, np.uint8)] * 5).encode()
 _STEPS_OF_AN_ENDLESS_PASS = 20
+_MOST_TURNS = 5000
 _STALL_TICKS, _START_TICKS = 3, 5
 
 Place = tuple[int, int]
@@ -480,14 +481,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.all_get_ready()
         last_steps = [one.generation >= 0 and one.next_step + _STEPS_OF_AN_ENDLESS_PASS for one in self.consumers]
         self.settle()
-        turns = count()
+        turn = 0
         while not all(
             consumer.ended or (consumer.epochs is None and consumer.next_step >= last_step)
             for consumer, last_step in zip(self.consumers, last_steps, strict=True)
         ):
             self.release(None)
             if self.outstanding:
-                self.end_task(next(turns), False, [])
+                self.end_task(turn, False, [])
+            turn += 1
+            assert turn < _MOST_TURNS, "it comes to its end"
 
     def everything_is_free_again(self) -> None:
         for consumer in self.consumers:
