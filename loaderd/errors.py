@@ -30,9 +30,8 @@ class Damage:
 
     ``record`` counts the records of the shard from 0; ``offset`` is where the record's framing starts, in
     bytes (of the decompressed stream, for a compressed shard). ``lost_bytes`` is how much of the shard the
-    damage takes away; -1 where nothing after it can be read. An ``offset`` of -1 is not known. A shard of which
-    nothing can be read when it is indexed is one damage, of record 0; of one that can't be read any more, each record
-    is one.
+    damage takes away; -1 where nothing after it can be read. An ``offset`` of -1 is not known. A shard that cannot be
+    read when it is indexed is one damage, of record 0; of one that can't be read any more, each record is one.
     """
 
     shard: str

@@ -7,9 +7,11 @@ is learned. A file that is there is gone on with, and what it names is not named
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterable
 from typing import Literal
 
@@ -36,6 +38,8 @@ class DamageReport:
             return
         try:
             with open(path, "a+b") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise OSError(errno.EINVAL, "it is no regular file")
                 file.seek(0)
                 self._written = {key for line in file if (key := _key_in(line)) is not None}
         except OSError as error:

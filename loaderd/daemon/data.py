@@ -62,10 +62,10 @@ class Data:
         self.files = [file for files in sets for file in files]
         indexes = [[index_of(file) for file in files] for files in sets]
         damages = [damage for of_set in indexes for index in of_set for damage in index.damages]
+        self.unreadable = [index.error for of_set in indexes for index in of_set if index.error is not None]
         most = MAX_NAMED_DAMAGES if options.report is None else MAX_REPORTED_DAMAGES
         if damages and options.on_corrupt == "raise":
-            unreadable = [index.error for of_set in indexes for index in of_set if index.error is not None]
-            raise damage_error(damages, len(self.files), unreadable, most)
+            raise damage_error(damages, len(self.files), self.unreadable, most)
         self.damages: list[Damage] = damages[:most]
         leaves = dataset.leaves()
         self._tables = [

@@ -312,6 +312,9 @@ class Service:
         data = Data(self._description.dataset, options, self._sets, indexes.__getitem__)
         if data.listing is not None:
             self._known = indexes
+        if data.unreadable:
+            text = f"{len(data.unreadable)} of {len(data.files)} shards cannot be indexed and are left out"
+            self._tell(Warned(f"{text}: {data.unreadable[0].message}", self._pool.restarts))
         opened = self._opened
         if opened is None:
             self._opened = OpenedStream(self._description, self._pickled, data, len(self._pool.numbers))

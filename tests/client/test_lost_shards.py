@@ -25,7 +25,12 @@ def make_unreadable(path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["skip_record", "skip_shard"])
 def test_a_shard_that_cannot_be_indexed_is_left_out(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path, policy: str
+    write_numbered: Write,
+    numbered_schema: loaderd.Schema,
+    check_batch: Check,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
 ):
     shards, report = write_numbered([100, 100, 100, 100]), tmp_path / "report.jsonl"
     for number in (1, 3):
@@ -47,6 +52,7 @@ def test_a_shard_that_cannot_be_indexed_is_left_out(
             (str(shards[number]), 0, 0, -1) for number in (1, 3)
         ]
     assert len(report.read_text().splitlines()) == 2
+    assert "2 of 4 shards cannot be indexed and are left out: " in caplog.text
     with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record") as again:
         assert again.statistics().index_cached == 2, "no index is kept of a shard that could not be read"
 

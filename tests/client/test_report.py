@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -69,20 +70,28 @@ def test_a_line_that_was_cut_is_written_again(tmp_path: Path, cut: int):
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path):
-    for path in (tmp_path, tmp_path / "no" / "such" / "folder", Path("/proc/version")):
+    for path in (tmp_path, tmp_path / "no" / "such" / "folder", Path("/proc/version"), Path("/dev/full")):
         with pytest.raises(OptionError, match="report must be a file that can be written, got /"):
             DamageReport(str(path))
 
 
-def test_a_full_disk_ends_the_report_and_nothing_else(caplog: pytest.LogCaptureFixture):
-    report = DamageReport("/dev/full")
-    with caplog.at_level(logging.WARNING, "loaderd"):
-        for number in range(3):
-            report.add("epoch", [damage(number)])
-    assert [record.getMessage() for record in caplog.records] == [
-        "the report /dev/full ends here: No space left on device"
-    ]
-    assert len(report.first) == 3
+def test_a_full_disk_ends_the_report_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A file that must not grow: the same to whoever writes it as a disk without room."""
+    path = tmp_path / "report.jsonl"
+    report = DamageReport(str(path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        with caplog.at_level(logging.WARNING, "loaderd"):
+            for number in range(5):
+                report.add("epoch", [damage(number)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [record.getMessage() for record in caplog.records] == [f"the report {path} ends here: File too large"]
+    assert len(report.first) == 5
+    DamageReport(str(path)).add("epoch", [damage(number) for number in range(5)])
+    whole = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    assert [line["record"] for line in whole] == list(range(5)), "the next run goes on with it"
 
 
 def test_the_statistics_hold_the_first_of_very_many(tmp_path: Path):

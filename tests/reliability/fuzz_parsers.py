@@ -1,8 +1,7 @@
 """Coverage-guided fuzzing of what parses bytes that anybody may have written. Needs the extra ``fuzz``.
 
-``python -m tests.reliability.fuzz_parsers scan|inflate|index|rows [a folder for the corpus] [-max_total_time=600]``;
-what else there is, ``-help=1`` says. An exception that is none of ours, or a broken promise, ends it and leaves the
-input.
+``python -m tests.reliability.fuzz_parsers scan|inflate|index|rows [a folder for the corpus] [-max_total_time=600]``
+(more: ``-help=1``). An exception that is none of ours, or a broken promise, ends it and leaves the input in a file.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import tracemalloc
 import zlib
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_bytes import COMPRESS, frame, frames, make_shard, payloads_of, random_payloads, starts_of
+from shard_bytes import COMPRESS, frame, frames, header, make_shard, payloads_of, random_payloads, starts_of
 
 from loaderd.errors import Damage
 from loaderd.shards.compression import InflatedStream, PlainStream, detect_compression, open_stream
@@ -222,3 +223,19 @@ def test_all_that_is_in_front_of_damage_comes_whatever_is_read_at_a_time(tmp_pat
                 expected += reference.decompress(bytes([byte]))
         given_bytes, damage = inflated(tmp_path / "a", bytes(corrupt), most)
         assert given_bytes == expected and (damage is not None) == (not reference.eof)
+
+
+@pytest.mark.parametrize(
+    "data", [bytes(40 << 20), header(1 << 60) + bytes(40 << 20), frame(b"x") + b"\xff" * (40 << 20)]
+)
+def test_a_bomb_takes_no_more_memory_than_any_other_file(tmp_path: Path, data: bytes):
+    """40 MiB in 40 KB."""
+    file = make_shard(tmp_path / "a", gzip.compress(data, 9))
+    tracemalloc.start()
+    try:
+        index = build_index(file, 50)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 12 << 20
+    assert index.damages and sum(damage.lost_bytes for damage in index.damages) >= 40 << 20

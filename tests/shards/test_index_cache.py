@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgpack
 import pytest
 from shard_bytes import frames, make_shard, payloads_of
 
+from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import ShardFile, list_shards
-from loaderd.shards.index import build_index
+from loaderd.shards.index import INDEX_VERSION, build_index, decode_index
 from loaderd.shards.index_cache import IndexCache, default_cache_dir
 
 
@@ -78,12 +83,59 @@ def test_one_that_is_damaged_is_made_again(cache: IndexCache, file: ShardFile):
     cache.store(index)
     path = path_in(cache, file)
     data = path.read_bytes()
-    for broken in (b"", data[:-1], data[:20] + b"\x00" + data[21:], bytes(50)):
+    flipped = [data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :] for at in range(len(data))]
+    for broken in (*[data[:cut] for cut in range(len(data))], *flipped, data + b"\x00", bytes(50)):
         path.write_bytes(broken)
         assert cache.load(file) is None
+    for broken in (b"", bytes(50)):
+        path.write_bytes(broken)
         assert cache.store(index) is None
         found = cache.load(file)
         assert found is not None and found.num_records == 10
+
+
+def of_another_version(**fields: object) -> bytes:
+    body: bytes = msgpack.packb({"version": INDEX_VERSION, **fields})
+    return body + masked_crc(body).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        of_another_version(version=INDEX_VERSION + 1),
+        of_another_version(version=None),
+        of_another_version(file=["a", 1, 1]),
+        of_another_version(file=["a", 1, 1, 1], compression="none", digest=1, damages=[]),
+        of_another_version(file=["a", 1, 1], compression="none", digest=1, damages=[{"shard": "a", "number": 1}]),
+    ],
+)
+def test_one_of_another_version_is_made_again(cache: IndexCache, file: ShardFile, data: bytes):
+    """Its CRC is right, but what it holds is something else."""
+    with pytest.raises(ValueError, match=r"version|no index"):
+        decode_index(data)
+    path_in(cache, file).parent.mkdir(parents=True, exist_ok=True)
+    path_in(cache, file).write_bytes(data)
+    assert cache.load(file) is None
+    assert cache.store(build_index(file, 4)) is None
+    assert cache.load(file) is not None
+
+
+def test_writers_in_several_processes(cache: IndexCache, where: str, file: ShardFile, tmp_path: Path):
+    program = (
+        "import sys; from loaderd.shards.files import list_shards; from loaderd.shards.index import build_index;"
+        "from loaderd.shards.index_cache import IndexCache; (file,) = list_shards(sys.argv[1]);"
+        "cache = IndexCache(sys.argv[2], 4); index = build_index(file, 4); sys.stdin.readline();"
+        "assert all(cache.store(index) is None and cache.load(file) is not None for _ in range(200))"
+    )
+    command = [sys.executable, "-c", program, file.uri, where]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) for _ in range(2)]
+    for writer in writers:
+        writer.communicate(b"go\n")
+    assert [writer.returncode for writer in writers] == [0, 0]
+    found = cache.load(file)
+    assert found is not None and found.encode() == build_index(file, 4).encode()
+    assert not [path for path in tmp_path.rglob("*.tmp")], "nothing temporary is left"
 
 
 def test_writers_at_the_same_time(cache: IndexCache, file: ShardFile):
@@ -166,6 +218,22 @@ def test_a_folder_that_cannot_be_written(file: ShardFile, tmp_path: Path):
         error = cache.store(build_index(file, 4))
         assert isinstance(error, OSError) and error.strerror
     assert occupied.read_text().startswith("a file")
+
+
+def test_a_disk_that_is_full(cache: IndexCache, file: ShardFile, tmp_path: Path):
+    """A file that must not grow: the same to whoever writes it as a disk without room, or a quota."""
+    index = build_index(file, 4)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most in (0, 1, len(index.encode()) - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+        try:
+            error = cache.store(index)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert isinstance(error, OSError) and error.strerror == "File too large"
+        assert cache.load(file) is None
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.tfrecord"], "nothing is left"
+    assert cache.store(index) is None
 
 
 def test_a_place_that_is_taken_leaves_nothing_temporary(cache: IndexCache, file: ShardFile):

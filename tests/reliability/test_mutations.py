@@ -1,0 +1,46 @@
+"""A short run of the mutation test; ``python -m tests.reliability.mutations`` is the long one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import mutations
+import pytest
+from mutate import BYTES, STREAM, healthy_shards, mutated_examples
+
+from loaderd.shards import blocks, framing
+
+
+def test_what_is_promised_of_damaged_shards_holds():
+    found = mutations.run(seed=1, first=0, count=300)
+    kinds = {kind.removesuffix(" (compressed)") for kind in found["kinds"]}
+    assert {*BYTES, *STREAM} <= kinds and any("compressed bytes" in kind for kind in kinds)
+    assert 0 < found["counts"]["records delivered"] < found["counts"]["records of healthy shards"]
+
+
+def test_a_case_follows_from_its_number():
+    shards = healthy_shards()
+    assert mutations.make_case(0, 7, shards) == mutations.make_case(0, 7, shards)
+    assert mutations.make_case(0, 7, shards) != mutations.make_case(1, 7, shards)
+    assert mutated_examples(shards[2], Random(1)) != shards[2].stream
+
+
+def test_a_reader_that_checks_no_data_is_caught():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing, "check_data_crcs", lambda *_: [])
+        with pytest.raises(mutations.Violation, match=r"case \d+ of seed 0 \(.*\): "):
+            mutations.run(seed=0, first=0, count=200)
+
+
+def test_a_reader_that_counts_wrong_behind_damage_is_caught():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_parts", lambda block: [block])
+        with pytest.raises(mutations.Violation, match=r"is intact, and lost|names another|should be"):
+            mutations.run(seed=0, first=765, count=20)
+
+
+def test_tensorflows_reader_of_the_same_files():
+    counts = mutations.run(seed=0, first=0, count=12, tensorflow=5)["counts"]
+    assert counts["TensorFlow: shards"] == 5
+    assert counts["TensorFlow: records that are nowhere"] == 0
+    assert counts["TensorFlow: records"] <= counts["loaderd: records of the same"]
