@@ -53,6 +53,7 @@ from loaderd.protocol.process import how_it_ended, start_process
 
 _END_TIMEOUT_S = 1.0
 _MIN_START_LIMIT_S = 30.0
+_MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
 _SLOTS_PER_RELEASE = 2
 
 _logger = logging.getLogger("loaderd")
@@ -92,7 +93,7 @@ class Connection:
         self._process = process
         self._stall_timeout = stall_timeout
         if stall_timeout is not None:  # a daemon that does not read must not keep us writing
-            seconds, rest = divmod(stall_timeout, 1.0)
+            seconds, rest = divmod(min(stall_timeout, _MAX_SEND_LIMIT_S), 1.0)
             sock.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 1 + int(rest * 999_999))
             )
@@ -242,8 +243,7 @@ class Connection:
                 continue
             patience.tick()
             if patience.is_over or self._unsent:
-                self._process.kill()
-                self.close()
+                self.kill()
                 raise DaemonEnded(f"the daemon process said nothing for {patience.limit_s:g} s and was killed")
             if patience.must_ask():
                 self._send(Ask())
@@ -287,6 +287,11 @@ class Connection:
         elif isinstance(message, Failed):
             self.close()
             raise DaemonEnded("the daemon gave up", from_wire(message.error))
+
+    def kill(self) -> None:
+        """End the daemon, whatever it is at. Its workers end with it, a moment later."""
+        self._process.kill()
+        self.close()
 
     def close(self) -> None:
         """End the daemon and its workers, and wait for that; from any thread. A wait in another one ends, too."""

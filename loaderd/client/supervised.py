@@ -230,7 +230,7 @@ class SupervisedStream:
 
     def _take_leave(self, before: Connection, end: DaemonEnded | None, at: str) -> None:
         """Raises LoaderdError if there should be no other daemon."""
-        before.close()
+        before.kill()
         self._check()
         if end is not None:
             if end.failure is not None:

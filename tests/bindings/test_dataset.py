@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -274,6 +275,18 @@ def test_the_daemon_ends_with_the_data_set(chess: list[str], schema: loaderd.Sch
     assert daemon not in children()
     os.close(watch)
     assert batch["score"].shape == [100]
+
+
+def test_the_daemon_may_die_under_an_iterator(chess: list[str], schema: loaderd.Schema):
+    options = {"batch_size": 50, "structure": "score", "shuffle": loaderd.Shuffle(200, 32)}
+    expected = [score.numpy() for score in loaderd_tf.make_dataset(chess, schema, **options, workers=1)]
+    found = []
+    for score in loaderd_tf.make_dataset(chess, schema, **options, workers=2):
+        if len(found) in (0, 5, 6, 13):
+            (daemon,) = children()
+            os.kill(daemon, signal.SIGKILL)
+        found.append(score.numpy())
+    assert len(found) == len(expected) and all(map(np.array_equal, found, expected))
 
 
 def children() -> list[int]:

@@ -293,16 +293,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.add_workers(len(dead), True)
         self.settle()
 
-    @precondition(lambda self: self.workers)
-    @rule(victim=st.integers(0, 5), times=st.integers(1, 12))
+    @rule(victim=st.integers(0, 5), times=st.integers(1, 25))
     def lose_workers_at_a_task(self, victim: int, times: int) -> None:
-        """Until it is given up, and what becomes of it too."""
+        """Until it is given up, and at what is tried of it then."""
+        target: Task | None = None
         for _ in range(times):
-            working = sorted(worker for worker, tasks in self.workers.items() if tasks)
-            if working:
-                self.lose_worker(working[victim % len(working)], False)
-                self.add_workers(1, True)
-                self.settle()
+            self.assign()
+            self.listen()
+            holders = {self.workers[worker][0]: worker for worker in self.working}
+            if not holders:
+                break
+            if target not in holders:
+                trials = [task for task in holders if isinstance(task.work, TrialWork)]
+                target = (trials or list(holders))[victim % len(trials or holders)]
+            self.lose_worker(holders[target], False)
+            self.add_workers(1, True)
+        self.settle()
 
     @rule()
     def tick(self) -> None:
@@ -489,7 +495,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.release(None)
         while self.outstanding:
             self.end_task(0, False, [])
-        assert self.index_pass is None or self.index_pass.finished
+        if self.index_pass is not None:
+            assert self.index_pass.finished and self.index_pass.done_bytes == self.index_pass.total_bytes
         for consumer in self.consumers:
             assert sorted(consumer.stream._free_slots) == list(range(consumer.num_slots))
             assert sorted(consumer.stream._windows._free_arenas) == list(range(consumer.num_arenas))

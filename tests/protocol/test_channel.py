@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaderd.errors import DaemonError
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Done, Message, Open, Release, Warned, encode
 
@@ -36,7 +38,13 @@ def receive(channel: Channel, count: int) -> list[Message]:
     return found
 
 
-MESSAGES = [Release([3]), Open(bytes(range(256))), Warned("ü" * 40, 2), Done(7, [[1, 2], {"a": None}]), Release([])]
+MESSAGES = [
+    Release([3]),
+    Open(bytes(range(256)), None),
+    Warned("ü" * 40, 2),
+    Done(7, [[1, 2], {"a": None}]),
+    Release([]),
+]
 STREAM = b"".join(map(encode, MESSAGES))
 
 
@@ -66,7 +74,7 @@ def test_messages_may_be_cut_and_glued(cuts: list[int]):
 
 def test_large_messages(pair: Pair):
     one, two = pair
-    large = [Open(os.urandom(10 << 20)), Release([1]), Open(os.urandom(3 << 20))]
+    large = [Open(os.urandom(10 << 20), None), Release([1]), Open(os.urandom(3 << 20), None)]
     sender = threading.Thread(target=lambda: [one.send(message) for message in large])
     sender.start()
     assert receive(two, 3) == large
@@ -76,7 +84,7 @@ def test_large_messages(pair: Pair):
 def test_signals_may_interrupt_a_large_message(pair: Pair):
     """The kernel then takes a part of it, and says so."""
     one, two = pair
-    large = Open(os.urandom(20 << 20))
+    large = Open(os.urandom(20 << 20), None)
     found: list[Message] = []
     receiver = threading.Thread(target=lambda: found.extend(receive(two, 2)))
     interrupts = 0
@@ -108,7 +116,7 @@ def test_file_descriptors_come_along_in_order(pair: Pair):
     sender = threading.Thread(
         target=lambda: [
             one.send(Release([0]), tuple(memories[:2])),
-            one.send(Open(bytes(1 << 20)), tuple(memories[2:4])),
+            one.send(Open(bytes(1 << 20), None), tuple(memories[2:4])),
             one.send(Release([1])),
             one.send(Release([2]), tuple(memories[4:])),
         ]
@@ -230,3 +238,18 @@ def test_a_fork_has_no_part_in_a_channel(pair: Pair):
     assert one.receive() == [Release([1])]
     one.send(Release([2]))
     assert two.receive() == [Release([2])]
+
+
+def test_a_descriptor_that_this_process_may_not_have_is_an_error(pair: Pair):
+    """The kernel drops it, and says so: not to be taken for a message that came without one."""
+    one, two = pair
+    one.send(Release([1]), (one.fileno(),))
+    lowest = os.dup(one.fileno())
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        with pytest.raises(DaemonError, match=f"Too many open files\nA process may have {lowest} files open here"):
+            two.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

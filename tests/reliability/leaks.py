@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/reliability/leaks.py [--kills 200] [--others 70] [--seed 0]
+    python tests/reliability/leaks.py [--kills 200] [--others 80] [--limit-s 3600] [--seed 0]
 
 Each is a real process with a loader in a loop (a tenth of them with TensorFlow). It says what it is at (starting,
 opening, indexing, epoch, closing), and is killed some moment into that; or it ends itself, in one of ``ENDS``. What
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import select
@@ -215,14 +216,23 @@ def let_end(training: Training, figures: Figures, end: str, rng: random.Random) 
     training.check(figures)
 
 
-def look_for_leaks(folder: Path, num_kills: int, num_others: int, seed: int, tensorflow_share: float) -> Figures:
-    """``num_kills`` trainings are killed, in each phase by turns; ``num_others`` end in ``ENDS`` by turns."""
+def look_for_leaks(
+    folder: Path, num_kills: int, num_others: int, seed: int, tensorflow_share: float, limit_s: float = math.inf
+) -> Figures:
+    """``num_kills`` trainings are killed, in each phase by turns; ``num_others`` end in ``ENDS`` by turns.
+
+    Fewer of them if the time is over.
+    """
     rng = random.Random(seed)
     shards = write_shards(folder / "shards", [60_000, 20_000, 40_000])
     figures = Figures()
     ways = [("SIGKILL", PHASES[number % len(PHASES)]) for number in range(num_kills)]
     ways += [(ENDS[number % len(ENDS)], "") for number in range(num_others)]
+    rng.shuffle(ways)
+    until_s = time.monotonic() + limit_s
     for end, phase in ways:
+        if time.monotonic() > until_s:
+            break
         tensorflow = rng.random() < tensorflow_share
         # Without a cache, opening is indexing.
         training = Training(folder, shards, end, tensorflow, rng.choice(["none", str(folder / "index")]))
@@ -244,10 +254,13 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--others", type=int, default=80)
     parser.add_argument("--tensorflow-share", type=float, default=0.1)
+    parser.add_argument("--limit-s", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        figures = look_for_leaks(Path(folder), args.kills, args.others, args.seed, args.tensorflow_share)
+        figures = look_for_leaks(
+            Path(folder), args.kills, args.others, args.seed, args.tensorflow_share, args.limit_s
+        )
     print(json.dumps(vars(figures)))
     return 0 if figures.is_clean else 1
 

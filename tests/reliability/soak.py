@@ -2,8 +2,7 @@
 
 ::
 
-    python tests/reliability/soak.py [--records 500e6] [--limit-s 7200] [--consumer loader|tf.data]
-        [--kill-every 10e6]
+    python tests/reliability/soak.py [--records 500e6] [--limit-s 7200] [--consumer tf.data] [--kill-every 10e6]
 
 The consumer adds up the numbers of each epoch, and drops its batches. Every few seconds memory, descriptors, threads
 and shared memory of the consumer, the daemon and the workers are noted; the medians of the first sixth (behind a

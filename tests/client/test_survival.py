@@ -1,0 +1,482 @@
+"""What a consumer may do to its loader, and what may happen to it: real signals, threads and forks."""
+
+from __future__ import annotations
+
+import dis
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import loaderd
+from loaderd.client.patience import Patience
+from loaderd.errors import ClosedError, CorruptRecordError, LoaderdError, WorkerError
+
+Write = Callable[..., list[Path]]
+Check = Callable[[loaderd.Batch], list[int]]
+
+
+def with_field(function: Callable[[Any], Any]) -> loaderd.Schema:
+    """The numbered records, and a field that ``function`` makes of their numbers."""
+    fields = {"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")}
+    derived = loaderd.Derived(function, "id", dtype="int64")
+    return loaderd.Schema({"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}, {**fields, "x": derived})
+
+
+def slow(numbers: Any) -> Any:
+    """Takes for ever at record 25."""
+    if 25 in numbers:
+        time.sleep(1000)
+    return numbers
+
+
+def odd(numbers: Any) -> Any:
+    """Refuses records 25 and 77."""
+    if 25 in numbers or 77 in numbers:
+        raise ValueError("no")
+    return numbers
+
+
+def workers_of(daemon: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()]
+
+
+# --------------------------------------------------------------------------------------------- close
+
+
+@pytest.mark.parametrize("stopped", ["nothing", "worker", "daemon"])
+def test_close_ends_a_wait_in_another_thread(write_numbered: Write, stopped: str):
+    """While a worker is at work for ever, or stopped, or the daemon is."""
+    loader = loaderd.Loader(write_numbered([100]), with_field(slow), batch_size=10, shuffle=False, workers=1)
+    batches = iter(loader)
+    daemon = loader._stream._now._process.pid
+    ended: list[Any] = []
+
+    def consume() -> None:
+        try:
+            next(batches)
+        except ClosedError as error:
+            ended.append((error, time.monotonic()))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    wait_until_asleep(thread)
+    pids = {"nothing": [], "worker": workers_of(daemon), "daemon": [daemon]}[stopped]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    family = [os.pidfd_open(pid) for pid in (daemon, *workers_of(daemon))]
+    began_s = time.monotonic()
+    loader.close()
+    took_s = time.monotonic() - began_s
+    thread.join()
+    (error, ended_s), *_ = ended
+    assert str(error).startswith("the loader is closed") and ended_s - began_s < 1.5 and took_s < 3
+    assert not Path(f"/proc/{daemon}").exists()
+    for pid_fd in family:
+        os.close(pid_fd)
+    loader.close()
+    with pytest.raises(ClosedError):
+        next(batches)
+
+
+def wait_until_asleep(thread: threading.Thread) -> None:
+    """Until it waits in the kernel, as a consumer does for a batch."""
+    stat = Path(f"/proc/self/task/{thread.native_id}/wchan")
+    while "poll" not in stat.read_text():
+        time.sleep(0.01)
+
+
+def test_close_while_another_daemon_is_started(write_numbered: Write, numbered_schema: loaderd.Schema):
+    """From a thread, at many moments of it: nothing of what was being started is left."""
+    shards = write_numbered([100])
+    for delay_ms in range(0, 300, 30):
+        loader = loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1)
+        process = loader._stream._now._process
+        process.kill()
+        process.wait()
+        timer = threading.Timer(delay_ms / 1000, loader.close)
+        timer.start()
+        with pytest.raises(ClosedError):
+            while True:
+                list(loader)
+        timer.join()
+        assert loader._stream._now._process.poll() is not None
+
+
+def test_a_loader_that_is_dropped_while_a_batch_is_held(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    loader = loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10, shuffle=False, workers=1)
+    batches = iter(loader)
+    batch = next(batches)
+    process = loader._stream._now._process
+    del loader
+    gc.collect()
+    assert process.poll() is None and check_batch(next(batches)) == list(range(10, 20)), "the iterator keeps it"
+    del batches
+    assert process.poll() is not None, "without the garbage collector"
+    assert check_batch(batch) == list(range(10))
+
+
+# ------------------------------------------------------------------------------------------- Ctrl-C
+
+_INTERRUPTED = """
+import random, signal, sys, threading, time
+import loaderd
+
+shards, wanted, seed = sys.argv[1:-2], int(sys.argv[-2]), int(sys.argv[-1])
+schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
+options = dict(batch_size=5, workers=1, held_batches=3, shuffle=loaderd.Shuffle(window_records=200, block_records=20))
+with loaderd.Loader(shards, schema, **options) as loader:
+    passes = [[batch["id"].tolist() for batch in loader] for _ in range(3)]
+
+chance = random.Random(seed)
+main = threading.main_thread().ident
+interrupts = 0
+armed = threading.Event()
+over = threading.Event()
+
+def interrupt():
+    global interrupts
+    while not over.is_set():
+        time.sleep(chance.choice([0, 0.001, 0.003, 0.01, 0.03]))
+        if armed.is_set():
+            armed.clear()
+            interrupts += 1
+            signal.pthread_kill(main, signal.SIGINT)
+
+thread = threading.Thread(target=interrupt, daemon=True)
+loader = loaderd.Loader(shards, schema, **options)
+thread.start()
+taken = 0
+while interrupts < wanted:
+    number = loader.next_position.epoch
+    batches = iter(loader)
+    if number > 2:
+        loader.seek(loaderd.Position())
+        continue
+    got, batch = [], None
+    while True:
+        try:
+            try:
+                if chance.random() < 0.1:  # else only when it has got going again
+                    armed.set()
+                for batch in batches:
+                    got.append(batch["id"].tolist())
+                    armed.set()
+                armed.clear()
+                break
+            finally:
+                armed.clear()
+        except KeyboardInterrupt:
+            pass
+        # Interrupted between having a batch and writing it down: it is the one that the loop has.
+        step = loader.position.batch
+        if loader.position.epoch == number and len(got) == step - 1:
+            got.append(batch["id"].tolist())
+        assert loader.position.epoch > number or len(got) == step, (len(got), step, loader.position)
+    assert got == passes[number], (number, len(got), len(passes[number]))
+    taken += 1
+over.set()
+thread.join()
+statistics = loader.statistics()
+print(interrupts, taken, statistics.daemon_restarts)
+"""
+
+
+def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
+    """A loop that is interrupted and gone on with sees every batch once, and the position is the next one's."""
+    script = tmp_path / "interrupted.py"
+    script.write_text(_INTERRUPTED)
+    shards = map(str, write_numbered([1000, 900]))
+    found = subprocess.run(
+        [sys.executable, script, *shards, "100", "1"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    interrupts, passes, restarts = map(int, found.stdout.split())
+    assert interrupts >= 100 and passes >= 1 and restarts < interrupts / 3
+
+
+def test_an_interrupt_at_every_point_of_next(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    """Python looks for signals behind a call, and where a function begins. None of these points loses a batch."""
+    code = loaderd.Loader.__iter__.__globals__["_Iteration"].__next__.__code__
+    points = [
+        behind.offset
+        for before, behind in pairwise(dis.get_instructions(code))
+        if before.opname in ("CALL", "CALL_FUNCTION_EX", "RESUME")
+    ]
+
+    def interrupt_at(point: int) -> Callable[..., Any]:
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_lasti == point:
+                raise KeyboardInterrupt
+            return trace if frame.f_code is code else None
+
+        return trace
+
+    with loaderd.Loader(write_numbered([300]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
+        batches = iter(loader)
+        numbers, interrupts = check_batch(next(batches)), 0
+        for point in points:
+            sys.settrace(interrupt_at(point))
+            try:
+                batch = next(batches)
+            except KeyboardInterrupt:
+                interrupts += 1
+                assert loader.position.batch == len(numbers) // 10
+                batch = next(batches)
+            finally:
+                sys.settrace(None)
+            numbers += check_batch(batch)
+        assert numbers == list(range(10 + 10 * len(points))) and interrupts > 3
+        assert loader.statistics().daemon_restarts == 0
+
+
+def test_an_interrupt_in_a_wait_costs_nothing(write_numbered: Write, tmp_path: Path):
+    go_on = tmp_path / "go on"
+
+    def wait(numbers: Any, go_on: str = str(go_on)) -> Any:
+        while 25 in numbers and not os.path.exists(go_on):
+            time.sleep(0.01)
+        return numbers
+
+    with loaderd.Loader(write_numbered([100]), with_field(wait), batch_size=10, shuffle=False, workers=1) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            interrupter = threading.Timer(
+                0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            )
+            interrupter.start()
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+            assert loader.position.batch == 0
+        go_on.touch()
+        assert [number for batch in batches for number in batch["x"]] == list(range(100))
+        assert (loader.statistics().daemon_restarts, loader.statistics().starts) == (0, 1)
+
+
+# -------------------------------------------------------------------------------- errors and going on
+
+
+def test_an_iterator_goes_on_behind_a_broken_batch(write_numbered: Write):
+    with loaderd.Loader(write_numbered([100]), with_field(odd), batch_size=10, shuffle=False, workers=2) as loader:
+        found = going_on(iter(loader), lambda batch: batch["id"].tolist())
+        assert [type(one) for one in found].count(WorkerError) == 2
+        assert [isinstance(one, WorkerError) for one in found].index(True) == 2
+        good = [one for one in found if not isinstance(one, WorkerError)]
+        assert list(chain(*good)) == [n for n in range(100) if n // 10 not in (2, 7)]
+        assert loader.position.epoch == 1 and loader.statistics().starts == 1
+
+
+def going_on(batches: Iterator[loaderd.Batch], check: Callable[[loaderd.Batch], Any]) -> list[Any]:
+    """What each batch is, or the error in its place."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(check(next(batches)))
+        except StopIteration:
+            with pytest.raises(StopIteration):  # and stays at its end
+                next(batches)
+            return found
+        except LoaderdError as error:
+            found.append(error)
+
+
+def test_an_iterator_of_growing_data_goes_on(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    """Behind a shard that could not be indexed when an epoch began."""
+    shards = write_numbered([40, 40, 20])
+    whole = shards[2].read_bytes()
+    dataset = loaderd.Dataset(str(shards[0].parent / "*"), numbered_schema, refresh="epoch")
+    shards[2].unlink()
+    with loaderd.Loader(dataset, batch_size=10, epochs=3, workers=1) as loader:
+        batches = iter(loader)
+        first = [check_batch(next(batches)) for _ in range(8)]
+        shards[2].write_bytes(whole[:-5])
+        with pytest.raises(CorruptRecordError):
+            next(batches)
+        shards[2].write_bytes(whole)
+        rest = going_on(batches, check_batch)
+    assert sorted(chain(*first)) == list(range(80))
+    assert sorted(chain(*rest[:10])) == sorted(chain(*rest[10:])) == list(range(100))
+
+
+def test_what_is_skipped_is_counted_when_its_batch_is_taken(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    shards = write_numbered([100])
+    with loaderd.Loader(
+        shards, numbered_schema, batch_size=10, shuffle=False, workers=1, on_corrupt="skip_record"
+    ) as loader:
+        times = os.stat(shards[0])
+        data = bytearray(shards[0].read_bytes())
+        at = data.index((77).to_bytes(4, "big"))
+        data[at] ^= 1
+        shards[0].write_bytes(data)
+        os.utime(shards[0], ns=(times.st_atime_ns, times.st_mtime_ns))
+        numbers, counts = [], []
+        for batch in loader:
+            numbers += check_batch(batch)
+            counts.append(loader.statistics().records_skipped)
+        assert numbers == [n for n in range(100) if n != 77] and counts == [0] * 7 + [1] * 3
+        for step, count in ((5, 1), (6, 1), (7, 2), (8, 2)):  # what was on its way is void
+            loader.seek(loaderd.Position(0, step))
+            next(iter(loader))
+            assert loader.statistics().records_skipped == count
+        assert [damage.record for damage in loader.statistics().damages] == [77, 77]
+
+
+# ------------------------------------------------------------------------------------------ consumers
+
+
+@pytest.fixture
+def _restless_threads() -> Iterator[None]:
+    """Python changes from one thread to another as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_restless_threads")
+def test_several_threads_share_an_iterator(write_numbered: Write, numbered_schema: loaderd.Schema):
+    shards = write_numbered([2000])
+    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=2) as loader:
+        batches = iter(loader)
+        found: list[list[int]] = [[] for _ in range(4)]
+
+        def consume(numbers: list[int]) -> None:
+            for batch in batches:
+                numbers += batch["id"].tolist()
+
+        threads = [threading.Thread(target=consume, args=(numbers,)) for numbers in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(chain(*found)) == list(range(2000))
+
+
+def test_threads_with_iterators_of_their_own(write_numbered: Write, numbered_schema: loaderd.Schema):
+    shards = write_numbered([60])
+    with loaderd.Loader(shards, numbered_schema, batch_size=20, workers=1) as loader:
+        found: list[list[int]] = [[] for _ in range(3)]
+
+        def consume(numbers: list[int]) -> None:
+            for batch in loader:
+                numbers += batch["id"].tolist()
+
+        threads = [threading.Thread(target=consume, args=(numbers,)) for numbers in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [sorted(numbers) for numbers in found] == [list(range(60))] * 3
+        assert found[0] != found[1] != found[2]
+
+
+def test_slots_come_back_from_any_thread(write_numbered: Write, numbered_schema: loaderd.Schema):
+    """More batches than there are slots, each dropped by a thread that knows nothing of the loader."""
+    shards = write_numbered([1000])
+    with loaderd.Loader(shards, numbered_schema, batch_size=10, shuffle=False, workers=1, held_batches=4) as loader:
+        numbers = []
+        for batch in loader:
+            numbers += batch["id"].tolist()
+            box = [batch]
+            del batch
+            thread = threading.Thread(target=box.clear)
+            thread.start()
+            thread.join()
+        assert numbers == list(range(1000))
+        assert loader.statistics().batches_copied == 0
+
+
+# ---------------------------------------------------------------------------------------------- forks
+
+
+def test_a_fork_is_told_whose_loader_it_has(write_numbered: Write, tmp_path: Path):
+    script = tmp_path / "forking.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, sys, threading, time
+        import loaderd
+
+        schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
+        loader = loaderd.Loader(sys.argv[1], schema, batch_size=10, shuffle=False, workers=1)
+        batches = iter(loader)
+        numbers = next(batches)["id"].tolist()
+        time.sleep(0.2)  # batches lie ready, which a fork must not take
+        loader._stream.lock.acquire()  # as another thread has it that is in the middle of a fetch
+        child = os.fork()
+        if not child:
+            for act in (lambda: next(batches), lambda: next(iter(loader)), loader.new_pass):
+                try:
+                    act()
+                except loaderd.errors.ClosedError as error:
+                    print(error.message, flush=True)
+            loader.close()
+            sys.exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        loader._stream.lock.release()
+        print(os.getpid(), child, flush=True)
+        numbers += [number for batch in batches for number in batch["id"]]
+        assert numbers == list(range(100)) and loader.statistics().daemon_restarts == 0
+        """)
+    )
+    (shard,) = write_numbered([100])
+    found = subprocess.run([sys.executable, script, shard], capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    *said, pids = found.stdout.splitlines()
+    parent, child = pids.split()
+    assert said == [f"the loader belongs to process {parent}, of which this one, {child}, is a fork"] * 2
+
+
+# ------------------------------------------------------------------------------------------- patience
+
+
+def test_patience_asks_then_gives_up():
+    patience = Patience(120.0)
+    asked = []
+    for second in range(1, 121):
+        assert not patience.is_over
+        patience.tick()
+        if patience.must_ask():
+            asked.append(second)
+    assert patience.is_over and asked == [30, 60, 90, 120]
+
+
+def test_patience_ends_with_the_last_sign_of_life():
+    patience = Patience(2.0)
+    for _ in range(100):
+        patience.tick()
+        assert patience.tick_s == 1.0 and patience.must_ask()
+        patience.heard()
+    assert not patience.is_over
+    patience.tick(), patience.tick()
+    assert patience.is_over
+
+
+def test_patience_reports_ever_more_seldom():
+    patience = Patience(None)
+    reported = []
+    for second in range(1, 1000):
+        patience.tick()
+        patience.heard()
+        if patience.must_report():
+            reported.append(second)
+    assert reported == [30, 60, 120, 240, 480, 960] and not patience.is_over
