@@ -295,18 +295,28 @@ class Connection:
 
     def close(self) -> None:
         """End the daemon and its workers, and wait for that; from any thread. A wait in another one ends, too."""
-        self._end()
+        if self._end():
+            raise KeyboardInterrupt
 
 
-def _end_daemon(channel: Channel, process: subprocess.Popen[bytes], creator: int) -> None:
-    """A fork of the training process inherits this, and must not end its parent's daemon."""
+def _end_daemon(channel: Channel, process: subprocess.Popen[bytes], creator: int) -> bool:
+    """End the daemon, and wait for that; returns whether Ctrl-C has cut the wait short.
+
+    It is not raised: at the end of the interpreter it would be printed, and change nothing. A fork of the training
+    process inherits this, and must not end its parent's daemon.
+    """
     if os.getpid() != creator:
-        return
-    channel.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_TIMEOUT_S)
-        return
-    process.kill()
-    # What hangs in the kernel, in a file system that is gone, ends later.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_TIMEOUT_S)
+        return False
+    try:
+        channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+            return False
+        process.kill()
+        # What hangs in the kernel, in a file system that is gone, ends later.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+    except KeyboardInterrupt:
+        process.kill()
+        return True
+    return False
