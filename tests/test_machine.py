@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -144,9 +145,7 @@ def test_this_machine():
     assert 1 <= usable_cores() <= CORES
     memory = available_memory()
     assert 0 < memory.free_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + (1 << 50)
-    began_s = time.perf_counter()
-    available_memory()
-    assert time.perf_counter() - began_s < 0.1
+    assert min(timeit.repeat(available_memory, number=1, repeat=20)) < 0.02
 
 
 def test_an_error_of_the_machine_has_a_remedy():

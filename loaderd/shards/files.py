@@ -8,9 +8,11 @@ files.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import posixpath
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -112,17 +114,16 @@ def _list_local(name: str) -> list[ShardFile]:
             raise NoShardsError(f"{path} is not a regular file", hint="A shard is read from many places at a time.")
         paths = [path]
     else:
-        paths = [p for p in sorted(glob.glob(path, recursive=True)) if os.path.isfile(p)] if _has_glob(path) else []
-    if not paths:
+        paths = sorted(glob.glob(path, recursive=True)) if _has_glob(path) else []
+    listed = []
+    for found in paths:
+        with contextlib.suppress(OSError):  # deleted since it was found
+            status = os.stat(found)
+            if stat.S_ISREG(status.st_mode):
+                listed.append(ShardFile(found, status.st_size, status.st_mtime_ns))
+    if not listed:
         what = "matches no file" if _has_glob(path) else "does not exist"
         raise NoShardsError(f"{path} {what}", hint=f"Paths are relative to {os.getcwd()}.")
-    listed = []
-    for path in paths:
-        try:
-            status = os.stat(path)
-        except OSError as error:
-            raise ShardReadError(f"{path}: {error.strerror}", hint=_HINT_READ) from None
-        listed.append(ShardFile(path, status.st_size, status.st_mtime_ns))
     return listed
 
 

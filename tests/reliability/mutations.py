@@ -12,7 +12,8 @@ damaged (its size and time forced to what they were) and read. Of both:
   malformed: it takes longer than all the rest);
 - every byte (found) and every number (late) is either delivered or named in a damage, and not twice;
 - records in front of and behind what was changed are delivered, unless a frame whose length has the right CRC
-  spans them (counted as ``swallowed``).
+  spans them (counted as ``swallowed``); late, those that stand between two damaged ones of one run of 32 may be lost,
+  and those of a compressed shard behind the damage (counted by kind).
 """
 
 from __future__ import annotations
@@ -77,6 +78,11 @@ class Case:
     data: bytes
     stream: bytes
     block_records: int
+
+    @property
+    def name(self) -> str:
+        """The kind, and whether the shard is compressed."""
+        return f"{self.kind} (compressed)" if self.shard.compression != "none" else self.kind
 
 
 def make_case(seed: int, number: int, shards: list[Shard]) -> Case:
@@ -303,7 +309,7 @@ def check_late(case: Case, path: Path, rng: Random, counts: Counter[str]) -> Non
     }
     for number in intact - set(records):
         check(_may_be_lost(number, intact, index, case, headers, stream), f"record {number} is intact, and lost")
-        counts["swallowed, late"] += 1
+        counts[f"intact, but lost late: {case.name}"] += 1
     if _is_decoded(case, rng):
         check_rows(blocks, index, records, rng)
 
@@ -373,7 +379,7 @@ def run(seed: int, first: int, count: int, tensorflow: int = 0) -> dict[str, Any
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         for number in range(first, first + count):
             case, path = make_case(seed, number, shards), Path(folder, "shard")
-            kinds[f"{case.kind}{' (compressed)' * (case.shard.compression != 'none')}"] += 1
+            kinds[case.name] += 1
             rng, case_began_s = Random(number), time.perf_counter()
             signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import http.server
 import os
 import threading
@@ -90,6 +91,20 @@ def test_a_file_that_exists_is_no_pattern(tree: Path):
     assert names_of(f"{tree}/a[[]*.rec") == ["with brackets"]
 
 
+def test_a_shard_that_is_deleted_while_a_glob_is_listed(tree: Path, monkeypatch: pytest.MonkeyPatch):
+    """As the oldest of data that grow are: it is left out, as if it had been gone before."""
+    before = names_of(f"{tree}/*.rec")
+    find = glob.glob
+
+    def find_and_delete(*arguments: Any, **options: Any) -> list[str]:
+        found = find(*arguments, **options)
+        os.unlink(min(found))
+        return found
+
+    monkeypatch.setattr(glob, "glob", find_and_delete)
+    assert names_of(f"{tree}/*.rec") == before[1:]
+
+
 @pytest.mark.parametrize(
     ("shards", "error", "text"),
     [
@@ -139,7 +154,7 @@ def test_a_file_that_cannot_be_read(tree: Path):
     # The kernel refuses to read address 0.
     (file,) = list_shards("/proc/self/mem")
     opened = open_shard(file)
-    with pytest.raises(ShardReadError, match=r"/proc/self/mem at byte 0: Input/output error"):
+    with pytest.raises(ShardReadError, match=r"/proc/self/mem: Input/output error at byte 0"):
         opened.read_at(0, memoryview(bytearray(10)))
     opened.close()
 
