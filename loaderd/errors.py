@@ -12,7 +12,7 @@
     │   └── RecordMismatchError         a record is whole, but is not what the schema says
     ├── WorkerError                     a user's function raised, or a worker died again and again
     ├── DaemonError                     the daemon could not start, or ended
-    └── ClosedError                     the loader was used after ``close()``
+    └── ClosedError                     the loader was used after ``close()``, or in a fork of its process
 
 An exception is made in a worker or in the daemon and raised in the training process: it crosses as
 ``to_wire()`` and comes back, of the same class, from ``from_wire()``.

@@ -183,7 +183,7 @@ class Connection:
     def wait_for_batch(self) -> None:
         """Wait until :meth:`next_batch` can answer."""
         self.torn = True
-        self._take_back(1)
+        self._take_back()
         self._wait("a batch", lambda: self._batches, self._stall_timeout, may_be_interrupted=True)
         self.torn = False
 
@@ -193,7 +193,8 @@ class Connection:
         Leaves the connection torn: whoever has used the slot takes that back.
         """
         self.torn = True
-        self._take_back(_SLOTS_PER_RELEASE)
+        if len(self.reader.ended) + len(self._freed) >= _SLOTS_PER_RELEASE:
+            self._take_back()
         batch = self._batches[0]
         if batch is None:
             return None
@@ -209,11 +210,10 @@ class Connection:
         """Give back a slot that was not lent on."""
         self._freed.append(slot)
 
-    def _take_back(self, least: int) -> None:
-        """Tell the daemon of the slots that nobody refers to any more, if they are ``least``."""
-        if self.reader.ended:
-            self._freed += self.reader.take_back()
-        if len(self._freed) >= least:
+    def _take_back(self) -> None:
+        """Tell the daemon of the slots that nobody refers to any more."""
+        self._freed += self.reader.take_back()
+        if self._freed:
             self._send(Release(self._freed))
             self._freed = []
 
@@ -295,18 +295,28 @@ class Connection:
 
     def close(self) -> None:
         """End the daemon and its workers, and wait for that; from any thread. A wait in another one ends, too."""
-        self._end()
+        if self._end():
+            raise KeyboardInterrupt
 
 
-def _end_daemon(channel: Channel, process: subprocess.Popen[bytes], creator: int) -> None:
-    """A fork of the training process inherits this, and must not end its parent's daemon."""
+def _end_daemon(channel: Channel, process: subprocess.Popen[bytes], creator: int) -> bool:
+    """End the daemon, and wait for that; returns whether Ctrl-C has cut the wait short.
+
+    It is not raised: at the end of the interpreter it would be printed, and change nothing. A fork of the training
+    process inherits this, and must not end its parent's daemon.
+    """
     if os.getpid() != creator:
-        return
-    channel.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_TIMEOUT_S)
-        return
-    process.kill()
-    # What hangs in the kernel, in a file system that is gone, ends later.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_TIMEOUT_S)
+        return False
+    try:
+        channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+            return False
+        process.kill()
+        # What hangs in the kernel, in a file system that is gone, ends later.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+    except KeyboardInterrupt:
+        process.kill()
+        return True
+    return False

@@ -139,9 +139,10 @@ class SupervisedStream:
         """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one."""
         while True:
             try:
-                if self._expected != (pass_, step) or self._now.torn or self._over is not None:
-                    self._start(pass_, step)
                 connection = self._now
+                if self._expected != (pass_, step) or connection.torn or self._over is not None:
+                    self._start(pass_, step)
+                    connection = self._now
                 batch = self._take(connection)
             except DaemonEnded as end:
                 self._open_for(pass_, end, step)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from soak import compare, soak
 
 
+@pytest.mark.timeout(300)  # seconds, but on a busy machine
 def test_nothing_grows_while_workers_are_killed(tmp_path: Path):
     figures = soak(tmp_path, 400_000, "loader", sizes=[20_000] * 2, kill_every=100_000, sample_every_s=0.1)
     assert (figures.epochs, figures.wrong_sums) == (10, 0) and figures.workers_killed
