@@ -44,3 +44,5 @@ def test_tensorflows_reader_of_the_same_files():
     assert counts["TensorFlow: shards"] == 5
     assert counts["TensorFlow: records that are nowhere"] == 0
     assert counts["TensorFlow: records"] <= counts["loaderd: records of the same"]
+    ends = sum(counts.get(f"TensorFlow: {end}", 0) for end in ("end", "error", "death"))
+    assert ends == 5
