@@ -121,10 +121,14 @@ class Scheduler:
             task.source.failed(task, error)
 
     def assign(self) -> list[tuple[int, Task]]:
-        """Give tasks to workers, those with the fewest first, until there are no more tasks or no more room."""
+        """Give tasks to workers, those with the fewest first, until there are no more tasks or no more room.
+
+        Those that have yet to start get none, if there are others: it may take them long.
+        """
         assigned: list[tuple[int, Task]] = []
+        ready = {number: worker for number, worker in self._workers.items() if worker.ready}
         while self._workers:
-            number, worker = min(self._workers.items(), key=lambda item: len(item[1].tasks))
+            number, worker = min((ready or self._workers).items(), key=lambda item: len(item[1].tasks))
             if len(worker.tasks) >= TASKS_PER_WORKER:
                 break
             task = self._next_task()

@@ -253,9 +253,9 @@ class Stream:
         errors = tuple({id(fault): fault.error for fault in bad.values()}.values())
         num_rows = sum(segment.stop - segment.start for segment in segments)
         if bad and not self._skip_damaged:
-            return BrokenBatch(step, errors[0])
+            return BrokenBatch(step, _together(errors))
         if bad and len(bad) == num_rows:
-            return BrokenBatch(step, _nothing_left(step, num_rows, errors[0]))
+            return BrokenBatch(step, _nothing_left(step, num_rows, _together(errors)))
         arenas = self._windows.arenas_of(segments)
         return FillBatch(step, self._free_slots.pop(), tuple(segments), arenas, tuple(bad), errors)
 
@@ -358,10 +358,23 @@ def _place_of(batch: FillBatch, row: int) -> tuple[int, int]:
     raise IndexError(row)
 
 
+def _together(errors: Sequence[LoaderdError]) -> LoaderdError:
+    """The first of the errors of one batch, which names the damages of all."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    return type(first)(
+        f"{first.message} (and {len(errors) - 1} more in this batch)",
+        hint=first.hint,
+        damages=tuple(damage for error in errors for damage in error.damages),
+        traceback=first.traceback,
+    )
+
+
 def _nothing_left(step: int, num_rows: int, error: LoaderdError) -> LoaderdError:
     """An empty batch would make a loss that is no number, so there is none."""
     return ShardError(
         f"none of the {num_rows} records of batch {step} is left; the first: {error.message}",
         hint="Ask for the next batch to go on without it.",
-        damage=error.damage,
+        damages=error.damages,
     )

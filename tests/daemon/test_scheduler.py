@@ -53,6 +53,18 @@ def test_the_tasks_of_a_dead_worker_come_first_and_in_order():
     assert shards_of(scheduler.assign()) == [(2, "a0"), (3, "a2"), (4, "a1"), (2, "a3"), (3, "a4"), (4, "a5")]
 
 
+def test_who_has_yet_to_start_gets_no_task_if_others_are_there():
+    scheduler = scheduler_of(index_pass("a", 9), workers=1)
+    scheduler.add_worker(1)
+    assert shards_of(scheduler.assign()) == [(0, "a0"), (0, "a1")]
+    scheduler.ready(1)
+    assert shards_of(scheduler.assign()) == [(1, "a2"), (1, "a3")]
+    scheduler.lose_worker(0, "was killed by SIGKILL")
+    scheduler.lose_worker(1, "was killed by SIGKILL")
+    scheduler.add_worker(2)
+    assert shards_of(scheduler.assign()) == [(2, "a0"), (2, "a1")], "so that it need not ask"
+
+
 @pytest.mark.parametrize("removed_first", [False, True])
 def test_a_removed_source_gets_nothing_done_again(removed_first: bool):
     gone = index_pass("gone", 2)
@@ -78,7 +90,7 @@ def test_a_worker_that_dies_before_it_is_ready_blames_no_task():
 
 
 def test_a_stall_is_counted_in_ticks_without_a_sign_of_life():
-    scheduler = scheduler_of(index_pass("a", 3), workers=2)
+    scheduler = scheduler_of(index_pass("a", 2), workers=2)
     scheduler.add_worker(2)
     (_, task), *_ = scheduler.assign()
     assert shards_of([(0, task)]) == [(0, "a0")]

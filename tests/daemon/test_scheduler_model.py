@@ -448,7 +448,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def nothing_waits_without_need(self) -> None:
         """Whoever waits, waits for a worker, or for the consumer to give a slot back."""
-        if not any(len(tasks) < TASKS_PER_WORKER for tasks in self.workers.values()):
+        ready = [tasks for worker, tasks in self.workers.items() if self.scheduler.is_ready(worker)]
+        if not any(len(tasks) < TASKS_PER_WORKER for tasks in ready or self.workers.values()):
             return
         for consumer in self.consumers:
             consumer.listen()

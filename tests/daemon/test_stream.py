@@ -165,7 +165,8 @@ class StreamMachine(RuleBasedStateMachine):
             if not errors:  # they were all to be skipped
                 assert len(bad) == len(rows) and f"of batch {item.step} is left" in item.error.message
             else:
-                assert item.error.message == errors[0].message
+                more = f" (and {len(errors) - 1} more in this batch)" if len(errors) > 1 else ""
+                assert item.error.message == errors[0].message + more
             return
         messages = {error.message for error in bad.values()}
         assert (item.num_skipped, {error.message for error in item.errors}) == (len(bad), messages)
