@@ -23,9 +23,10 @@ demo: .venv/made-demo ## write chess shards from games played by the rules, and 
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-torture: .venv/made-test ## a thousand kills, a few hundred ended trainings, half a billion records: about an hour
+torture: .venv/made-test ## a thousand kills, 200 ended trainings, 200,000 damaged shards, half a billion records: two hours
 	$(BIN)/python tests/reliability/torture.py
 	$(BIN)/python tests/reliability/leaks.py
+	$(BIN)/python tests/reliability/mutations.py
 	$(BIN)/python tests/reliability/soak.py
 	$(BIN)/python tests/reliability/soak.py --records 50e6 --consumer tf.data
 

@@ -183,7 +183,6 @@ class Connection:
     def wait_for_batch(self) -> None:
         """Wait until :meth:`next_batch` can answer."""
         self.torn = True
-        self._take_back()
         self._wait("a batch", lambda: self._batches, self._stall_timeout, may_be_interrupted=True)
         self.torn = False
 
@@ -231,6 +230,8 @@ class Connection:
     ) -> None:
         patience = Patience(limit_s)
         while not is_there():
+            if may_be_interrupted:
+                self._take_back()  # what came for an older generation, too: the workers may wait for it
             self.torn = not may_be_interrupted
             arrived = self._poll.poll(1000 * patience.tick_s)
             self.torn = True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,6 +152,27 @@ def test_breaking_out_and_iterating_again(write_numbered: Write, numbered_schema
                 if number == 3:
                     break
         assert sorted(flat(passes(loader, check_batch)[0])) == list(range(1000))
+
+
+def test_a_new_pass_gets_the_slots_of_the_old_one_while_it_waits(
+    write_numbered: Write, numbered_schema: loaderd.Schema
+):
+    """As many batches are held as may be; what is left of the slots is ready for the pass that is left."""
+
+    def slowly(numbers: Any) -> Any:
+        time.sleep(0.02)  # so that batches come one at a time, and are not read before the next pass begins
+        return numbers
+
+    fields = {"id": loaderd.Array("id"), "slow": loaderd.Derived(slowly, "id", dtype="int64")}
+    schema = loaderd.Schema(numbered_schema.features, fields)
+    with loaderd.Loader(
+        write_numbered([21_000]), schema, batch_size=2100, workers=1, held_batches=2, epochs=None
+    ) as loader:
+        held = [next(iter(loader)), next(iter(loader))]
+        assert loader.statistics().slots == 6
+        time.sleep(1)
+        assert next(iter(loader)).num_records == 2100
+        assert len(held) == loader.statistics().slots_lent
 
 
 def test_a_consumer_that_keeps_every_batch_gets_copies(
