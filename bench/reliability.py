@@ -167,7 +167,7 @@ def signal_worker(number: int, name: str, world: World, folder: Path, rng: rando
 
 
 def moment(world: World, rng: random.Random) -> int:
-    return rng.randint(world.num_batches // 200, world.num_batches // 50)
+    return rng.randint(1 + world.num_batches // 200, 1 + world.num_batches // 50)
 
 
 def damage(kind: str, skip: bool, name: str, world: World, folder: Path, rng: random.Random) -> Run:

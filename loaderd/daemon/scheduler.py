@@ -50,7 +50,7 @@ class Scheduler:
         self._again = deque(task for task in self._again if task.source is not source)
 
     def add_worker(self, worker: int) -> None:
-        """``worker`` was started; it may be given tasks, and will be at them when it is :meth:`ready`."""
+        """``worker`` was started; it will be given tasks when it is :meth:`ready`."""
         self._workers[worker] = _Worker()
 
     def ready(self, worker: int) -> None:
@@ -94,14 +94,14 @@ class Scheduler:
         return self._tasks[number].work
 
     def lose_worker(self, worker: int, reason: str, stalled: bool = False) -> None:
-        """``worker`` died, or was ended because it ``stalled``; its tasks are done again.
+        """``worker`` died, or was ended because it ``stalled``.
 
-        If it was ready, the first of them is blamed.
+        The first of its tasks is blamed; all of them are done again.
         """
         lost = self._workers.pop(worker)
         for position, task in enumerate(lost.tasks):
             del self._tasks[task.number]
-            if position == 0 and lost.ready:
+            if position == 0:
                 task.deaths += 1
             if task.deaths >= task.most_deaths:
                 workers = f"{task.deaths} workers in a row were" if task.deaths > 1 else "a worker was"
@@ -121,14 +121,11 @@ class Scheduler:
             task.source.failed(task, error)
 
     def assign(self) -> list[tuple[int, Task]]:
-        """Give tasks to workers, those with the fewest first, until there are no more tasks or no more room.
-
-        Those that have yet to start get none, if there are others: it may take them long.
-        """
+        """Give tasks to those workers that are ready, until there are no more tasks or no more room."""
         assigned: list[tuple[int, Task]] = []
-        ready = {number: worker for number, worker in self._workers.items() if worker.ready}
-        while self._workers:
-            number, worker = min((ready or self._workers).items(), key=lambda item: len(item[1].tasks))
+        ready = [(number, worker) for number, worker in self._workers.items() if worker.ready]
+        while ready:
+            number, worker = min(ready, key=lambda item: len(item[1].tasks))
             if len(worker.tasks) >= TASKS_PER_WORKER:
                 break
             task = self._next_task()

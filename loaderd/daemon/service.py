@@ -261,7 +261,7 @@ class Service:
         tasks, pid = self._scheduler.tasks_of(worker), self._pool.pid_of(worker)
         self._wires.remove(worker)
         reason = self._pool.bury(worker)
-        at = f" at {tasks[0].work}" if tasks and self._scheduler.is_ready(worker) else ""
+        at = f" at {tasks[0].work}" if tasks else ""
         self._scheduler.lose_worker(worker, stalled or reason, bool(stalled))
         self._start_worker()
         text = f"worker process {pid} {stalled or reason}{at}; another one does its work again"

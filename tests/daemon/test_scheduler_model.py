@@ -449,7 +449,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_waits_without_need(self) -> None:
         """Whoever waits, waits for a worker, or for the consumer to give a slot back."""
         ready = [tasks for worker, tasks in self.workers.items() if self.scheduler.is_ready(worker)]
-        if not any(len(tasks) < TASKS_PER_WORKER for tasks in ready or self.workers.values()):
+        if not any(len(tasks) < TASKS_PER_WORKER for tasks in ready):
             return
         for consumer in self.consumers:
             consumer.listen()
