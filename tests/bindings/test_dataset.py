@@ -288,7 +288,7 @@ def test_the_daemon_may_die_under_an_iterator(chess: list[str], schema: loaderd.
                 os.kill(daemon, signal.SIGKILL)
         found.append(score.numpy())
     assert len(found) == len(expected) and all(map(np.array_equal, found, expected))
-    assert dataset._loaderd_loader.statistics().daemon_restarts >= 2
+    assert dataset._loaderd_loader.statistics().daemon_restarts >= 1
 
 
 def children() -> list[int]:
