@@ -39,7 +39,11 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         _channels.add(self)
-        self._unpacker = msgpack.Unpacker(max_buffer_size=MAX_MESSAGE_BYTES, unicode_errors=UNICODE_ERRORS)
+        self._unpacker = msgpack.Unpacker(
+            max_buffer_size=MAX_MESSAGE_BYTES,
+            read_size=_RECEIVE_BYTES,  # its buffer: without, a MiB, of which more and more is used
+            unicode_errors=UNICODE_ERRORS,
+        )
         self._fds: deque[int] = deque()
         self._posted: deque[tuple[memoryview, tuple[int, ...]]] = deque()
 
