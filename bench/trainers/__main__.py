@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -72,6 +73,7 @@ def train(library: str, task: Task, log: Log) -> None:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who is started in the background ignores it
     task = Task(**json.loads(sys.argv[2]))
     log = Log(task.log)
     try:

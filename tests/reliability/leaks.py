@@ -38,6 +38,8 @@ _TRAINING_LIMIT_S = 120.0
 _TRAINING = """
 import os, signal, sys, time
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who is started in the background ignores it
+
 def say(phase):
     os.write(int(sys.argv[1]), phase.encode() + b"\\n")
 
