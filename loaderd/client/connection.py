@@ -183,7 +183,7 @@ class Connection:
     def wait_for_batch(self) -> None:
         """Wait until :meth:`next_batch` can answer."""
         self.torn = True
-        self._wait("a batch", lambda: self._batches, self._stall_timeout, may_be_interrupted=True)
+        self._wait("a batch", lambda: self._batches, self._stall_timeout, for_batch=True)
         self.torn = False
 
     def next_batch(self) -> tuple[int, int] | LoaderdError | None:
@@ -203,7 +203,11 @@ class Connection:
         if skipped is not None:
             self._counts.records_skipped += skipped.num_records
             self._counts.report.add("epoch", [one for error in skipped.errors for one in from_wire(error).damages])
-        return from_wire(batch.error) if isinstance(batch, Broken) else (batch[1], batch[2])
+        if isinstance(batch, Broken):
+            error = from_wire(batch.error)
+            self._counts.report.add("epoch", error.damages)
+            return error
+        return batch[1], batch[2]
 
     def release(self, slot: int) -> None:
         """Give back a slot that was not lent on."""
@@ -226,13 +230,14 @@ class Connection:
             self._unsent = True
 
     def _wait(
-        self, what: str, is_there: Callable[[], object], limit_s: float | None, *, may_be_interrupted: bool = False
+        self, what: str, is_there: Callable[[], object], limit_s: float | None, *, for_batch: bool = False
     ) -> None:
+        """``for_batch``: slots are given back meanwhile, and Ctrl-C leaves nothing torn."""
         patience = Patience(limit_s)
         while not is_there():
-            if may_be_interrupted:
+            if for_batch:
                 self._take_back()  # what came for an older generation, too: the workers may wait for it
-            self.torn = not may_be_interrupted
+            self.torn = not for_batch
             arrived = self._poll.poll(1000 * patience.tick_s)
             self.torn = True
             if arrived:

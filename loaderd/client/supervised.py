@@ -170,8 +170,6 @@ class SupervisedStream:
             connection.wait_for_batch()
             counts.wait_s += time.perf_counter() - began_s
         found = connection.next_batch()
-        if isinstance(found, LoaderdError):
-            counts.report.add("epoch", found.damages)
         if found is None or isinstance(found, LoaderdError):
             return found
         slot, num_records = found

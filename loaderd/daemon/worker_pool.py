@@ -53,7 +53,7 @@ class WorkerPool:
 
         Raises DaemonError when none of them lives to work.
         """
-        reason = self._end(self._workers.pop(worker))
+        reason = self._end(self._workers.pop(worker)) + self._for_memory()
         self.restarts += 1
         self._fruitless_deaths += 1
         if self._fruitless_deaths >= _MAX_FRUITLESS_DEATHS:
@@ -70,7 +70,7 @@ class WorkerPool:
         except subprocess.TimeoutExpired:
             self._dying.append(worker.process)
             return "does not die"
-        return how_it_ended(worker.process) + self._for_memory()
+        return how_it_ended(worker.process)
 
     def _for_memory(self) -> str:
         """Why the kernel has killed a process since this was asked last, if that was why."""

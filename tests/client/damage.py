@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -14,3 +15,10 @@ def damage_data(path: Path, number: int) -> int:
     data[offset + 20] ^= 4
     path.write_bytes(data)
     return offset
+
+
+def damage_unseen(path: Path, number: int) -> None:
+    """As :func:`damage_data`, but the file's size and time say nothing of it."""
+    status = path.stat()
+    damage_data(path, number)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from damage import damage_data
+from damage import damage_data, damage_unseen
 
 import loaderd
 from loaderd.client.report import MAX_FIRST, DamageReport
@@ -119,9 +119,7 @@ def test_what_the_index_found_and_what_came_later(
             on_corrupt="skip_record",
             report=path,
         ) as loader:
-            times = os.stat(shards[1])
-            damage_data(shards[1], 7)
-            os.utime(shards[1], ns=(times.st_atime_ns, times.st_mtime_ns))
+            damage_unseen(shards[1], 7)
             assert named(path)[:1] == [("000.tfrecord", 42, "index")], "before the first batch"
             numbers = list(chain.from_iterable(map(check_batch, loader)))
             assert sorted(numbers) == sorted([n for n in range(200) if n not in (42, 107)] * 2)
@@ -131,8 +129,7 @@ def test_what_the_index_found_and_what_came_later(
                 ("000.tfrecord", 42),
                 ("001.tfrecord", 7),
             ]
-            damage_data(shards[1], 7)  # the same bit again: it is as it was
-            os.utime(shards[1], ns=(times.st_atime_ns, times.st_mtime_ns))
+            damage_unseen(shards[1], 7)  # the same bit again: it is as it was
         assert named(path) == [("000.tfrecord", 42, "index"), ("001.tfrecord", 7, "epoch")]
 
 
@@ -164,9 +161,7 @@ def test_with_raise_what_breaks_a_batch_is_written(
 ):
     (shard,), path = write_numbered([100]), tmp_path / "report.jsonl"
     with loaderd.Loader(shard, numbered_schema, batch_size=10, shuffle=False, workers=1, report=path) as loader:
-        times = os.stat(shard)
-        damage_data(shard, 33)
-        os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+        damage_unseen(shard, 33)
         batches = iter(loader)
         for _ in range(3):
             next(batches)

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from damage import damage_unseen
 
 import loaderd
 from loaderd.client.patience import Patience
@@ -323,12 +324,7 @@ def test_what_is_skipped_is_counted_when_its_batch_is_taken(
     with loaderd.Loader(
         shards, numbered_schema, batch_size=10, shuffle=False, workers=1, on_corrupt="skip_record"
     ) as loader:
-        times = os.stat(shards[0])
-        data = bytearray(shards[0].read_bytes())
-        at = data.index((77).to_bytes(4, "big"))
-        data[at] ^= 1
-        shards[0].write_bytes(data)
-        os.utime(shards[0], ns=(times.st_atime_ns, times.st_mtime_ns))
+        damage_unseen(shards[0], 77)
         numbers, counts = [], []
         for batch in loader:
             numbers += check_batch(batch)
@@ -342,6 +338,15 @@ def test_what_is_skipped_is_counted_when_its_batch_is_taken(
 
 
 # ------------------------------------------------------------------------------------------ consumers
+
+
+def in_threads(consume: Callable[[list[int]], None], results: list[list[int]]) -> None:
+    """A thread for each of ``results``, all at a time."""
+    threads = [threading.Thread(target=consume, args=(numbers,)) for numbers in results]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 @pytest.fixture
@@ -364,11 +369,7 @@ def test_several_threads_share_an_iterator(write_numbered: Write, numbered_schem
             for batch in batches:
                 numbers += batch["id"].tolist()
 
-        threads = [threading.Thread(target=consume, args=(numbers,)) for numbers in found]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(consume, found)
         assert sorted(chain(*found)) == list(range(2000))
 
 
@@ -381,11 +382,7 @@ def test_threads_with_iterators_of_their_own(write_numbered: Write, numbered_sch
             for batch in loader:
                 numbers += batch["id"].tolist()
 
-        threads = [threading.Thread(target=consume, args=(numbers,)) for numbers in found]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(consume, found)
         assert [sorted(numbers) for numbers in found] == [list(range(60))] * 3
         assert found[0] != found[1] != found[2]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +87,18 @@ def crashing_schema(function: Callable[[Any], Any]) -> loaderd.Schema:
     fields = {"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")}
     derived = loaderd.Derived(function, "id", dtype="int64")
     return loaderd.Schema({"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}, {**fields, "x": derived})
+
+
+@contextlib.contextmanager
+def job_of(script: Path, code: str, first_line: str) -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
+    """A process that runs ``code``, its daemon and its workers, as they are when it has printed ``first_line``."""
+    script.write_text(code)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            assert job.stdout is not None and job.stdout.readline() == f"{first_line}\n"
+            (daemon,) = children_of(job.pid)
+            yield job, daemon, children_of(daemon)
+        finally:
+            job.kill()

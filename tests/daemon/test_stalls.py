@@ -6,8 +6,6 @@ import gzip
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import chain
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accidents import Check, children_of, crashing_schema, daemon_of, fetch_all
+from accidents import Check, children_of, crashing_schema, daemon_of, fetch_all, job_of
 
 import loaderd
 from loaderd.errors import WorkerError
@@ -91,9 +89,7 @@ def test_what_takes_long_but_goes_on_is_no_stall(
 
 def test_a_job_that_is_suspended_loses_no_worker(write_numbered: Write, tmp_path: Path):
     """SIGSTOP to all its processes for longer than the limit, and SIGCONT."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"""
+    code = f"""
 import sys, time, loaderd
 schema = loaderd.Schema({{"id": loaderd.Int64()}}, {{
     "id": loaderd.Array("id"),
@@ -107,14 +103,8 @@ for batch in loader:
 assert sorted(numbers) == list(range(3000))
 print(loader.statistics().workers_restarted)
 """
-    )
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None and job.stderr is not None
-        assert job.stdout.readline() == "50\n"
-        (daemon,) = children_of(job.pid)
-        family = [job.pid, daemon, *children_of(daemon)]
+    with job_of(tmp_path / "train.py", code, "50") as (job, daemon, workers):
+        family = [job.pid, daemon, *workers]
         for pid in family:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(2.5)
@@ -125,9 +115,7 @@ print(loader.statistics().workers_restarted)
 
 
 def test_a_daemon_says_who_waits_for_whom(write_numbered: Write, tmp_path: Path):
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"""
+    code = f"""
 import signal, loaderd
 schema = loaderd.Schema({{"id": loaderd.Int64()}}, {{"id": loaderd.Array("id")}})
 loader = loaderd.Loader({str(write_numbered([3000])[0])!r}, schema, batch_size=50, workers=2, held_batches=1)
@@ -136,18 +124,11 @@ held = next(batches)
 print("run", flush=True)
 signal.pause()
 """
-    )
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None and job.stderr is not None
-        assert job.stdout.readline() == "run\n"
-        (daemon,) = children_of(job.pid)
-        workers = children_of(daemon)
+    with job_of(tmp_path / "train.py", code, "run") as (job, daemon, workers):
+        assert job.stderr is not None
         time.sleep(0.5)
         os.kill(daemon, signal.SIGUSR1)
         lines = [job.stderr.readline() for _ in range(6)]
-        job.kill()
     assert lines[0] == f"daemon {daemon}: 0 workers were replaced so far\n"
     assert re.match(r"  consumer   has \d+ batches, taken or ready; 0 slots are free", lines[1])
     assert re.match(r"  batches    \d+ of 60 is due", lines[2])
