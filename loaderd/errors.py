@@ -12,6 +12,7 @@
     │   └── RecordMismatchError         a record is whole, but is not what the schema says
     ├── WorkerError                     a user's function raised, or a worker died again and again
     ├── DaemonError                     the daemon could not start, or ended
+    ├── ServerError                     a server refuses, or cannot be reached
     └── ClosedError                     the loader was used after ``close()``, or in a fork of its process
 
 An exception is made in a worker or in the daemon and raised in the training process: it crosses as
@@ -124,6 +125,10 @@ class DaemonError(LoaderdError):
     """The daemon could not start, or ended while it was needed."""
 
 
+class ServerError(LoaderdError):
+    """A server refuses (its token, version, limits), does not know the data set, or cannot be reached."""
+
+
 class ClosedError(LoaderdError):
     """The loader, or the iterator, was used after it ended."""
 
@@ -141,6 +146,7 @@ _CLASSES: dict[str, type[LoaderdError]] = {
         RecordMismatchError,
         WorkerError,
         DaemonError,
+        ServerError,
         ClosedError,
     )
 }

@@ -15,7 +15,8 @@ from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course, Position
-from loaderd.protocol.messages import Attach, FillTask, Listed, LoadTask, Opened, ProbeTask
+from loaderd.protocol.messages import Listed, Opened
+from loaderd.protocol.worker_messages import Attach, FillTask, LoadTask, ProbeTask
 
 _MIN_ARENAS = 2
 # Whatever number of records is cut into windows evenly, none is smaller than half a batch.

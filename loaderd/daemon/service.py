@@ -46,16 +46,10 @@ from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import (
-    ATTACH_TASK,
-    Advanced,
     Ask,
-    Attach,
-    Attached,
     Broken,
-    Done,
     Ended,
     Failed,
-    IndexTask,
     List,
     Message,
     Open,
@@ -65,9 +59,9 @@ from loaderd.protocol.messages import (
     Skipped,
     Start,
     State,
-    TaskFailed,
     Warned,
 )
+from loaderd.protocol.worker_messages import ATTACH_TASK, Advanced, Attach, Attached, Done, IndexTask, TaskFailed
 from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
 from loaderd.shards.index_cache import IndexCache

@@ -2,26 +2,148 @@
 
 ::
 
-    client  ──► daemon   Open, List, Start, Release, Ask
-    client  ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned
-    daemon  ──► worker   Attach, IndexTask, ProbeTask, LoadTask, FillTask
-    daemon  ◄── worker   Attached, Advanced, Done, TaskFailed
+    client      ──► daemon   Open, List, Start, Release, Ask
+    client      ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned
+    daemon      ──► worker   see ``worker_messages``
+    daemon      ◄── worker
+
+    consumer    ──► server   Hello, Subscribe in place of Open; Want; AskStatus
+    consumer    ◄── server   Welcome, Joined, Bye, Status as well
+    supervisor  ──► server   Serve, Drain, Stop, AskStatus
+    supervisor  ◄── server   Status, Failed
+    client      ──► relay    Dial, and then what a consumer says to a server
 
 On the wire a message is a msgpack array: its number in ``_MESSAGES``, then its fields in order. Bulk data does not go
-this way: it lies in shared memory, whose file descriptors travel beside Opened and Attach. ``Open.description`` is a
-pickle; it goes from a process to its own child only.
+this way: it lies in shared memory, whose file descriptors travel beside Opened and Attach. ``Open.description`` and
+``Attach.description`` are pickles; they go from a process to its own child only. A server takes none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 import msgpack
 
-ATTACH_TASK = -1
+from loaderd.protocol.worker_messages import (
+    Advanced,
+    Attach,
+    Attached,
+    Detach,
+    Done,
+    FillTask,
+    IndexTask,
+    LoadTask,
+    ProbeTask,
+    TaskFailed,
+)
+
 # The name of a file and the message of a user's exception may be no valid Unicode.
 UNICODE_ERRORS = "surrogatepass"
+
+
+# Of what consumers and servers say to each other. Another one is refused.
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Consumer, first: which ``PROTOCOL`` and version of loaderd it is of, and which data set it is about.
+
+    ``dataset`` is "" where only the status is wanted. This message and Failed are the same in every protocol.
+    """
+
+    protocol: int
+    version: str
+    dataset: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Daemon: the stream is at its end, for this reason."""
+
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Server: its version, and what a consumer must know of the data set (``daemon.catalog``)."""
+
+    version: str
+    dataset: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Consumer: make a stream with these ``options`` (``dataset.Subscription``); ``start`` as in Open."""
+
+    options: dict[str, Any]
+    start: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Consumer of a "shared" stream: it can take ``count`` batches more."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Server, of a "shared" stream: the pass that its consumers are at; every batch before ``step`` is used up.
+
+    Comes after Start, and in front of a Ready when ``step`` has moved.
+    """
+
+    generation: int
+    which: list[Any]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Server: it ends now, for this reason. What it has delivered stays the consumer's."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """Consumer or supervisor: how are you?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Server: what it serves, to whom, and how it goes (``daemon.status``)."""
+
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Supervisor: serve this (``daemon.server.Settings``); the listening Unix socket comes with the message."""
+
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Supervisor: take no more consumers, and end when the last one has gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Supervisor: tell all consumers Bye, for this reason, and end."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Client: be my end of a connection to this server (``remote.relay``)."""
+
+    address: str
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +202,14 @@ class Opened:
 class Start:
     """Client: deliver the batches of a pass (as ``plan.passes.Pass.to_wire`` has it) from ``step`` on.
 
-    Whatever carries an older ``generation`` is void.
+    Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches behind ``step``
+    that this consumer has had already.
     """
 
     generation: int
     which: list[Any]
     step: int
+    taken: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +256,6 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """Daemon: the stream is at its end, for this reason."""
-
-    error: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Warned:
     """Daemon: something to tell the user; ``workers_restarted`` is the count so far."""
 
@@ -156,93 +273,21 @@ class Skipped:
     num_records: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Daemon: what a worker needs for the tasks to come; ``description`` as in Open.
-
-    With ``files`` empty only index tasks follow; otherwise the memory of windows and of slots comes along.
-    """
-
-    description: bytes
-    files: list[list[Any]]
-    compressions: list[str]
-    max_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class IndexTask:
-    """Daemon: index this file ([uri, size_bytes, mtime_ns])."""
-
-    task: int
-    file: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeTask:
-    """Daemon: see whether the first record of this block (to ``left``, as in LoadTask) fits the schema."""
-
-    task: int
-    block: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadTask:
-    """Daemon: bring records into a window, whose rows go where ``order`` (as in ``plan.epoch.WindowOrder``) says.
-
-    Each slice is [shard, offset, num_bytes, count, first_record, anchors, left, first, stop, row, key]: the block's
-    place (as in ``shards.blocks.Block``), which of its records are in the data set (as in ``daemon.table``), which of
-    these are wanted, the window's row of the first of them, and the key of its shard in its epoch, for the random
-    numbers of its records.
-    """
-
-    task: int
-    arena: int
-    order: list[Any]
-    slices: list[list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class FillTask:
-    """Daemon: decode batches; each is [slot, [[arena, start, stop], …], [rows of the batch to leave out]]."""
-
-    task: int
-    batches: list[list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """Worker: it is there, and has done what Attach says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advanced:
-    """Worker: the task goes on, and stands at byte ``done_bytes`` of its file."""
-
-    task: int
-    done_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Worker: the task is done.
-
-    ``result``: [index, why it could not be cached] (IndexTask); faults (LoadTask), each [places, error].
-    """
-
-    task: int
-    result: Any
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
-    """Worker: the task (or Attach, as ``ATTACH_TASK``) cannot be done."""
-
-    task: int
-    error: dict[str, Any]
-
-
 Message = (
-    Open
+    Hello
+    | Failed
+    | Welcome
+    | Subscribe
+    | Want
+    | Joined
+    | Bye
+    | AskStatus
+    | Status
+    | Serve
+    | Drain
+    | Stop
+    | Dial
+    | Open
     | Progress
     | List
     | Listed
@@ -254,10 +299,10 @@ Message = (
     | Release
     | Ask
     | State
-    | Failed
     | Warned
     | Skipped
     | Attach
+    | Detach
     | IndexTask
     | ProbeTask
     | LoadTask

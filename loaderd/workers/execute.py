@@ -14,7 +14,7 @@ from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.epoch import WindowOrder
 from loaderd.plan.selection import numbers_that
-from loaderd.protocol.messages import FillTask, IndexTask, LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import FillTask, IndexTask, LoadTask, ProbeTask
 from loaderd.shards.blocks import Block
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import ShardFile

@@ -12,7 +12,9 @@ from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
 from loaderd.memory.shared import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import (
+from loaderd.protocol.messages import Message
+from loaderd.protocol.process import die_with_parent, enter_process
+from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
     Advanced,
     Attach,
@@ -21,11 +23,9 @@ from loaderd.protocol.messages import (
     FillTask,
     IndexTask,
     LoadTask,
-    Message,
     ProbeTask,
     TaskFailed,
 )
-from loaderd.protocol.process import die_with_parent, enter_process
 from loaderd.shards.files import ShardFile
 from loaderd.workers.execute import Executor, index_shard
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from loaderd.errors import DaemonError
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Done, Message, Open, Release, Warned, encode
+from loaderd.protocol.messages import Message, Open, Release, Warned, encode
+from loaderd.protocol.worker_messages import Done
 
 Pair = tuple[Channel, Channel]
 

@@ -21,7 +21,7 @@ from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
-from loaderd.protocol.messages import FillTask, IndexTask, LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import FillTask, IndexTask, LoadTask, ProbeTask
 from loaderd.shards.files import list_shards
 from loaderd.shards.index import build_index, decode_index
 from loaderd.shards.index_cache import IndexCache

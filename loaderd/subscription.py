@@ -1,0 +1,79 @@
+"""What a consumer asks a server for, beside the name of a data set. Plain values: they come from other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from loaderd.errors import OptionError
+from loaderd.options import Remainder, StreamOptions, is_count, require
+
+Sharing = Literal["independent", "split", "shared", "mirrored"]
+
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """Options of the same names as those of ``loaderd.connect``. Raises OptionError where one is out of range.
+
+    ``packed``: batches hold stored features as far as possible, for the consumer to unpack (``schema.packed``).
+    ``name``: who this is, for people to read.
+    """
+
+    batch_size: int
+    epochs: int | None = 1
+    remainder: Remainder = "short"
+    shard: tuple[int, int] = (0, 1)
+    held_batches: int = 4
+    sharing: Sharing = "independent"
+    consumers: int = 1
+    group: str = ""
+    packed: bool = False
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        StreamOptions(
+            self.batch_size,
+            epochs=self.epochs,
+            remainder=self.remainder,
+            shard=self.shard,
+            held_batches=self.held_batches,
+            workers=1,
+        )
+        object.__setattr__(self, "shard", tuple(self.shard))
+        sharings = ("independent", "split", "shared", "mirrored")
+        require(self.sharing in sharings, "sharing", ", ".join(sharings), self.sharing)
+        require(is_count(self.consumers), "consumers", "a positive integer", self.consumers)
+        for what in ("group", "name"):
+            value = getattr(self, what)
+            is_name = isinstance(value, str) and len(value) <= _MAX_NAME and value.isprintable()
+            require(is_name, what, f"text of at most {_MAX_NAME} printable characters", value)
+        require(isinstance(self.packed, bool), "packed", "a bool", self.packed)
+        if self.shard[1] > 1 and self.sharing != "split":
+            raise OptionError(f'shard={self.shard} is for sharing="split", got sharing={self.sharing!r}')
+        if self.consumers > 1 and not self.is_group:
+            raise OptionError(f'consumers is for sharing="shared" or "mirrored", got sharing={self.sharing!r}')
+
+    @property
+    def is_group(self) -> bool:
+        """Whether several consumers have one stream."""
+        return self.sharing in ("shared", "mirrored")
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain values, for a message."""
+        return {**asdict(self), "shard": list(self.shard)}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Subscription:
+        """What :meth:`to_wire` made, or somebody who does not mean well; raises OptionError."""
+        known = {each.name for each in fields(cls)}
+        if not set(wire) <= known or "batch_size" not in wire:
+            raise OptionError(
+                f"the options of a stream are {sorted(known)}, batch_size among them; got {sorted(wire)!r:.200}"
+            )
+        try:
+            return cls(**wire)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"an option of the stream has a wrong value: {error}") from None
