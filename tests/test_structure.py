@@ -19,7 +19,7 @@ LAYERS = [
     ["loaderd.errors", "loaderd.machine"],
     ["loaderd.schema", "loaderd.randomness"],
     ["loaderd.schemas", "loaderd.symmetry", "loaderd.options", "loaderd.statistics"],
-    ["loaderd.subscription"],
+    ["loaderd.subscription", "loaderd.tls"],
     ["loaderd.shards", "loaderd.decode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
     ["loaderd.dataset"],
     ["loaderd.workers", "loaderd.daemon"],
