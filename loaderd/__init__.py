@@ -11,8 +11,7 @@ from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBit
 from loaderd.statistics import Statistics
 from loaderd.symmetry import board_symmetry
 from loaderd.tls import TLS
-
-__version__ = "0.1.0"
+from loaderd.version import VERSION as __version__
 
 __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capitals first
     "Array",
