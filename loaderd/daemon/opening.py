@@ -29,12 +29,16 @@ class OpenedStream:
     """A stream with its data and memory.
 
     Raises OptionError where the data do not fit the options: a batch larger than the data set, a position of other
-    data. Raises DaemonError where there is not enough memory. ``num_running``: workers that run already.
+    data. Raises DaemonError where there is not enough memory. ``number``: of the stream, for the workers;
+    ``num_running``: workers that run already.
     """
 
-    def __init__(self, description: StreamDescription, pickled: bytes, data: Data, num_running: int) -> None:
+    def __init__(
+        self, number: int, description: StreamDescription, pickled: bytes, data: Data, num_running: int
+    ) -> None:
         options = description.options
         schema = description.schema
+        self._number = number
         self._description = description
         self._pickled = pickled
         self._data = data
@@ -103,21 +107,23 @@ class OpenedStream:
         batches = self._course.batches(pass_)
         return PassPlan(self._data.rows, batches, options.seed, bool(options.shuffle), pass_.first_epoch)
 
+    @property
+    def client_fd(self) -> int:
+        """The descriptor of the slots' memory for a client."""
+        return self.slots.fd
+
     def attach_message(self) -> Attach:
-        """What a worker needs; goes with the descriptors of :meth:`fds`."""
+        """What a worker needs; goes with the descriptors of windows and slots."""
         return Attach(
+            self._number,
             self._pickled,
             [[file.uri, file.size_bytes, file.mtime_ns] for file in self._data.files],
             list(self._data.compressions),
             self._window_layout.max_rows,
         )
 
-    def fds(self) -> tuple[int, int]:
-        """The descriptors of windows and slots."""
-        return self.windows.fd, self.slots.fd
-
     def opened_message(self, index_s: float, index_cached: int) -> Opened:
-        """What the client needs; goes with the descriptor of the slots."""
+        """What the client needs; goes with the descriptor of :attr:`client_fd`."""
         return Opened({**self._sizes, "index_s": index_s, "index_cached": index_cached})
 
     def listed_message(self, error: LoaderdError | None = None) -> Listed:
@@ -139,7 +145,9 @@ class OpenedStream:
             order = self.stream.plan.order_of(work.window)
             seed = self._description.options.seed
             slices = [self._data.slice(part, seed) for part in work.slices]
-            return LoadTask(task.number, work.arena, [order.key, order.size, order.first, order.stop], slices)
+            return LoadTask(
+                task.number, self._number, work.arena, [order.key, order.size, order.first, order.stop], slices
+            )
         if isinstance(work, FillWork):
             batches = [
                 [
@@ -152,8 +160,8 @@ class OpenedStream:
                 ]
                 for batch in work.batches
             ]
-            return FillTask(task.number, batches)
-        return ProbeTask(task.number, self._data.block(0))
+            return FillTask(task.number, self._number, batches)
+        return ProbeTask(task.number, self._number, self._data.block(0))
 
     def close(self) -> None:
         """Give the memories' descriptors back."""

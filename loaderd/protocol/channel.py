@@ -38,6 +38,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self.posted_bytes = 0
+        """What waits for the other end to read it."""
         _channels.add(self)
         self._unpacker = msgpack.Unpacker(
             max_buffer_size=MAX_MESSAGE_BYTES,
@@ -65,7 +67,9 @@ class Channel:
 
         For one who must not wait for the other end: it may be waiting for him. Not to be mixed with :meth:`send`.
         """
-        self._posted.append((memoryview(encode(message)), fds))
+        encoded = memoryview(encode(message))
+        self._posted.append((encoded, fds))
+        self.posted_bytes += len(encoded)
         if len(self._posted) == 1:
             self.flush()
 
@@ -87,6 +91,7 @@ class Channel:
                 return
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
+            self.posted_bytes -= sent
             if sent == len(rest):
                 self._posted.popleft()
             else:
