@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from loaderd.machine import available_memory, in_mib
-from loaderd.server.options import TOKEN_VARIABLE, Address, ServerOptions
+from loaderd.remote.security import TOKEN_VARIABLE
+from loaderd.server.options import Address, ServerOptions
 
 Line = tuple[int, str]
 

@@ -1,8 +1,8 @@
 """The server's figures for Prometheus, made from what its daemons report.
 
-A daemon counts by consumer, from its connection on. Consumers come and go, and daemons too, while a counter here never
-falls: so each report is compared with the one before, and what has been added is counted by data set and consumer's
-name. Names are the consumers' choice: the first ``MAX_NAMES`` of them have counters of their own, all others share one.
+A daemon counts by consumer, from its connection on. Consumers come and go, and daemons too, while a counter here
+never falls: so each report is compared with the one before, and what has been added is counted by data set and
+consumer's name. Names are the consumers' choice: the first ``MAX_NAMES`` have counters of their own, all others one.
 """
 
 from __future__ import annotations
@@ -63,22 +63,20 @@ class Metrics:
         registry.register(_Collector([*self._of_server(is_ready, reports, restarts), *self._of_consumers(reports)]))
         return Page(200, CONTENT_TYPE_LATEST, generate_latest(registry))
 
-    def _of_server(
-        self, is_ready: bool, reports: Sequence[Report], restarts: Mapping[str, int]
-    ) -> Iterator[Metric]:
+    def _of_server(self, is_ready: bool, reports: Sequence[Report], restarts: Mapping[str, int]) -> Iterator[Metric]:
         yield _gauge("ready", "1 if consumers can be served, else 0", [], {(): is_ready})
         yield _gauge("daemons", "Daemons that run: more than one after a reload", [], {(): len(reports)})
         yield _gauge("workers", "Worker processes", [], {(): sum(report["workers"] for report in reports)})
         memory = sum(report["memory_bytes"] for report in reports)
         yield _gauge("memory_bytes", "Shared memory of windows and slots", [], {(): memory})
         processes = {**restarts, "worker": self._workers_restarted}
-        of_processes = {(process,): number for process, number in processes.items()}
+        of_processes: dict[Labels, float] = {(process,): number for process, number in processes.items()}
         yield _counter("restarts", "Processes that died and were replaced", ["process"], of_processes)
         datasets = [dataset for report in reports for dataset in report["datasets"]]
-        ready = {(dataset["name"],): dataset["state"] == "ready" for dataset in datasets}
+        ready: dict[Labels, float] = {(dataset["name"],): dataset["state"] == "ready" for dataset in datasets}
         yield _gauge("dataset_ready", "1 if the data set is indexed, else 0", ["dataset"], ready)
         for what, about in (("shards", "Shards of the data set"), ("records", "Records of an epoch of the data set")):
-            values = {(dataset["name"],): dataset[f"num_{what}"] or 0 for dataset in datasets}
+            values: dict[Labels, float] = {(dataset["name"],): dataset[f"num_{what}"] or 0 for dataset in datasets}
             yield _gauge(f"dataset_{what}", about, ["dataset"], values)
 
     def _of_consumers(self, reports: Sequence[Report]) -> Iterator[Metric]:

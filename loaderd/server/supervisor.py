@@ -2,10 +2,10 @@
 
 ::
 
-    supervisor ─┬─ daemon    what is served: imports the data sets, has the workers, takes consumers from the socket
+    supervisor ─┬─ daemon    imports the data sets, has the workers, takes consumers from the socket
                 ├─ gateway   with --listen: the network
-                ├─ daemon    after SIGHUP: the next one, which takes the place of the first when it has said that it is
-                └─ daemon …  well; then that one serves its last consumers, and ends
+                └─ daemon    after SIGHUP: the next one, which takes the place of the first as soon as it says that it
+                             is well; then the first serves its last consumers, and ends
 
 One thread, which waits in ``select`` for signals (Python writes their numbers into a socket), children and clients of
 the health page. It runs no code of the user's, so nothing of that can bring it down. The listening socket stays open
@@ -149,7 +149,7 @@ class Supervisor:
         self._kill_at_s = time.monotonic() + self._options.grace
         self._socket.remove()  # who comes now finds nobody, and may try again
         systemd.notify("STOPPING=1")
-        _logger.info("%s; consumers have %g s to take note of it", why, self._options.grace)
+        _logger.info("%s; its consumers have %g s to take note of it", why, self._options.grace)
         for child in self._children:
             child.tell(Stop(why))
 
