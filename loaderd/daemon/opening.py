@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed, Opened
 from loaderd.protocol.worker_messages import Attach, FillTask, LoadTask, ProbeTask
 
-_MIN_ARENAS = 2
+MIN_ARENAS = 2
 # Whatever number of records is cut into windows evenly, none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
 # An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
@@ -47,7 +48,7 @@ class OpenedStream:
         position = Position() if description.start is None else Position.from_json(description.start)
         start, _ = self._course.find(position)
         plans = [self._course.batches(pass_) for pass_ in (start, self._course.next_pass(start))]
-        num_arenas = max(_MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
+        num_arenas = max(MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
         max_rows = max(plan.largest_window for plan in plans)
         if data.listing is not None:
             num_arenas, max_rows = max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
@@ -64,6 +65,7 @@ class OpenedStream:
         )
         self.windows = SharedMemory.create("windows", windows_bytes)
         self.slots = SharedMemory.create("slots", slots_bytes)
+        self._client_fd = os.open(f"/proc/self/fd/{self.slots.fd}", os.O_RDONLY | os.O_CLOEXEC)
         self.stream = Stream(
             self._plan_pass,
             num_slots=options.num_slots,
@@ -72,6 +74,7 @@ class OpenedStream:
             skip_damaged=options.on_corrupt != "raise",
             blame=lambda records, error: self._data.blame(records, error),
         )
+        self.memory_bytes = windows_bytes + slots_bytes
         self._sizes: dict[str, Any] = {
             "workers": options.num_workers,
             "slots": options.num_slots,
@@ -109,8 +112,8 @@ class OpenedStream:
 
     @property
     def client_fd(self) -> int:
-        """The descriptor of the slots' memory for a client."""
-        return self.slots.fd
+        """The descriptor of the slots' memory for a client, who cannot write there: others may read it too."""
+        return self._client_fd
 
     def attach_message(self) -> Attach:
         """What a worker needs; goes with the descriptors of windows and slots."""
@@ -167,6 +170,7 @@ class OpenedStream:
         """Give the memories' descriptors back."""
         self.windows.close_fd()
         self.slots.close_fd()
+        os.close(self._client_fd)
 
 
 def _check_memory(needs: Mapping[str, int]) -> None:

@@ -39,7 +39,7 @@ class Preparation:
         self.data: Data | None = None
         self.error: LoaderdError | None = None
         self.indexes: dict[ShardFile, ShardIndex] = {}
-        self.warnings: list[str] = []
+        self._warnings: list[str] = []
         self.num_cached = 0
         self.index_s = 0.0
         self.index_pass: IndexPass | None = None
@@ -79,7 +79,7 @@ class Preparation:
         self.num_cached = done.num_cached
         self.index_s = time.monotonic() - self._began_s
         if done.unstored:
-            self.warnings.append(f"the index could not be kept, so the next start makes it again: {done.unstored}")
+            self._warnings.append(f"the index could not be kept, so the next start makes it again: {done.unstored}")
         self.indexes = {file: done.indexes[number] for number, file in enumerate(done.files)}
         try:
             self.data = data = Data(self._dataset, self._options, self._sets, self.indexes.__getitem__)
@@ -88,7 +88,12 @@ class Preparation:
             return
         if data.unreadable:
             text = f"{len(data.unreadable)} of {len(data.files)} shards cannot be indexed and are left out"
-            self.warnings.append(f"{text}: {data.unreadable[0].message}")
+            self._warnings.append(f"{text}: {data.unreadable[0].message}")
+
+    def take_warnings(self) -> list[str]:
+        """What people should hear of it, once."""
+        found, self._warnings = self._warnings, []
+        return found
 
     def cancel(self) -> None:
         """Have nothing more done for it."""

@@ -12,6 +12,7 @@ A consumer is a **member**, whatever the sharing: alone, it is a group of one (s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -48,6 +49,15 @@ from loaderd.subscription import Sharing
 Tell = Callable[[int, Message, tuple[int, ...]], None]
 
 
+@dataclass
+class _Had:
+    """What a member was handed, and where it stands: the step behind its last batch."""
+
+    batches: int = 0
+    records: int = 0
+    next_step: int = 0
+
+
 class Session:
     """See the module's docstring.
 
@@ -72,8 +82,10 @@ class Session:
         self.opened: OpenedStream | None = None
         self.members: Members | None = None
         self.present: set[int] = set()
+        self._had: dict[int, _Had] = {}
         self._description = description
         self._pickled = cloudpickle.dumps(description) if pickled is None else pickled
+        self._record_bytes = description.schema.record_bytes
         self._workforce = workforce
         self._tell = tell
         self._own: Preparation | None = None
@@ -96,6 +108,7 @@ class Session:
     def join(self, member: int) -> None:
         """One consumer more. Raises ServerError where the group has all of its members."""
         self.present.add(member)
+        self._had[member] = _Had()
         if self.members is not None:
             self.members.join(member)
             self._introduce(member)
@@ -103,6 +116,7 @@ class Session:
     def leave(self, member: int) -> None:
         """A consumer is gone; what it had goes back."""
         self.present.discard(member)
+        self._had.pop(member, None)
         if self.members is not None:
             self.members.leave(member)
 
@@ -159,7 +173,7 @@ class Session:
         if not preparation.finished:
             return
         self._preparation = None
-        for text in preparation.warnings if preparation is self._own else []:
+        for text in preparation.take_warnings() if preparation is self._own else []:
             self.warn(text)
         try:
             self._use(preparation)
@@ -206,10 +220,11 @@ class Session:
         self._tell(member, self.opened.listed_message(), ())
         self._tell(member, self._sizes, (self.opened.client_fd,))
 
-    def hand_over(self) -> None:
-        """Tell the members what there is to tell."""
+    def hand_over(self) -> int:
+        """Tell the members what there is to tell; returns the bytes of the batches that were handed over."""
         if self.members is None:
-            return
+            return 0
+        num_records = 0
         ready: dict[tuple[int, int], list[list[int]]] = {}
 
         def say(member: int, generation: int, *messages: Message) -> None:
@@ -226,6 +241,8 @@ class Session:
                     say(member, generation, Skipped(generation, item.step, errors, item.num_skipped))
                 batches = ready.setdefault((member, generation), [])
                 batches.append([item.step, item.slot, item.num_records])
+                num_records += item.num_records
+                self._count(member, item)
             elif isinstance(item, BrokenBatch):
                 say(member, generation, Broken(generation, item.step, to_wire(item.error)))
             elif isinstance(item, PassEnd):
@@ -234,6 +251,13 @@ class Session:
                 say(member, generation, Joined(generation, item.pass_.to_wire(), item.step))
         for member, generation in list(ready):
             say(member, generation)
+        return num_records * self._record_bytes
+
+    def _count(self, member: int, batch: Delivery) -> None:
+        had = self._had[member]
+        had.batches += 1
+        had.records += batch.num_records
+        had.next_step = batch.step + 1
 
     # ---------------------------------------------------------------------------------------- attachable
 
@@ -262,6 +286,32 @@ class Session:
             workforce.detach(self)
             self.opened.close()
 
-    def statistics(self) -> dict[str, Any]:
-        """Sizes, for people to read."""
-        return {} if self._sizes is None else self._sizes.facts
+    # ------------------------------------------------------------------------------------------- report
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of windows and slots."""
+        return 0 if self.opened is None else self.opened.memory_bytes
+
+    def waits_for(self, member: int) -> str:
+        """Who a member waits for, or who waits for it."""
+        if self._preparation is not None:
+            return "waits for the data set to be indexed"
+        return "waits for the stream to begin" if self.members is None else self.members.describe(member)
+
+    def report(self, member: int) -> dict[str, Any]:
+        """Of a member, for people to read: where it stands, what it had, what it holds."""
+        had = self._had[member]
+        plan = None if self.opened is None else self.opened.stream.plan
+        epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
+        held = 0 if self.members is None else self.members.held_by(member)
+        return {
+            "epoch": epoch,
+            "batch": batch,
+            "batches": had.batches,
+            "records": had.records,
+            "bytes": had.records * self._record_bytes,
+            "slots": self._description.options.num_slots,
+            "slots_lent": held,
+            "state": self.waits_for(member),
+        }
