@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from pathlib import Path
@@ -18,8 +17,6 @@ from loaderd.server.unix_socket import make_private_folder
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-_logger = logging.getLogger("loaderd")
 
 _DESCRIPTION = """\
 Serve data sets to several consumers (loaderd.connect), each with a batch size and a position of its own. A data set
@@ -106,7 +103,7 @@ def options_of(arguments: argparse.Namespace) -> ServerOptions:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes. 0: ended in good order; 1: the server could not go on; 2: wrong options."""
+    """Serve until a signal comes. 0: a signal ended it; 1: it could not go on; 2: wrong options."""
     sys.path.insert(0, os.getcwd())
     try:
         options = options_of(arguments)
@@ -115,9 +112,4 @@ def run(arguments: argparse.Namespace) -> int:
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    try:
-        supervisor.run()
-    except LoaderdError as error:
-        _logger.critical("%s", error)
-        return 1
-    return 0
+    return 0 if supervisor.run() else 1

@@ -40,8 +40,8 @@ class Metrics:
 
     def heard(self, before: Report | None, report: Report) -> None:
         """Count what a daemon has added to its report ``before``."""
-        known = {consumer["number"]: consumer for consumer in before["consumers"]} if before else {}
-        for consumer in report["consumers"]:
+        known = {consumer["number"]: consumer for consumer in _reading([before] if before else [])}
+        for consumer in _reading([report]):
             last = known.get(consumer["number"], {})
             labels = (consumer["dataset"], self._label_of(consumer["name"]))
             for what, counts in self._counts.items():
@@ -80,7 +80,7 @@ class Metrics:
             yield _gauge(f"dataset_{what}", about, ["dataset"], values)
 
     def _of_consumers(self, reports: Sequence[Report]) -> Iterator[Metric]:
-        consumers = [consumer for report in reports for consumer in report["consumers"]]
+        consumers = _reading(reports)
         number: Counter[Labels] = Counter()
         slots: Counter[Labels] = Counter()
         lent: Counter[Labels] = Counter()
@@ -91,12 +91,19 @@ class Metrics:
             lent[labels] += consumer["slots_lent"]
         of = ["dataset", "sharing"]
         yield _gauge("consumers", "Consumers that are connected", of, number)
-        yield _gauge("slots", "Batches that the consumers' memory has room for", of, slots)
+        yield _gauge(
+            "slots", "Batches that consumers' memory has room for; a group's counts for each of it", of, slots
+        )
         yield _gauge("slots_lent", "Batches that consumers hold", of, lent)
         idle_s = max([0.0, *(consumer["idle_s"] for consumer in consumers)])
         yield _gauge("consumer_idle_seconds", "Since the idlest consumer last took a batch", [], {(): idle_s})
         for what, about in _COUNTED.items():
             yield _counter(what, about, ["dataset", "consumer"], self._counts[what])
+
+
+def _reading(reports: Sequence[Report]) -> list[Report]:
+    """The consumers that have said what they want; the others have come just now."""
+    return [consumer for report in reports for consumer in report["consumers"] if "sharing" in consumer]
 
 
 class _Collector:

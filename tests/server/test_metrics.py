@@ -83,6 +83,13 @@ def test_while_it_starts_and_without_a_daemon():
     assert read(Metrics(), is_ready=False)["loaderd_daemons"] == 0
 
 
+def test_a_consumer_that_has_just_come_is_none_yet():
+    metrics = Metrics()
+    now = report({"number": 1, "name": "", "pid": 7, "dataset": "train", "connected_s": 0.1, "idle_s": 0.1})
+    metrics.heard(None, now)
+    assert not [name for name in read(metrics, now) if name.startswith(("loaderd_consumers", "loaderd_batches"))]
+
+
 def test_two_daemons_after_a_reload():
     found = read(Metrics(), report(consumer(1, 5)), report(consumer(1, 6)))
     assert found["loaderd_daemons"] == 2
