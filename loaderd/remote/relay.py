@@ -70,7 +70,7 @@ class Relay:
         self._schema: Schema | None = None
         self._subscription: Subscription | None = None
         self._filler: SlotFiller | None = None
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[int] = queue.LifoQueue()  # who was freed last is still in the cache
         self._server_slots: dict[int, int] = {}
 
     def run(self, messages: list[Message], parent_fd: int) -> None:

@@ -27,7 +27,9 @@ _TCP_INFO_OFFSET = 120
 def open_sockets() -> Iterator[socket.socket]:
     """The TCP sockets of this process; each is a copy for the caller, closed when the next is asked for."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed just now, or no socket
+        with contextlib.suppress(OSError):  # closed just now
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
             with socket.socket(fileno=os.dup(int(name))) as sock:
                 if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
                     yield sock

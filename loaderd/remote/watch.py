@@ -53,6 +53,7 @@ class Watch:
 
     def _look(self, now_s: float) -> None:
         present: set[Peer] = set()
+        ended: list[str] = []
         for sock in open_sockets():
             with contextlib.suppress(OSError):  # it ends just now
                 peer = peer_of(sock)
@@ -60,8 +61,10 @@ class Watch:
                     present.add(peer)
                     why = self._why_not(sock, peer, now_s)
                     if why:
-                        _logger.warning("the connection with %s:%d is ended: %s", *peer, why)
+                        ended.append(f"{peer[0]}:{peer[1]}, for {why}")
                         sock.shutdown(socket.SHUT_RDWR)
+        if ended:
+            _logger.warning("%d connections are ended, the first one with %s", len(ended), ended[0])
         with self._lock:
             for peer, since_s in list(self._trusted.items()):
                 if peer not in present and since_s < now_s:  # else it may have come after the look at it
