@@ -1,8 +1,8 @@
 """What a server serves: the data sets of the user's modules, by name, each with its data.
 
 A data set is named as uvicorn names an app, ``mypackage.datasets:train``, and is known to consumers as ``train``. So
-nothing executable comes from outside. Its shards are listed once, when the server starts: all consumers are to see the
-same data. (Where data sets grow, each epoch lists them again.)
+nothing executable comes from outside. Its shards are listed once, when the server starts: all consumers are to see
+the same data. (Where data sets grow, each epoch lists them again.)
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Served:
         if dataset.grows and wanted.remainder == "carry":
             raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')
         if dataset.grows and wanted.is_group:
-            raise OptionError(f"sharing={wanted.sharing!r} is not for a data set that grows: each has its own listing")
+            raise OptionError(f"sharing={wanted.sharing!r} is not for data that grow: each consumer lists them")
         return StreamDescription(dataset, options, start)
 
     def report(self) -> dict[str, Any]:

@@ -63,9 +63,7 @@ class Metrics:
         registry.register(_Collector([*self._of_server(is_ready, reports, restarts), *self._of_consumers(reports)]))
         return Page(200, CONTENT_TYPE_LATEST, generate_latest(registry))
 
-    def _of_server(
-        self, is_ready: bool, reports: Sequence[Report], restarts: Mapping[str, int]
-    ) -> Iterator[Metric]:
+    def _of_server(self, is_ready: bool, reports: Sequence[Report], restarts: Mapping[str, int]) -> Iterator[Metric]:
         yield _gauge("ready", "1 if consumers can be served, else 0", [], {(): is_ready})
         yield _gauge("daemons", "Daemons that run: more than one after a reload", [], {(): len(reports)})
         yield _gauge("workers", "Worker processes", [], {(): sum(report["workers"] for report in reports)})
