@@ -14,7 +14,7 @@ _NETWORK_SCHEMES = ("grpc", "grpc+tls")
 
 
 def default_socket_path() -> str:
-    """Where a server listens that was told nothing else: ``$XDG_RUNTIME_DIR/loaderd.sock``, or in a folder in /tmp."""
+    """Where a server listens that was told nothing else: in ``$XDG_RUNTIME_DIR``, or in a folder of ours in /tmp."""
     return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/loaderd-{os.getuid()}", "loaderd.sock")
 
 

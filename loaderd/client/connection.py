@@ -97,6 +97,7 @@ class Connection:
         self._freed: list[int] = []
         self._heard = False
         self._unsent = False
+        self._reader: SlotReader | None = None
         self._opened: Opened | None = None
         self._listed: Listed | None = None
         self._bye: Bye | None = None
@@ -121,6 +122,17 @@ class Connection:
         return self._listed
 
     @property
+    def reader(self) -> SlotReader:
+        """What makes batches of slots."""
+        assert self._reader is not None
+        return self._reader
+
+    @property
+    def num_lent(self) -> int:
+        """Slots that the consumer holds."""
+        return 0 if self._reader is None else self._reader.num_lent
+
+    @property
     def sizes(self) -> dict[str, Any]:
         """Fields of ``Statistics``."""
         assert self._opened is not None
@@ -140,7 +152,9 @@ class Connection:
         self._wait("the data", lambda: self._opened, limit_s)
         memory = SharedMemory(self._channel.take_fd(), writable=False)
         memory.close_fd()
-        self.reader = SlotReader(memory.bytes, SlotLayout(self._source.schema.specs, self._source.options.batch_size))
+        self._reader = SlotReader(
+            memory.bytes, SlotLayout(self._source.schema.specs, self._source.options.batch_size)
+        )
 
     def list_shards(self, listing: Listing | None) -> None:
         """Have the daemon use the shards that there are now, or those of ``listing``, where sets grow.

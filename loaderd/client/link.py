@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import weakref
 
-from loaderd.errors import LoaderdError
+from loaderd.client.address import unix_path
+from loaderd.errors import LoaderdError, ServerError
 from loaderd.protocol.channel import Channel
-from loaderd.protocol.process import how_it_ended
+from loaderd.protocol.process import how_it_ended, start_process
 
 _END_TIMEOUT_S = 1.0
+_CONNECT_TIMEOUT_S = 5  # while so many others want to connect that the server's queue is full
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
 
 class LinkLost(Exception):
@@ -79,3 +83,37 @@ def _end(channel: Channel, process: subprocess.Popen[bytes] | None, creator: int
             process.kill()
         return True
     return False
+
+
+def link_to_daemon() -> Link:
+    """A daemon of our own. Raises DaemonError."""
+    process, sock = start_process("loaderd.daemon.service")
+    return Link("the daemon process", sock, process)
+
+
+def link_to_relay(address: str) -> Link:
+    """A relay to a server on the network, which is to be told so by Dial. Raises DaemonError."""
+    process, sock = start_process("loaderd.remote.relay")
+    return Link(f"the relay to {address}", sock, process)
+
+
+def link_to_server(address: str) -> Link:
+    """A server on this machine. Raises LinkLost where nobody listens, ServerError if it is somebody else's."""
+    what, path = f"the server at {address}", unix_path(address)
+    assert path is not None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_TIMEOUT_S, 0))
+        sock.connect(path)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+        _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    except OSError as error:
+        sock.close()
+        raise LinkLost(f"{what} cannot be reached: {error.strerror or error}") from None
+    if user not in (os.geteuid(), 0):
+        sock.close()
+        raise ServerError(
+            f"{what} runs as user {user}, and this is user {os.geteuid()}",
+            hint="Who listens there could give you any data. Run the server as the same user, or as root.",
+        )
+    return Link(what, sock)

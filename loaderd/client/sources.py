@@ -2,23 +2,21 @@
 
 ::
 
-    EmbeddedSource   start a daemon            Open                    ◄── Listed, Opened
-    ServedSource     connect to its socket     Hello, Subscribe        ◄── Welcome, Listed, Opened
-    NetworkSource    start a relay             Dial, Hello, Subscribe  ◄── Welcome, Listed, Opened
+    EmbeddedSource                     start a daemon           Open                     ◄── Listed, Opened
+    ServedSource, on this machine      connect to its socket    Hello, Subscribe         ◄── Welcome, Listed, Opened
+    ServedSource, on the network       start a relay            Dial, Hello, Subscribe   ◄── Welcome, Listed, Opened
 
 From Opened on, all speak alike (``connection``). A source also knows how long it is worth to go on trying when the
 link is lost (``pause_s``): a daemon that died is replaced at once, but three in a row that delivered nothing are the
 end; a server that is away may be started again, so it is called at growing intervals until ``reconnect_timeout``. A
-relay says Bye where its server cannot be reached, now or any more, and Failed where that refuses.
+relay is a process of ours that speaks with a server on the network, and unpacks its batches into slots; it says Bye
+where the server cannot be reached, now or any more, and Failed where that refuses.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import random
-import socket
-import struct
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -26,23 +24,21 @@ from typing import Any
 
 import cloudpickle
 
-from loaderd.client.address import unix_path
-from loaderd.client.link import Link, LinkLost
+from loaderd.client.link import Link, LinkLost, link_to_daemon, link_to_relay, link_to_server
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, OptionError, ServerError
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.protocol.messages import PROTOCOL, Ask, Dial, Hello, Message, Open, Subscribe, Welcome
-from loaderd.protocol.process import start_process
 from loaderd.schema import Schema
 from loaderd.schema.wire import from_wire
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 
+HOW_TO_START = "Is it running? `loaderd serve mypackage.module:dataset` starts one, and says where it listens."
+
 _MAX_FRUITLESS_DAEMONS = 3
 _MIN_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
-_CONNECT_TIMEOUT_S = 5  # while so many others want to connect that the server's queue is full
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
 _logger = logging.getLogger("loaderd")
 
@@ -71,7 +67,7 @@ class Source(ABC):
     def greeting(self, start: str) -> list[Message]:
         """What to say first, to have the stream opened at ``start`` (the JSON of a position)."""
 
-    def welcomed(self, welcome: Welcome) -> None:
+    def welcomed(self, welcome: Welcome) -> None:  # noqa: B027 - a daemon of our own need not say it
         """A server says what the data set is. Raises LoaderdError where that is not what it was."""
 
     @abstractmethod
@@ -81,7 +77,7 @@ class Source(ABC):
         ``fruitful``: whether a batch has come over a link since this was asked last. ``at``: where it would go on.
         """
 
-    def is_back(self, at: str) -> None:
+    def is_back(self, at: str) -> None:  # noqa: B027 - the user was not told to wait for a daemon of our own
         """The stream is open again."""
 
 
@@ -98,8 +94,7 @@ class EmbeddedSource(Source):
         self._fruitless = 0
 
     def link(self) -> Link:
-        process, sock = start_process("loaderd.daemon.service")
-        return Link("the daemon process", sock, process)
+        return link_to_daemon()
 
     def greeting(self, start: str) -> list[Message]:
         return [Open(self._pickled, start), Ask()]  # its answer is a sign of life: from there on, silence counts
@@ -117,19 +112,20 @@ class EmbeddedSource(Source):
 
 
 class ServedSource(Source):
-    """A server on this machine."""
+    """A server, on this machine or on the network."""
 
     def __init__(
         self,
         address: str,
         dataset: str,
         subscription: Subscription,
+        settings: dict[str, Any] | None,
         *,
-        stall_timeout: float | None = 120.0,
-        report: str | None = None,
-        reconnect_timeout: float = 300.0,
+        stall_timeout: float | None,
+        report: str | None,
+        reconnect_timeout: float,
     ) -> None:
-        """Nothing is connected yet. ``reconnect_timeout``: seconds. Raises OptionError."""
+        """``settings``: those of Dial; None: on this machine. ``reconnect_timeout``: seconds. Raises OptionError."""
         self.what = f"the server at {address}"
         self.options = StreamOptions(
             subscription.batch_size,
@@ -144,33 +140,21 @@ class ServedSource(Source):
         self._address = address
         self._dataset = dataset
         self._subscription = subscription
+        self._settings = settings
         self._timeout_s = reconnect_timeout
         self._known: dict[str, Any] | None = None
         self._away = False
-        self._end_outage()
+        self._pause_s = _MIN_PAUSE_S
+        self._tried_s = 0.0
+        self._called_s: float | None = None
 
     def link(self) -> Link:
         self._called_s = time.monotonic()
-        path = unix_path(self._address)
-        assert path is not None
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_TIMEOUT_S, 0))
-        try:
-            sock.connect(path)
-        except OSError as error:
-            sock.close()
-            raise LinkLost(f"{self.what} cannot be reached: {error.strerror}") from None
-        _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        if user not in (os.geteuid(), 0):
-            sock.close()
-            raise ServerError(
-                f"{self.what} runs as user {user}, and this is user {os.geteuid()}",
-                hint="Who listens there could give you any data. Run the server as the same user, or as root.",
-            )
-        return Link(self.what, sock)
+        return link_to_server(self._address) if self._settings is None else link_to_relay(self._address)
 
     def greeting(self, start: str) -> list[Message]:
-        return [Hello(PROTOCOL, VERSION, self._dataset), Subscribe(self._subscription.to_wire(), start)]
+        dial = [] if self._settings is None else [Dial(self._address, self._settings)]
+        return [*dial, Hello(PROTOCOL, VERSION, self._dataset), Subscribe(self._subscription.to_wire(), start)]
 
     def welcomed(self, welcome: Welcome) -> None:
         self._called_s = None
@@ -197,13 +181,12 @@ class ServedSource(Source):
 
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
         if self._known is None:
-            raise ServerError(
-                f"{lost}", hint="Is it running? `loaderd serve package.module:dataset` starts one and says where."
-            )
+            raise ServerError(str(lost), hint=HOW_TO_START)
         if fruitful:
             self._end_outage()
-        if self._called_s is not None:  # the last call was in vain
+        if self._called_s is not None:  # in vain
             self._tried_s += time.monotonic() - self._called_s
+            self._called_s = None
         if self._tried_s >= self._timeout_s:
             self._end_outage()
             raise ServerError(
@@ -226,26 +209,6 @@ class ServedSource(Source):
     def _end_outage(self) -> None:
         self._pause_s = _MIN_PAUSE_S
         self._tried_s = 0.0
-        self._called_s: float | None = None
-
-
-class NetworkSource(ServedSource):
-    """A server on another machine, by way of a relay: a process of our own that speaks with it, and unpacks."""
-
-    def __init__(
-        self, address: str, dataset: str, subscription: Subscription, settings: dict[str, Any], **options: Any
-    ) -> None:
-        """``settings`` are those of Dial: token, tls, compression; ``options`` those of ServedSource."""
-        super().__init__(address, dataset, subscription, **options)
-        self._settings = settings
-
-    def link(self) -> Link:
-        self._called_s = time.monotonic()
-        process, sock = start_process("loaderd.remote.relay")
-        return Link(f"the relay process to {self._address}", sock, process)
-
-    def greeting(self, start: str) -> list[Message]:
-        return [Dial(self._address, self._settings), *super().greeting(start)]
 
 
 def check_remainder(grows: bool, remainder: str) -> None:
