@@ -89,10 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
 def screen(before: tuple[float, Report], now: tuple[float, Report]) -> RenderableType:
     """What a server's report says; rates from ``before`` to ``now``, each with its time in seconds."""
     report = now[1]
-    state = ", drains: it takes no more consumers" if report["draining"] else ""
+    since = _span(time.time() - report["started_s"])
     head = (
-        f"loaderd {report['version']}, process {report['pid']}, "
-        f"up {_span(time.time() - report['started_s'])}{state}; {report['workers']} workers ({report['workers_restarted']} replaced); {in_mib(report['memory_bytes'])}"
+        f"loaderd {report['version']}, process {report['pid']}, for {since}; "
+        f"{report['workers']} workers ({report['workers_restarted']} replaced); "
+        f"{in_mib(report['memory_bytes'])} of windows and batches"
     )
     parts: list[RenderableType] = [Text(head), _datasets(report)]
     parts.append(_consumers(before, now) if report["consumers"] else Text("no consumers"))
