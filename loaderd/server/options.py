@@ -125,9 +125,8 @@ class ServerOptions:
         names = ("workers", "max_consumers", "max_held_batches", "max_bandwidth", "idle_timeout", "log_format")
         return {"targets": list(self.targets), **{name: getattr(self, name) for name in names}}
 
-    def for_gateway(self) -> dict[str, Any]:
-        """The settings of the message Gateway. Certificates go by their paths: renewed ones are read anew."""
-        assert self.listen is not None
+    def for_gateway(self, listen: Address) -> dict[str, Any]:
+        """The settings of the message Gateway. Certificates go by their paths: a new gateway reads renewed ones."""
         names = ("unix", "tls_cert", "tls_key", "tls_client_ca", "token", "max_consumers", "log_format")
         found = {name: getattr(self, name) for name in names}
-        return {"host": self.listen.host, "port": self.listen.port, **found}
+        return {"host": listen.host, "port": listen.port, **found}

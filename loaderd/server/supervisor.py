@@ -71,6 +71,7 @@ class Supervisor:
         self._options = options
         self._daemon = _Post("daemon", "loaderd.daemon.server")
         self._gateway = _Post("gateway", "loaderd.remote.gateway")
+        self._listen = options.listen
         self._posts = [self._daemon] if options.listen is None else [self._daemon, self._gateway]
         self._children: list[Child] = []
         self._next_daemon: Child | None = None
@@ -181,7 +182,8 @@ class Supervisor:
     def _first_message(self, post: _Post) -> tuple[Message, tuple[int, ...]]:
         if post is self._daemon:
             return Serve(self._options.for_daemon()), (self._socket.socket.fileno(),)
-        return Gateway(self._options.for_gateway()), ()
+        assert self._listen is not None
+        return Gateway(self._options.for_gateway(self._listen)), ()
 
     def _child_of(self, post: _Post) -> Child:
         child = Child(post.name, post.module, *self._first_message(post))
@@ -236,7 +238,9 @@ class Supervisor:
             lines.append((logging.INFO, f"{child} serves now"))
         if child is not self._daemon.child:
             if is_first and not self._gateway.restarts:
-                lines += announce.network(Address.parse(child.report["address"]), self._options, self._report())
+                # With the port that was free: another gateway is to have the same.
+                self._listen = Address.parse(child.report["address"])
+                lines += announce.network(self._listen, self._options, self._report())
         else:
             if not self._is_known:
                 lines += announce.unix(self._socket.path, child.report)
