@@ -1,4 +1,4 @@
-"""What the server costs, on a tiny set: each candidate delivers what was written, and the script says what it found."""
+"""What the server costs, on a tiny set: candidates deliver what was written, and the script says what it found."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None
 
 
 def test_the_second_consumer_counts(config: Config) -> None:
-    """Each of the two gets the 2,000 records; of the second, what it gets behind the first's last step is not seen."""
+    """Each of the two gets 2,000 records; what the second gets behind the last step of the first is not seen."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _TAKING, "loaderd_served_twice", json.dumps(asdict(config))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
