@@ -1,0 +1,19 @@
+"""The ways in which consumers can share a stream, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from loaderd.daemon.members import Members, Own
+from loaderd.daemon.mirrored import Mirrored
+from loaderd.daemon.shared import Shared
+from loaderd.daemon.stream import Stream
+from loaderd.subscription import Sharing
+
+MEMBERS_OF: dict[Sharing, Callable[[Stream, int], Members]] = {
+    "independent": Own,
+    "split": Own,
+    "mirrored": Mirrored,
+    "shared": Shared,
+}
+"""Each is made of the stream and how many members it may have."""

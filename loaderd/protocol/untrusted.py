@@ -1,0 +1,205 @@
+"""What consumers send to a server: they may be of another version, broken, or mean harm.
+
+Nothing of what comes is believed. Where a message ends is found out by passing over its bytes, which makes no object,
+however large or deep it says it is; only what has come in full and is small enough is unpacked; and then each field
+must be of the type that the message says. Whoever sends anything else gets :class:`MalformedMessage`, and no more.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import (
+    UNICODE_ERRORS,
+    Ask,
+    AskStatus,
+    Hello,
+    List,
+    Message,
+    Release,
+    Start,
+    Subscribe,
+    Want,
+)
+
+_MESSAGES: tuple[type[Message], ...] = get_args(Message)
+CONSUMER_MESSAGES: tuple[type[Message], ...] = (Hello, Subscribe, List, Start, Want, Release, Ask, AskStatus)
+
+MAX_MESSAGE_BYTES = 1 << 20
+# A position has some hundred characters, a message some ten values. An empty list is a byte here, and 64 in memory.
+_MAX_TEXT_BYTES = 1 << 18
+_MAX_ITEMS = 1 << 14
+_MAX_KEYS = 64
+_MAX_CONTAINERS = 1 << 12
+_MAX_DEPTH = 5
+# Less than of those we trust: many small messages at once would keep the others waiting while they are decoded.
+_RECEIVE_BYTES = 1 << 12
+
+Check = Callable[[Any], bool]
+
+
+class MalformedMessage(ChannelClosed):
+    """What came is no message that may come here, and nothing more is taken from there.
+
+    The text is short, and holds nothing of what came.
+    """
+
+
+class UntrustedChannel(Channel):
+    """A server's end of a channel to a consumer: takes only ``CONSUMER_MESSAGES``, and no descriptors."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._began = bytearray()
+        self._passed_bytes = 0
+        self.unfinished_since: float | None = None
+        """When the message began of which a part has come, in seconds of ``time.monotonic``; None: there is none."""
+        self.fault: MalformedMessage | None = None
+        """What was wrong with what came."""
+
+    def receive(self) -> list[Message]:
+        """As of a channel. Raises MalformedMessage too; then the channel is to be closed."""
+        try:
+            return self._receive()
+        except MalformedMessage as fault:
+            self.fault = fault
+            raise
+
+    def _receive(self) -> list[Message]:
+        try:
+            # No room for descriptors: the kernel closes them, and says that it did.
+            data, _, flags, _ = self.socket.recvmsg(_RECEIVE_BYTES)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+        if flags & socket.MSG_CTRUNC:
+            raise MalformedMessage("file descriptors came, which no message has here")
+        if not data:
+            raise ChannelClosed("the other end closed")
+        return self._messages_of(data)
+
+    def _messages_of(self, data: bytes) -> list[Message]:
+        """The messages that ``data`` completes."""
+        self._unpacker.feed(data)
+        self._began += data
+        found = []
+        while self._pass_over_message():
+            num_bytes = self._unpacker.tell() - self._passed_bytes
+            found.append(decode_strict(bytes(self._began[:num_bytes]), CONSUMER_MESSAGES))
+            del self._began[:num_bytes]
+            self._passed_bytes += num_bytes
+        if len(self._began) > MAX_MESSAGE_BYTES:
+            raise MalformedMessage(f"a message must have at most {MAX_MESSAGE_BYTES:,} bytes")
+        if not self._began:
+            self.unfinished_since = None
+        elif found or self.unfinished_since is None:
+            self.unfinished_since = time.monotonic()
+        return found
+
+    def _pass_over_message(self) -> bool:
+        """Whether one has come in full. What was passed over once is not looked at again."""
+        try:
+            self._unpacker.skip()
+        except msgpack.OutOfData:
+            return False
+        except (ValueError, msgpack.UnpackException) as error:
+            raise MalformedMessage(f"bytes that are no message: {type(error).__name__}") from None
+        return True
+
+
+def decode_strict(data: bytes, allowed: tuple[type[Message], ...]) -> Message:
+    """The message of one of the ``allowed`` classes that is encoded in all of ``data``.
+
+    Fields have exactly the types that the class names; integers have 64 bits. ``Any`` is None, a bool, an integer,
+    text, or some lists and dicts of these. Fields at the end may be missing if they have a default. Raises
+    MalformedMessage for everything else.
+    """
+    values = _unpack(data)
+    if type(values) is not list or not values:
+        raise MalformedMessage("a message must be an array that begins with its number")
+    number = values.pop(0)
+    cls = _MESSAGES[number] if type(number) is int and 0 <= number < len(_MESSAGES) else None
+    if cls is None or cls not in allowed:
+        raise MalformedMessage(f"{'a message of unknown number' if cls is None else cls.__name__} must not come here")
+    checks, num_required = _FIELDS_OF[cls]
+    if not num_required <= len(values) <= len(checks):
+        raise MalformedMessage(f"{cls.__name__} must have {len(checks)} fields, got {len(values)}")
+    for value, (name, kind, is_right) in zip(values, checks, strict=False):
+        if not is_right(value):
+            raise MalformedMessage(f"{cls.__name__}.{name} must be {kind}, got another {type(value).__name__}")
+    message: Message = cls(*values)
+    return message
+
+
+def _unpack(data: bytes) -> Any:
+    num_containers = 0
+
+    def count(container: Any) -> Any:
+        nonlocal num_containers
+        num_containers += 1
+        if num_containers > _MAX_CONTAINERS:
+            raise MalformedMessage(f"a message must hold at most {_MAX_CONTAINERS:,} lists and dicts")
+        return container
+
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MalformedMessage(f"a message must have at most {MAX_MESSAGE_BYTES:,} bytes, got {len(data):,}")
+    try:
+        return msgpack.unpackb(
+            data,
+            unicode_errors=UNICODE_ERRORS,
+            strict_map_key=True,
+            list_hook=count,
+            object_hook=count,
+            max_str_len=_MAX_TEXT_BYTES,
+            max_bin_len=0,
+            max_ext_len=0,
+            max_array_len=_MAX_ITEMS,
+            max_map_len=_MAX_KEYS,
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"bytes that are no message: {type(error).__name__}: {error!s:.200}") from None
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _is_plain(value: Any, depth: int = _MAX_DEPTH) -> bool:
+    if type(value) is list:
+        return depth > 0 and all(_is_plain(each, depth - 1) for each in value)
+    if type(value) is dict:
+        return depth > 0 and all(type(key) is str and _is_plain(each, depth - 1) for key, each in value.items())
+    return value is None or type(value) in (bool, str) or _is_integer(value)
+
+
+def _check_of(kind: Any) -> Check:
+    """Whether a value is of the type that a field is annotated with."""
+    if kind is Any or kind == dict[str, Any]:
+        return lambda value: (kind is Any or type(value) is dict) and _is_plain(value)
+    if kind is int:
+        return _is_integer
+    if kind is str:  # for people to read: nothing that moves the cursor, nothing that cannot be written to a log
+        return lambda value: type(value) is str and value.isprintable()
+    parts = [_check_of(part) for part in get_args(kind)]
+    if get_origin(kind) is UnionType:
+        return lambda value: any(part(value) for part in parts)
+    if get_origin(kind) is list:
+        return lambda value: type(value) is list and all(map(parts[0], value))
+    return lambda value: type(value) is kind
+
+
+def _fields_of(cls: type[Message]) -> tuple[list[tuple[str, str, Check]], int]:
+    """Of each field its name, its type as text, and the check of it; and how many fields have no default."""
+    kinds = get_type_hints(cls)
+    checks = [(each.name, str(each.type), _check_of(kinds[each.name])) for each in fields(cls)]
+    return checks, sum(each.default is MISSING and each.default_factory is MISSING for each in fields(cls))
+
+
+_FIELDS_OF = {cls: _fields_of(cls) for cls in _MESSAGES}

@@ -1,0 +1,118 @@
+"""Who may speak with whom over the network: a token for the consumer, TLS for both.
+
+The token is a secret that server and consumers share; it goes in a header of every call, and TLS keeps it secret. A
+client certificate (mTLS) may be asked for besides, not instead.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import ssl
+import stat
+from pathlib import Path
+from typing import Any
+
+from loaderd.errors import OptionError, ServerError
+from loaderd.tls import TLS
+
+TOKEN_VARIABLE = "LOADERD_TOKEN"
+_PROBE_TIMEOUT_S = 10.0
+
+
+def read_token(path: str | os.PathLike[str] | None) -> str | None:
+    """The token in a file, or, without one, in the environment; None if there is neither. Raises OptionError.
+
+    Space around it does not count. The file must be for its owner alone.
+    """
+    if path is None:
+        token = os.environ.get(TOKEN_VARIABLE)
+        return None if token is None else check_token(token, f"${TOKEN_VARIABLE}")
+    try:
+        mode = os.stat(path).st_mode
+        token = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"the token file {os.fspath(path)!r} cannot be read: {error}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise OptionError(
+            f"the token file {os.fspath(path)!r} must be for its owner alone, got mode {stat.S_IMODE(mode):04o}",
+            hint=f"chmod 600 {os.fspath(path)}",
+        )
+    return check_token(token, f"the token file {os.fspath(path)!r}")
+
+
+def check_token(token: Any, where: str) -> str:
+    """``token`` without the space around it; raises OptionError unless it can be one."""
+    stripped = token.strip() if isinstance(token, str) else ""
+    if not stripped or not stripped.isascii() or not stripped.isprintable() or " " in stripped:
+        raise OptionError(
+            f"{where} must hold a token: one word of printable ASCII characters",
+            hint="Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+        )
+    return stripped
+
+
+def bearer(token: str) -> str:
+    """What the header "authorization" says."""
+    return f"Bearer {token}"
+
+
+def is_bearer(header: str, token: str) -> bool:
+    """Whether the header says ``token``; how long this takes does not tell where it differs."""
+    return hmac.compare_digest(header.encode(errors="replace"), bearer(token).encode())
+
+
+def trusted_roots(tls: TLS) -> bytes:
+    """The certificates, PEM, that a consumer trusts. Raises OptionError."""
+    paths = ssl.get_default_verify_paths()
+    path = tls.ca or os.environ.get(paths.openssl_cafile_env) or paths.cafile
+    if path is None:
+        raise OptionError("this machine has no file of trusted certificates", hint="Say which: TLS(ca=…).")
+    return read_pem(path)
+
+
+def read_pem(path: str | os.PathLike[str]) -> bytes:
+    """What is in a file of certificates or of a key; raises OptionError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise OptionError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
+
+
+def probe(host: str, port: int, tls: TLS | None) -> None:
+    """See whether a server is there whose certificate is right. Raises ConnectionError if none answers.
+
+    Raises ServerError where the certificate is wrong: gRPC's own words for that do not say what.
+    """
+    try:
+        raw = socket.create_connection((host, port), timeout=_PROBE_TIMEOUT_S)
+    except OSError as error:
+        raise ConnectionError(f"nothing answers at {host}:{port}: {error.strerror or error}") from None
+    with raw:
+        if tls is None:
+            return
+        try:
+            context = ssl.create_default_context(cafile=tls.ca)
+            context.set_alpn_protocols(["h2"])
+            if tls.cert is not None:
+                context.load_cert_chain(tls.cert, tls.key)
+        except OSError as error:  # which ssl.SSLError is
+            raise OptionError(f"the certificates of {tls} cannot be used: {error}") from None
+        name = tls.server_name or host
+        try:
+            with context.wrap_socket(raw, server_hostname=name):
+                return
+        except ssl.SSLCertVerificationError as error:
+            raise ServerError(
+                f"the certificate of {host}:{port} is not trusted: {error.verify_message}",
+                hint=f"It must be valid now, for the name {name!r} (TLS.server_name), and signed by "
+                f"{tls.ca or 'one whom this machine trusts'} (TLS.ca).",
+            ) from None
+        except ssl.SSLError as error:
+            raise ServerError(
+                f"{host}:{port} does not speak TLS, or not with us: {error.reason or error}",
+                hint="Without TLS, a server's address is grpc://host:port.",
+            ) from None
+        except OSError as error:
+            raise ConnectionError(f"{host}:{port} went away: {error.strerror or error}") from None

@@ -1,0 +1,333 @@
+"""What a server takes from a consumer: its messages, of the right types, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import msgpack
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import Position
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import (
+    Ask,
+    AskStatus,
+    Hello,
+    List,
+    Message,
+    Open,
+    Release,
+    Start,
+    State,
+    Subscribe,
+    Want,
+    encode,
+)
+from loaderd.protocol.untrusted import (
+    CONSUMER_MESSAGES,
+    MAX_MESSAGE_BYTES,
+    MalformedMessage,
+    UntrustedChannel,
+    decode_strict,
+)
+from loaderd.subscription import Subscription
+
+NUMBER_OF = {cls: number for number, cls in enumerate(get_args(Message))}
+LISTING = [["a.tfrecord", "z\udcff.tfrecord", 3, "0" * 16], None]
+OPTIONS = Subscription(64, epochs=None, sharing="split", shard=(1, 3), name="trainer ü").to_wire()
+VALID = [
+    Hello(1, "1.0", "train"),
+    Subscribe(OPTIONS, None),
+    Subscribe(OPTIONS, Position(3, 7, past=((4, 5), (6, 7)), listing=((*LISTING[0],), None)).to_json()),
+    List(None),
+    List(LISTING),
+    Start(2, Pass(3, None, ((4, 5), (6, 7)), ((*LISTING[0],), None)).to_wire(), 4),
+    Start(2**40, [0, 1, [], None], -1, list(range(500))),
+    Want(3),
+    Release([]),
+    Release([3, 4, 5]),
+    Ask(),
+    AskStatus(),
+]
+
+
+def packed(cls: type, *values: Any) -> bytes:
+    return msgpack.packb([NUMBER_OF[cls], *values], unicode_errors="surrogatepass")
+
+
+def as_sent(message: Message) -> list[Any]:
+    """Its fields, tuples as lists."""
+    return msgpack.unpackb(encode(message), unicode_errors="surrogatepass")[1:]
+
+
+# ------------------------------------------------------------------------------------------ one message
+
+
+@pytest.mark.parametrize("message", VALID, ids=lambda message: type(message).__name__)
+def test_what_consumers_send_is_taken(message: Message):
+    found = decode_strict(encode(message), CONSUMER_MESSAGES)
+    assert type(found) is type(message) and as_sent(found) == as_sent(message)
+
+
+def test_all_that_consumers_send_is_tried_here():
+    assert {type(message) for message in VALID} == set(CONSUMER_MESSAGES)
+
+
+def test_fields_with_a_default_may_be_missing():
+    assert decode_strict(packed(Start, 1, [0, 1, [], None], 5), CONSUMER_MESSAGES) == Start(1, [0, 1, [], None], 5)
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 0
+
+
+WRONG = [
+    (packed(Want), "Want must have 1 fields, got 0"),
+    (packed(Want, 1, 2), "Want must have 1 fields, got 2"),
+    (packed(Start, 1, [0, 1, [], None]), "Start must have 4 fields, got 2"),
+    (packed(Want, True), "Want.count must be int, got another bool"),
+    (packed(Want, 1.0), "Want.count must be int, got another float"),
+    (packed(Want, "1"), "Want.count must be int, got another str"),
+    (packed(Want, None), "Want.count must be int, got another NoneType"),
+    (packed(Want, 2**63), "Want.count must be int, got another int"),
+    (packed(Release, [1, [2]]), "Release.slots must be list.int., got another list"),
+    (packed(Release, [1, True]), "Release.slots must be list.int., got another list"),
+    (packed(Release, {"a": 1}), "Release.slots must be list.int., got another dict"),
+    (packed(Release, None), "Release.slots must be list.int., got another NoneType"),
+    (packed(Hello, 1, "1.0\nERROR", "train"), "Hello.version must be str, got another str"),
+    (packed(Hello, 1, "1.0", "tr\udcffain"), "Hello.dataset must be str, got another str"),
+    (packed(Hello, 1, "1.0", b"train"), "exceeds max_bin_len"),
+    (packed(Subscribe, [], None), "Subscribe.options must be dict.str, Any., got another list"),
+    (packed(Subscribe, {"batch_size": 0.5}, None), "Subscribe.options must be dict"),
+    (packed(Subscribe, {"a": nested(5)}, None), "Subscribe.options must be dict"),
+    (packed(Subscribe, {"a": {"b": 2**64 - 1}}, None), "Subscribe.options must be dict"),
+    (packed(Subscribe, {}, 5), "Subscribe.start must be str | None, got another int"),
+    (packed(Subscribe, {1: 2}, None), "int is not allowed for map key"),
+    (packed(Subscribe, {str(key): 0 for key in range(65)}, None), "exceeds max_map_len"),
+    (packed(Subscribe, {}, "x" * 300_000), "exceeds max_str_len"),
+    (packed(Start, 0, [nested(6)], 0), "Start.which must be list.Any., got another list"),
+    (packed(Start, 0, [[] for _ in range(5000)], 0), "at most 4,096 lists and dicts"),
+    (packed(Release, [0] * 20_000), "exceeds max_array_len"),
+    (packed(Open, 1, 2), "Open must not come here"),
+    (packed(State, "text"), "State must not come here"),
+    (msgpack.packb([len(NUMBER_OF)]), "a message of unknown number must not come here"),
+    (msgpack.packb([-1]), "a message of unknown number must not come here"),
+    (msgpack.packb([True, 1]), "a message of unknown number must not come here"),
+    (msgpack.packb([[1], 1]), "a message of unknown number must not come here"),
+    (msgpack.packb([]), "must be an array"),
+    (msgpack.packb({}), "must be an array"),
+    (msgpack.packb(7), "must be an array"),
+    (msgpack.packb([msgpack.ExtType(1, b"x")]), "exceeds max_ext_len"),
+    (msgpack.packb([msgpack.Timestamp(0)]), "exceeds max_ext_len"),
+    (encode(Ask()) + b"\0", "ExtraData"),
+    (encode(Want(5))[:-1], "ValueError"),
+    (b"", "ValueError"),
+    (b"\xc1", "FormatError"),
+    (b"\x91" * 3000, "StackError"),
+    (b"\x93\xa1\xff", "UnicodeDecodeError"),
+    (bytes(MAX_MESSAGE_BYTES + 1), "at most 1,048,576 bytes, got 1,048,577"),
+]
+
+
+@pytest.mark.parametrize(("data", "why"), [pytest.param(*wrong, id=wrong[1][:40]) for wrong in WRONG])
+def test_anything_else_is_refused_in_few_words(data: bytes, why: str):
+    with pytest.raises(MalformedMessage, match=why) as refused:
+        decode_strict(data, CONSUMER_MESSAGES)
+    assert len(str(refused.value)) < 300
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5) | st.integers(0, 9), inner),
+    max_leaves=10,
+)
+
+
+def of_right_type(cls: type[Message], values: list[Any]) -> bool:
+    """Whether the fields have the types of ``VALID``'s message of this class, as far as a look at them says."""
+    names = [each.name for each in fields(cls)][: len(values)]
+    kinds: dict[str, Any] = {each.name: each.type for each in fields(cls)}
+    looks = {
+        "int": lambda value: type(value) is int and abs(value) <= 2**63,
+        "str": lambda value: type(value) is str,
+        "str | None": lambda value: value is None or type(value) is str,
+        "dict[str, Any]": lambda value: type(value) is dict and all(type(key) is str for key in value),
+        "list[Any]": lambda value: type(value) is list,
+        "list[Any] | None": lambda value: value is None or type(value) is list,
+        "list[int]": lambda value: type(value) is list and all(type(each) is int for each in value),
+    }
+    return len(names) == len(values) and all(
+        looks[kinds[name]](value) for name, value in zip(names, values, strict=True)
+    )
+
+
+@given(number=st.integers(0, len(NUMBER_OF)) | VALUES, values=st.lists(VALUES, max_size=4))
+def test_of_any_values_only_right_ones_are_taken(number: Any, values: list[Any]):
+    try:
+        found = decode_strict(msgpack.packb([number, *values]), CONSUMER_MESSAGES)
+    except MalformedMessage as error:
+        assert len(str(error)) < 300
+    else:
+        assert type(found) in CONSUMER_MESSAGES and type(number) is int and NUMBER_OF[type(found)] == number
+        assert as_sent(found)[: len(values)] == values and of_right_type(type(found), values)
+
+
+@given(data=st.binary(max_size=200))
+@example(struct.pack(">BI", 0xDD, 2**32 - 1) * 1000)
+@example(struct.pack(">BI", 0xDF, 2**32 - 1) * 1000)
+@example(struct.pack(">BI", 0xDB, 2**32 - 1))
+def test_no_bytes_are_more_than_refused(data: bytes):
+    try:
+        assert type(decode_strict(data, CONSUMER_MESSAGES)) in CONSUMER_MESSAGES
+    except MalformedMessage as error:
+        assert len(str(error)) < 300
+
+
+@given(message=st.sampled_from(VALID), changes=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255))))
+def test_a_changed_message_is_another_one_or_refused(message: Message, changes: list[tuple[int, int]]):
+    data = bytearray(encode(message))
+    for place, value in changes:
+        data[place % len(data)] = value
+    try:
+        found = decode_strict(bytes(data), CONSUMER_MESSAGES)
+    except MalformedMessage:
+        return
+    assert type(found) in CONSUMER_MESSAGES and of_right_type(type(found), as_sent(found))
+
+
+# ------------------------------------------------------------------------------------------- the channel
+
+Ends = tuple[socket.socket, UntrustedChannel]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    one, two = socket.socketpair()
+    channel = UntrustedChannel(two)
+    yield one, channel
+    one.close()
+    channel.close()
+
+
+def test_messages_may_be_cut_at_any_byte(ends: Ends):
+    consumer, channel = ends
+    stream = b"".join(map(encode, VALID))
+    for cut in range(1, len(stream)):
+        consumer.sendall(stream[:cut])
+        found = channel.receive()
+        num_bytes = sum(len(encode(message)) for message in VALID[: len(found)])
+        assert num_bytes <= cut and (channel.unfinished_since is None) == (num_bytes == cut)
+        consumer.sendall(stream[cut:])
+        found += channel.receive()
+        assert [as_sent(message) for message in found] == [as_sent(message) for message in VALID]
+        assert channel.unfinished_since is None
+
+
+def test_since_when_a_message_is_unfinished(ends: Ends):
+    """Since it began, not since the last byte of it: who sends one at a time is slow all the same."""
+    consumer, channel = ends
+    assert channel.unfinished_since is None
+    data = encode(Release([1000, 1001]))
+    began = []
+    for byte in data[:-1]:
+        consumer.sendall(bytes([byte]))
+        before = time.monotonic()
+        assert channel.receive() == []
+        assert channel.unfinished_since is not None
+        began.append(channel.unfinished_since)
+    assert set(began) == {began[0]} and began[0] < before
+    # The end of it, and the beginning of another one.
+    consumer.sendall(data[-1:] + data[:2])
+    between = time.monotonic()
+    assert channel.receive() == [Release([1000, 1001])]
+    assert channel.unfinished_since is not None and channel.unfinished_since >= between
+    consumer.sendall(data[2:])
+    assert channel.receive() == [Release([1000, 1001])]
+    assert channel.unfinished_since is None
+
+
+def test_descriptors_are_refused_and_closed(ends: Ends):
+    consumer, channel = ends
+    memories = [os.memfd_create("m") for _ in range(3)]
+    before = os.listdir("/proc/self/fd")
+    socket.send_fds(consumer, [encode(Ask())], memories)
+    with pytest.raises(MalformedMessage, match="file descriptors"):
+        channel.receive()
+    assert os.listdir("/proc/self/fd") == before
+    for memory in memories:
+        os.close(memory)
+
+
+def test_the_end_of_the_consumer(ends: Ends):
+    consumer, channel = ends
+    consumer.sendall(encode(Want(1)))
+    consumer.close()
+    assert channel.receive() == [Want(1)]
+    for _ in range(2):
+        with pytest.raises(ChannelClosed):
+            channel.receive()
+
+
+def peak_memory() -> int:
+    """Of this process, in KiB."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x91" * 2000, "StackError"),
+        (encode(Ask()) + b"\xc1", "FormatError"),
+        (struct.pack(">BI", 0xDB, 2**32 - 1) + bytes(2 * MAX_MESSAGE_BYTES), "at most 1,048,576 bytes"),
+        (struct.pack(">BI", 0xDD, 2**32 - 1) + b"\x80" * 2 * MAX_MESSAGE_BYTES, "at most 1,048,576 bytes"),
+        (packed(Release, [[]] * (MAX_MESSAGE_BYTES - 100)), "exceeds max_array_len"),
+        (packed(Start, 0, [[[]] * 16_000] * 64, 0), "at most 4,096 lists and dicts"),
+        ((struct.pack(">BI", 0xDD, 2**20) * 1000 + bytes(MAX_MESSAGE_BYTES)), "at most 1,048,576 bytes"),
+    ],
+    ids=["deep", "garbage behind a message", "long text", "long array", "full array", "many lists", "deep and long"],
+)
+def test_what_is_malformed_takes_no_memory(ends: Ends, data: bytes, why: str):
+    consumer, channel = ends
+    consumer.setblocking(False)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
+    before = peak_memory()
+    rest = memoryview(data)
+    with pytest.raises(MalformedMessage, match=why):
+        while True:
+            if rest:
+                rest = rest[consumer.send(rest[: 1 << 12]) :]
+            channel.receive()
+    assert peak_memory() - before < 8 << 10
+
+
+def test_bytes_that_nobody_reads_are_counted():
+    one, two = socket.socketpair()
+    channel, consumer = UntrustedChannel(one), Channel(two)
+    message = State("x" * 10_000)
+    sent = 0
+    while not channel.has_posted:
+        channel.post(message)
+        sent += 1
+    in_kernel = sent * len(encode(message)) - channel.posted_bytes
+    assert 0 < channel.posted_bytes <= len(encode(message))
+    for _ in range(10):
+        channel.post(message)
+    assert channel.posted_bytes == (sent + 10) * len(encode(message)) - in_kernel
+    found = 0
+    while found < sent + 10:
+        found += len(consumer.receive())
+        channel.flush()
+    assert channel.posted_bytes == 0 and not channel.has_posted
+    channel.close()
+    consumer.close()
