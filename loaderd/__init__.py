@@ -10,10 +10,10 @@ from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
 from loaderd.statistics import Statistics
 from loaderd.symmetry import board_symmetry
+from loaderd.tls import TLS
+from loaderd.version import VERSION as __version__
 
-__version__ = "0.1.0"
-
-__all__ = [
+__all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capitals first
     "Array",
     "Batch",
     "Bits",
@@ -32,6 +32,7 @@ __all__ = [
     "Schema",
     "Shuffle",
     "Statistics",
+    "TLS",
     "board_symmetry",
     "errors",
     "schemas",

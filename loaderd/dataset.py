@@ -236,6 +236,15 @@ class Mix(_Joined):
 AnyDataset = Dataset | Concat | Mix
 
 
+def with_schema(dataset: AnyDataset, schema: Schema) -> AnyDataset:
+    """The same records, read by ``schema``."""
+    if isinstance(dataset, Dataset):
+        return replace(dataset, schema=schema)
+    if isinstance(dataset, Concat):
+        return Concat([with_schema(part, schema) for part in dataset.sets])
+    return replace(dataset, sets={name: with_schema(part, schema) for name, part in dataset.sets.items()})
+
+
 def joined_text(dataset: AnyDataset) -> dict[str, str]:
     """How the sets of a Mix are joined, for a position to say what it belongs to."""
     if not isinstance(dataset, Mix):

@@ -139,7 +139,7 @@ class Connection:
         # Until then it is an interpreter that imports, maybe of a slow file system or on a busy core.
         self._wait("the daemon", lambda: self._heard, None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S))
         self._wait("the data", lambda: self._opened, limit_s)
-        memory = SharedMemory(self._channel.take_fd())
+        memory = SharedMemory(self._channel.take_fd(), writable=False)
         memory.close_fd()
         self.reader = SlotReader(memory.bytes, layout)
 

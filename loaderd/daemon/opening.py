@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed, Opened
 from loaderd.protocol.worker_messages import Attach, FillTask, LoadTask, ProbeTask
 
-_MIN_ARENAS = 2
+MIN_ARENAS = 2
 # Whatever number of records is cut into windows evenly, none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
 # An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
@@ -29,12 +30,16 @@ class OpenedStream:
     """A stream with its data and memory.
 
     Raises OptionError where the data do not fit the options: a batch larger than the data set, a position of other
-    data. Raises DaemonError where there is not enough memory. ``num_running``: workers that run already.
+    data. Raises DaemonError where there is not enough memory. ``number``: of the stream, for the workers;
+    ``num_running``: workers that run already.
     """
 
-    def __init__(self, description: StreamDescription, pickled: bytes, data: Data, num_running: int) -> None:
+    def __init__(
+        self, number: int, description: StreamDescription, pickled: bytes, data: Data, num_running: int
+    ) -> None:
         options = description.options
         schema = description.schema
+        self._number = number
         self._description = description
         self._pickled = pickled
         self._data = data
@@ -43,7 +48,7 @@ class OpenedStream:
         position = Position() if description.start is None else Position.from_json(description.start)
         start, _ = self._course.find(position)
         plans = [self._course.batches(pass_) for pass_ in (start, self._course.next_pass(start))]
-        num_arenas = max(_MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
+        num_arenas = max(MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
         max_rows = max(plan.largest_window for plan in plans)
         if data.listing is not None:
             num_arenas, max_rows = max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
@@ -60,6 +65,7 @@ class OpenedStream:
         )
         self.windows = SharedMemory.create("windows", windows_bytes)
         self.slots = SharedMemory.create("slots", slots_bytes)
+        self._client_fd = os.open(f"/proc/self/fd/{self.slots.fd}", os.O_RDONLY | os.O_CLOEXEC)
         self.stream = Stream(
             self._plan_pass,
             num_slots=options.num_slots,
@@ -68,6 +74,7 @@ class OpenedStream:
             skip_damaged=options.on_corrupt != "raise",
             blame=lambda records, error: self._data.blame(records, error),
         )
+        self.memory_bytes = windows_bytes + slots_bytes
         self._sizes: dict[str, Any] = {
             "workers": options.num_workers,
             "slots": options.num_slots,
@@ -103,21 +110,23 @@ class OpenedStream:
         batches = self._course.batches(pass_)
         return PassPlan(self._data.rows, batches, options.seed, bool(options.shuffle), pass_.first_epoch)
 
+    @property
+    def client_fd(self) -> int:
+        """The descriptor of the slots' memory for a client, who cannot write there: others may read it too."""
+        return self._client_fd
+
     def attach_message(self) -> Attach:
-        """What a worker needs; goes with the descriptors of :meth:`fds`."""
+        """What a worker needs; goes with the descriptors of windows and slots."""
         return Attach(
+            self._number,
             self._pickled,
             [[file.uri, file.size_bytes, file.mtime_ns] for file in self._data.files],
             list(self._data.compressions),
             self._window_layout.max_rows,
         )
 
-    def fds(self) -> tuple[int, int]:
-        """The descriptors of windows and slots."""
-        return self.windows.fd, self.slots.fd
-
     def opened_message(self, index_s: float, index_cached: int) -> Opened:
-        """What the client needs; goes with the descriptor of the slots."""
+        """What the client needs; goes with the descriptor of :attr:`client_fd`."""
         return Opened({**self._sizes, "index_s": index_s, "index_cached": index_cached})
 
     def listed_message(self, error: LoaderdError | None = None) -> Listed:
@@ -139,7 +148,9 @@ class OpenedStream:
             order = self.stream.plan.order_of(work.window)
             seed = self._description.options.seed
             slices = [self._data.slice(part, seed) for part in work.slices]
-            return LoadTask(task.number, work.arena, [order.key, order.size, order.first, order.stop], slices)
+            return LoadTask(
+                task.number, self._number, work.arena, [order.key, order.size, order.first, order.stop], slices
+            )
         if isinstance(work, FillWork):
             batches = [
                 [
@@ -152,13 +163,14 @@ class OpenedStream:
                 ]
                 for batch in work.batches
             ]
-            return FillTask(task.number, batches)
-        return ProbeTask(task.number, self._data.block(0))
+            return FillTask(task.number, self._number, batches)
+        return ProbeTask(task.number, self._number, self._data.block(0))
 
     def close(self) -> None:
         """Give the memories' descriptors back."""
         self.windows.close_fd()
         self.slots.close_fd()
+        os.close(self._client_fd)
 
 
 def _check_memory(needs: Mapping[str, int]) -> None:

@@ -27,8 +27,13 @@ _HINT = "A derived field that crashes or never ends, or too little memory, are t
 @dataclass
 class _Worker:
     tasks: list[Task] = field(default_factory=list)
-    ready: bool = False
+    unready: int = 1
+    """Answers that it owes: that it has started, and that it knows of a stream."""
     ticks: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return not self.unready
 
 
 class Scheduler:
@@ -53,9 +58,16 @@ class Scheduler:
         """``worker`` was started; it will be given tasks when it is :meth:`ready`."""
         self._workers[worker] = _Worker()
 
+    def unready(self, worker: int) -> None:
+        """``worker`` was told of a stream; it will be given tasks again when it is :meth:`ready`.
+
+        What it dies of until then is no task's fault, be it another stream's.
+        """
+        self._workers[worker].unready += 1
+
     def ready(self, worker: int) -> None:
-        """``worker`` has started."""
-        self._workers[worker].ready = True
+        """``worker`` has started, or knows of a stream: once for each."""
+        self._workers[worker].unready -= 1
         self._workers[worker].ticks = 0
 
     def advanced(self, worker: int, number: int, done_bytes: int) -> None:

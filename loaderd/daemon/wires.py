@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import socket
 import time
 from collections.abc import Iterator
 
@@ -16,29 +17,42 @@ from loaderd.protocol.messages import Message
 
 
 class Wires:
-    """Channels by number."""
+    """Channels by number, and whatever else is waited for."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._channels: dict[int, Channel] = {}
         self._death_fds: dict[int, int] = {}
+        self._watched: dict[int, socket.socket] = {}
 
-    def add(self, number: int, channel: Channel, death_fd: int) -> None:
+    def add(self, number: int, channel: Channel, death_fd: int | None) -> None:
         """Listen to ``channel``; ``death_fd``, which stays the caller's, can be read when who speaks there is dead.
 
-        Not even the end of a channel says that: a fork may have the other end open still.
+        Not even the end of a channel says that: a fork may have the other end open still. None: nobody knows.
         """
         self._channels[number] = channel
-        self._death_fds[number] = death_fd
         self._selector.register(channel, selectors.EVENT_READ, number)
-        self._selector.register(death_fd, selectors.EVENT_READ, number)
+        if death_fd is not None:
+            self._death_fds[number] = death_fd
+            self._selector.register(death_fd, selectors.EVENT_READ, number)
 
     def remove(self, number: int) -> None:
         """Forget a channel, and close it."""
         channel = self._channels.pop(number)
         self._selector.unregister(channel)
-        self._selector.unregister(self._death_fds.pop(number))
+        death_fd = self._death_fds.pop(number, None)
+        if death_fd is not None:
+            self._selector.unregister(death_fd)
         channel.close()
+
+    def watch(self, number: int, sock: socket.socket) -> None:
+        """Have :meth:`wait` tell, as messages of which there are none, that ``sock`` can be read."""
+        self._watched[number] = sock
+        self._selector.register(sock, selectors.EVENT_READ, number)
+
+    def unwatch(self, number: int) -> None:
+        """The end of :meth:`watch`; the socket stays the caller's."""
+        self._selector.unregister(self._watched.pop(number))
 
     def post(self, number: int, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send, now or later. If the other end is gone, :meth:`wait` will say so."""
@@ -57,6 +71,9 @@ class Wires:
         for key, events in self._selector.select(timeout_s):
             number = key.data
             channel = self._channels.get(number)
+            if number in self._watched:
+                yield number, []
+                continue
             if channel is None:  # removed just now
                 continue
             if key.fileobj is not channel:
@@ -84,4 +101,6 @@ class Wires:
     def close(self) -> None:
         for number in list(self._channels):
             self.remove(number)
+        for number in list(self._watched):
+            self.unwatch(number)
         self._selector.close()

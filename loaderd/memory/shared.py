@@ -19,14 +19,17 @@ from loaderd.machine import in_mib, remedy
 
 
 class SharedMemory:
-    """A mapping of a memfd. ``bytes``: uint8, (size,), writable. It is unmapped when its last view is gone."""
+    """A mapping of a memfd. ``bytes``: uint8, (size,). It is unmapped when its last view is gone."""
 
-    def __init__(self, fd: int) -> None:
-        """Map the memfd ``fd``, which this object owns from now on; raises DaemonError."""
+    def __init__(self, fd: int, *, writable: bool = True) -> None:
+        """Map the memfd ``fd``, which this object owns from now on; raises DaemonError.
+
+        Not ``writable``: to be read only, as it must be where ``fd`` was opened for reading.
+        """
         self.fd = fd
         size = os.fstat(fd).st_size
         try:
-            mapped = mmap.mmap(fd, size)
+            mapped = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
         except OSError as error:
             self.close_fd()
             raise _error(size, error) from None

@@ -130,6 +130,11 @@ class PassPlan:
         key = window_key(self._seed, epoch, found.start) if self._shuffle else None
         return WindowOrder(key, found.size, found.first, found.stop)
 
+    def place_of(self, step: int) -> tuple[int, int]:
+        """(epoch, number of the batch in it) of ``step``."""
+        epoch, batch = self.batches.place_of(step)
+        return self._first_epoch + epoch, batch
+
     def segments_of(self, step: int) -> list[Segment]:
         """Where the rows of batch ``step`` lie."""
         return self._segments_of(step)

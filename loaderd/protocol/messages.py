@@ -7,7 +7,7 @@
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
-    consumer    ──► server   Hello, Subscribe in place of Open; Want; AskStatus
+    consumer    ──► server   Hello, Subscribe (in place of Open), Want, AskStatus
     consumer    ◄── server   Welcome, Joined, Bye, Status as well
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed

@@ -46,8 +46,11 @@ _RECEIVE_BYTES = 1 << 12
 Check = Callable[[Any], bool]
 
 
-class MalformedMessage(Exception):
-    """What came is no message that may come here. The text is short, and holds nothing of what came."""
+class MalformedMessage(ChannelClosed):
+    """What came is no message that may come here, and nothing more is taken from there.
+
+    The text is short, and holds nothing of what came.
+    """
 
 
 class UntrustedChannel(Channel):
@@ -59,9 +62,18 @@ class UntrustedChannel(Channel):
         self._passed_bytes = 0
         self.unfinished_since: float | None = None
         """When the message began of which a part has come, in seconds of ``time.monotonic``; None: there is none."""
+        self.fault: MalformedMessage | None = None
+        """What was wrong with what came."""
 
     def receive(self) -> list[Message]:
         """As of a channel. Raises MalformedMessage too; then the channel is to be closed."""
+        try:
+            return self._receive()
+        except MalformedMessage as fault:
+            self.fault = fault
+            raise
+
+    def _receive(self) -> list[Message]:
         try:
             # No room for descriptors: the kernel closes them, and says that it did.
             data, _, flags, _ = self.socket.recvmsg(_RECEIVE_BYTES)

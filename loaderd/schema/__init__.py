@@ -2,6 +2,7 @@
 
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape, resolve_dtype
 from loaderd.schema.fields import Array, Bits, Derived, Field, Packed
+from loaderd.schema.packed import packed_schema, unpacking_schema
 from loaderd.schema.schema import FieldSpec, Schema
 
 __all__ = [
@@ -18,5 +19,7 @@ __all__ = [
     "Raw",
     "Schema",
     "Shape",
+    "packed_schema",
     "resolve_dtype",
+    "unpacking_schema",
 ]

@@ -132,7 +132,7 @@ class Derived:
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", (self.inputs,) if isinstance(self.inputs, str) else tuple(self.inputs))
         object.__setattr__(self, "shape", check_shape(self.shape, "Derived"))
-        object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
         if not callable(self.function):
             raise SchemaError(f"Derived: function must be callable, got {self.function!r}")
         if not isinstance(self.random, (bool, str)) or self.random == "":

@@ -23,11 +23,10 @@ from loaderd.shards.index_cache import IndexCache
 from loaderd.workers.load import Part, WindowLoader
 
 
-def index_shard(description: StreamDescription, task: IndexTask, on_read: OnRead = tell_nobody) -> list[Any]:
+def index_shard(task: IndexTask, on_read: OnRead = tell_nobody) -> list[Any]:
     """[the index, encoded; why it could not be cached, or None]."""
-    options = description.options
-    index = build_index(ShardFile(*task.file), options.block_records, on_read)
-    unstored = IndexCache(options.index_cache, options.block_records).store(index)
+    index = build_index(ShardFile(*task.file), task.block_records, on_read)
+    unstored = IndexCache(task.index_cache, task.block_records).store(index)
     return [index.encode(), None if unstored is None else str(unstored)]
 
 

@@ -7,7 +7,6 @@ import pickle
 import time
 import traceback
 
-from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
 from loaderd.memory.shared import SharedMemory
@@ -16,9 +15,11 @@ from loaderd.protocol.messages import Message
 from loaderd.protocol.process import die_with_parent, enter_process
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
+    NO_STREAM,
     Advanced,
     Attach,
     Attached,
+    Detach,
     Done,
     FillTask,
     IndexTask,
@@ -37,38 +38,39 @@ class Worker:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._description: StreamDescription | None = None
-        self._executor: Executor | None = None
+        self._executors: dict[int, Executor] = {}
         self._task = ATTACH_TASK
         self._told_s = 0.0
 
-    def attach(self, message: Attach) -> None:
-        """Take over a stream: its description, and its memory if there is any yet."""
-        self._description = pickle.loads(message.description)
-        if not message.files:
-            return
-        windows, slots = (SharedMemory(self._channel.take_fd()) for _ in range(2))
+    def attach(self, message: Attach, windows: SharedMemory, slots: SharedMemory) -> None:
+        """Take over a stream: its description, its files, its memory."""
         files = [ShardFile(*file) for file in message.files]
-        self._executor = Executor(
-            self._description, files, message.compressions, message.max_rows, windows, slots, self._tell
+        self._executors[message.stream] = Executor(
+            pickle.loads(message.description),
+            files,
+            message.compressions,
+            message.max_rows,
+            windows,
+            slots,
+            self._tell,
         )
-        windows.close_fd()
-        slots.close_fd()
 
-    def _try_attach(self, message: Attach) -> None:
+    def _try_attach(self, message: Attach) -> Message:
         try:
-            self.attach(message)
+            windows, slots = (SharedMemory(self._channel.take_fd()) for _ in range(2))
+            windows.close_fd()
+            slots.close_fd()
+            self.attach(message, windows, slots)
         except LoaderdError as error:
-            self._channel.send(TaskFailed(ATTACH_TASK, to_wire(error)))
+            return TaskFailed(ATTACH_TASK, message.stream, to_wire(error))
         except Exception as error:
             failure = WorkerError(
                 f"a worker cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
                 traceback=traceback.format_exc(),
             )
-            self._channel.send(TaskFailed(ATTACH_TASK, to_wire(failure)))
-        else:
-            self._channel.send(Attached())
+            return TaskFailed(ATTACH_TASK, message.stream, to_wire(failure))
+        return Attached(message.stream)
 
     def _tell(self, done_bytes: int) -> None:
         """Say, now and then, that a long task gets on."""
@@ -83,34 +85,36 @@ class Worker:
         try:
             return Done(task.task, self._do(task))
         except LoaderdError as error:
-            return TaskFailed(task.task, to_wire(error))
+            return TaskFailed(task.task, NO_STREAM, to_wire(error))
         except Exception as error:
             failure = WorkerError(
                 f"a worker failed at {type(task).__name__}: {type(error).__name__}: {error}",
                 hint=remedy(error),
                 traceback=traceback.format_exc(),
             )
-            return TaskFailed(task.task, to_wire(failure))
+            return TaskFailed(task.task, NO_STREAM, to_wire(failure))
 
     def _do(self, task: IndexTask | ProbeTask | LoadTask | FillTask) -> object:
         if isinstance(task, IndexTask):
-            assert self._description is not None
-            return index_shard(self._description, task, self._tell)
-        assert self._executor is not None
+            return index_shard(task, self._tell)
+        executor = self._executors[task.stream]
         if isinstance(task, LoadTask):
-            return self._executor.load(task)
+            return executor.load(task)
         if isinstance(task, FillTask):
-            self._executor.fill(task)
+            executor.fill(task)
         else:
-            self._executor.probe(task)
+            executor.probe(task)
         return None
 
     def run(self) -> None:
         """Until the daemon closes the channel."""
+        self._channel.send(Attached(NO_STREAM))
         while True:
             for message in self._channel.receive():
                 if isinstance(message, Attach):
-                    self._try_attach(message)
+                    self._channel.send(self._try_attach(message))
+                elif isinstance(message, Detach):
+                    self._executors.pop(message.stream, None)
                 elif isinstance(message, (IndexTask, ProbeTask, LoadTask, FillTask)):
                     self._channel.send(self.answer(message))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.protocol import messages
+from loaderd.protocol import messages, worker_messages
 from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
 CLASSES = get_args(Message)
@@ -62,5 +62,5 @@ def test_every_message_has_a_number_of_its_own():
 
 
 def test_messages_are_named_in_the_drawing():
-    drawn = (messages.__doc__ or "").split()
-    assert {cls.__name__ for cls in CLASSES} <= {word.strip(",") for word in drawn}
+    drawn = f"{messages.__doc__} {worker_messages.__doc__}".split()
+    assert {cls.__name__ for cls in CLASSES} <= {word.strip(",()") for word in drawn}

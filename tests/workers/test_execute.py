@@ -65,7 +65,7 @@ class Stage:
         order = self.plan.order_of(window)
         slices = [self.table.slice(part, 3) for part in self.plan.slices_of(window)]
         where = [order.key, order.size, order.first, order.stop]
-        tasks = [LoadTask(i, arena, where, slices[i : i + 2]) for i in range(0, len(slices), 2)]
+        tasks = [LoadTask(i, 0, arena, where, slices[i : i + 2]) for i in range(0, len(slices), 2)]
         return [fault for task in tasks for fault in self.executor.load(task)]
 
     def numbers(self, window: int) -> list[int]:
@@ -115,7 +115,7 @@ def test_a_task_that_is_done_again_writes_the_same(stage: Stage):
     before = stage.windows.bytes.copy()
     stage.load(0, 0)
     assert np.array_equal(stage.windows.bytes, before)
-    task = FillTask(0, [[1, [[0, 8, 24]], []]])
+    task = FillTask(0, 0, [[1, [[0, 8, 24]], []]])
     stage.executor.fill(task)
     filled = stage.slots.bytes.copy()
     stage.executor.fill(task)
@@ -125,7 +125,7 @@ def test_a_task_that_is_done_again_writes_the_same(stage: Stage):
 
 def test_a_batch_of_one_window(stage: Stage):
     stage.load(1, 0)
-    stage.executor.fill(FillTask(0, [[0, [[0, 5, 21]], []], [1, [[0, 50, 57]], []]]))
+    stage.executor.fill(FillTask(0, 0, [[0, [[0, 5, 21]], []], [1, [[0, 50, 57]], []]]))
     check_slot(stage.slot(0), stage.numbers(1)[5:21])
     check_slot(stage.slot(1), stage.numbers(1)[50:57])
 
@@ -134,7 +134,7 @@ def test_a_batch_of_one_window(stage: Stage):
 def test_a_batch_across_arenas_with_rows_left_out(stage: Stage, omit: list[int]):
     stage.load(0, 2)
     stage.load(1, 0)
-    stage.executor.fill(FillTask(0, [[1, [[2, 50, 57], [0, 0, 9]], omit]]))
+    stage.executor.fill(FillTask(0, 0, [[1, [[2, 50, 57], [0, 0, 9]], omit]]))
     planned = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
     check_slot(stage.slot(1), [number for row, number in enumerate(planned) if row not in omit])
     check_slot(stage.slot(0), [])
@@ -180,26 +180,24 @@ def test_a_derived_field_that_raises_is_named(write_numbered: Write):
     stage.load(0, 0)
     first = stage.numbers(0)[0]
     with pytest.raises(WorkerError, match=rf"derived field 'x': .* raised KeyError: {first}") as caught:
-        stage.executor.fill(FillTask(0, [[0, [[0, 0, 16]], []]]))
+        stage.executor.fill(FillTask(0, 0, [[0, [[0, 0, 16]], []]]))
     assert "in refuse" in caught.value.traceback
 
 
 def test_a_probe_reads_the_first_record(write_numbered: Write, stage: Stage):
-    stage.executor.probe(ProbeTask(0, stage.table.block(0)))
+    stage.executor.probe(ProbeTask(0, 0, stage.table.block(0)))
     other = loaderd.Schema({"id": loaderd.Float()}, {"id": loaderd.Array("id")})
     wrong = Stage(write_numbered([60], "others"), other)
     with pytest.raises(RecordMismatchError, match=r"record 0 at byte 0: expected .*float"):
-        wrong.executor.probe(ProbeTask(0, wrong.table.block(0)))
+        wrong.executor.probe(ProbeTask(0, 0, wrong.table.block(0)))
 
 
-def test_an_index_is_made_and_kept(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
+def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
     (path,) = write_numbered([100])
     (file,) = list_shards(str(path))
-    task = IndexTask(0, [file.uri, file.size_bytes, file.mtime_ns])
 
     def index(where: Path) -> list[Any]:
-        options = StreamOptions(5, shuffle=Shuffle(block_records=30), index_cache=str(where))
-        return index_shard(StreamDescription(Dataset(path, numbered_schema), options), task)
+        return index_shard(IndexTask(0, [file.uri, file.size_bytes, file.mtime_ns], str(where), 30))
 
     encoded, unstored = index(tmp_path / "cache")
     assert unstored is None

@@ -1,0 +1,131 @@
+"""A server's consumers: who they are, what they may do, and what they have had."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from loaderd.daemon.session import Session
+from loaderd.errors import ServerError
+from loaderd.options import is_count, require
+from loaderd.protocol.untrusted import UntrustedChannel
+from loaderd.subscription import Subscription
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of socket(7): pid, uid, gid
+_HELLO_LIMIT_S = 10.0
+_MESSAGE_LIMIT_S = 10.0
+# What was said to a consumer that does not read. Batches are not among it: they are bounded by its slots.
+_MAX_POSTED_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a consumer may take. None: as much as it wants.
+
+    ``max_consumers``: at a time. ``max_held_batches``: its option ``held_batches``, and so its slots.
+    ``max_bandwidth``: bytes a second of batches that it gets. ``idle_timeout``: seconds without a word of it.
+    """
+
+    max_consumers: int = 64
+    max_held_batches: int = 64
+    max_bandwidth: float | None = None
+    idle_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        require(is_count(self.max_consumers), "max_consumers", "a positive integer", self.max_consumers)
+        require(is_count(self.max_held_batches), "max_held_batches", "a positive integer", self.max_held_batches)
+        for what in ("max_bandwidth", "idle_timeout"):
+            value = getattr(self, what)
+            require(value is None or value > 0, what, "a positive number or None", value)
+
+    def check(self, wanted: Subscription) -> None:
+        """Raise ServerError where a consumer asks for more than it may have."""
+        if wanted.held_batches > self.max_held_batches:
+            raise ServerError(
+                f"held_batches must be at most {self.max_held_batches} here, got {wanted.held_batches}",
+                hint="The server was started with that limit: --max-held-batches.",
+            )
+
+
+@dataclass
+class Consumer:
+    """One connection. Times are those of ``time.monotonic``, in seconds."""
+
+    number: int
+    channel: UntrustedChannel
+    pid: int
+    pidfd: int | None
+    connected_s: float = field(default_factory=time.monotonic)
+    heard_s: float = field(default_factory=time.monotonic)
+    greeted: bool = False
+    dataset: str = ""
+    wanted: Subscription | None = None
+    session: Session | None = None
+
+    @classmethod
+    def accepted(cls, number: int, sock: socket.socket) -> Consumer:
+        """Whoever connected to the Unix socket; raises ServerError where it is another user's process."""
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(credentials)
+        channel = UntrustedChannel(sock)
+        if uid not in (os.getuid(), 0):
+            channel.close()
+            raise ServerError(f"process {pid} of user {uid} may not connect: the server is user {os.getuid()}'s")
+        pidfd = None
+        with contextlib.suppress(OSError):  # it may be in another container, and have no number here
+            pidfd = os.pidfd_open(pid)
+        return cls(number, channel, pid, pidfd)
+
+    @property
+    def name(self) -> str:
+        """For people to read."""
+        own = "" if self.wanted is None else self.wanted.name
+        return own or f"process {self.pid}"
+
+    def overdue(self, now_s: float, limits: Limits) -> ServerError | None:
+        """Why this consumer has to go, if it has to: it is too slow, does not read, or says nothing."""
+        if self.channel.fault is not None:
+            return ServerError(f"this is no message of loaderd: {self.channel.fault}")
+        if not self.greeted and now_s - self.connected_s > _HELLO_LIMIT_S:
+            return ServerError(f"no Hello came for {_HELLO_LIMIT_S:g} s")
+        began_s = self.channel.unfinished_since
+        if began_s is not None and now_s - began_s > _MESSAGE_LIMIT_S:
+            return ServerError(f"a message was begun and not finished for {_MESSAGE_LIMIT_S:g} s")
+        if self.channel.posted_bytes > _MAX_POSTED_BYTES:
+            return ServerError(f"{self.channel.posted_bytes:,} bytes were not read")
+        idle_s = now_s - self.heard_s
+        if limits.idle_timeout is not None and idle_s > limits.idle_timeout:
+            return ServerError(
+                f"nothing was heard of this consumer for {idle_s:.0f} s",
+                hint=f"The server was started with --idle-timeout {limits.idle_timeout:g}. Connect again, with "
+                "start=loader.position, to go on.",
+            )
+        return None
+
+    def report(self, now_s: float) -> dict[str, Any]:
+        """For people to read: see ``status``."""
+        session, wanted = self.session, self.wanted
+        found: dict[str, Any] = {
+            "number": self.number,
+            "name": self.name,
+            "pid": self.pid,
+            "dataset": self.dataset,
+            "connected_s": now_s - self.connected_s,
+            "idle_s": now_s - self.heard_s,
+        }
+        if wanted is None or session is None:
+            return found
+        return {
+            **found,
+            "sharing": wanted.sharing,
+            "group": wanted.group,
+            "shard": list(wanted.shard),
+            "batch_size": wanted.batch_size,
+            "packed": wanted.packed,
+            **session.report(self.number),
+        }

@@ -1,0 +1,382 @@
+"""The daemon that a supervisor starts, and that many consumers share: data sets by name, one pool of workers.
+
+::
+
+    supervisor ──Serve──► import the data sets, begin to index them ──Status──► supervisor
+    consumer ──connects──► Hello ──► Welcome ──► Subscribe ──► Session (its own, or its group's) ──► Opened … Ready …
+
+It keeps nothing that could be lost: where a consumer stands, the consumer knows. One thread, as in ``service``; what
+goes wrong with one consumer, or with its stream, ends that one, with a reason, and nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import asdict, fields
+from typing import Any
+
+from loaderd import logs
+from loaderd.daemon.bandwidth import Bandwidth
+from loaderd.daemon.catalog import Served, load_catalog
+from loaderd.daemon.consumers import Consumer, Limits
+from loaderd.daemon.session import Session
+from loaderd.daemon.waits import describe
+from loaderd.daemon.wires import Wires
+from loaderd.daemon.workforce import Workforce
+from loaderd.errors import DaemonError, LoaderdError, ServerError, to_wire
+from loaderd.machine import available_memory, remedy
+from loaderd.options import default_workers
+from loaderd.protocol.channel import Channel
+from loaderd.protocol.messages import (
+    PROTOCOL,
+    Ask,
+    AskStatus,
+    Bye,
+    Drain,
+    Failed,
+    Hello,
+    Message,
+    Serve,
+    State,
+    Status,
+    Stop,
+    Subscribe,
+    Welcome,
+)
+from loaderd.protocol.process import enter_process
+from loaderd.subscription import Subscription
+from loaderd.version import VERSION
+
+_SUPERVISOR = -1
+_LISTENER = -2
+_FIRST_CONSUMER = -3
+_STALL_TIMEOUT_S = 120.0
+_LAST_WORDS_S = 2.0
+
+_logger = logging.getLogger("loaderd")
+
+
+class Server:
+    """Serves until the supervisor says that it is enough, or is gone."""
+
+    def __init__(self, supervisor: Channel, parent: int) -> None:
+        self._wires = Wires()
+        self._supervisor = supervisor
+        self._parent_fd = os.pidfd_open(parent)
+        self._wires.add(_SUPERVISOR, supervisor, self._parent_fd)
+        self._workforce = Workforce(self._wires, _STALL_TIMEOUT_S, _logger.warning)
+        self._workers = 0
+        self._limits = Limits()
+        self._catalog: dict[str, Served] = {}
+        self._listener: socket.socket | None = None
+        self._consumers: dict[int, Consumer] = {}
+        self._sessions: dict[int, Session] = {}
+        self._groups: dict[tuple[Any, ...], Session] = {}
+        self._bandwidth: dict[int, Bandwidth] = {}
+        self._next_consumer = _FIRST_CONSUMER
+        self._next_session = 0
+        self._over = False
+        self._started_s = time.time()
+        self._ticked_s = time.monotonic()
+
+    def run(self) -> None:
+        """Until it is over."""
+        try:
+            while not self._over:
+                for number, messages in self._wires.wait(self._patience_s()):
+                    self._received(number, messages)
+                self._go_on()
+        except Exception as error:  # of the server itself, not of one consumer
+            failure = error if isinstance(error, LoaderdError) else _internal(error)
+            _logger.error("the server fails: %s", failure)
+            self._say_goodbye(f"it failed: {failure.message}")
+            self._wires.post(_SUPERVISOR, Failed(to_wire(failure)))
+            self._wires.finish(_SUPERVISOR, _LAST_WORDS_S)
+        finally:
+            self._wires.close()
+            self._workforce.pool.kill()
+
+    def _received(self, number: int, messages: list[Message] | None) -> None:
+        if number >= 0:
+            self._workforce.received(number, messages)
+        elif number == _LISTENER:
+            self._accept()
+        elif number == _SUPERVISOR:
+            for message in [Stop("its supervisor is gone")] if messages is None else messages:
+                self._from_supervisor(message)
+        elif number in self._consumers:
+            consumer = self._consumers[number]
+            if messages is None:
+                self._part(consumer, consumer.overdue(time.monotonic(), self._limits))
+                return
+            consumer.heard_s = time.monotonic()
+            for message in messages:
+                if number in self._consumers:
+                    self._from_consumer_safely(consumer, message)
+
+    # -------------------------------------------------------------------------------------- supervisor
+
+    def _from_supervisor(self, message: Message) -> None:
+        if isinstance(message, Serve):
+            self._serve(message.settings, socket.socket(fileno=self._supervisor.take_fd()))
+        elif isinstance(message, AskStatus):
+            self._wires.post(_SUPERVISOR, Status(self.report()))
+        elif isinstance(message, Drain):
+            self._close_listener()
+            self._over = not self._consumers
+        elif isinstance(message, Stop):
+            self._say_goodbye(message.text)
+            self._over = True
+
+    def _serve(self, settings: dict[str, Any], listener: socket.socket) -> None:
+        logs.configure(settings["log_format"], "daemon")
+        self._limits = Limits(**{each.name: settings[each.name] for each in fields(Limits)})
+        self._workers = settings["workers"] or default_workers()
+        self._catalog = load_catalog(settings["targets"], self._workers, self._workforce)
+        self._workforce.start(self._workers)
+        self._listener = listener
+        listener.setblocking(False)
+        self._wires.watch(_LISTENER, listener)
+        self._wires.post(_SUPERVISOR, Status(self.report()))
+
+    def _close_listener(self) -> None:
+        """Take no more consumers; whoever has the socket too goes on with it."""
+        if self._listener is not None:
+            self._wires.unwatch(_LISTENER)
+            self._listener.close()
+            self._listener = None
+
+    def _say_goodbye(self, text: str) -> None:
+        self._close_listener()
+        for consumer in list(self._consumers.values()):
+            self._wires.post(consumer.number, Bye(text))
+            self._forget(consumer)
+
+    # --------------------------------------------------------------------------------------- consumers
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:  # it is gone again; or there are too many open files
+            if remedy(error):
+                _logger.error("cannot accept a consumer: %s. %s", error.strerror, remedy(error))
+                time.sleep(0.1)  # not in a circle
+            return
+        number = self._next_consumer
+        try:
+            consumer = Consumer.accepted(number, sock)
+        except ServerError as error:
+            _logger.warning("%s", error)
+            return
+        self._next_consumer -= 1
+        self._consumers[number] = consumer
+        self._wires.add(number, consumer.channel, consumer.pidfd)
+        if len(self._consumers) > 2 * self._limits.max_consumers:  # of whom at most half have said what they want
+            self._part(consumer, ServerError("too many connections"))
+
+    def _from_consumer_safely(self, consumer: Consumer, message: Message) -> None:
+        try:
+            self._from_consumer(consumer, message)
+        except LoaderdError as error:
+            self._part(consumer, error)
+        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+            text = f"{type(message).__name__} holds what cannot be: {type(error).__name__}: {error}"
+            _logger.debug("%s", traceback.format_exc())
+            self._part(consumer, ServerError(text))
+
+    def _from_consumer(self, consumer: Consumer, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._greet(consumer, message)
+        elif not consumer.greeted:
+            raise ServerError("the first message must be Hello")
+        elif isinstance(message, AskStatus):
+            self._wires.post(consumer.number, Status(self.report()))
+        elif isinstance(message, Subscribe):
+            self._subscribe(consumer, message)
+        elif consumer.session is None:
+            raise ServerError(f"{type(message).__name__} came before Subscribe")
+        elif isinstance(message, Ask):
+            self._wires.post(consumer.number, State(self._describe(consumer.session, consumer.number)))
+        else:
+            consumer.session.received(consumer.number, message)
+
+    def _greet(self, consumer: Consumer, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            raise ServerError(
+                f"this server is loaderd {VERSION} and speaks protocol {PROTOCOL}; "
+                f"the consumer is loaderd {hello.version:.40} and speaks {hello.protocol}",
+                hint="Install the same version on both sides.",
+            )
+        if consumer.greeted:
+            raise ServerError("Hello came twice")
+        consumer.greeted = True
+        if not hello.dataset:
+            return
+        served = self._catalog.get(hello.dataset)
+        if served is None:
+            raise ServerError(f"there is no data set {hello.dataset!r:.100}; there are {sorted(self._catalog)}")
+        if sum(bool(other.dataset) for other in self._consumers.values()) >= self._limits.max_consumers:
+            raise ServerError(
+                f"there are {self._limits.max_consumers} consumers, and may be no more",
+                hint="The server was started with that limit: --max-consumers.",
+            )
+        consumer.dataset = hello.dataset
+        self._wires.post(consumer.number, Welcome(VERSION, served.welcome()))
+
+    def _subscribe(self, consumer: Consumer, message: Subscribe) -> None:
+        if not consumer.dataset or consumer.session is not None:
+            raise ServerError("Subscribe came twice, or without a data set")
+        wanted = Subscription.from_wire(message.options)
+        self._limits.check(wanted)
+        consumer.wanted = wanted
+        key = self._group_of(consumer.dataset, wanted)
+        session = self._groups.get(key) if wanted.is_group else None
+        if session is None:
+            session = self._new_session(self._catalog[consumer.dataset], wanted, message.start)
+            if wanted.is_group:
+                self._groups[key] = session
+        elif len(session.present) >= wanted.consumers:
+            raise ServerError(f"the group {wanted.group!r} has its {wanted.consumers} consumers")
+        consumer.session = session
+        session.join(consumer.number)
+        _logger.info("%s reads %s, %s", consumer.name, consumer.dataset, wanted.sharing)
+
+    def _group_of(self, dataset: str, wanted: Subscription) -> tuple[Any, ...]:
+        alike = (wanted.batch_size, wanted.epochs, wanted.remainder, wanted.packed, wanted.consumers)
+        return dataset, wanted.group, wanted.sharing, *alike
+
+    def _new_session(self, served: Served, wanted: Subscription, start: str | None) -> Session:
+        number = self._next_session
+        self._next_session += 1
+        description = served.stream(wanted, start)
+        session = Session(
+            number,
+            description,
+            self._workforce,
+            self._wires.post,
+            prepared=None if served.dataset.grows else served.preparation,
+            sharing=wanted.sharing,
+            num_members=wanted.consumers,
+        )
+        self._sessions[number] = session
+        if self._limits.max_bandwidth is not None:
+            members = wanted.consumers if wanted.sharing == "shared" else 1
+            self._bandwidth[number] = Bandwidth(members * self._limits.max_bandwidth)
+        return session
+
+    def _part(self, consumer: Consumer, error: LoaderdError | None) -> None:
+        """The connection ends: by us, for this reason, or because the consumer is gone."""
+        if error is not None:
+            _logger.warning("%s is sent away: %s", consumer.name, error.message)
+            self._wires.post(consumer.number, Failed(to_wire(error)))
+        elif consumer.dataset:
+            _logger.info("%s is gone", consumer.name)
+        self._forget(consumer)
+
+    def _forget(self, consumer: Consumer) -> None:
+        del self._consumers[consumer.number]
+        self._wires.remove(consumer.number)
+        if consumer.pidfd is not None:
+            os.close(consumer.pidfd)
+        session = consumer.session
+        if session is not None:
+            session.leave(consumer.number)
+            if not session.present:
+                self._end_session(session)
+        if self._listener is None and not self._consumers:
+            self._over = True
+
+    def _end_session(self, session: Session) -> None:
+        session.close()
+        self._sessions.pop(session.number, None)
+        self._bandwidth.pop(session.number, None)
+        self._groups = {key: other for key, other in self._groups.items() if other is not session}
+
+    # ------------------------------------------------------------------------------------- after events
+
+    def _patience_s(self) -> float:
+        waits = [self._workforce.tick_s, *[each.wait_s(time.monotonic()) for each in self._bandwidth.values()]]
+        return max(0.0, min(wait for wait in waits if wait is not None))
+
+    def _go_on(self) -> None:
+        now_s = time.monotonic()
+        passed_s = now_s - self._ticked_s
+        if passed_s >= self._workforce.tick_s:
+            self._ticked_s = now_s
+            self._workforce.tick()
+            # Time in which this process did not run counts as a tick, here too.
+            self._tick(now_s, min(passed_s, 2 * self._workforce.tick_s))
+        for served in self._catalog.values():
+            served.preparation.advance()
+            for text in served.preparation.take_warnings():
+                _logger.warning("%s: %s", served.name, text)
+        for session in list(self._sessions.values()):
+            session.advance()
+            if session.error is not None:
+                for number in list(session.present):
+                    self._part(self._consumers[number], session.error)
+        self._workforce.assign()
+        for session in self._sessions.values():
+            bandwidth = self._bandwidth.get(session.number)
+            if bandwidth is None:
+                session.hand_over()
+            elif not bandwidth.wait_s(now_s):
+                bandwidth.used(session.hand_over(), now_s)
+
+    def _tick(self, now_s: float, passed_s: float) -> None:
+        for session in self._sessions.values():
+            if session.members is not None:
+                session.members.tick(passed_s)
+        for consumer in list(self._consumers.values()):
+            error = consumer.overdue(now_s, self._limits)
+            if error is not None:
+                self._part(consumer, error)
+
+    # ------------------------------------------------------------------------------------------ report
+
+    def _describe(self, session: Session, member: int) -> str:
+        return f"{session.waits_for(member)}\n{describe(self._workforce, [session])}"
+
+    def describe(self) -> str:
+        """Who waits for whom."""
+        return describe(self._workforce, list(self._sessions.values()))
+
+    def report(self) -> dict[str, Any]:
+        """What ``loaderd status`` shows: plain values."""
+        now_s, memory = time.monotonic(), available_memory()
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "started_s": self._started_s,
+            "workers": len(self._workforce.pool.numbers),
+            "workers_restarted": self._workforce.pool.restarts,
+            "memory_bytes": sum(session.memory_bytes for session in self._sessions.values()),
+            "free_bytes": memory.free_bytes,
+            "draining": self._listener is None,
+            "datasets": [served.report() for served in self._catalog.values()],
+            "consumers": [each.report(now_s) for each in self._consumers.values() if each.dataset],
+            "limits": asdict(self._limits),
+            "text": self.describe(),
+        }
+
+
+def _internal(error: Exception) -> DaemonError:
+    text = f"{type(error).__name__}: {error}"
+    return DaemonError(text, hint=remedy(error), traceback=traceback.format_exc())
+
+
+def main() -> None:
+    """Entry point of the daemon process: see ``protocol.process.start_process``."""
+    sock, parent = enter_process("loaderd-server")
+    with contextlib.suppress(ProcessLookupError):  # the supervisor was killed while this one started
+        server = Server(Channel(sock), parent)
+        signal.signal(signal.SIGUSR1, lambda *_: print(server.describe(), file=sys.stderr, flush=True))
+        server.run()

@@ -1,0 +1,317 @@
+"""The life of one stream: its data, its memories, its batches; for one consumer or for a group of them.
+
+::
+
+    Preparation ──► OpenedStream ──► workers attached ──► Probe ──► Listed, Opened ──► Start … Ready …
+         ▲                                                                                │
+         └──────────────────── List, where data sets grow ────────────────────────────────┘
+
+A consumer is a **member**, whatever the sharing: alone, it is a group of one (see ``sharing``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from loaderd.daemon.opening import OpenedStream
+from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.preparation import Preparation
+from loaderd.daemon.probe import Probe
+from loaderd.daemon.sharing import MEMBERS_OF, Members, Progressed
+from loaderd.daemon.workforce import Workforce
+from loaderd.dataset import StreamDescription
+from loaderd.errors import DaemonError, LoaderdError, to_wire
+from loaderd.options import require
+from loaderd.plan.passes import Listing, Pass, listing_of
+from loaderd.plan.positions import Position
+from loaderd.protocol.messages import (
+    Broken,
+    Ended,
+    Joined,
+    List,
+    Message,
+    Opened,
+    Progress,
+    Ready,
+    Release,
+    Skipped,
+    Start,
+    Want,
+    Warned,
+)
+from loaderd.protocol.worker_messages import Attach
+from loaderd.subscription import Sharing
+
+Tell = Callable[[int, Message, tuple[int, ...]], None]
+
+
+@dataclass
+class _Had:
+    """What a member was handed, and where it stands: the step behind its last batch."""
+
+    batches: int = 0
+    records: int = 0
+    next_step: int = 0
+
+
+class Session:
+    """See the module's docstring.
+
+    ``tell`` sends a message, with descriptors, to a member. ``prepared``: the preparation that the stream shares with
+    others; None: it has its own. What goes wrong for good is its ``error``, and concerns all members.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        description: StreamDescription,
+        workforce: Workforce,
+        tell: Tell,
+        *,
+        prepared: Preparation | None = None,
+        pickled: bytes | None = None,
+        sharing: Sharing = "independent",
+        num_members: int = 1,
+    ) -> None:
+        self.number = number
+        self.error: LoaderdError | None = None
+        self.opened: OpenedStream | None = None
+        self.members: Members | None = None
+        self.present: set[int] = set()
+        self._had: dict[int, _Had] = {}
+        self._description = description
+        self._pickled = cloudpickle.dumps(description) if pickled is None else pickled
+        self._record_bytes = description.schema.record_bytes
+        self._workforce = workforce
+        self._tell = tell
+        self._own: Preparation | None = None
+        self._preparation = prepared
+        self._sharing: Sharing = sharing
+        self._num_members = num_members
+        self._probe: Probe | None = None
+        self._sizes: Opened | None = None
+        if prepared is None:
+            start = None if description.start is None else Position.from_json(description.start)
+            self._prepare(None if start is None else start.listing)
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What the stream waits for, before there are data."""
+        return self._preparation
+
+    # ------------------------------------------------------------------------------------------ members
+
+    def join(self, member: int) -> None:
+        """One consumer more. Raises ServerError where the group has all of its members."""
+        self.present.add(member)
+        self._had[member] = _Had()
+        if self.members is not None:
+            self.members.join(member)
+            self._introduce(member)
+
+    def leave(self, member: int) -> None:
+        """A consumer is gone; what it had goes back."""
+        self.present.discard(member)
+        self._had.pop(member, None)
+        if self.members is not None:
+            self.members.leave(member)
+
+    def received(self, member: int, message: Message) -> None:
+        """A message of a member. Raises LoaderdError or ValueError where it is not for now."""
+        members = self.members
+        if members is None or self._sizes is None:
+            raise DaemonError(f"{type(message).__name__} came before the stream was there")
+        if isinstance(message, Release):
+            members.release(member, message.slots)
+        elif isinstance(message, Start):
+            members.start(member, message.generation, Pass.from_wire(message.which), message.step, message.taken)
+        elif isinstance(message, Want):
+            members.want(member, message.count)
+        elif isinstance(message, List):
+            require(self._own is not None, "List", "for a data set that grows", message)
+            members.stop(member)
+            self._prepare(listing_of(message.listing))
+        else:
+            raise DaemonError(f"{type(message).__name__} is not for the daemon")
+
+    def _tell_all(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        for member in self.present:
+            self._tell(member, message, fds)
+
+    def warn(self, text: str) -> None:
+        """Tell all members."""
+        self._tell_all(Warned(text, self._workforce.pool.restarts))
+
+    # ------------------------------------------------------------------------------------------- phases
+
+    def _prepare(self, listing: Listing | None) -> None:
+        known = {} if self._own is None else self._own.indexes
+        options = self._description.options
+        dataset = self._description.dataset
+        self._own = self._preparation = Preparation(dataset, options, self._workforce, listing, known)
+
+    def advance(self) -> None:
+        """Go on to the next phase if this one is over."""
+        try:
+            if self._preparation is not None:
+                self._after_preparing(self._preparation)
+            if self._probe is not None and self._probe.finished:
+                self._after_probe(self._probe)
+        except LoaderdError as error:
+            self.error = error
+
+    def _after_preparing(self, preparation: Preparation) -> None:
+        passing = preparation.index_pass
+        if passing is not None and passing.total_bytes:
+            self._tell_all(Progress(passing.done_bytes, passing.total_bytes))
+        if preparation is self._own:
+            preparation.advance()
+        if not preparation.finished:
+            return
+        self._preparation = None
+        for text in preparation.take_warnings() if preparation is self._own else []:
+            self.warn(text)
+        try:
+            self._use(preparation)
+        except LoaderdError as error:
+            if self.opened is None:
+                raise
+            # What goes wrong with the shards of sets that have grown costs the client nothing more.
+            self._tell_all(self.opened.listed_message(error))
+
+    def _use(self, preparation: Preparation) -> None:
+        """The data are there: plan, and have the workers know of them."""
+        if preparation.error is not None:
+            raise preparation.error
+        data, workforce = preparation.data, self._workforce
+        assert data is not None
+        if self.opened is not None:
+            self.opened.use(data)
+            workforce.attach(self)
+            self._tell_all(self.opened.listed_message())
+            return
+        running = len(workforce.pool.numbers)
+        self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running)
+        self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached)
+        workforce.attach(self)
+        workforce.start(self._description.options.num_workers)
+        self._probe = Probe()
+        workforce.add_source(self._probe, opened.task_message)
+
+    def _after_probe(self, probe: Probe) -> None:
+        self._workforce.remove_source(probe)
+        self._probe = None
+        if probe.error is not None:
+            raise probe.error
+        assert self.opened is not None
+        self._workforce.add_source(self.opened.stream, self.opened.task_message)
+        self.members = MEMBERS_OF[self._sharing](self.opened.stream, self._num_members)
+        for member in self.present:
+            self.members.join(member)
+            self._introduce(member)
+
+    def _introduce(self, member: int) -> None:
+        """Tell a member what the stream is like."""
+        assert self.opened is not None and self._sizes is not None
+        self._tell(member, self.opened.listed_message(), ())
+        self._tell(member, self._sizes, (self.opened.client_fd,))
+
+    def hand_over(self) -> int:
+        """Tell the members what there is to tell; returns the bytes of the batches that were handed over."""
+        if self.members is None:
+            return 0
+        num_records = 0
+        ready: dict[tuple[int, int], list[list[int]]] = {}
+
+        def say(member: int, generation: int, *messages: Message) -> None:
+            if batches := ready.pop((member, generation), None):
+                self._tell(member, Ready(generation, batches), ())
+            for message in messages:
+                self._tell(member, message, ())
+
+        for handed in self.members.take():
+            member, generation, item = handed.member, handed.generation, handed.item
+            if isinstance(item, Delivery):
+                if item.errors:
+                    errors = [to_wire(error) for error in item.errors]
+                    say(member, generation, Skipped(generation, item.step, errors, item.num_skipped))
+                batches = ready.setdefault((member, generation), [])
+                batches.append([item.step, item.slot, item.num_records])
+                num_records += item.num_records
+                self._count(member, item)
+            elif isinstance(item, BrokenBatch):
+                say(member, generation, Broken(generation, item.step, to_wire(item.error)))
+            elif isinstance(item, PassEnd):
+                say(member, generation, Ended(generation))
+            elif isinstance(item, Progressed):
+                say(member, generation, Joined(generation, item.pass_.to_wire(), item.step))
+        for member, generation in list(ready):
+            say(member, generation)
+        return num_records * self._record_bytes
+
+    def _count(self, member: int, batch: Delivery) -> None:
+        had = self._had[member]
+        had.batches += 1
+        had.records += batch.num_records
+        had.next_step = batch.step + 1
+
+    # ---------------------------------------------------------------------------------------- attachable
+
+    def attach_message(self) -> tuple[Attach, tuple[int, ...]]:
+        """What a worker needs, and the descriptors that go with it."""
+        assert self.opened is not None
+        return self.opened.attach_message(), (self.opened.windows.fd, self.opened.slots.fd)
+
+    def attach_failed(self, error: LoaderdError) -> None:
+        """A worker cannot take it over."""
+        self.error = self.error or error
+
+    # ----------------------------------------------------------------------------------------------- end
+
+    def close(self) -> None:
+        """Have nothing more done for it, and give its memory back."""
+        workforce = self._workforce
+        if self._own is not None:
+            self._own.cancel()
+        if self._probe is not None:
+            workforce.remove_source(self._probe)
+        if self.opened is not None:
+            if self.members is not None:
+                self.opened.stream.stop()
+                workforce.remove_source(self.opened.stream)
+            workforce.detach(self)
+            self.opened.close()
+
+    # ------------------------------------------------------------------------------------------- report
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of windows and slots."""
+        return 0 if self.opened is None else self.opened.memory_bytes
+
+    def waits_for(self, member: int) -> str:
+        """Who a member waits for, or who waits for it."""
+        if self._preparation is not None:
+            return "waits for the data set to be indexed"
+        return "waits for the stream to begin" if self.members is None else self.members.describe(member)
+
+    def report(self, member: int) -> dict[str, Any]:
+        """Of a member, for people to read: where it stands, what it had, what it holds."""
+        had = self._had[member]
+        plan = None if self.opened is None else self.opened.stream.plan
+        epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
+        held = 0 if self.members is None else self.members.held_by(member)
+        return {
+            "epoch": epoch,
+            "batch": batch,
+            "batches": had.batches,
+            "records": had.records,
+            "bytes": had.records * self._record_bytes,
+            "slots": self._description.options.num_slots,
+            "slots_lent": held,
+            "state": self.waits_for(member),
+        }

@@ -1,0 +1,118 @@
+"""Batches as Arrow record batches, and back, neither with a copy.
+
+========================  ==========================================================  =============================
+a field of shape and      is a column                                                 whose metadata say
+========================  ==========================================================  =============================
+(), float32               float                                                       shape "[]", dtype "float32"
+(8, 8, 24), float32       fixed_size_list of 1536 float                               shape "[8, 8, 24]", "float32"
+(10,), bool               fixed_size_list of 10 uint8, each 0 or 1                    shape "[10]", "bool"
+(4,), bfloat16            fixed_size_list of 4 uint16, the bits of each value         shape "[4]", "bfloat16"
+(), complex128            fixed_size_binary of 16 bytes                               shape "[]", "complex128"
+========================  ==========================================================  =============================
+
+Nothing is ever null. An array that is made of a column looks at the column's memory, wherever that starts: it may lie
+at any byte.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from loaderd.errors import ServerError
+from loaderd.schema import FieldSpec, Schema
+
+AnyArray = npt.NDArray[Any]
+Specs = Mapping[str, FieldSpec]
+
+_NATIVE = frozenset(
+    np.dtype(name) for name in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "float16", "float32", "float64")
+)
+
+
+def stored_specs(unpacking: Schema) -> dict[str, FieldSpec]:
+    """The fields of a packed batch, which are the features of the schema that unpacks it (``schema.packed``)."""
+    rows = {name: feature.row_dtype for name, feature in unpacking.features.items()}
+    return {name: FieldSpec(row.shape, row.base) for name, row in rows.items()}
+
+
+def arrow_schema(specs: Specs) -> pa.Schema:
+    """The Arrow schema of batches of these fields."""
+    return pa.schema([_arrow_field(name, spec) for name, spec in specs.items()])
+
+
+def _arrow_field(name: str, spec: FieldSpec) -> pa.Field:
+    metadata = {"shape": json.dumps(list(spec.shape)), "dtype": _dtype_name(spec.dtype)}
+    column = _value_type(spec.dtype)
+    if spec.shape:
+        column = pa.list_(pa.field("item", column, nullable=False), math.prod(spec.shape))
+    return pa.field(name, column, nullable=False, metadata=metadata)
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    # "V4" or "S5" have no name that numpy.dtype() takes; bfloat16 has no string.
+    has_name = dtype.kind not in "SUV" or dtype.type.__module__ != "numpy"
+    return str(dtype.name if has_name else dtype.str)
+
+
+def _value_type(dtype: np.dtype[Any]) -> pa.DataType:
+    if dtype in _NATIVE:
+        return pa.from_numpy_dtype(dtype)
+    if dtype.itemsize in (1, 2, 4, 8):
+        return pa.from_numpy_dtype(np.dtype(f"u{dtype.itemsize}"))
+    return pa.binary(dtype.itemsize)
+
+
+def record_batch(schema: pa.Schema, arrays: Mapping[str, AnyArray], num_records: int) -> pa.RecordBatch:
+    """The fields of a batch, each (num_records, …), C-contiguous, as columns of ``schema`` (:func:`arrow_schema`).
+
+    They keep the arrays alive, and so the slot that these lie in.
+    """
+    columns = []
+    for field in schema:
+        values = pa.py_buffer(arrays[field.name].reshape(-1).view(np.uint8))
+        is_list = pa.types.is_fixed_size_list(field.type)
+        value_type = field.type.value_type if is_list else field.type
+        length = num_records * (field.type.list_size if is_list else 1)
+        column = pa.Array.from_buffers(value_type, length, [None, values], 0)
+        if is_list:
+            column = pa.Array.from_buffers(field.type, num_records, [None], 0, children=[column])
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def arrays_of(batch: pa.RecordBatch, specs: Specs) -> dict[str, AnyArray]:
+    """The columns of ``batch`` as read-only arrays (num_records, …). Raises ServerError if they are not of ``specs``.
+
+    The batch may come from anybody: what its columns claim is compared with what there is.
+    """
+    try:
+        batch.validate()
+    except pa.ArrowInvalid as error:
+        raise ServerError(f"a batch must hold together: {error}") from None
+    arrays = {}
+    for name, spec in specs.items():
+        position = batch.schema.get_field_index(name)
+        expected = _arrow_field(name, spec).type
+        if position < 0 or not batch.schema.field(position).type.equals(expected):
+            got = "nothing" if position < 0 else batch.schema.field(position).type
+            raise ServerError(f"field {name!r} of a batch must be {expected}, got {got}")
+        arrays[name] = _values(spec, batch.column(position), batch.num_rows)
+    return arrays
+
+
+def _values(spec: FieldSpec, column: pa.Array, num_records: int) -> AnyArray:
+    first = column.offset * math.prod(spec.shape)
+    if spec.shape:
+        column = column.values  # not ``flatten``, which looks at validity
+        first += column.offset
+    buffer = column.buffers()[1] or b""
+    values = np.frombuffer(buffer, np.uint8, num_records * spec.record_bytes, first * spec.dtype.itemsize)
+    values.flags.writeable = False
+    return values.view(spec.dtype).reshape(num_records, *spec.shape)

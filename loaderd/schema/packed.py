@@ -1,0 +1,75 @@
+"""One schema cut in two: what a server sends packed, and how its consumer finishes it.
+
+::
+
+    rows ──packed_schema(s)──► batch: features as stored, and finished fields ──► server ══ network ══► consumer
+                                                                                                            │
+    the fields of s ◄──unpacking_schema(s)── rows that have the fields of that batch as features ◄──────────┘
+
+A feature travels as it is stored where that takes fewer bytes than the fields that are made of it: 194 bytes of bits
+instead of 6,184 of floats. The workers finish the other fields, and every ``Derived`` one, whose function stays where
+it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loaderd.schema.features import Feature, PackedBits, Raw
+from loaderd.schema.fields import Array, Derived, Field, Packed
+from loaderd.schema.schema import Schema
+
+
+def packed_schema(schema: Schema) -> Schema:
+    """What a server sends: the features that travel as stored, and the fields that the workers finish.
+
+    The rows are those of ``schema``: the same features, in rows of the same bytes.
+    """
+    travelling = _travelling(schema)
+    fields: dict[str, Field] = {}
+    for name, definition in schema.fields.items():
+        if isinstance(definition, Derived) or definition.feature not in travelling:
+            fields[name] = definition
+        else:
+            feature = definition.feature
+            is_packed = isinstance(schema.features[feature], PackedBits)
+            fields[travelling[feature]] = Packed(feature) if is_packed else Array(feature)
+    # A derived field may read those that are not delivered any more.
+    kept = {name: definition for name, definition in schema.fields.items() if name not in fields}
+    return Schema(schema.features, fields, {**schema.intermediates, **kept})
+
+
+def unpacking_schema(schema: Schema) -> Schema:
+    """The consumer's: the fields of ``schema``, without any ``Derived``, from those of :func:`packed_schema`.
+
+    Those are its features: ``PackedBits``, or ``Raw`` in this machine's byte order.
+    """
+    travelling, packed = _travelling(schema), packed_schema(schema)
+    features: dict[str, Feature] = {}
+    for name, spec in packed.specs.items():
+        is_packed = isinstance(packed.fields[name], Packed)
+        features[name] = PackedBits(8 * spec.record_bytes) if is_packed else Raw(spec.dtype, spec.shape)
+    fields: dict[str, Field] = {}
+    for name, definition in schema.fields.items():
+        if not isinstance(definition, Derived) and definition.feature in travelling:
+            fields[name] = replace(definition, feature=travelling[definition.feature])
+        else:
+            fields[name] = Packed(name) if isinstance(definition, Packed) else Array(name)
+    return Schema(features, fields)
+
+
+def _travelling(schema: Schema) -> dict[str, str]:
+    """The features that travel as they are stored, and under which names: those of no field or intermediate."""
+    finished_bytes: dict[str, int] = {}
+    for name, definition in schema.fields.items():
+        if not isinstance(definition, Derived):
+            before = finished_bytes.get(definition.feature, 0)
+            finished_bytes[definition.feature] = before + schema.spec_of(name).record_bytes
+    names: dict[str, str] = {}
+    for feature, num_bytes in finished_bytes.items():
+        if schema.features[feature].num_bytes < num_bytes:
+            name = feature
+            while name in schema.fields or name in schema.intermediates or name in names.values():
+                name += " (stored)"
+            names[feature] = name
+    return names

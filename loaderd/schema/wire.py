@@ -1,0 +1,186 @@
+"""A schema as plain values, for a message or a file, and back. No code travels: there is no ``Derived`` in them.
+
+What comes is not trusted. It is read key by key into the kinds of ``_KINDS``, within limits, and nothing is allocated
+by the size that it claims.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from loaderd.errors import SchemaError
+from loaderd.schema.features import Float, Int64, PackedBits, Raw, Shape, resolve_dtype
+from loaderd.schema.fields import Array, Bits, Derived, Packed
+from loaderd.schema.schema import Schema
+
+MAX_PARTS = 1000
+"""Features, and fields, of a schema that travels."""
+MAX_RECORD_BYTES = 1 << 30
+"""Bytes of all its features together, and of all its fields."""
+_MAX_NAME = 1000
+_MAX_DIMS = 32
+# Bits makes lists and arrays of that many values to check itself.
+_MAX_CHANNELS = 1 << 20
+_DTYPE = re.compile("[<>|][biufcSU][0-9]{1,9}|[a-z]{3,9}[0-9][0-9a-z_]{0,12}")
+
+
+def to_wire(schema: Schema) -> dict[str, Any]:
+    """``schema`` as values that msgpack and JSON know, without what only workers need: defaults, intermediates.
+
+    Raises SchemaError where it has a ``Derived`` field, or is beyond the limits of :func:`from_wire`.
+    """
+    wire = {
+        "features": {name: _part_to_wire(name, feature) for name, feature in schema.features.items()},
+        "fields": {name: _part_to_wire(name, definition) for name, definition in schema.fields.items()},
+    }
+    from_wire(wire)
+    return wire
+
+
+def from_wire(wire: Any) -> Schema:
+    """What :func:`to_wire` made, or somebody who does not mean well; raises SchemaError."""
+    try:
+        return _schema_from_wire(wire)
+    except SchemaError:
+        raise
+    except (OverflowError, TypeError, ValueError) as error:  # from numpy, and of numbers that are infinite or huge
+        raise SchemaError(f"a schema that came as values does not hold together: {error}") from None
+
+
+def _schema_from_wire(wire: Any) -> Schema:
+    _require_keys(wire, {"features", "fields"}, "a schema")
+    features = _parts(wire["features"], "features", _FEATURES)
+    _check_size("the features", sum(feature.num_bytes for feature in features.values()))
+    schema = Schema(features, _parts(wire["fields"], "fields", _FIELDS))
+    _check_size("the fields", schema.record_bytes)
+    return schema
+
+
+def _parts(wire: Any, what: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    _require(isinstance(wire, Mapping) and len(wire) <= MAX_PARTS, what, f"at most {MAX_PARTS}, by name", wire)
+    return {_text(name): _part_from_wire(part, kinds) for name, part in wire.items()}
+
+
+def _part_from_wire(wire: Any, kinds: Mapping[str, type]) -> Any:
+    kind = wire.get("kind") if isinstance(wire, Mapping) else None
+    _require(isinstance(kind, str) and kind in kinds, "a part of a schema", f"of the kinds {list(kinds)}", wire)
+    values = _VALUES[kinds[str(kind)]]
+    _require_keys(wire, {"kind", *values}, str(kind))
+    return kinds[str(kind)](**{key: read(wire[key]) for key, read in values.items()})
+
+
+def _part_to_wire(name: str, part: Any) -> dict[str, Any]:
+    if isinstance(part, Derived):
+        raise SchemaError(f"field {name!r}: a schema that travels must have no Derived field")
+    return {"kind": type(part).__name__, **{key: _value_to_wire(getattr(part, key)) for key in _VALUES[type(part)]}}
+
+
+def _require(condition: bool, what: str, must: str, got: Any) -> None:
+    if not condition:
+        raise SchemaError(f"{what} must be {must}, got {reprlib.repr(got)}")
+
+
+def _require_keys(wire: Any, keys: set[str], what: str) -> None:
+    is_it = isinstance(wire, Mapping) and set(wire) == keys
+    _require(is_it, what, f"a mapping of {sorted(keys)}", wire)
+
+
+def _check_size(what: str, num_bytes: int) -> None:
+    _require(num_bytes <= MAX_RECORD_BYTES, what, f"{MAX_RECORD_BYTES} bytes a record at most", num_bytes)
+
+
+# ---------------------------------------------------------------------------------------------- the values of a part
+
+
+def _value_to_wire(value: Any) -> Any:
+    if isinstance(value, np.dtype):
+        return value.name if value.kind == "V" else value.str  # "bfloat16", whose str is "<V2"; "<f4"
+    if isinstance(value, (list, tuple)):
+        return [_value_to_wire(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _text(value: Any) -> str:
+    is_name = isinstance(value, str) and len(value) <= _MAX_NAME
+    _require(is_name, "a name", f"text of at most {_MAX_NAME} characters", value)
+    return str(value)
+
+
+def _count(value: Any) -> int:
+    _require(type(value) is int and 0 <= value <= 8 * MAX_RECORD_BYTES, "a number of things", "one in range", value)
+    return int(value)
+
+
+def _number(value: Any) -> int | float:
+    _require(type(value) in (int, float), "a scale or offset", "a number", value)
+    return float(value) if isinstance(value, float) else int(value)
+
+
+def _list_of(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    def read_all(value: Any) -> tuple[Any, ...]:
+        _require(isinstance(value, (list, tuple)), "values", "a list", value)
+        return tuple(read(each) for each in value)
+
+    return read_all
+
+
+def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _shape(value: Any) -> Shape:
+    shape = _list_of(_count)(value)
+    fits = len(shape) <= _MAX_DIMS and math.prod(shape) <= 8 * MAX_RECORD_BYTES
+    _require(fits, "a shape", f"of at most {_MAX_DIMS} axes, and of a size in range", shape)
+    return shape
+
+
+def _bits_shape(value: Any) -> Shape:
+    shape = _shape(value)
+    _require(not shape or shape[-1] <= _MAX_CHANNELS, "the last axis of bits", f"at most {_MAX_CHANNELS}", shape)
+    return shape
+
+
+def _scale(value: Any) -> Any:
+    return _list_of(_number)(value) if isinstance(value, (list, tuple)) else _number(value)
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    is_name = isinstance(value, str) and _DTYPE.fullmatch(value) is not None
+    dtype = resolve_dtype(value) if is_name else np.dtype(np.object_)
+    # As it is written by the other end, so that one dtype has one name. A void dtype has none: it may be a struct's.
+    known = not dtype.hasobject and dtype.type is not np.void and _value_to_wire(dtype) == value
+    _require(known, "a dtype", 'one such as "<f4" or "bfloat16"', value)
+    return dtype
+
+
+_VALUES: dict[type, dict[str, Callable[[Any], Any]]] = {
+    PackedBits: {"num_bits": _count},
+    Raw: {"dtype": _dtype, "shape": _shape},
+    Int64: {"shape": _shape},
+    Float: {"shape": _shape},
+    Bits: {
+        "feature": _text,
+        "shape": _bits_shape,
+        "start": _count,
+        "channel_order": _optional(_list_of(_count)),
+        "scale": _optional(_scale),
+        "dtype": _dtype,
+    },
+    Packed: {"feature": _text},
+    Array: {
+        "feature": _text,
+        "dtype": _optional(_dtype),
+        "scale": _optional(_number),
+        "offset": _optional(_number),
+        "shape": _optional(_shape),
+    },
+}
+_FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
+_FIELDS = {kind.__name__: kind for kind in (Bits, Packed, Array)}

@@ -1,0 +1,68 @@
+"""What a server says of itself at its start: what it serves, the memory that it takes, how to connect.
+
+Each function returns lines for the log, with their levels.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from loaderd.machine import available_memory, in_mib
+from loaderd.server.options import TOKEN_VARIABLE, Address, ServerOptions
+
+Line = tuple[int, str]
+
+TYPICAL_BATCH_SIZE = 512
+
+
+def datasets(report: Mapping[str, Any], known: dict[str, str]) -> list[Line]:
+    """What is new of the data sets of a Status, after ``known``: the states, by name, that have been told."""
+    lines: list[Line] = []
+    for dataset in report["datasets"]:
+        name, state = dataset["name"], dataset["state"]
+        kind = state.split()[0].rstrip(":")
+        if known.get(name) == kind:
+            continue
+        known[name] = kind
+        if kind == "ready":
+            lines += [(logging.INFO, line) for line in _about(dataset)]
+        else:
+            lines.append((logging.ERROR if kind == "failed" else logging.INFO, f"{name}: {state}"))
+    if lines and set(known.values()) == {"ready"}:
+        memory = available_memory()
+        text = f"memory: {in_mib(report['memory_bytes'])} of windows and batches now, {report['workers']} workers"
+        lines.append((logging.INFO, f"{text}; {in_mib(memory.free_bytes)} are free ({memory.limit})"))
+    return lines
+
+
+def _about(dataset: Mapping[str, Any]) -> list[str]:
+    name, fields = dataset["name"], ", ".join(f"{field} {spec}" for field, spec in dataset["fields"].items())
+    return [
+        f"{name}: {dataset['num_records']:,} records in {dataset['num_shards']:,} shards; fields: {fields}",
+        f"{name}: a consumer with batches of {TYPICAL_BATCH_SIZE} takes {in_mib(dataset['consumer_bytes'])}",
+    ]
+
+
+def unix(path: str, report: Mapping[str, Any]) -> list[Line]:
+    """How to connect on this machine."""
+    return [_connect(f"unix://{path}", report, "")]
+
+
+def network(address: Address, options: ServerOptions, report: Mapping[str, Any]) -> list[Line]:
+    """How to connect from other machines; ``address`` is where the gateway listens."""
+    host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
+    scheme = "grpc+tls" if options.tls_cert else "grpc"
+    note = f"  # with the token in {TOKEN_VARIABLE}" if options.token else ""
+    lines = [_connect(f"{scheme}://{Address(host, address.port)}", report, note)]
+    if options.insecure and not (options.tls_cert and options.token):
+        lines.append((logging.WARNING, f"--insecure: whoever reaches {address} can read the data sets"))
+    return lines
+
+
+def _connect(address: str, report: Mapping[str, Any], note: str) -> Line:
+    name = report["datasets"][0]["name"]
+    call = f'loaderd.connect("{address}", dataset="{name}", batch_size={TYPICAL_BATCH_SIZE})'
+    return logging.INFO, f"connect with {call}{note}"

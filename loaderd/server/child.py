@@ -1,0 +1,73 @@
+"""A process that the supervisor has started: the daemon, or the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from typing import Any
+
+from loaderd.errors import LoaderdError, from_wire
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import AskStatus, Failed, Message, Status
+from loaderd.protocol.process import how_it_ended, start_process
+
+
+class Child:
+    """Started with ``message``, what it is to do. Raises DaemonError where the machine lets us have no process."""
+
+    def __init__(self, name: str, module: str, message: Message, fds: tuple[int, ...] = ()) -> None:
+        self.name = name
+        self.process, sock = start_process(module)
+        self.channel = Channel(sock)
+        self.pid_fd = os.pidfd_open(self.process.pid)
+        """Can be read when the process has ended."""
+        self.report: dict[str, Any] | None = None
+        """Of the last Status; None until the first one: the process starts."""
+        self.error: LoaderdError | None = None
+        """Why it has given up, if it has said so."""
+        self.told: dict[str, str] = {}
+        """What the log has been told of its data sets (``announce.datasets``)."""
+        self.silent_s = 0.0
+        """Seconds since it was asked how it is, or was started, and has not answered."""
+        self._is_asked = True  # by the first message
+        self.tell(message, fds)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.process.pid}"
+
+    def tell(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """If it is gone, ``pid_fd`` says so."""
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send(message, fds)
+
+    def ask(self, passed_s: float) -> None:
+        """Ask how it is, unless it has not answered the last time, ``passed_s`` ago."""
+        if self._is_asked:
+            self.silent_s += passed_s
+        else:
+            self._is_asked = True
+            self.tell(AskStatus())
+
+    def hear(self) -> bool:
+        """Take what has come; returns whether there was a Status. Raises ChannelClosed when it speaks no more."""
+        reported = False
+        for message in self.channel.receive():
+            if isinstance(message, Status):
+                self.report = message.report
+                self._is_asked = False
+                self.silent_s = 0.0
+                reported = True
+            elif isinstance(message, Failed):
+                self.error = from_wire(message.error)
+        return reported
+
+    def bury(self) -> str:
+        """How the process ended, in words; kills it if it is alive."""
+        with contextlib.suppress(ChannelClosed):
+            while select.select([self.channel], [], [], 0)[0]:  # a fork of it may have the other end open still
+                self.hear()
+        self.channel.close()
+        self.process.kill()
+        os.close(self.pid_fd)
+        return how_it_ended(self.process)

@@ -1,0 +1,157 @@
+"""What a server is told at its start, checked when it is made."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loaderd.errors import OptionError
+from loaderd.logs import FORMATS, LogFormat
+from loaderd.options import is_count, require
+
+TOKEN_VARIABLE = "LOADERD_TOKEN"
+
+_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes such as "100MB", "1.5 GiB" or "4096"; raises OptionError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]i?B|)", text.strip())
+    number = round(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
+    require(number > 0, "a number of bytes", f"like 100MB, with a unit of {', '.join(filter(None, _UNITS))}", text)
+    return number
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where on the network to listen; port 0: any that is free."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Of "HOST:PORT", an IPv6 address in brackets; raises OptionError."""
+        host, colon, port = text.rpartition(":")
+        is_port = bool(colon) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        require(
+            is_port and bool(bare) and (":" not in host or bare != host),
+            "an address to listen at",
+            "HOST:PORT, such as 127.0.0.1:8471 or [::]:8471",
+            text,
+        )
+        return cls(bare, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can get there; raises OptionError for a name that nobody knows."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise OptionError(f"cannot listen at {self}: {error.strerror}") from None
+        return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of the same names as those of ``loaderd serve``; paths are files. Raises OptionError.
+
+    ``token``: what every client of the network must show. ``max_bandwidth``: bytes/s of one consumer. ``idle_timeout``,
+    ``grace``: seconds.
+    """
+
+    targets: tuple[str, ...]
+    unix: str
+    workers: int | None = None
+    listen: Address | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    token: str | None = field(default=None, repr=False)
+    insecure: bool = False
+    max_consumers: int = 64
+    max_held_batches: int = 64
+    max_bandwidth: int | None = None
+    idle_timeout: float | None = None
+    health: Address | None = None
+    log_format: LogFormat = "lines"
+    grace: float = 10.0
+
+    def __post_init__(self) -> None:
+        require(len(self.targets) > 0, "what is served", "at least one mypackage.module:dataset", self.targets)
+        for target in self.targets:
+            is_target = all(part.isidentifier() for part in re.split(r"[.:]", target)) and target.count(":") == 1
+            require(is_target, "a data set", "named as mypackage.module:dataset", target)
+        require(self.workers is None or is_count(self.workers), "workers", "a positive integer", self.workers)
+        for name in ("max_consumers", "max_held_batches"):
+            require(is_count(getattr(self, name)), name, "a positive integer", getattr(self, name))
+        require(self.max_bandwidth is None or self.max_bandwidth > 0, "max_bandwidth", "positive", self.max_bandwidth)
+        require(self.idle_timeout is None or self.idle_timeout > 0, "idle_timeout", "positive", self.idle_timeout)
+        require(self.log_format in FORMATS, "log_format", " or ".join(FORMATS), self.log_format)
+        require(self.grace >= 0, "grace", "at least 0 s", self.grace)
+        self._check_security()
+
+    def _check_security(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError("--tls-cert and --tls-key go together, got one of them")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise OptionError("--tls-client-ca needs --tls-cert and --tls-key")
+        for path in (self.tls_cert, self.tls_key, self.tls_client_ca):
+            if path is not None:
+                _read(path)
+        if self.listen is None:
+            if self.tls_cert is not None:
+                raise OptionError("--tls-cert is for the network", hint="Say where to listen: --listen 0.0.0.0:8471")
+            return
+        missing = [
+            *([] if self.tls_cert else ["TLS (--tls-cert and --tls-key)"]),
+            *([] if self.token else [f"a token (--token-file, or the environment's {TOKEN_VARIABLE})"]),
+        ]
+        if missing and not self.insecure and not self.listen.is_loopback:
+            raise OptionError(
+                f"--listen {self.listen} can be reached from other machines, and needs {' and '.join(missing)}",
+                hint="Listen at 127.0.0.1, give what is missing, or say --insecure where everybody may read the data.",
+            )
+
+    def for_daemon(self) -> dict[str, Any]:
+        """The settings of the message Serve."""
+        names = ("workers", "max_consumers", "max_held_batches", "max_bandwidth", "idle_timeout", "log_format")
+        return {"targets": list(self.targets), **{name: getattr(self, name) for name in names}}
+
+    def for_gateway(self) -> dict[str, Any]:
+        """The settings of the message Gateway. Certificates go by their paths: renewed ones are read anew."""
+        assert self.listen is not None
+        names = ("unix", "tls_cert", "tls_key", "tls_client_ca", "token", "max_consumers", "log_format")
+        found = {name: getattr(self, name) for name in names}
+        return {"host": self.listen.host, "port": self.listen.port, **found}
+
+
+def default_unix_path() -> str:
+    """$XDG_RUNTIME_DIR/loaderd.sock; without such a folder, in one of our own in /tmp."""
+    return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/loaderd-{os.getuid()}", "loaderd.sock")
+
+
+def read_token(path: str | None) -> str | None:
+    """The token of the file; without one, of the environment; None where there is none. Raises OptionError."""
+    token = os.environ.get(TOKEN_VARIABLE, "") if path is None else _read(path).strip()
+    if path is None and not token:
+        return None
+    if not (token.isascii() and token.isprintable() and token):  # the error must not show it
+        raise OptionError(f"the token in {path or TOKEN_VARIABLE} must be printable ASCII, on one line")
+    return token
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {error.strerror}") from None

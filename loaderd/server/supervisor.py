@@ -1,0 +1,345 @@
+"""The server's first process: it holds the socket, and sees to it that a daemon serves there, and a gateway.
+
+::
+
+    supervisor ─┬─ daemon    what is served: imports the data sets, has the workers, takes consumers from the socket
+                ├─ gateway   with --listen: the network
+                ├─ daemon    after SIGHUP: the next one, which takes the place of the first when it has said that it is
+                └─ daemon …  well; then that one serves its last consumers, and ends
+
+One thread, which waits in ``select`` for signals (Python writes their numbers into a socket), children and clients of
+the health page. It runs no code of the user's, so nothing of that can bring it down. The listening socket stays open
+over all daemons: while there is none, consumers wait in its queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from loaderd.errors import DaemonError, LoaderdError
+from loaderd.protocol.channel import ChannelClosed
+from loaderd.protocol.messages import Drain, Gateway, Message, Serve, Stop
+from loaderd.server import announce, systemd
+from loaderd.server.child import Child
+from loaderd.server.health import HealthServer, Page, healthz
+from loaderd.server.options import Address, ServerOptions
+from loaderd.server.unix_socket import UnixSocket
+
+if TYPE_CHECKING:
+    from loaderd.server.metrics import Metrics
+
+_TICK_S = 1.0
+_STARTING_TICK_S = 0.25
+_MAX_STARTS_IN_VAIN = 3
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
+_GOOD_LIFE_S = 60.0
+# A daemon that is well answers at once, one that plans a data set of billions of records within seconds.
+_STALL_S = 120.0
+_ANSWERS_WITHIN_S = 10.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_logger = logging.getLogger("loaderd")
+
+
+@dataclass
+class _Post:
+    """A place that is always to be filled by one process."""
+
+    name: str
+    module: str
+    child: Child | None = None
+    due_s: float | None = None
+    """When another one is to be started (of the monotonic clock); None: there is one, or none is wanted yet."""
+    began_s: float = 0.0
+    delay_s: float = _FIRST_DELAY_S
+    in_vain: int = 0
+    restarts: int = 0
+
+
+class Supervisor:
+    """Raises ServerError, or OSError, where the server cannot listen as it is told to."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._daemon = _Post("daemon", "loaderd.daemon.server")
+        self._gateway = _Post("gateway", "loaderd.remote.gateway")
+        self._posts = [self._daemon] if options.listen is None else [self._daemon, self._gateway]
+        self._children: list[Child] = []
+        self._next_daemon: Child | None = None
+        self._reload_wanted = False
+        self._stopping = ""
+        self._kill_at_s = 0.0
+        self._error: LoaderdError | None = None
+        self._ticked_s = time.monotonic()
+        self._selector = selectors.DefaultSelector()
+        self._socket = UnixSocket(options.unix)
+        self._health: HealthServer | None = None
+        self._metrics: Metrics | None = None
+        if options.health is not None:
+            try:
+                self._open_health(options.health)
+            except BaseException:
+                self._close()
+                raise
+
+    def _open_health(self, address: Address) -> None:
+        from loaderd.server.metrics import Metrics  # prometheus_client, for those who want it
+
+        self._metrics = Metrics()
+        self._health = HealthServer(address, {"/healthz": self._healthz, "/metrics": self._metrics_page})
+        self._selector.register(self._health, selectors.EVENT_READ, self._health.serve)
+        _logger.info("health: http://%s/healthz and /metrics", self._health.address)
+
+    def run(self) -> None:
+        """Until a signal ends it, and all of its processes have ended. Raises LoaderdError where it cannot go on."""
+        wake, woken = socket.socketpair()
+        for sock in (wake, woken):
+            sock.setblocking(False)
+        before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        before_fd = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        self._selector.register(woken, selectors.EVENT_READ, partial(self._signalled, woken))
+        self._daemon.due_s = 0.0
+        try:
+            while self._children or not self._stopping:
+                for key, _ in self._selector.select(self._timeout_s()):
+                    key.data()
+                self._tick()
+        finally:
+            signal.set_wakeup_fd(before_fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for child in self._children:
+                child.bury()
+            self._close(wake, woken)
+        if self._error is not None:
+            raise self._error
+        _logger.info("the server has ended")
+
+    def _close(self, *sockets: socket.socket) -> None:
+        self._socket.remove()
+        if self._health is not None:
+            self._health.close()
+        for sock in sockets:
+            sock.close()
+        self._selector.close()
+
+    # ----------------------------------------------------------------------------------------- signals
+
+    def _signalled(self, woken: socket.socket) -> None:
+        for number in woken.recv(1 << 10):
+            if number == signal.SIGHUP:
+                self._reload()
+            elif self._stopping:
+                _logger.warning("%s once more: what is still running is killed", signal.Signals(number).name)
+                self._kill_at_s = 0.0
+            else:
+                self._stop(f"the server ends ({signal.Signals(number).name})")
+
+    def _stop(self, why: str) -> None:
+        """Have all end; who does not in the time of grace is killed."""
+        self._stopping = why
+        self._kill_at_s = time.monotonic() + self._options.grace
+        self._socket.remove()  # who comes now finds nobody, and may try again
+        systemd.notify("STOPPING=1")
+        _logger.info("%s; consumers have %g s to take note of it", why, self._options.grace)
+        for child in self._children:
+            child.tell(Stop(why))
+
+    def _give_up(self, error: LoaderdError) -> None:
+        self._error = error
+        self._stop(f"the server gives up: {error.message}")
+
+    def _reload(self) -> None:
+        """Start the next daemon, which imports everything anew."""
+        current = self._daemon.child
+        if self._stopping:
+            return
+        if self._next_daemon is not None or (current is not None and current.report is None):
+            self._reload_wanted = True  # what starts just now may have read old files
+            return
+        self._reload_wanted = False
+        _logger.info("reload: another daemon is started")
+        systemd.notify("RELOADING=1")
+        try:
+            self._next_daemon = self._child_of(self._daemon)
+        except DaemonError as error:
+            _logger.error("reload failed, the daemon goes on as it was: %s", error)
+
+    # ---------------------------------------------------------------------------------------- children
+
+    def _first_message(self, post: _Post) -> tuple[Message, tuple[int, ...]]:
+        if post is self._daemon:
+            return Serve(self._options.for_daemon()), (self._socket.socket.fileno(),)
+        return Gateway(self._options.for_gateway()), ()
+
+    def _child_of(self, post: _Post) -> Child:
+        child = Child(post.name, post.module, *self._first_message(post))
+        self._children.append(child)
+        self._selector.register(child.channel, selectors.EVENT_READ, partial(self._hear, child))
+        self._selector.register(child.pid_fd, selectors.EVENT_READ, partial(self._lose, child))
+        return child
+
+    def _fill(self, post: _Post) -> None:
+        post.due_s = None
+        post.began_s = time.monotonic()
+        try:
+            post.child = self._child_of(post)
+        except DaemonError as error:
+            self._missed(post, error)
+
+    def _hear(self, child: Child) -> None:
+        if child not in self._children:  # buried just now
+            return
+        before = child.report
+        try:
+            if not child.hear():
+                return
+        except ChannelClosed:  # its end is to come
+            self._selector.unregister(child.channel)
+            return
+        assert child.report is not None
+        if self._metrics is not None and child.name == self._daemon.name:
+            self._metrics.heard(before, child.report)
+        if child is self._next_daemon:
+            self._promote(child)
+        if not self._stopping and any(child is post.child for post in self._posts):
+            self._announce(child, is_first=before is None)
+        if self._reload_wanted:
+            self._reload()
+
+    def _promote(self, child: Child) -> None:
+        """The next daemon is well: it takes the place of the one before."""
+        before = self._daemon.child
+        self._daemon.child, self._daemon.due_s, self._next_daemon = child, None, None
+        self._daemon.began_s = time.monotonic()
+        _logger.info("reloaded: %s serves now", child)
+        if before is not None:
+            _logger.info("%s ends when its last consumer has gone", before)
+            before.tell(Drain())
+
+    def _announce(self, child: Child, is_first: bool) -> None:
+        """Tell what has become known by the last Status, of the daemon or the gateway."""
+        assert child.report is not None
+        lines = []
+        if child is self._daemon.child:
+            lines += announce.datasets(child.report, child.told)
+            if is_first:
+                lines += announce.unix(self._socket.path, child.report)
+                if self._gateway in self._posts and self._gateway.child is None:
+                    self._gateway.due_s = 0.0
+        elif is_first:
+            assert self._options.listen is not None
+            address = Address(self._options.listen.host, child.report["port"])
+            lines += announce.network(address, self._options, self._report())
+        for level, line in lines:
+            _logger.log(level, "%s", line)
+        if is_first and all(post.child is not None and post.child.report is not None for post in self._posts):
+            systemd.notify("READY=1")
+
+    def _lose(self, child: Child) -> None:
+        """A process has ended: as it was to, or another one must take its place."""
+        registered = self._selector.get_map()
+        for fd in (child.pid_fd, child.channel.fileno()):
+            if fd in registered:
+                self._selector.unregister(fd)
+        how = child.bury()
+        self._children.remove(child)
+        if self._stopping:
+            return
+        error = child.error or DaemonError(f"{child} {how}")
+        post = next((post for post in self._posts if post.child is child), None)
+        if child is self._next_daemon:
+            self._next_daemon = None
+            _logger.error("reload failed, the daemon goes on as it was: %s", error)
+            systemd.notify("READY=1")
+        elif post is None:
+            _logger.info("%s, which was to end with its last consumer, %s", child, how)
+        elif child.error is not None and child.report is None and not post.restarts:
+            self._give_up(child.error)  # it would say the same again
+        else:
+            post.child = None
+            self._missed(post, error, has_served=child.report is not None)
+
+    def _missed(self, post: _Post, error: LoaderdError, has_served: bool = False) -> None:
+        """Have another one start after a while; or end it all, if that has been in vain too often."""
+        post.in_vain = 0 if has_served else post.in_vain + 1
+        if post.in_vain >= _MAX_STARTS_IN_VAIN:
+            self._give_up(error)
+            return
+        now_s = time.monotonic()
+        if now_s - post.began_s > _GOOD_LIFE_S:
+            post.delay_s = _FIRST_DELAY_S
+        post.restarts += 1
+        post.due_s = now_s + post.delay_s
+        _logger.error("%s; another %s starts in %g s", error, post.name, post.delay_s)
+        post.delay_s = min(2 * post.delay_s, _MAX_DELAY_S)
+
+    # -------------------------------------------------------------------------------------------- time
+
+    def _timeout_s(self) -> float:
+        now_s = time.monotonic()
+        if self._stopping:
+            return max(0.0, min(self._kill_at_s - now_s, _TICK_S))
+        due = [post.due_s - now_s for post in self._posts if post.due_s is not None]
+        return max(0.0, min([*due, _STARTING_TICK_S if self._why_not() else _TICK_S]))
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        if self._health is not None:
+            self._health.drop_slow()
+        if self._stopping:
+            if now_s >= self._kill_at_s:
+                for child in self._children:
+                    child.process.kill()
+                self._kill_at_s = now_s + _TICK_S
+            return
+        for post in self._posts:
+            if post.due_s is not None and post.due_s <= now_s:
+                self._fill(post)
+        passed_s = now_s - self._ticked_s
+        if passed_s < _STARTING_TICK_S:
+            return
+        self._ticked_s = now_s
+        for child in self._children:
+            child.ask(min(passed_s, _TICK_S))  # no more than a tick, if this process was stopped meanwhile
+            if child.silent_s > _STALL_S and child.report is not None:
+                _logger.error("%s has said nothing for %.0f s and is killed", child, child.silent_s)
+                child.process.kill()
+
+    # ------------------------------------------------------------------------------------------ health
+
+    def _why_not(self) -> str:
+        """Why a consumer cannot be served now; "" if it can."""
+        if self._stopping:
+            return self._stopping
+        for post in self._posts:
+            child = post.child
+            if child is None or child.report is None:
+                return f"the {post.name} starts"
+            if child.silent_s > _ANSWERS_WITHIN_S:
+                return f"the {post.name} has said nothing for {child.silent_s:.0f} s"
+        states = [(each["name"], each["state"]) for each in self._report()["datasets"]]
+        return "; ".join(f"{name}: {state}" for name, state in states if state != "ready")
+
+    def _report(self) -> dict[str, Any]:
+        """The last one of the daemon; without consumers and data sets, where there is none."""
+        child = self._daemon.child
+        return (child.report if child is not None else None) or {"pid": os.getpid(), "datasets": [], "consumers": []}
+
+    def _healthz(self) -> Page:
+        return healthz(self._why_not(), self._report())
+
+    def _metrics_page(self) -> Page:
+        assert self._metrics is not None
+        daemons = [child for child in self._children if child.name == self._daemon.name]
+        reports = [child.report for child in daemons if child.report is not None]
+        restarts = {post.name: post.restarts for post in self._posts}
+        return self._metrics.page(not self._why_not(), reports, restarts)

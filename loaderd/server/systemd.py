@@ -1,0 +1,16 @@
+"""Telling systemd how the server is (sd_notify), where it wants to know: ``Type=notify``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+
+def notify(state: str) -> None:
+    """Send such a line as "READY=1" to $NOTIFY_SOCKET, if there is one."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if path:
+        address = "\0" + path[1:] if path.startswith("@") else path
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(state.encode(), address)

@@ -1,0 +1,123 @@
+"""The Unix socket that a server listens on: a file that only its owner may use.
+
+A server that was killed leaves its file behind. Whether somebody listens there is seen by connecting; and while one
+server looks, removes and binds, no other may: so all of that is done under a lock of the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from loaderd.errors import ServerError
+
+_BACKLOG = 128
+_MAX_PATH_BYTES = 107  # of sockaddr_un, without the zero at the end
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+
+
+class UnixSocket:
+    """Listens at ``path``, mode 0600 from the first moment on. Raises ServerError where that cannot be had."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
+            raise ServerError(
+                f"the path of a Unix socket must have at most {_MAX_PATH_BYTES} bytes, got {self.path}",
+                hint="Choose a shorter one with --unix.",
+            )
+        with _locked_folder(self.path):
+            _remove_stale(self.path)
+            self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            before = os.umask(0o177)
+            try:
+                self.socket.bind(self.path)
+                self.socket.listen(_BACKLOG)
+            except OSError as error:
+                self.socket.close()
+                raise ServerError(f"cannot listen at {self.path}: {error.strerror}") from None
+            finally:
+                os.umask(before)
+            self._identity = _identity(self.path)
+
+    def remove(self) -> None:
+        """Close the socket and remove its file, if that is still ours; may be called again."""
+        self.socket.close()
+        with contextlib.suppress(OSError, ServerError), _locked_folder(self.path):
+            if _identity(self.path) == self._identity:
+                os.unlink(self.path)
+
+
+def make_private_folder(folder: Path) -> None:
+    """See to it that ``folder`` is there and is only ours; raises ServerError if it is somebody else's.
+
+    For a folder in /tmp, where anybody may have been before us.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ServerError(
+            f"{folder} must be a folder of user {os.getuid()} with mode 0700, "
+            f"found {stat.filemode(found.st_mode)} of user {found.st_uid}",
+            hint="Somebody else could listen there. Remove it, or choose another place with --unix.",
+        )
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
+@contextlib.contextmanager
+def _locked_folder(path: str) -> Iterator[None]:
+    folder = os.path.dirname(path)
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ServerError(f"cannot listen at {path}: {folder}: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a server that is dead; raises ServerError if it lives, or if it is no socket."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ServerError(f"cannot listen at {path}: it is there, and is no socket", hint="Choose another --unix.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # a full backlog is a sign of life, too
+        number = probe.connect_ex(path)
+        if number == errno.ECONNREFUSED:
+            os.unlink(path)
+            return
+        if number not in (0, errno.EAGAIN):
+            raise ServerError(f"cannot listen at {path}: it is there, and gives {os.strerror(number)}")
+        raise ServerError(
+            f"cannot listen at {path}: {_listener(probe) if number == 0 else 'a process with a full queue'} does",
+            hint="Stop that server, or choose another place with --unix.",
+        )
+
+
+def _listener(connected: socket.socket) -> str:
+    """Who listens at the other end, in words: "process 4711 (loaderd) of user 1000"."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    try:
+        name = f" ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+    except OSError:  # of another container
+        name = ""
+    return f"process {pid}{name} of user {uid}"

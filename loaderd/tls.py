@@ -1,0 +1,39 @@
+"""What a consumer shows, and believes, when it speaks TLS with a server on another machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from loaderd.errors import OptionError
+from loaderd.options import require
+
+
+@dataclass(frozen=True)
+class TLS:
+    """Paths of PEM files, for ``loaderd.connect(…, tls=…)``. Raises OptionError where they cannot be right.
+
+    ``ca``: the certificates that the server's must come from; None: those that the system trusts. ``cert`` and
+    ``key``: the consumer's own, where the server asks for one (mTLS). ``server_name``: the name that must stand in
+    the server's certificate, where it is not the host of the address.
+    """
+
+    ca: str | os.PathLike[str] | None = None
+    cert: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_text = isinstance(value, (str, os.PathLike)) and bool(str(value))
+            require(value is None or is_text, f"TLS.{field.name}", "text or None", value)
+            if value is not None and field.name != "server_name":
+                object.__setattr__(self, field.name, os.path.abspath(os.fspath(value)))
+        if (self.cert is None) != (self.key is None):
+            raise OptionError(f"TLS.cert and TLS.key belong together, got cert={self.cert!r} and key={self.key!r}")
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain values, for a message to a process on this machine; ``TLS(**wire)`` is the way back."""
+        return asdict(self)

@@ -1,0 +1,3 @@
+"""Which loaderd this is."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,84 @@
+"""Schemas of any kind, for Hypothesis."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from loaderd.randomness import RecordRandom
+from loaderd.schema import Array, Bits, Derived, Feature, Field, Float, Int64, Packed, PackedBits, Raw, Schema
+
+INTEGERS = ["bool", "int8", "uint8", "int16", "uint16", "int32", ">i4", "uint32", "int64", "uint64"]
+FLOATS = ["float16", "bfloat16", "float8_e4m3", "float32", "float64", ">f8"]
+# Many are names of a feature, a field and an intermediate.
+NAMES = ["a", "b", "c", "a (stored)", "a (stored) (stored)", "ä"]
+
+
+def shapes() -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(st.integers(1, 4), max_size=3).map(tuple)
+
+
+@st.composite
+def features(draw: st.DrawFn) -> Feature:
+    kind = draw(st.sampled_from([PackedBits, Raw, Int64, Float]))
+    if kind is PackedBits:
+        return PackedBits(draw(st.integers(1, 80)))
+    return Raw(draw(st.sampled_from(INTEGERS + FLOATS)), draw(shapes())) if kind is Raw else kind(draw(shapes()))
+
+
+@st.composite
+def stored_fields(draw: st.DrawFn, stored: dict[str, Feature]) -> Field:
+    """A field that is computed from one of the features."""
+    name = draw(st.sampled_from(sorted(stored)))
+    feature = stored[name]
+    dtype = draw(st.sampled_from(INTEGERS + FLOATS))
+    if not isinstance(feature, PackedBits):
+        shape = draw(st.sampled_from([None, (feature.num_values,), (1, feature.num_values)]))
+        number = st.none() | st.sampled_from([0.0, 1.0] if dtype in INTEGERS else [0.1, -3.0])
+        scaled = Array(name, dtype=dtype, scale=draw(number), offset=draw(number), shape=shape)
+        return draw(st.sampled_from([Array(name), scaled]))
+    shape = draw(shapes().filter(lambda shape: math.prod(shape) <= feature.num_bits))
+    channels = shape[-1] if shape else 1
+    scales = st.sampled_from([0.0, 1.0] if dtype in INTEGERS else [0.5, -1.0])
+    bits = Bits(
+        name,
+        shape=shape,
+        start=draw(st.integers(0, feature.num_bits - math.prod(shape))),
+        channel_order=draw(st.none() | st.permutations(range(channels))),
+        scale=draw(st.none() | scales | st.lists(scales, min_size=channels, max_size=channels)),
+        dtype=dtype,
+    )
+    return draw(st.sampled_from([Packed(name), bits, bits]))
+
+
+def checksum(*inputs: Any) -> npt.NDArray[np.uint64]:
+    """Of all bytes of each record's inputs, or random numbers; uint64, (n,)."""
+    parts = [
+        each.integers(0, 1 << 32)
+        if isinstance(each, RecordRandom)
+        else np.frombuffer(each.tobytes(), np.uint8).reshape(len(each), -1).sum(axis=1)
+        for each in inputs
+    ]
+    return np.sum(parts, axis=0).astype(np.uint64)
+
+
+@st.composite
+def schemas(draw: st.DrawFn, derived: bool = True) -> Schema:
+    """Of any features and fields; with ``derived``, also Derived ones, with and without randomness."""
+    names = st.sampled_from(NAMES)
+    stored = draw(st.dictionaries(names, features(), min_size=1, max_size=4))
+    fields = draw(st.dictionaries(names, stored_fields(stored), min_size=1, max_size=5))
+    intermediates: dict[str, Field] = {}
+    if derived:
+        for name in draw(st.lists(st.sampled_from(["x", "y", "z"]), unique=True)):
+            inputs = draw(st.lists(st.sampled_from(list(fields)), min_size=1, max_size=2))
+            dtype = draw(st.sampled_from(["uint64", ">u8"]))
+            fields[name] = Derived(checksum, inputs, dtype=dtype, random=draw(st.sampled_from([False, True, "a"])))
+        delivered = draw(st.lists(st.sampled_from(list(fields)), min_size=1, unique=True))
+        intermediates = {name: field for name, field in fields.items() if name not in delivered}
+        fields = {name: fields[name] for name in delivered}
+    return Schema(stored, fields, intermediates)

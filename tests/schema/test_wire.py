@@ -1,0 +1,175 @@
+"""A schema comes back from plain values as it was; whatever else comes is an error, and nothing worse."""
+
+from __future__ import annotations
+
+import json
+import random
+import tracemalloc
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from any_schema import schemas
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderd.errors import SchemaError
+from loaderd.schema import Array, Bits, Derived, Int64, PackedBits, Raw, Schema, unpacking_schema
+from loaderd.schema.wire import MAX_PARTS, from_wire, to_wire
+from loaderd.schemas import chess_eval, mnist
+
+
+@settings(max_examples=300, deadline=None)
+@given(schemas(derived=False))
+def test_any_schema_comes_back(schema: Schema) -> None:
+    wire = to_wire(schema)
+    for received in (msgpack.unpackb(msgpack.packb(wire)), json.loads(json.dumps(wire))):
+        found = from_wire(received)
+        assert found == schema
+        assert list(found.fields) == list(schema.fields)
+        assert found.row_dtype == schema.row_dtype
+
+
+def test_numbers_of_numpy_come_back() -> None:
+    fields = {"x": Bits("b", start=np.int64(3), scale=np.float64(2)), "y": Array("i", scale=np.int64(1 << 62))}
+    schema = Schema({"b": PackedBits(np.int64(7)), "i": Int64()}, fields)  # type: ignore[arg-type]
+    assert from_wire(json.loads(json.dumps(to_wire(schema)))) == schema
+
+
+def test_what_only_workers_need_stays_with_them() -> None:
+    schema = Schema({"i": Int64(default=1)}, {"x": Array("i")}, {"y": Derived(abs, "x")})
+    assert from_wire(to_wire(schema)) == Schema({"i": Int64()}, {"x": Array("i")})
+    with pytest.raises(SchemaError, match="field 'score': a schema that travels must have no Derived field"):
+        to_wire(chess_eval())
+
+
+def test_a_schema_beyond_the_limits_is_refused_where_it_is_sent() -> None:
+    features = {str(number): Int64() for number in range(MAX_PARTS + 1)}
+    with pytest.raises(SchemaError, match="at most 1000, by name, got"):
+        to_wire(Schema(features, {"x": Array("0")}))
+    with pytest.raises(SchemaError, match="the features must be 1073741824 bytes a record at most"):
+        to_wire(Schema({"r": Raw("u1", (1 << 30, 2))}, {"x": Array("r")}))
+    with pytest.raises(SchemaError, match="dtype must be one that numpy or ml_dtypes knows, got 'void96'"):
+        to_wire(Schema({"r": Raw("f4,i8")}, {"x": Array("r")}))
+
+
+# ------------------------------------------------------------------------------------------------ what means no good
+
+GOOD = to_wire(unpacking_schema(chess_eval()))
+BITS = GOOD["fields"]["flags"]
+RAW = GOOD["features"]["score"]
+INT64 = {"kind": "Int64", "shape": []}
+ARRAY = {"kind": "Array", "feature": "f", "dtype": None, "scale": None, "offset": None, "shape": None}
+
+
+def of(stored: Any, **field: Any) -> Any:
+    """A schema of one feature and one field of it."""
+    return {"features": {"f": stored}, "fields": {"x": field or {"kind": "Packed", "feature": "f"}}}
+
+
+@pytest.mark.parametrize(
+    ("wire", "text"),
+    [
+        (None, "a schema must be a mapping of"),
+        ({**GOOD, "intermediates": {}}, "a schema must be a mapping of"),
+        ({**GOOD, "features": []}, "features must be at most 1000, by name, got"),
+        (of({"kind": "Derived", "function": "os.system"}), "must be of the kinds"),
+        (of({"kind": ["PackedBits"]}), "must be of the kinds"),
+        (of({"kind": "PackedBits"}), r"PackedBits must be a mapping of \['kind', 'num_bits'\]"),
+        (of({"kind": "PackedBits", "num_bits": 8, "default": b"x"}), "PackedBits must be a mapping of"),
+        (of({"kind": "PackedBits", "num_bits": True}), "a number of things must be one in range, got True"),
+        (of({"kind": "PackedBits", "num_bits": 10**5000}), "does not hold together"),
+        (of({**RAW, "dtype": "O"}), "a dtype must be one such as"),
+        (of({**RAW, "dtype": "finfo"}), "a dtype must be one such as"),
+        (of({**RAW, "dtype": "f4,f4"}), "a dtype must be one such as"),
+        (of({**RAW, "dtype": "void64"}), "dtype must be one that numpy or ml_dtypes knows"),
+        (of({**RAW, "dtype": "|V8"}), "a dtype must be one such as"),
+        (of({**RAW, "dtype": "float32"}), "a dtype must be one such as"),
+        (of({**RAW, "shape": [1 << 20] * 32}), "a shape must be of at most 32 axes, and of a size in range"),
+        (of({**RAW, "shape": [1] * 33}), "a shape must be of at most 32 axes"),
+        (of({**RAW, "shape": [[[[]]]]}), "a number of things must be one in range"),
+        (of({**RAW, "shape": [-1]}), "a number of things must be one in range"),
+        (of({**RAW, "dtype": "<U9999999", "shape": [99]}), "the features must be 1073741824 bytes a record at most"),
+        (of({"kind": "PackedBits", "num_bits": 8}, **{**BITS, "shape": [1 << 30]}), "the last axis of bits"),
+        (of({"kind": "PackedBits", "num_bits": 8}, **{**BITS, "feature": "f", "scale": [1.0] * 9}), "scale must be"),
+        (of(INT64, kind="Packed", feature="g"), "reads feature 'g'"),
+        ({**GOOD, "features": {7: RAW}}, "a name must be text"),
+        (of(INT64, **{**ARRAY, "scale": float("inf")}), "does not hold together: cannot convert float infinity"),
+        (of(INT64, **{**ARRAY, "scale": 10**5000}), "does not hold together"),
+        (of(INT64, **{**ARRAY, "scale": "1"}), "a scale or offset must be a number, got '1'"),
+        (of(INT64, **{**ARRAY, "dtype": "<U9999999", "shape": [99]}), "must hold 1 values"),
+        (of(INT64, **{**ARRAY, "dtype": "<U299999999"}), "the fields must be 1073741824 bytes a record at most"),
+    ],
+)
+def test_what_does_not_fit_is_said(wire: Any, text: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(SchemaError, match=text) as caught:
+            from_wire(wire)
+        assert len(str(caught.value)) < 500
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def values() -> st.SearchStrategy[Any]:
+    """What msgpack can hold, much of it from a good schema."""
+    words = st.sampled_from(["kind", "PackedBits", "Bits", "d", "feature", "dtype", "shape", "<f4", "bfloat16", "O"])
+    plain = (
+        st.none() | st.booleans() | st.integers() | st.floats() | st.binary(max_size=8) | st.text(max_size=8) | words
+    )
+    return st.recursive(plain, lambda each: st.lists(each) | st.dictionaries(words | st.text(max_size=3), each))
+
+
+@st.composite
+def nearly_good(draw: st.DrawFn) -> Any:
+    """A good schema of which some values are others, or gone."""
+    wire = json.loads(json.dumps(to_wire(draw(schemas(derived=False)))))
+    for _ in range(draw(st.integers(1, 3))):
+        at: Any = wire
+        while True:
+            keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            if isinstance(at[key], (dict, list)) and draw(st.integers(0, 3)):
+                at = at[key]
+                continue
+            if draw(st.booleans()):
+                at[key] = draw(values())
+            else:
+                del at[key]
+            break
+    return wire
+
+
+@settings(max_examples=150, deadline=None)
+@given(nearly_good() | values())
+def test_garbage_is_an_error_or_a_schema_of_its_own(wire: Any) -> None:
+    try:
+        schema = from_wire(wire)
+    except SchemaError:
+        return
+    assert from_wire(to_wire(schema)) == schema
+
+
+def test_garbled_bytes_are_an_error_or_a_schema() -> None:
+    good = [msgpack.packb(to_wire(unpacking_schema(schema))) for schema in (chess_eval(dtype="bfloat16"), mnist())]
+    source = random.Random(0)
+    refused = 0
+    for number in range(20_000):
+        garbled = bytearray(good[number % 2])
+        for _ in range(source.randint(1, 4)):
+            garbled[source.randrange(len(garbled))] = source.randrange(256)
+        try:
+            wire = msgpack.unpackb(garbled)
+        except (ValueError, TypeError):
+            continue
+        try:
+            schema = from_wire(wire)
+        except SchemaError:
+            refused += 1
+        else:
+            assert from_wire(to_wire(schema)) == schema
+    assert refused > 1000
