@@ -2,6 +2,7 @@
 
 from loaderd import errors, schemas
 from loaderd.client.batch import Batch
+from loaderd.client.connect import ServedLoader, connect
 from loaderd.client.loader import Loader
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.options import Shuffle
@@ -11,7 +12,9 @@ from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBit
 from loaderd.statistics import Statistics
 from loaderd.symmetry import board_symmetry
 from loaderd.tls import TLS
-from loaderd.version import VERSION as __version__
+from loaderd.version import VERSION
+
+__version__ = VERSION
 
 __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capitals first
     "Array",
@@ -30,10 +33,12 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capit
     "Raw",
     "RecordRandom",
     "Schema",
+    "ServedLoader",
     "Shuffle",
     "Statistics",
     "TLS",
     "board_symmetry",
+    "connect",
     "errors",
     "schemas",
 ]

@@ -1,4 +1,4 @@
-"""The training process's end of one private daemon: starts it, speaks with it, takes it down.
+"""The training process's end of one stream: of a private daemon, of a server, or of a relay to one (see ``sources``).
 
 There is no thread: whoever wants a batch reads the socket, one at a time. A slot is given back by the next one who
 does, two at a time, to halve the cost of that: as many as a consumer may hold are never missed by the workers.
@@ -10,36 +10,36 @@ whoever finds it set must not go on with this connection, but make another.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import select
 import socket
 import struct
 import subprocess
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from loaderd.client.batch import SlotReader
+from loaderd.client.link import LinkLost
 from loaderd.client.patience import Patience
 from loaderd.client.report import DamageReport
+from loaderd.client.sources import Source
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.layout import SlotLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.passes import Listing, Pass
-from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import (
     Ask,
     Broken,
+    Bye,
     Ended,
     Failed,
+    Joined,
     List,
     Listed,
     Message,
-    Open,
     Opened,
     Progress,
     Ready,
@@ -47,11 +47,11 @@ from loaderd.protocol.messages import (
     Skipped,
     Start,
     State,
+    Want,
     Warned,
+    Welcome,
 )
-from loaderd.protocol.process import how_it_ended, start_process
 
-_END_TIMEOUT_S = 1.0
 _MIN_START_LIMIT_S = 30.0
 _MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
 _SLOTS_PER_RELEASE = 2
@@ -74,24 +74,16 @@ class Counts:
     daemon_restarts: int = 0
 
 
-class DaemonEnded(Exception):
-    """The daemon is gone. ``failure``: what it said last, if it ended of its own accord."""
-
-    def __init__(self, how: str, failure: LoaderdError | None = None) -> None:
-        super().__init__(how)
-        self.failure = failure
-
-
 class Connection:
-    """A stream served by a daemon of our own. Every wait raises DaemonEnded when the daemon is gone or stalled."""
+    """A stream that somebody serves. Every wait raises LinkLost when they are gone or stalled, or say goodbye."""
 
-    def __init__(self, stall_timeout: float | None, counts: Counts) -> None:
-        """Start the daemon; :meth:`open` comes next."""
-        process, sock = start_process("loaderd.daemon.service")
-        self._channel = Channel(sock)
-        self._end = weakref.finalize(self, _end_daemon, self._channel, process, os.getpid())
-        self._process = process
-        self._stall_timeout = stall_timeout
+    def __init__(self, source: Source, counts: Counts) -> None:
+        """Start the daemon, or connect to the server; :meth:`open` comes next."""
+        self._source = source
+        self._link = link = source.link()
+        self._channel = link.channel
+        self._stall_timeout = stall_timeout = source.options.stall_timeout
+        sock = self._channel.socket
         if stall_timeout is not None:  # a daemon that does not read must not keep us writing
             seconds, rest = divmod(min(stall_timeout, _MAX_SEND_LIMIT_S), 1.0)
             sock.setsockopt(
@@ -105,20 +97,40 @@ class Connection:
         self._freed: list[int] = []
         self._heard = False
         self._unsent = False
+        self._reader: SlotReader | None = None
         self._opened: Opened | None = None
         self._listed: Listed | None = None
+        self._bye: Bye | None = None
+        self._joined: Joined | None = None
         self.torn = True
         """Whether nobody knows what was said: see the module's docstring."""
         self.delivered = False
         """Whether a batch has come."""
+        self.step = 0
+        """That of the batch which :meth:`next_batch` gave last."""
         self._counts = counts
         self._workers_restarted = 0
+
+    @property
+    def _process(self) -> subprocess.Popen[bytes] | None:
+        return self._link.process
 
     @property
     def data(self) -> Listed:
         """What the daemon said of the data that it uses now."""
         assert self._listed is not None
         return self._listed
+
+    @property
+    def reader(self) -> SlotReader:
+        """What makes batches of slots."""
+        assert self._reader is not None
+        return self._reader
+
+    @property
+    def num_lent(self) -> int:
+        """Slots that the consumer holds."""
+        return 0 if self._reader is None else self._reader.num_lent
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -128,20 +140,21 @@ class Connection:
 
     # -------------------------------------------------------------------------------------- speaking
 
-    def open(
-        self, pickled: bytes, start: str | None, layout: SlotLayout, on_progress: Callable[[int, int], None]
-    ) -> None:
-        """Wait until the stream of this description (as in Open) is there. Torn until the data are taken over."""
+    def open(self, start: str, on_progress: Callable[[int, int], None]) -> None:
+        """Wait until the stream is there; ``start`` as in Open. Torn until the data are taken over."""
         self._on_progress = on_progress
-        self._send(Open(pickled, start))
-        self._send(Ask())  # a sign of life: from here on, silence counts
+        for message in self._source.greeting(start):
+            self._send(message)
         limit_s = self._stall_timeout
         # Until then it is an interpreter that imports, maybe of a slow file system or on a busy core.
-        self._wait("the daemon", lambda: self._heard, None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S))
+        start_limit_s = None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S)
+        self._wait(self._link.what, lambda: self._heard, start_limit_s)
         self._wait("the data", lambda: self._opened, limit_s)
         memory = SharedMemory(self._channel.take_fd(), writable=False)
         memory.close_fd()
-        self.reader = SlotReader(memory.bytes, layout)
+        self._reader = SlotReader(
+            memory.bytes, SlotLayout(self._source.schema.specs, self._source.options.batch_size)
+        )
 
     def list_shards(self, listing: Listing | None) -> None:
         """Have the daemon use the shards that there are now, or those of ``listing``, where sets grow.
@@ -167,8 +180,30 @@ class Connection:
         self._send(Start(self._generation, pass_.to_wire(), step))
         self.torn = False
 
+    def join(self, pass_: Pass, step: int, taken: list[int]) -> None:
+        """Take part in the pass of a group, of which this is what we know; drops what was on its way.
+
+        Waits until it is known where the group is. ``taken`` as in Start. Leaves the connection torn.
+        """
+        self.torn = True
+        self._drop()
+        self._send(Start(self._generation, pass_.to_wire(), step, taken))
+        self._wait("the group", lambda: self._joined, self._stall_timeout)
+
+    @property
+    def joined(self) -> tuple[Pass, int]:
+        """The pass that the group is at, and the step before which all is used up."""
+        assert self._joined is not None
+        return Pass.from_wire(self._joined.which), self._joined.step
+
+    def want(self, count: int) -> None:
+        """Ask for so many batches of the group's. Leaves the connection torn."""
+        self.torn = True
+        self._send(Want(count))
+
     def _drop(self) -> None:
         self._generation += 1
+        self._joined = None
         self._freed += [batch[1] for batch in self._batches if isinstance(batch, list)]
         self._batches.clear()
         self._skips.clear()
@@ -198,7 +233,7 @@ class Connection:
         if batch is None:
             return None
         self._batches.popleft()
-        step = batch.step if isinstance(batch, Broken) else batch[0]
+        self.step = step = batch.step if isinstance(batch, Broken) else batch[0]
         skipped = self._skips.pop(step, None) if self._skips else None
         if skipped is not None:
             self._counts.records_skipped += skipped.num_records
@@ -235,6 +270,9 @@ class Connection:
         """``for_batch``: slots are given back meanwhile, and Ctrl-C leaves nothing torn."""
         patience = Patience(limit_s)
         while not is_there():
+            if self._bye is not None:
+                self.close()
+                raise LinkLost(f"{self._link.what} ends: {self._bye.text}")
             if for_batch:
                 self._take_back()  # what came for an older generation, too: the workers may wait for it
             self.torn = not for_batch
@@ -249,8 +287,7 @@ class Connection:
                 continue
             patience.tick()
             if patience.is_over or self._unsent:
-                self.kill()
-                raise DaemonEnded(f"the daemon process said nothing for {patience.limit_s:g} s and was killed")
+                raise LinkLost(f"{self._link.what} said nothing for {patience.limit_s:g} s and {self._link.kill()}")
             if patience.must_ask():
                 self._send(Ask())
 
@@ -258,11 +295,12 @@ class Connection:
         try:
             return self._channel.receive()
         except ChannelClosed:
-            self.close()
-            how = "does not end" if self._process.returncode is None else how_it_ended(self._process)
-            raise DaemonEnded(f"the daemon process {how}") from None
+            raise LinkLost(self._link.how_it_ended()) from None
 
     def _handle(self, message: Message) -> None:
+        if isinstance(message, Bye):
+            self._bye = message
+            return
         self._heard = True
         if isinstance(message, Ready):
             if message.generation == self._generation:
@@ -290,39 +328,25 @@ class Connection:
             self._counts.workers_restarted += message.workers_restarted - self._workers_restarted
             self._workers_restarted = message.workers_restarted
             _logger.warning("%s", message.text)
+        elif isinstance(message, Joined):
+            if message.generation == self._generation:
+                self._joined = message
+        elif isinstance(message, Welcome):
+            try:
+                self._source.welcomed(message)
+            except LoaderdError as error:
+                self._give_up(error)
         elif isinstance(message, Failed):
-            self.close()
-            raise DaemonEnded("the daemon gave up", from_wire(message.error))
+            self._give_up(from_wire(message.error))
+
+    def _give_up(self, error: LoaderdError) -> None:
+        self.close()
+        raise LinkLost(f"{self._link.what} gave up", error)
 
     def kill(self) -> None:
-        """End the daemon, whatever it is at. Its workers end with it, a moment later."""
-        self._process.kill()
-        self.close()
+        """End the stream, whatever a daemon of ours is at. Its workers end with it, a moment later."""
+        self._link.kill()
 
     def close(self) -> None:
-        """End the daemon and its workers, and wait for that; from any thread. A wait in another one ends, too."""
-        if self._end():
-            raise KeyboardInterrupt
-
-
-def _end_daemon(channel: Channel, process: subprocess.Popen[bytes], creator: int) -> bool:
-    """End the daemon, and wait for that; returns whether Ctrl-C has cut the wait short.
-
-    It is not raised: at the end of the interpreter it would be printed, and change nothing. A fork of the training
-    process inherits this, and must not end its parent's daemon.
-    """
-    if os.getpid() != creator:
-        return False
-    try:
-        channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_TIMEOUT_S)
-            return False
-        process.kill()
-        # What hangs in the kernel, in a file system that is gone, ends later.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_TIMEOUT_S)
-    except KeyboardInterrupt:
-        process.kill()
-        return True
-    return False
+        """End the stream, and wait for the end of our daemon; from any thread. A wait in another one ends, too."""
+        self._link.close()

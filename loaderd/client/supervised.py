@@ -1,47 +1,42 @@
-"""A stream of batches that outlives its daemon.
+"""A stream of batches that outlives its daemon, or the connection to its server.
 
 ::
 
     fetch ──► a batch is there ──────────────────────────────────────────────────────► lend it
          └──► wait ──► the daemon died, or says nothing ──► another one, on the same data, from this batch on ──┘
 
-What a daemon knows follows from the description, the pass and the step, so nothing of it need be saved. A new one is
-opened at a position in the data in use, and refuses others itself. It has memory of its own: batches that are held
-keep the old one, and nothing of them reaches the new daemon. So has an interrupt (``Connection.torn``) no other
-consequence than a new daemon.
+What a daemon knows follows from the description, the pass and the step, so nothing of it need be saved; and what a
+server knows, from what the consumer subscribed to. A new one is opened at a position in the data in use, and refuses
+others itself. It has memory of its own: batches that are held keep the old one, and nothing of them reaches the new
+daemon. So has an interrupt (``Connection.torn``) no other consequence than a new daemon, or connection.
 
-An error that the daemon decided on (Failed) is not tried again: it would come again.
+An error that the daemon decided on (Failed) is not tried again: it would come again. How long the rest is tried is
+for the source to say (``sources``); between two trials, :meth:`close` and Ctrl-C end the wait.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import threading
 import time
 from typing import Any
 from weakref import WeakSet
 
-import cloudpickle
-
 from loaderd.client.batch import Batch
-from loaderd.client.connection import Connection, Counts, DaemonEnded
+from loaderd.client.connection import Connection, Counts
+from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
 from loaderd.client.report import DamageReport
-from loaderd.dataset import StreamDescription
-from loaderd.errors import ClosedError, DaemonError, Damage, LoaderdError, OptionError
-from loaderd.memory.layout import SlotLayout
+from loaderd.client.sources import Source
+from loaderd.errors import ClosedError, Damage, LoaderdError, OptionError
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed
 
-_MAX_FRUITLESS_DAEMONS = 3
-
-_logger = logging.getLogger("loaderd")
-
 
 class SupervisedStream:
-    """The batches of a description, from a daemon that is replaced when it dies or stalls.
+    """The batches of a source, of which there is another link when one is lost.
 
     One thread at a time, holding ``lock``; but :meth:`close` from any, at any time, without it. After an exception,
     KeyboardInterrupt included, the next call goes on. Of no use in a fork of the process.
@@ -52,22 +47,18 @@ class SupervisedStream:
     data: Listed
     """What the daemon said of them."""
 
-    def __init__(self, description: StreamDescription, start: Position, progress: IndexProgress) -> None:
+    def __init__(self, source: Source, start: Position, progress: IndexProgress) -> None:
         """Have the stream opened at ``start``. Raises LoaderdError."""
         self.lock = threading.Lock()
         self._over: str | None = None
+        self._not_over = _held_lock()
         self._maker = os.getpid()
-        self._options = description.options
-        self._window_records = self._options.window_records(description.schema.row_bytes)
-        self._layout = SlotLayout(description.schema.specs, self._options.batch_size)
-        # Once: what a function of the user's refers to may have changed when another daemon needs it.
-        self._pickled = cloudpickle.dumps(description)
+        self._source = source
         self._progress = progress
         self._courses: dict[Listing | None, Course] = {}
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
-        self._fruitless = 0
-        self.counts = Counts(report=DamageReport(self._options.report))
+        self.counts = Counts(report=DamageReport(source.options.report))
         _streams.add(self)
         try:
             self._open(start, None)
@@ -86,7 +77,7 @@ class SupervisedStream:
     @property
     def num_lent(self) -> int:
         """Slots that the consumer holds."""
-        return self._now.reader.num_lent
+        return self._now.num_lent
 
     def course_of(self, of: Pass | Position) -> Course:
         """The arithmetic for the data that a pass or a position is of. Raises LoaderdError."""
@@ -108,7 +99,7 @@ class SupervisedStream:
             return
         try:
             self._now.list_shards(listing)
-        except DaemonEnded as end:
+        except LinkLost as end:
             self._open(place, end)
         except LoaderdError as error:
             self.counts.report.add("index", error.damages)
@@ -129,7 +120,8 @@ class SupervisedStream:
             )
         self.data = data
         self.counts.report.add("index", [Damage(**damage) for damage in data.damages])
-        self.course = Course(self._options, data.facts["num_records"], self._window_records, data.of, listing)
+        source = self._source
+        self.course = Course(source.options, data.facts["num_records"], source.window_records, data.of, listing)
         self._courses[listing] = self.course
         self._now.torn = False
 
@@ -144,7 +136,7 @@ class SupervisedStream:
                     self._start(pass_, step)
                     connection = self._now
                 batch = self._take(connection)
-            except DaemonEnded as end:
+            except LinkLost as end:
                 self._open_for(pass_, end, step)
             else:
                 if batch is not None:
@@ -175,7 +167,7 @@ class SupervisedStream:
         slot, num_records = found
         counts.batches += 1
         counts.records += num_records
-        if connection.reader.num_lent < self._options.held_batches:
+        if connection.reader.num_lent < self._source.options.held_batches:
             return connection.reader.lend(slot, num_records)
         counts.copies += 1
         batch = connection.reader.copy(slot, num_records)
@@ -189,7 +181,7 @@ class SupervisedStream:
         assert self._connection is not None
         return self._connection
 
-    def _open_for(self, pass_: Pass, end: DaemonEnded | None, step: int = 0) -> None:
+    def _open_for(self, pass_: Pass, end: LinkLost | None, step: int = 0) -> None:
         """Have another daemon for a pass: on the same data, with the memory that the pass needs."""
         place = Position(listing=pass_.listing, of=self.data.of)
         course = self._courses.get(pass_.listing)
@@ -202,7 +194,7 @@ class SupervisedStream:
             )
         self._room_for = pass_.past
 
-    def _open(self, place: Position, end: DaemonEnded | None, at: str = "its beginning") -> None:
+    def _open(self, place: Position, end: LinkLost | None, at: str = "its beginning") -> None:
         """Have a daemon, opened at ``place``.
 
         ``end``: what became of the one before, unless it is we who have no more use for it; ``at``: where it stood.
@@ -210,15 +202,17 @@ class SupervisedStream:
         self._expected = None
         self._room_for = ()
         while True:
-            if self._connection is not None:
-                self._take_leave(self._connection, end, at)
-            self._connection = connection = Connection(self._options.stall_timeout, self.counts)
+            before = self._connection
+            if before is not None or end is not None:
+                self._take_leave(before, end, at)
             try:
+                self._connection = connection = Connection(self._source, self.counts)
+                self.counts.daemon_restarts += before is not None
                 self._check()  # close() may have come when there was nothing to be ended yet
-                connection.open(self._pickled, place.to_json(), self._layout, self._progress)
+                connection.open(place.to_json(), self._progress)
                 break
-            except DaemonEnded as died:
-                end = died
+            except LinkLost as lost:
+                end = lost
             except ClosedError:
                 connection.close()
                 raise
@@ -226,31 +220,33 @@ class SupervisedStream:
                 self._progress.close()
         self._sizes = connection.sizes
         self._use_data(place.listing)
+        self._source.is_back(at)
 
-    def _take_leave(self, before: Connection, end: DaemonEnded | None, at: str) -> None:
-        """Raises LoaderdError if there should be no other daemon."""
-        before.kill()
+    def _take_leave(self, before: Connection | None, end: LinkLost | None, at: str) -> None:
+        """Raises LoaderdError if there should be no other link; returns when it is time for it."""
+        fruitful = False
+        if before is not None:
+            before.kill()
+            before.torn = True
+            fruitful, before.delivered = before.delivered, False
         self._check()
-        if end is not None:
-            if end.failure is not None:
-                self._over = f"the loader ended: {end.failure.message}"
-                self.counts.report.add("index", end.failure.damages)
-                raise end.failure
-            self._fruitless = 0 if before.delivered else self._fruitless + 1
-            if self._fruitless == _MAX_FRUITLESS_DAEMONS:
-                self._fruitless = 0
-                raise DaemonError(
-                    f"{_MAX_FRUITLESS_DAEMONS} daemons in a row ended without having delivered a batch; {end}",
-                    hint="What ends them, or holds them up, is outside: too little memory is a usual cause.",
-                )
-            _logger.warning("%s; another one goes on at %s", end, at)
-        self.counts.daemon_restarts += 1
+        if end is None:
+            return
+        if end.failure is not None:
+            self._over = f"the loader ended: {end.failure.message}"
+            self.counts.report.add("index", end.failure.damages)
+            raise end.failure
+        if self._not_over.acquire(timeout=self._source.pause_s(end, fruitful, at)):
+            self._not_over.release()
+        self._check()
 
     # -------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
-        """End the daemon; from any thread. A :meth:`fetch` that waits in another one raises ClosedError."""
+        """End the stream; from any thread. A :meth:`fetch` that waits in another one raises ClosedError."""
         self._over = self._over or "the loader is closed"
+        with contextlib.suppress(RuntimeError):  # it is closed again
+            self._not_over.release()
         if self._connection is not None:
             self._connection.close()
 
@@ -261,7 +257,15 @@ class SupervisedStream:
     def leave_to_parent(self) -> None:
         """In a fork of the process, whose parent goes on with the stream."""
         self.lock = threading.Lock()  # another thread may have held it, and is not here
+        self._not_over = _held_lock()
         self._over = f"the loader belongs to process {self._maker}, of which this one, {os.getpid()}, is a fork"
+
+
+def _held_lock() -> threading.Lock:
+    """What can be waited for with a limit, and given up in a signal's handler too, as an Event cannot."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 _streams: WeakSet[SupervisedStream] = WeakSet()

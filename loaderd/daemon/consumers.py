@@ -112,7 +112,7 @@ class Consumer:
         session, wanted = self.session, self.wanted
         found: dict[str, Any] = {
             "number": self.number,
-            "name": self.name,
+            "name": "" if self.wanted is None else self.wanted.name,
             "pid": self.pid,
             "dataset": self.dataset,
             "connected_s": now_s - self.connected_s,

@@ -167,10 +167,14 @@ class OpenedStream:
         return ProbeTask(task.number, self._number, self._data.block(0))
 
     def close(self) -> None:
-        """Give the memories' descriptors back."""
+        """Give the memories back; nothing can be done with the stream any more.
+
+        At once, and not when garbage is collected: a mapping, though nobody reads it here, keeps all of its pages.
+        """
         self.windows.close_fd()
         self.slots.close_fd()
         os.close(self._client_fd)
+        del self.windows, self.slots
 
 
 def _check_memory(needs: Mapping[str, int]) -> None:

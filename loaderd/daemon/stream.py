@@ -54,7 +54,8 @@ class Stream:
         self.outbox: deque[Outgoing] = deque()
         self.generation = _NO_GENERATION
         self.plan: PassPlan | None = None
-        self._plan_pass = plan_pass
+        self.plan_pass = plan_pass
+        self.num_slots = num_slots
         self._skip_damaged = skip_damaged
         self._blame = blame
         self._windows = Windows(num_arenas, num_workers)
@@ -96,7 +97,7 @@ class Stream:
         """Deliver a pass from ``step`` on; all else is void."""
         self.stop()
         self.generation = generation
-        self.plan = self._plan_pass(pass_)
+        self.plan = self.plan_pass(pass_)
         self._next_fill = self._next_send = step
         self._ended = False
         if not self._past_end(step):

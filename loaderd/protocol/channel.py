@@ -47,6 +47,7 @@ class Channel:
             unicode_errors=UNICODE_ERRORS,
         )
         self._fds: deque[int] = deque()
+        self._own_fds: set[int] = set()
         self._posted: deque[tuple[memoryview, tuple[int, ...]]] = deque()
 
     def fileno(self) -> int:
@@ -68,10 +69,13 @@ class Channel:
         For one who must not wait for the other end: it may be waiting for him. Not to be mixed with :meth:`send`.
         """
         encoded = memoryview(encode(message))
-        self._posted.append((encoded, fds))
         self.posted_bytes += len(encoded)
+        self._posted.append((encoded, fds))
         if len(self._posted) == 1:
             self.flush()
+        if self._posted and self._posted[-1][1]:  # who posts may close his own before these are sent
+            self._posted[-1] = encoded, tuple(os.dup(fd) for fd in fds)
+            self._own_fds.update(self._posted[-1][1])
 
     @property
     def has_posted(self) -> bool:
@@ -92,6 +96,9 @@ class Channel:
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
             self.posted_bytes -= sent
+            for fd in self._own_fds.intersection(fds):
+                self._own_fds.remove(fd)
+                os.close(fd)
             if sent == len(rest):
                 self._posted.popleft()
             else:
@@ -125,8 +132,10 @@ class Channel:
 
     def close(self) -> None:
         """Close both directions; may be called again."""
-        while self._fds:
-            os.close(self._fds.popleft())
+        for fd in (*self._fds, *self._own_fds):
+            os.close(fd)
+        self._fds.clear()
+        self._own_fds.clear()
         with contextlib.suppress(OSError):  # the other end may be gone
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()

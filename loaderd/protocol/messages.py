@@ -11,6 +11,8 @@
     consumer    ◄── server   Welcome, Joined, Bye, Status as well
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed
+    supervisor  ──► gateway  Gateway, Stop, AskStatus
+    supervisor  ◄── gateway  Status, Failed
     client      ──► relay    Dial, and then what a consumer says to a server
 
 On the wire a message is a msgpack array: its number in ``_MESSAGES``, then its fields in order. Bulk data does not go
@@ -136,6 +138,13 @@ class Stop:
     """Supervisor: tell all consumers Bye, for this reason, and end."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Supervisor: listen on the network, for the server whose Unix socket the settings name (``remote.gateway``)."""
+
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +295,7 @@ Message = (
     | Serve
     | Drain
     | Stop
+    | Gateway
     | Dial
     | Open
     | Progress

@@ -87,24 +87,25 @@ def record_batch(schema: pa.Schema, arrays: Mapping[str, AnyArray], num_records:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def arrays_of(batch: pa.RecordBatch, specs: Specs) -> dict[str, AnyArray]:
+def arrays_of(batch: pa.RecordBatch, specs: Specs, schema: pa.Schema) -> dict[str, AnyArray]:
     """The columns of ``batch`` as read-only arrays (num_records, …). Raises ServerError if they are not of ``specs``.
 
-    The batch may come from anybody: what its columns claim is compared with what there is.
+    ``schema`` is the :func:`arrow_schema` of these. The batch may come from anybody: what it claims is checked.
     """
+    if not batch.schema.equals(schema):
+        raise ServerError(f"a batch must have the columns {_describe(schema)}, got {_describe(batch.schema)}")
     try:
         batch.validate()
     except pa.ArrowInvalid as error:
         raise ServerError(f"a batch must hold together: {error}") from None
-    arrays = {}
-    for name, spec in specs.items():
-        position = batch.schema.get_field_index(name)
-        expected = _arrow_field(name, spec).type
-        if position < 0 or not batch.schema.field(position).type.equals(expected):
-            got = "nothing" if position < 0 else batch.schema.field(position).type
-            raise ServerError(f"field {name!r} of a batch must be {expected}, got {got}")
-        arrays[name] = _values(spec, batch.column(position), batch.num_rows)
-    return arrays
+    return {
+        name: _values(spec, batch.column(position), batch.num_rows)
+        for position, (name, spec) in enumerate(specs.items())
+    }
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _values(spec: FieldSpec, column: pa.Array, num_records: int) -> AnyArray:

@@ -10,12 +10,12 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from loaderd.daemon.catalog import TYPICAL_BATCH_SIZE
 from loaderd.machine import available_memory, in_mib
-from loaderd.server.options import TOKEN_VARIABLE, Address, ServerOptions
+from loaderd.remote.security import TOKEN_VARIABLE
+from loaderd.server.options import Address, ServerOptions
 
 Line = tuple[int, str]
-
-TYPICAL_BATCH_SIZE = 512
 
 
 def datasets(report: Mapping[str, Any], known: dict[str, str]) -> list[Line]:
@@ -24,7 +24,7 @@ def datasets(report: Mapping[str, Any], known: dict[str, str]) -> list[Line]:
     for dataset in report["datasets"]:
         name, state = dataset["name"], dataset["state"]
         kind = state.split()[0].rstrip(":")
-        if known.get(name) == kind:
+        if known.get(name) == kind or state == "indexing 0 %":  # which soon is ready, if the index is kept
             continue
         known[name] = kind
         if kind == "ready":
@@ -33,7 +33,7 @@ def datasets(report: Mapping[str, Any], known: dict[str, str]) -> list[Line]:
             lines.append((logging.ERROR if kind == "failed" else logging.INFO, f"{name}: {state}"))
     if lines and set(known.values()) == {"ready"}:
         memory = available_memory()
-        text = f"memory: {in_mib(report['memory_bytes'])} of windows and batches now, {report['workers']} workers"
+        text = f"memory: {in_mib(report['memory_bytes'])} for consumers now, {report['workers']} workers"
         lines.append((logging.INFO, f"{text}; {in_mib(memory.free_bytes)} are free ({memory.limit})"))
     return lines
 

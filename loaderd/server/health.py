@@ -1,8 +1,8 @@
 """The health of a server over HTTP: a few pages, for those who look after it.
 
-No thread and no wait: the supervisor's loop calls :meth:`HealthServer.serve` when something has come. A client that is
-slow, sends much, or comes in numbers loses its own connection. One request a connection; nothing is read but its first
-line.
+No thread and no wait: the supervisor's loop calls :meth:`HealthServer.serve` when something has come. A client that
+is slow, sends much, or comes in numbers loses its own connection. One request a connection, of which nothing but the
+first line is read.
 """
 
 from __future__ import annotations

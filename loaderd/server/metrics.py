@@ -1,8 +1,8 @@
 """The server's figures for Prometheus, made from what its daemons report.
 
-A daemon counts by consumer, from its connection on. Consumers come and go, and daemons too, while a counter here never
-falls: so each report is compared with the one before, and what has been added is counted by data set and consumer's
-name. Names are the consumers' choice: the first ``MAX_NAMES`` of them have counters of their own, all others share one.
+A daemon counts by consumer, from its connection on. Consumers come and go, and daemons too, while a counter here
+never falls: so each report is compared with the one before, and what has been added is counted by data set and
+consumer's name. Names are the consumers' choice: the first ``MAX_NAMES`` have counters of their own, all others one.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Metrics:
 
     def heard(self, before: Report | None, report: Report) -> None:
         """Count what a daemon has added to its report ``before``."""
-        known = {consumer["number"]: consumer for consumer in before["consumers"]} if before else {}
-        for consumer in report["consumers"]:
+        known = {consumer["number"]: consumer for consumer in _reading([before] if before else [])}
+        for consumer in _reading([report]):
             last = known.get(consumer["number"], {})
             labels = (consumer["dataset"], self._label_of(consumer["name"]))
             for what, counts in self._counts.items():
@@ -70,17 +70,17 @@ class Metrics:
         memory = sum(report["memory_bytes"] for report in reports)
         yield _gauge("memory_bytes", "Shared memory of windows and slots", [], {(): memory})
         processes = {**restarts, "worker": self._workers_restarted}
-        of_processes = {(process,): number for process, number in processes.items()}
+        of_processes: dict[Labels, float] = {(process,): number for process, number in processes.items()}
         yield _counter("restarts", "Processes that died and were replaced", ["process"], of_processes)
         datasets = [dataset for report in reports for dataset in report["datasets"]]
-        ready = {(dataset["name"],): dataset["state"] == "ready" for dataset in datasets}
+        ready: dict[Labels, float] = {(dataset["name"],): dataset["state"] == "ready" for dataset in datasets}
         yield _gauge("dataset_ready", "1 if the data set is indexed, else 0", ["dataset"], ready)
         for what, about in (("shards", "Shards of the data set"), ("records", "Records of an epoch of the data set")):
-            values = {(dataset["name"],): dataset[f"num_{what}"] or 0 for dataset in datasets}
+            values: dict[Labels, float] = {(dataset["name"],): dataset[f"num_{what}"] or 0 for dataset in datasets}
             yield _gauge(f"dataset_{what}", about, ["dataset"], values)
 
     def _of_consumers(self, reports: Sequence[Report]) -> Iterator[Metric]:
-        consumers = [consumer for report in reports for consumer in report["consumers"]]
+        consumers = _reading(reports)
         number: Counter[Labels] = Counter()
         slots: Counter[Labels] = Counter()
         lent: Counter[Labels] = Counter()
@@ -91,12 +91,19 @@ class Metrics:
             lent[labels] += consumer["slots_lent"]
         of = ["dataset", "sharing"]
         yield _gauge("consumers", "Consumers that are connected", of, number)
-        yield _gauge("slots", "Batches that the consumers' memory has room for", of, slots)
+        yield _gauge(
+            "slots", "Batches that consumers' memory has room for; a group's counts for each of it", of, slots
+        )
         yield _gauge("slots_lent", "Batches that consumers hold", of, lent)
         idle_s = max([0.0, *(consumer["idle_s"] for consumer in consumers)])
         yield _gauge("consumer_idle_seconds", "Since the idlest consumer last took a batch", [], {(): idle_s})
         for what, about in _COUNTED.items():
             yield _counter(what, about, ["dataset", "consumer"], self._counts[what])
+
+
+def _reading(reports: Sequence[Report]) -> list[Report]:
+    """The consumers that have said what they want; the others have come just now."""
+    return [consumer for report in reports for consumer in report["consumers"] if "sharing" in consumer]
 
 
 class _Collector:

@@ -7,14 +7,12 @@ import os
 import re
 import socket
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from loaderd.errors import OptionError
 from loaderd.logs import FORMATS, LogFormat
 from loaderd.options import is_count, require
-
-TOKEN_VARIABLE = "LOADERD_TOKEN"
+from loaderd.remote.security import TOKEN_VARIABLE
 
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -65,8 +63,8 @@ class Address:
 class ServerOptions:
     """Options of the same names as those of ``loaderd serve``; paths are files. Raises OptionError.
 
-    ``token``: what every client of the network must show. ``max_bandwidth``: bytes/s of one consumer. ``idle_timeout``,
-    ``grace``: seconds.
+    ``token``: what every client of the network must show. ``max_bandwidth``: bytes/s of one consumer.
+    ``idle_timeout``, ``grace``: seconds.
     """
 
     targets: tuple[str, ...]
@@ -106,8 +104,8 @@ class ServerOptions:
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise OptionError("--tls-client-ca needs --tls-cert and --tls-key")
         for path in (self.tls_cert, self.tls_key, self.tls_client_ca):
-            if path is not None:
-                _read(path)
+            if path is not None and not os.access(path, os.R_OK):
+                raise OptionError(f"cannot read {path}", hint="It must be a PEM file that this user may read.")
         if self.listen is None:
             if self.tls_cert is not None:
                 raise OptionError("--tls-cert is for the network", hint="Say where to listen: --listen 0.0.0.0:8471")
@@ -119,7 +117,7 @@ class ServerOptions:
         if missing and not self.insecure and not self.listen.is_loopback:
             raise OptionError(
                 f"--listen {self.listen} can be reached from other machines, and needs {' and '.join(missing)}",
-                hint="Listen at 127.0.0.1, give what is missing, or say --insecure where everybody may read the data.",
+                hint="Listen at 127.0.0.1, give what is missing, or say --insecure if everybody may read the data.",
             )
 
     def for_daemon(self) -> dict[str, Any]:
@@ -138,20 +136,3 @@ class ServerOptions:
 def default_unix_path() -> str:
     """$XDG_RUNTIME_DIR/loaderd.sock; without such a folder, in one of our own in /tmp."""
     return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/loaderd-{os.getuid()}", "loaderd.sock")
-
-
-def read_token(path: str | None) -> str | None:
-    """The token of the file; without one, of the environment; None where there is none. Raises OptionError."""
-    token = os.environ.get(TOKEN_VARIABLE, "") if path is None else _read(path).strip()
-    if path is None and not token:
-        return None
-    if not (token.isascii() and token.isprintable() and token):  # the error must not show it
-        raise OptionError(f"the token in {path or TOKEN_VARIABLE} must be printable ASCII, on one line")
-    return token
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError as error:
-        raise OptionError(f"cannot read {path}: {error.strerror}") from None

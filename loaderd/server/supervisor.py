@@ -2,10 +2,10 @@
 
 ::
 
-    supervisor ─┬─ daemon    what is served: imports the data sets, has the workers, takes consumers from the socket
+    supervisor ─┬─ daemon    imports the data sets, has the workers, takes consumers from the socket
                 ├─ gateway   with --listen: the network
-                ├─ daemon    after SIGHUP: the next one, which takes the place of the first when it has said that it is
-                └─ daemon …  well; then that one serves its last consumers, and ends
+                └─ daemon    after SIGHUP: the next one, which takes the place of the first as soon as it says that it
+                             is well; then the first serves its last consumers, and ends
 
 One thread, which waits in ``select`` for signals (Python writes their numbers into a socket), children and clients of
 the health page. It runs no code of the user's, so nothing of that can bring it down. The listening socket stays open
@@ -43,7 +43,7 @@ _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _GOOD_LIFE_S = 60.0
 # A daemon that is well answers at once, one that plans a data set of billions of records within seconds.
 _STALL_S = 120.0
-_ANSWERS_WITHIN_S = 10.0
+_ANSWERS_WITHIN_S = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _logger = logging.getLogger("loaderd")
@@ -77,7 +77,8 @@ class Supervisor:
         self._reload_wanted = False
         self._stopping = ""
         self._kill_at_s = 0.0
-        self._error: LoaderdError | None = None
+        self._has_given_up = False
+        self._is_known = False
         self._ticked_s = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._socket = UnixSocket(options.unix)
@@ -98,8 +99,8 @@ class Supervisor:
         self._selector.register(self._health, selectors.EVENT_READ, self._health.serve)
         _logger.info("health: http://%s/healthz and /metrics", self._health.address)
 
-    def run(self) -> None:
-        """Until a signal ends it, and all of its processes have ended. Raises LoaderdError where it cannot go on."""
+    def run(self) -> bool:
+        """Until a signal ends it, and all of its processes have ended; returns whether it could have gone on."""
         wake, woken = socket.socketpair()
         for sock in (wake, woken):
             sock.setblocking(False)
@@ -119,9 +120,8 @@ class Supervisor:
             for child in self._children:
                 child.bury()
             self._close(wake, woken)
-        if self._error is not None:
-            raise self._error
         _logger.info("the server has ended")
+        return not self._has_given_up
 
     def _close(self, *sockets: socket.socket) -> None:
         self._socket.remove()
@@ -141,7 +141,9 @@ class Supervisor:
                 _logger.warning("%s once more: what is still running is killed", signal.Signals(number).name)
                 self._kill_at_s = 0.0
             else:
-                self._stop(f"the server ends ({signal.Signals(number).name})")
+                why = f"the server ends ({signal.Signals(number).name})"
+                _logger.info("%s; its consumers have %g s to take note of it", why, self._options.grace)
+                self._stop(why)
 
     def _stop(self, why: str) -> None:
         """Have all end; who does not in the time of grace is killed."""
@@ -149,12 +151,12 @@ class Supervisor:
         self._kill_at_s = time.monotonic() + self._options.grace
         self._socket.remove()  # who comes now finds nobody, and may try again
         systemd.notify("STOPPING=1")
-        _logger.info("%s; consumers have %g s to take note of it", why, self._options.grace)
         for child in self._children:
             child.tell(Stop(why))
 
     def _give_up(self, error: LoaderdError) -> None:
-        self._error = error
+        self._has_given_up = True
+        _logger.critical("the server gives up: %s", error)
         self._stop(f"the server gives up: {error.message}")
 
     def _reload(self) -> None:
@@ -231,9 +233,10 @@ class Supervisor:
         lines = []
         if child is self._daemon.child:
             lines += announce.datasets(child.report, child.told)
-            if is_first:
+            if not self._is_known:
+                self._is_known = True
                 lines += announce.unix(self._socket.path, child.report)
-                if self._gateway in self._posts and self._gateway.child is None:
+                if self._gateway in self._posts:
                     self._gateway.due_s = 0.0
         elif is_first:
             assert self._options.listen is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from loaderd.errors import DaemonError
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Message, Open, Release, Warned, encode
+from loaderd.protocol.messages import Ask, Message, Open, Release, Warned, encode
 from loaderd.protocol.worker_messages import Done
 
 Pair = tuple[Channel, Channel]
@@ -254,3 +255,31 @@ def test_a_descriptor_that_this_process_may_not_have_is_an_error(pair: Pair):
             two.receive()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_descriptors_that_wait_to_be_sent_may_be_closed_by_who_posted_them():
+    here, there = (Channel(end) for end in socket.socketpair(socket.AF_UNIX))
+    while not here.has_posted:
+        here.post(Ask())
+    before = len(os.listdir("/proc/self/fd"))
+    for text in (b"first", b"second"):
+        fd = os.memfd_create("posted")
+        os.write(fd, text)
+        here.post(Ask(), (fd,))
+        os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    while here.has_posted:
+        there.receive()
+        here.flush()
+    found = []
+    while len(found) < 2:
+        there.receive()
+        with contextlib.suppress(IndexError):
+            found.append(there.take_fd())
+            found.append(there.take_fd())
+    assert [os.pread(fd, 9, 0) for fd in found] == [b"first", b"second"]
+    for fd in found:
+        os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
+    here.close()
+    there.close()

@@ -52,7 +52,7 @@ def test_what_goes_in_comes_out(specs, num_records, compression, data):
     batch.validate(full=True)
     first = data.draw(st.integers(0, num_records))
     for received, start in [(batch, 0), (through_ipc(batch, compression), 0), (batch.slice(first), first)]:
-        found = arrays_of(received, specs)
+        found = arrays_of(received, specs, arrow_schema(specs))
         assert list(found) == list(specs)
         for name, spec in specs.items():
             assert found[name].dtype == spec.dtype and found[name].shape == (num_records - start, *spec.shape)
@@ -77,7 +77,7 @@ def test_a_batch_is_a_view_and_keeps_its_arrays_alive():
     gone: list[bool] = []
     weakref.finalize(arrays["board"], gone.append, True)
     batch = record_batch(arrow_schema(specs), arrays, 3)
-    found = arrays_of(batch, specs)["board"]
+    found = arrays_of(batch, specs, arrow_schema(specs))["board"]
     assert found.__array_interface__["data"][0] == address
     del arrays, batch
     gc.collect()
@@ -97,10 +97,8 @@ def test_what_is_of_another_form_is_refused():
     specs = {"a": FieldSpec((2,), np.dtype("float32"))}
     other = {"a": FieldSpec((2,), np.dtype("float64"))}
     batch = record_batch(arrow_schema(other), random_arrays(other, 3), 3)
-    with pytest.raises(ServerError, match=r"field 'a' .* must be fixed_size_list<item: float"):
-        arrays_of(batch, specs)
-    with pytest.raises(ServerError, match=r"field 'b' .* must be float, got nothing"):
-        arrays_of(batch, {"b": FieldSpec((), np.dtype("float32"))})
+    with pytest.raises(ServerError, match=r"must have the columns a: .*item: float .*, got a: .*item: double"):
+        arrays_of(batch, specs, arrow_schema(specs))
 
 
 def test_a_batch_that_claims_more_than_it_has_is_refused():
@@ -115,7 +113,7 @@ def test_a_batch_that_claims_more_than_it_has_is_refused():
     batch = pa.ipc.open_stream(lies).read_next_batch()
     assert batch.num_rows == 100_000
     with pytest.raises(ServerError, match=r"must hold together.*at least 800000 byte"):
-        arrays_of(batch, specs)
+        arrays_of(batch, specs, arrow_schema(specs))
 
 
 def test_the_fields_of_a_packed_batch():

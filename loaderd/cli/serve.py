@@ -1,0 +1,115 @@
+"""``loaderd serve``: data sets for several consumers, on this machine and on others."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loaderd import logs
+from loaderd.errors import LoaderdError
+from loaderd.remote.security import TOKEN_VARIABLE, read_token
+from loaderd.server.options import Address, ServerOptions, default_unix_path, parse_bytes
+from loaderd.server.supervisor import Supervisor
+from loaderd.server.unix_socket import make_private_folder
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_DESCRIPTION = """\
+Serve data sets to several consumers (loaderd.connect), each with a batch size and a position of its own. A data set
+is an object of a Python module that can be imported from here: train = loaderd.Dataset(shards, schema, …) in
+mypackage/datasets.py is mypackage.datasets:train. SIGHUP: import everything anew, for the consumers that come then.
+SIGTERM, Ctrl-C: tell the consumers, and end; a second time: at once."""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the others."""
+    parser = commands.add_parser("serve", help="serve data sets to several consumers", description=_DESCRIPTION)
+    parser.set_defaults(run=run)
+    default = ServerOptions
+    parser.add_argument("targets", nargs="+", metavar="MODULE:DATASET", help="such as mypackage.datasets:train")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes for all of them; default: of the cores")
+    parser.add_argument(
+        "--unix",
+        metavar="PATH",
+        help=f"the Unix socket, for consumers of this user on this machine; default: {default_unix_path()}",
+    )
+    net = parser.add_argument_group("network")
+    net.add_argument("--listen", metavar="HOST:PORT", help="such as 0.0.0.0:8471; default: no network")
+    net.add_argument("--tls-cert", metavar="FILE", help="the server's certificate and what leads to its CA, PEM")
+    net.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
+    net.add_argument("--tls-client-ca", metavar="FILE", help="ask clients for a certificate from this CA, PEM")
+    net.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"what every client must show; default: the environment's {TOKEN_VARIABLE}",
+    )
+    net.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS and a token")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-consumers", type=int, default=default.max_consumers, metavar="N", help="default: %(default)s"
+    )
+    limits.add_argument(
+        "--max-held-batches",
+        type=int,
+        default=default.max_held_batches,
+        metavar="N",
+        help="that a consumer may ask to hold at a time (held_batches); default: %(default)s",
+    )
+    limits.add_argument(
+        "--max-bandwidth", metavar="BYTES", help="a second of a consumer, such as 100MB; default: none"
+    )
+    limits.add_argument(
+        "--idle-timeout",
+        type=float,
+        metavar="S",
+        help="part with consumers that take nothing for so long; default: never",
+    )
+    looks = parser.add_argument_group("operation")
+    looks.add_argument("--health", metavar="HOST:PORT", help="/healthz and /metrics over HTTP; default: none")
+    looks.add_argument(
+        "--log-format",
+        choices=logs.FORMATS,
+        default=default.log_format,
+        help="on standard error; default: %(default)s",
+    )
+    looks.add_argument(
+        "--grace",
+        type=float,
+        default=default.grace,
+        metavar="S",
+        help="for consumers to take note of the end; default: %(default)g",
+    )
+
+
+def options_of(arguments: argparse.Namespace) -> ServerOptions:
+    """The options, checked; raises OptionError, and ServerError where the default place is somebody else's."""
+    given = {name: value for name, value in vars(arguments).items() if name not in ("run", "token_file")}
+    for name in ("listen", "health"):
+        if given[name] is not None:
+            given[name] = Address.parse(given[name])
+    if given["max_bandwidth"] is not None:
+        given["max_bandwidth"] = parse_bytes(given["max_bandwidth"])
+    given["token"] = read_token(arguments.token_file) if given["listen"] else None
+    given["targets"] = tuple(arguments.targets)
+    given["unix"] = os.path.abspath(arguments.unix or default_unix_path())
+    options = ServerOptions(**given)
+    if arguments.unix is None and not os.environ.get("XDG_RUNTIME_DIR"):
+        make_private_folder(Path(options.unix).parent)
+    return options
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes. 0: a signal ended it; 1: it could not go on; 2: wrong options."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        options = options_of(arguments)
+        logs.configure(options.log_format, "supervisor")
+        supervisor = Supervisor(options)
+    except LoaderdError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0 if supervisor.run() else 1

@@ -1,0 +1,262 @@
+"""What all loaders have in common: passes, positions and facts of a stream, wherever its batches come from."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+from loaderd.client.batch import Batch
+from loaderd.client.sources import Source
+from loaderd.client.supervised import SupervisedStream
+from loaderd.errors import LoaderdError, OptionError
+from loaderd.options import require
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import Position
+from loaderd.statistics import Statistics
+from loaderd.subscription import Sharing
+
+_Any = TypeVar("_Any", bound="BaseLoader")
+
+
+class BaseLoader:
+    """A :class:`~loaderd.Loader` or a :class:`~loaderd.ServedLoader`."""
+
+    sharing: Sharing = "independent"
+    """How it shares its data set with other consumers; see ``loaderd.connect``."""
+
+    def __init__(self, source: Source, stream: SupervisedStream, start: Position) -> None:
+        """``stream`` is one of ``source``, opened at ``start``."""
+        self.schema = source.schema
+        self._options = source.options
+        self._grows = source.grows
+        self._stream = stream
+        self._next = self._here = stream.course.find(start)
+        self._first_pass = self._next[0]
+        self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
+
+    # -------------------------------------------------------------------------------------- consuming
+
+    def __iter__(self) -> Iterator[Batch]:
+        """A new pass. An iterator of an older pass still works, but each change between the two costs a new start.
+
+        Where data sets grow, each epoch is a pass of its own, of the shards that there are when it begins. After an
+        exception, the iterator goes on: behind a batch that could not be delivered.
+        """
+        return _Iteration(self, self._stream)
+
+    @property
+    def passes_of_an_iteration(self) -> int | None:
+        """1; or where data sets grow, as many as the iteration that comes next has epochs (None: no end)."""
+        if not self._grows or self._options.epochs is None:
+            return None if self._grows else 1
+        return self._options.epochs - self._next[0].first_epoch % self._options.epochs
+
+    def new_pass(self) -> tuple[Pass, int]:
+        """Begin a pass; returns which it is, and the step with which it begins, for :meth:`fetch`."""
+        with self._stream.lock:
+            return self._new_pass()
+
+    def _new_pass(self) -> tuple[Pass, int]:
+        pass_, step = self._next
+        if self._grows and pass_.listing is None:
+            self._stream.list_shards(None)
+            pass_ = replace(pass_, listing=self._stream.course.listing)
+        self._next = self._stream.course.next_pass(pass_), 0
+        return pass_, step
+
+    def num_steps(self, pass_: Pass) -> int | None:
+        """The step behind the last one of a pass; None if it never ends."""
+        return self._stream.course_of(pass_).batches(pass_).num_steps
+
+    def fetch(self, pass_: Pass, step: int) -> Batch | None:
+        """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
+
+        Any step can be asked for at any time and is always the same batch. Steps in order are fast; another one makes
+        the workers start anew there. Raises the error of a batch that cannot be delivered.
+        """
+        with self._stream.lock:
+            found = self._fetch(pass_, step)
+            if found is not None:
+                self._here = pass_, step + 1
+        if isinstance(found, LoaderdError):
+            raise found
+        return found
+
+    def _fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
+        if pass_ is not self._sized[0] or self._grows:
+            num_steps = self.num_steps(pass_)
+            self._sized = pass_, math.inf if num_steps is None else num_steps
+        if step >= self._sized[1]:
+            return None
+        return self._stream.fetch(pass_, step)
+
+    # -------------------------------------------------------------------------------------- positions
+
+    @property
+    def position(self) -> Position:
+        """Where the consumer stands: the batch that it will take next. What was read ahead does not count."""
+        return self._stream.course_of(self._here[0]).position(*self._here)
+
+    @property
+    def next_position(self) -> Position:
+        """Where the next pass will begin."""
+        return self._stream.course_of(self._next[0]).position(*self._next)
+
+    @property
+    def next_is_whole(self) -> bool:
+        """Whether the next pass begins where a pass begins, and so is as long as those behind it."""
+        return self._stream.course.is_whole(*self._next)
+
+    def seek(self, position: Position) -> None:
+        """Have the next pass begin at ``position``, and end where it would have ended.
+
+        Raises OptionError where it is of other data, or does not exist. A position from the middle of an epoch on
+        another number of hosts is for ``Loader(…, start=position)`` alone: it may take more memory.
+        """
+        with self._stream.lock:
+            pass_, step = self._stream.course_of(position).find(position)
+        if self._grows and position.listing is None and step == 0:
+            pass_ = replace(pass_, listing=None)
+        if pass_.past and pass_ != self._first_pass:
+            raise OptionError(
+                f"this position of {position.hosts} hosts in batches of {position.batch_size} is for a new loader",
+                hint="Give it as Loader(…, start=position).",
+            )
+        with self._stream.lock:
+            self._next = self._here = pass_, step
+
+    def after(self, position: Position, batches: int) -> Position:
+        """The position so many batches after ``position``, one pass following the other."""
+        return self._stream.course_of(position).after(position, batches)
+
+    def pass_to_json(self, pass_: Pass) -> str:
+        """A pass as text that says what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""
+        return self._stream.course.pass_to_json(pass_)
+
+    def pass_from_json(self, text: str | bytes) -> Pass:
+        """The pass of that text; a new pass will begin behind it. Raises OptionError where it is of other data."""
+        pass_ = self._stream.course.pass_from_json(text)
+        with self._stream.lock:
+            if pass_.first_epoch >= self._next[0].first_epoch:
+                self._next = self._stream.course.next_pass(pass_), 0
+        return pass_
+
+    # ------------------------------------------------------------------------------------------ facts
+
+    def __len__(self) -> int:
+        """Batches of the next pass (fewer than of others if it begins in the middle); TypeError if it has no end."""
+        pass_, step = self._next
+        num_steps = None if self._grows else self.num_steps(pass_)
+        if num_steps is None:
+            raise TypeError("a loader without an end, or of data that grow, has no length; see batches_per_epoch")
+        return num_steps - step
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of a whole epoch, on every host (``remainder="carry"``: of the first), of the data as they are."""
+        return self._stream.course.batches(self._next[0]).steps_per_epoch
+
+    @property
+    def batch_size(self) -> int:
+        """Records of a batch that is not an epoch's last."""
+        return self._options.batch_size
+
+    @property
+    def held_batches(self) -> int:
+        """How many batches may be held at a time before there are copies."""
+        return self._options.held_batches
+
+    @property
+    def static_batch_size(self) -> int | None:
+        """The number of records of every batch, or None if they may differ."""
+        options = self._options
+        whole = options.remainder == "drop" or (options.remainder == "carry" and options.epochs is None)
+        return options.batch_size if whole and options.on_corrupt == "raise" else None
+
+    def statistics(self) -> Statistics:
+        """Counts so far, and sizes."""
+        stream, counts = self._stream, self._stream.counts
+        return Statistics(
+            **stream.facts,
+            batches_delivered=counts.batches,
+            records_delivered=counts.records,
+            batches_copied=counts.copies,
+            starts=counts.starts,
+            wait_s=counts.wait_s,
+            records_skipped=counts.records_skipped,
+            damages=tuple(counts.report.first),
+            workers_restarted=counts.workers_restarted,
+            daemon_restarts=counts.daemon_restarts,
+            slots_lent=stream.num_lent,
+        )
+
+    # -------------------------------------------------------------------------------------------- end
+
+    def close(self) -> None:
+        """End the daemon and its workers; from any thread, at any time. Batches that are held stay valid.
+
+        A :meth:`fetch` that waits in another thread raises ClosedError.
+        """
+        self._stream.close()
+
+    def __enter__(self: _Any) -> _Any:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Iteration(Iterator[Batch]):
+    """One pass; where data sets grow, as many as an iteration has. Of several threads, each batch goes to one."""
+
+    def __init__(self, loader: BaseLoader, stream: SupervisedStream) -> None:
+        self._loader = loader
+        self._stream = stream
+        self._begun = self._passes = 0
+        self._at: tuple[Pass, int] | None = None
+        if not loader._grows:
+            with stream.lock:
+                self._at = self._begin()
+
+    def _begin(self) -> tuple[Pass, int]:
+        if not self._begun:
+            self._passes = self._loader.passes_of_an_iteration or sys.maxsize
+        if self._begun == self._passes:
+            raise StopIteration
+        at = self._loader._new_pass()
+        self._begun += 1
+        return at
+
+    def __next__(self) -> Batch:
+        taken = None
+        try:
+            with self._stream.lock:
+                found = None
+                while found is None:
+                    if self._at is None:
+                        self._at = self._begin()
+                    before = self._at
+                    found = self._loader._fetch(*before)
+                    if found is None:
+                        self._at = None
+                batch, error = (None, found) if isinstance(found, LoaderdError) else (found, None)
+                taken = before[0], before[1] + 1
+                self._at = self._loader._here = taken
+        except BaseException:
+            if taken is not None and self._at is self._loader._here is taken:  # Ctrl-C, on the very last inch
+                self._at = self._loader._here = before
+            raise
+        # Nothing is called from here on, so an interrupt comes when the consumer has the batch.
+        if error is not None:
+            raise error
+        assert batch is not None
+        return batch
+
+
+def checked_start(start: Position | None) -> Position:
+    """Where a loader is to begin. Raises OptionError for what is no position."""
+    require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start)
+    return start or Position()

@@ -1,0 +1,119 @@
+"""The way to what makes the batches: a channel, and the process at its other end, where that is ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import weakref
+
+from loaderd.client.address import unix_path
+from loaderd.errors import LoaderdError, ServerError
+from loaderd.protocol.channel import Channel
+from loaderd.protocol.process import how_it_ended, start_process
+
+_END_TIMEOUT_S = 1.0
+_CONNECT_TIMEOUT_S = 5  # while so many others want to connect that the server's queue is full
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+
+
+class LinkLost(Exception):
+    """What makes the batches is gone, or out of reach; it may come back.
+
+    ``failure``: what it said last, if it ended for a reason that would come again.
+    """
+
+    def __init__(self, how: str, failure: LoaderdError | None = None) -> None:
+        super().__init__(how)
+        self.failure = failure
+
+
+class Link:
+    """A socket to ``what``, and its ``process``, if it is a child of ours: that ends with the link."""
+
+    def __init__(self, what: str, sock: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.what = what
+        self.channel = Channel(sock)
+        self.process = process
+        self._end = weakref.finalize(self, _end, self.channel, process, os.getpid())
+
+    def how_it_ended(self) -> str:
+        """In words, when nothing more comes; the link is closed then."""
+        self.close()
+        if self.process is None:
+            return f"{self.what} closed the connection"
+        return f"{self.what} {'does not end' if self.process.returncode is None else how_it_ended(self.process)}"
+
+    def kill(self) -> str:
+        """End it, whatever the other end is at; returns what became of that. Children of a process end with it."""
+        if self.process is not None:
+            self.process.kill()
+        self.close()
+        return "was left" if self.process is None else "was killed"
+
+    def close(self) -> None:
+        """End it, and wait for a process's end; from any thread. A wait in another one ends, too."""
+        if self._end():
+            raise KeyboardInterrupt
+
+
+def _end(channel: Channel, process: subprocess.Popen[bytes] | None, creator: int) -> bool:
+    """End the process, and wait for that; returns whether Ctrl-C has cut the wait short.
+
+    It is not raised: at the end of the interpreter it would be printed, and change nothing. A fork of the training
+    process inherits this, and must not end its parent's process.
+    """
+    if os.getpid() != creator:
+        return False
+    try:
+        channel.close()
+        if process is None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+            return False
+        process.kill()
+        # What hangs in the kernel, in a file system that is gone, ends later.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+    except KeyboardInterrupt:
+        if process is not None:
+            process.kill()
+        return True
+    return False
+
+
+def link_to_daemon() -> Link:
+    """A daemon of our own. Raises DaemonError."""
+    process, sock = start_process("loaderd.daemon.service")
+    return Link("the daemon process", sock, process)
+
+
+def link_to_relay(address: str) -> Link:
+    """A relay to a server on the network, which is to be told so by Dial. Raises DaemonError."""
+    process, sock = start_process("loaderd.remote.relay")
+    return Link(f"the relay to {address}", sock, process)
+
+
+def link_to_server(address: str) -> Link:
+    """A server on this machine. Raises LinkLost where nobody listens, ServerError if it is somebody else's."""
+    what, path = f"the server at {address}", unix_path(address)
+    assert path is not None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_TIMEOUT_S, 0))
+        sock.connect(path)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+        _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    except OSError as error:
+        sock.close()
+        raise LinkLost(f"{what} cannot be reached: {error.strerror or error}") from None
+    if user not in (os.geteuid(), 0):
+        sock.close()
+        raise ServerError(
+            f"{what} runs as user {user}, and this is user {os.geteuid()}",
+            hint="Who listens there could give you any data. Run the server as the same user, or as root.",
+        )
+    return Link(what, sock)

@@ -1,0 +1,139 @@
+"""A stream whose batches go to whichever of a group's consumers asks for the next one.
+
+::
+
+    join ──► Joined: the group's pass, and its mark ──► want ──► a batch ──► want ──► … ──► the pass is over for all
+      ▲                                                                     │
+      └────────── with what we have had since the mark ◄── the link is lost ┘
+
+Everything before the mark is used up, by one consumer or another. What this one has had behind it is in ``taken``,
+and is told to the server when it joins: to one that was started anew, which knows nothing else of it. A batch is used
+up when its slot is released, or when it was copied; a server lends what a consumer still had, when that goes, to
+another one. So each batch comes at least once to somebody, and only what was under way when somebody went may come
+twice.
+
+One batch is asked for ahead. A consumer that has asked for two waits for both of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loaderd.client.batch import Batch
+from loaderd.client.link import LinkLost
+from loaderd.client.progress import IndexProgress
+from loaderd.client.sources import Source
+from loaderd.client.supervised import SupervisedStream
+from loaderd.errors import LoaderdError
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import Position
+
+_NOW_AND_AHEAD = 2
+
+
+class SharedStream(SupervisedStream):
+    """See the module's docstring. Threads, ends and interrupts are as in SupervisedStream."""
+
+    def __init__(self, source: Source, start: Position, progress: IndexProgress) -> None:
+        super().__init__(source, start, progress)
+        self._pass, self._mark = self.course.find(start)
+        self._taken: set[int] = set()
+        self._is_member = False
+        self._asked = 0
+
+    @property
+    def place(self) -> tuple[Pass, int]:
+        """The group's pass, and the step before which everything is used up."""
+        return self._pass, self._mark
+
+    def take(self, of: Pass | None) -> tuple[Pass, int, Batch | LoaderdError] | None:
+        """The next batch of the pass ``of``, or why it cannot be had, and which one it is; None: the pass is over.
+
+        ``of`` None: of whichever pass the group is at. The stream is torn until :meth:`keep`.
+        """
+        while True:
+            try:
+                if not self._is_member or self._now.torn or self._over is not None:
+                    self._join()
+                if of is not None and of != self._pass:
+                    return None
+                connection = self._now
+                connection.torn = True
+                missing, self._asked = _NOW_AND_AHEAD - self._asked, _NOW_AND_AHEAD
+                if missing:
+                    connection.want(missing)
+                item = self._take(connection)
+                self._asked -= 1
+                self._follow()
+            except LinkLost as lost:
+                self._is_member = False
+                self._open_for(self._pass, lost, self._mark)
+            else:
+                if item is not None:
+                    return self._pass, connection.step, item
+                self._pass, self._mark = self.course.next_pass(self._pass), 0
+                self._taken.clear()
+                self._is_member = False
+                connection.torn = False
+                return None
+
+    def keep(self, step: int) -> None:
+        """The consumer has what :meth:`take` gave."""
+        self._taken.add(step)
+        self._now.torn = False
+
+    def give_up(self, step: int) -> None:
+        """The consumer does not get what :meth:`take` gave: the server must lend it again."""
+        self._now.torn = True
+        self._taken.discard(step)
+
+    def _join(self) -> None:
+        self._check()
+        self._is_member = False
+        if self._now.torn:
+            self._open_for(self._pass, None, self._mark)
+        self._asked = 0
+        self._now.join(self._pass, self._mark, sorted(self._taken))
+        self.counts.starts += 1
+        self._follow()
+        self._is_member = True
+        self._now.torn = False
+
+    def _follow(self) -> None:
+        """Take over where the group is."""
+        pass_, mark = self._now.joined
+        if pass_ != self._pass:
+            self._taken.clear()
+        elif mark > self._mark:
+            self._taken = {step for step in self._taken if step >= mark}
+        self._pass, self._mark = pass_, mark
+
+
+class SharedIteration(Iterator[Batch]):
+    """What of a pass this consumer gets. Of several threads, each batch goes to one."""
+
+    def __init__(self, stream: SharedStream) -> None:
+        self._stream = stream
+        self._pass: Pass | None = None
+        self._over = False
+
+    def __next__(self) -> Batch:
+        taken = None
+        try:
+            with self._stream.lock:
+                found = None if self._over else self._stream.take(self._pass)
+                if found is None:
+                    self._over = True
+                    raise StopIteration
+                taken = found[1]
+                self._pass = found[0]
+                self._stream.keep(taken)
+        except BaseException:
+            if taken is not None:  # Ctrl-C, on the very last inch
+                self._stream.give_up(taken)
+            raise
+        # Nothing is called from here on, so an interrupt comes when the consumer has the batch.
+        item = found[2]
+        if isinstance(item, LoaderdError):
+            raise item
+        return item

@@ -1,0 +1,198 @@
+"""A server's daemon, started as the supervisor does it, and consumers that speak the protocol by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.errors import from_wire
+from loaderd.memory.layout import SlotLayout
+from loaderd.memory.shared import SharedMemory
+from loaderd.plan.passes import Pass
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import (
+    PROTOCOL,
+    AskStatus,
+    Bye,
+    Ended,
+    Failed,
+    Hello,
+    Message,
+    Opened,
+    Ready,
+    Release,
+    Serve,
+    Start,
+    Status,
+    Subscribe,
+    Welcome,
+)
+from loaderd.protocol.process import start_process
+from loaderd.schema.wire import from_wire as schema_from_wire
+from loaderd.subscription import Subscription
+
+Kind = TypeVar("Kind", bound=Message)
+_LIMIT_S = 60.0
+
+
+class Consumer:
+    """One connection; ``receive`` waits for a message of a class, and keeps what comes before it in ``passed``."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(path))
+        self.channel = Channel(self.socket)
+        self.passed: list[Message] = []
+        self._arrived: list[Message] = []
+
+    def send(self, *messages: Message) -> Consumer:
+        for message in messages:
+            self.channel.send(message)
+        return self
+
+    def next(self, limit_s: float = _LIMIT_S) -> Message:
+        until_s = time.monotonic() + limit_s
+        while not self._arrived:
+            assert select.select([self.socket], [], [], max(0.0, until_s - time.monotonic()))[0], "nothing came"
+            self._arrived += self.channel.receive()
+        return self._arrived.pop(0)
+
+    def receive(self, kind: type[Kind], limit_s: float = _LIMIT_S) -> Kind:
+        while True:
+            message = self.next(limit_s)
+            if isinstance(message, kind):
+                return message
+            if isinstance(message, Failed):
+                raise from_wire(message.error)
+            self.passed.append(message)
+
+    def hello(self, dataset: str = "train") -> Welcome:
+        return self.send(Hello(PROTOCOL, loaderd.__version__, dataset)).receive(Welcome)
+
+    def subscribe(self, dataset: str = "train", batch_size: int = 10, **options: Any) -> Consumer:
+        """Until the stream is there, with its memory mapped."""
+        self.schema = schema_from_wire(self.hello(dataset).dataset["schema"])
+        self.send(Subscribe(Subscription(batch_size, **options).to_wire(), None))
+        self.receive(Opened)
+        self.memory = SharedMemory(self.channel.take_fd(), writable=False)
+        self.layout = SlotLayout(self.schema.specs, batch_size)
+        return self
+
+    def ids(self, slot: int, num_records: int) -> list[int]:
+        found: list[int] = self.layout.views(self.memory.bytes, slot)["id"][:num_records].tolist()
+        return found
+
+    def read(self, epochs: int = 1, pause_s: float = 0.0) -> list[list[int]]:
+        """The ids of each batch of a pass, from its beginning."""
+        self.send(Start(0, Pass(0, epochs).to_wire(), 0))
+        found = []
+        while True:
+            message = self.next()
+            if isinstance(message, Ended):
+                return found
+            if isinstance(message, Failed):
+                raise from_wire(message.error)
+            if isinstance(message, Ready):
+                for _, slot, num_records in message.batches:
+                    found.append(self.ids(slot, num_records))
+                    time.sleep(pause_s)
+                    self.send(Release([slot]))
+
+    def is_closed(self) -> bool:
+        """Whether the server closes the connection, after what else it says."""
+        try:
+            while True:
+                self.next()
+        except ChannelClosed:
+            return True
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+class ServedDaemon:
+    """The daemon, and a client's path to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], supervisor: Channel, path: Path) -> None:
+        self.process = process
+        self.supervisor = supervisor
+        self.path = path
+
+    def connect(self) -> Consumer:
+        return Consumer(self.path)
+
+    def subscribe(self, *arguments: Any, **options: Any) -> Consumer:
+        return self.connect().subscribe(*arguments, **options)
+
+    def report(self) -> dict[str, Any]:
+        self.supervisor.send(AskStatus())
+        return self.answer(Status).report
+
+    def answer(self, kind: type[Kind]) -> Kind:
+        while True:
+            for message in self.supervisor.receive():
+                if isinstance(message, Failed):
+                    raise from_wire(message.error)
+                if isinstance(message, kind):
+                    return message
+
+    def wait_for_consumers(self, number: int) -> None:
+        until_s = time.monotonic() + _LIMIT_S
+        while len(self.report()["consumers"]) != number:
+            assert time.monotonic() < until_s, self.report()["consumers"]
+            time.sleep(0.01)
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+
+def goodbye(consumer: Consumer) -> str:
+    """Why the server ends the connection, if it says Bye."""
+    return consumer.receive(Bye).text
+
+
+@contextlib.contextmanager
+def serve(folder: Path, module: str, source: str, *names: str, **settings: Any) -> Iterator[ServedDaemon]:
+    """A daemon that serves data sets of a module of that ``source``."""
+    (folder / f"{module}.py").write_text(source)
+    path = folder / f"{module}.sock"
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener, pytest.MonkeyPatch.context() as patch:
+        listener.bind(str(path))
+        listener.listen(64)
+        patch.syspath_prepend(str(folder))
+        process, sock = start_process("loaderd.daemon.server")
+        supervisor = Channel(sock)
+        chosen = {
+            "targets": [f"{module}:{name}" for name in names],
+            "workers": 2,
+            "max_consumers": 64,
+            "max_held_batches": 64,
+            "max_bandwidth": None,
+            "idle_timeout": None,
+            "log_format": "lines",
+            **settings,
+        }
+        supervisor.send(Serve(chosen), (listener.fileno(),))
+        daemon = ServedDaemon(process, supervisor, path)
+        try:
+            daemon.answer(Status)
+            yield daemon
+        finally:
+            supervisor.close()
+            process.wait(_LIMIT_S)
+            path.unlink()
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return np.concatenate(batches).tolist() if batches else []

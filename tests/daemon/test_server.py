@@ -1,0 +1,354 @@
+"""Many consumers of one daemon: each has what it asked for, and what one does costs the others nothing."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from accidents import children_of, kill
+from served import Consumer, ServedDaemon, flat, goodbye, serve
+
+import loaderd
+from loaderd.errors import CorruptRecordError, LoaderdError, OptionError, ServerError, WorkerError
+from loaderd.plan.passes import Pass
+from loaderd.protocol.messages import (
+    PROTOCOL,
+    Ask,
+    AskStatus,
+    Drain,
+    Hello,
+    List,
+    Listed,
+    Opened,
+    Ready,
+    Release,
+    Start,
+    State,
+    Status,
+    Stop,
+    Subscribe,
+    Want,
+)
+from loaderd.subscription import Subscription
+
+Write = Callable[..., list[Path]]
+
+MODULE = """
+import loaderd
+
+features = {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}
+schema = loaderd.Schema(features, {"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")})
+train = loaderd.Dataset("%(folder)s/shards/*.tfrecord", schema, shuffle=loaderd.Shuffle(300, block_records=50))
+valid = loaderd.Dataset("%(folder)s/shards/*.tfrecord", schema, shuffle=False).take(100)
+growing = loaderd.Dataset("%(folder)s/growing/*.tfrecord", schema, refresh="epoch")
+broken = loaderd.Dataset("%(folder)s/broken/*.tfrecord", schema)
+lost = loaderd.Dataset("%(folder)s/nothing/*.tfrecord", schema)
+
+
+def only_here():
+    import os
+
+    if "loaderd-worker" in open("/proc/self/comm").read():
+        raise ImportError("not in a worker")
+    return only_here, ()
+
+
+class Unpicklable:
+    def __call__(self, id):
+        return id
+
+    def __reduce__(self):
+        return load, ()
+
+
+def load():
+    raise ImportError("not in a worker")
+
+
+fields = {"id": loaderd.Array("id"), "odd": loaderd.Derived(Unpicklable(), ("id",))}
+strange = loaderd.Dataset("%(folder)s/shards/*.tfrecord", loaderd.Schema(features, fields))
+number = 7
+"""
+
+
+@pytest.fixture
+def daemon(write_numbered: Write, tmp_path: Path) -> Iterator[ServedDaemon]:
+    write_numbered([500, 300])
+    write_numbered([40], "growing")
+    (path,) = write_numbered([40], "broken")
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    names = ("train", "valid", "growing", "broken", "lost", "strange")
+    with serve(tmp_path, "numbered_sets", MODULE % {"folder": tmp_path}, *names) as daemon:
+        yield daemon
+
+
+def expected(folder: Path, **options: object) -> list[list[int]]:
+    """The ids of an epoch's batches of 10, as an embedded loader delivers them."""
+    features = {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}
+    schema = loaderd.Schema(features, {"id": loaderd.Array("id")})
+    shuffle = loaderd.Shuffle(300, block_records=50)
+    with loaderd.Loader(f"{folder}/shards/*.tfrecord", schema, batch_size=10, shuffle=shuffle, **options) as loader:
+        return [batch["id"].tolist() for batch in loader]
+
+
+# ------------------------------------------------------------------------------------------ what they get
+
+
+def test_consumers_at_once_each_have_the_order_of_an_embedded_loader(daemon: ServedDaemon, tmp_path: Path):
+    consumers = [daemon.subscribe(), daemon.subscribe(held_batches=2), daemon.subscribe("valid", 7)]
+    found: dict[int, list[list[int]]] = {}
+    threads = [
+        threading.Thread(target=lambda n=n, each=each: found.update({n: each.read()}))
+        for n, each in enumerate(consumers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found[0] == found[1] == expected(tmp_path)
+    assert flat(found[2]) == list(range(100))
+
+
+def test_packed_batches_have_the_same_order(daemon: ServedDaemon, tmp_path: Path):
+    consumer = daemon.connect()
+    consumer.hello()
+    consumer.send(Subscribe(Subscription(10, packed=True).to_wire(), None))
+    sizes = consumer.receive(Opened).facts
+    whole = daemon.subscribe()
+    assert whole.layout.slot_bytes >= sizes["slot_bytes"]
+    assert flat(whole.read()) == flat(expected(tmp_path))
+
+
+def test_split_consumers_have_each_record_once(daemon: ServedDaemon):
+    parts = [flat(daemon.subscribe(sharing="split", shard=(rank, 3)).read()) for rank in range(3)]
+    assert sorted(itertools.chain(*parts)) == list(range(800))
+    assert {len(part) for part in parts} == {266, 267}
+
+
+def test_who_does_not_read_stops_nobody(daemon: ServedDaemon, tmp_path: Path):
+    asleep = daemon.subscribe()
+    asleep.send(Start(0, Pass(0, None).to_wire(), 0))
+    assert daemon.subscribe().read() == expected(tmp_path)
+    state = {each["number"]: each for each in daemon.report()["consumers"]}
+    assert max(each["slots_lent"] for each in state.values()) == state[max(state)]["slots"]
+
+
+def test_killed_workers_cost_nobody_anything(daemon: ServedDaemon, tmp_path: Path):
+    consumers = [daemon.subscribe() for _ in range(2)]
+    found: list[list[list[int]]] = []
+    threads = [
+        threading.Thread(target=lambda each=each: found.append(each.read(epochs=2, pause_s=0.005)))
+        for each in consumers
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        time.sleep(0.15)
+        kill(children_of(daemon.process.pid)[0])
+    for thread in threads:
+        thread.join(60)
+    assert found[0] == found[1] and found[0][:80] == expected(tmp_path)
+    assert daemon.report()["workers_restarted"] == 4
+
+
+def test_sets_that_grow_are_listed_by_each_consumer(daemon: ServedDaemon, write_numbered: Write):
+    consumer = daemon.subscribe("growing")
+    listing = next(message for message in consumer.passed if isinstance(message, Listed)).listing
+    assert len(flat(consumer.read())) == 40
+    write_numbered([40, 10], "growing")
+    consumer.send(List(None))
+    listed = consumer.receive(Listed)
+    assert listed.error is None and listed.facts["num_records"] == 50 and listed.listing != listing
+    consumer.send(Start(1, Pass(1, 1).to_wire(), 0))
+    assert sum(batch[2] for batch in consumer.receive(Ready).batches) > 0
+    consumer.send(List([["no.tfrecord", "such.tfrecord", 3, "00000000"]]))
+    assert consumer.receive(Listed).error is not None  # and goes on
+    assert len(flat(daemon.subscribe("growing").read())) == 50
+
+
+def test_memory_for_consumers_can_only_be_read(daemon: ServedDaemon):
+    consumer = daemon.connect()
+    consumer.hello()
+    consumer.send(Subscribe(Subscription(10).to_wire(), None)).receive(Opened)
+    fd = consumer.channel.take_fd()
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 4096)
+    with pytest.raises(OSError):
+        os.ftruncate(fd, 0)
+    os.close(fd)
+
+
+def test_what_a_consumer_had_is_given_back(daemon: ServedDaemon):
+    def visit() -> None:
+        consumer = daemon.subscribe()
+        consumer.send(Start(0, Pass(0, None).to_wire(), 0)).receive(Ready)
+        consumer.close()
+        daemon.wait_for_consumers(0)
+
+    visit()
+    before = daemon.descriptors()
+    workers = children_of(daemon.process.pid)
+
+    def mapped(pid: int) -> int:
+        return Path(f"/proc/{pid}/maps").read_text().count("memfd:loaderd")
+
+    for _ in range(20):
+        visit()
+    assert daemon.descriptors() == before
+    assert daemon.report()["memory_bytes"] == 0
+    daemon.subscribe().read()  # every worker has taken note of the ends by now
+    assert max(mapped(pid) for pid in workers) <= 4
+    assert children_of(daemon.process.pid) == workers
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+def refused(consumer: Consumer, error: type[LoaderdError], match: str) -> None:
+    with pytest.raises(error, match=match):
+        consumer.receive(Ready)
+    assert consumer.is_closed()
+
+
+def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
+    options = Subscription(10).to_wire()
+    hello = Hello(PROTOCOL, "0.1.0", "train")
+    version = rf"loaderd {loaderd.__version__} .* protocol {PROTOCOL}; the consumer is loaderd 9.9 and speaks 99"
+    start = [*Pass(0, 1).to_wire()]
+    cases: list[tuple[Sequence[object], type[LoaderdError], str]] = [
+        ([Hello(99, "9.9", "train")], ServerError, version),
+        ([Hello(PROTOCOL, "0.1.0", "other")], ServerError, "no data set 'other'; there are .*'train', 'valid'"),
+        ([Subscribe(options, None)], ServerError, "first message must be Hello"),
+        ([hello, hello], ServerError, "Hello came twice"),
+        ([hello, Release([1])], ServerError, "Release came before Subscribe"),
+        ([hello, Subscribe(options, None), Release([1])], LoaderdError, "before the stream was there|not lent"),
+        ([hello, Subscribe({}, None)], OptionError, "batch_size among them"),
+        ([hello, Subscribe({**options, "batch_size": 900}, None)], OptionError, "at most 800"),
+        ([hello, Subscribe({**options, "held_batches": 65}, None)], ServerError, "at most 64 here, got 65"),
+        (
+            [hello, Subscribe({**options, "batch_size": 1 << 62}, None)],
+            LoaderdError,
+            "batch_size must|not enough memory",
+        ),
+        ([hello, Subscribe(options, '{"version": 1}')], OptionError, "position must be"),
+        ([hello, Subscribe(options, None), Subscribe(options, None)], ServerError, "Subscribe came twice"),
+        ([hello, Stop("I say so")], ServerError, "no message of loaderd: Stop must not come here"),
+        ([Hello(PROTOCOL, "0.1.0", "broken"), Subscribe(options, None)], CorruptRecordError, "1 damaged record"),
+        ([Hello(PROTOCOL, "0.1.0", "lost"), Subscribe(options, None)], LoaderdError, "nothing"),
+        ([Hello(PROTOCOL, "0.1.0", "strange"), Subscribe(options, None)], WorkerError, "not in a worker"),
+    ]
+    healthy = daemon.subscribe()
+    for messages, error, match in cases:
+        consumer = daemon.connect()
+        consumer.send(*messages)
+        refused(consumer, error, match)
+    opened = daemon.subscribe()
+    refused(opened.send(Start(0, start, 0), Release([999])), ServerError, "slot 999 is not lent")
+    refused(daemon.subscribe().send(Want(1)), ServerError, "Want")
+    refused(daemon.subscribe().send(List(None)), OptionError, "grows")
+    refused(daemon.subscribe().send(Start(0, ["x"], 0)), ServerError, "Start holds what cannot be")
+    assert len(flat(healthy.read())) == 800
+    assert daemon.report()["workers_restarted"] == 0
+
+
+def test_a_process_of_another_user_may_not_connect(daemon: ServedDaemon):
+    if os.getuid() != 0:
+        pytest.skip("only root can be another user")
+    for folder in [daemon.path, *daemon.path.parents][:-2]:
+        os.chmod(folder, 0o777)
+    child = os.fork()
+    if child == 0:  # no other program: this interpreter may be one that others cannot run
+        os.setuid(65534)
+        other = socket.socket(socket.AF_UNIX)
+        other.connect(str(daemon.path))
+        os._exit(len(other.recv(1)))
+    assert os.waitpid(child, 0)[1] == 0
+    assert daemon.report()["consumers"] == []
+
+
+def test_limits(write_numbered: Write, tmp_path: Path):
+    write_numbered([500, 300])
+    source = MODULE % {"folder": tmp_path}
+    limits = {"max_consumers": 2, "idle_timeout": 3.0, "max_bandwidth": 136_000.0}  # 1,000 records a second
+    with serve(tmp_path, "limited_sets", source, "train", **limits) as daemon:
+        first, second = daemon.subscribe(), daemon.subscribe()
+        third = daemon.connect().send(Hello(PROTOCOL, "0.1.0", "train"))
+        refused(third, ServerError, "there are 2 consumers, and may be no more")
+        status = daemon.connect().send(Hello(PROTOCOL, "0.1.0", ""), AskStatus())
+        assert len(status.receive(Status).report["consumers"]) == 2
+        began_s = time.monotonic()
+        assert len(flat(first.read(epochs=4))) == 3200
+        assert 1.9 < time.monotonic() - began_s < 6.0  # a second's worth comes at once, and the slots behind it
+        assert daemon.report()["consumers"][0]["records"] == 3200
+        refused(second, ServerError, r"nothing was heard of this consumer for \d s")
+
+
+def test_who_says_nothing_or_half_a_message_is_sent_away(daemon: ServedDaemon, monkeypatch: pytest.MonkeyPatch):
+    silent, slow = daemon.connect(), daemon.connect()
+    slow.socket.sendall(b"\x94")
+    garbled = daemon.connect()
+    garbled.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    refused(garbled, ServerError, "no message of loaderd")
+    refused(silent, ServerError, "no Hello came for 10 s")
+    refused(slow, ServerError, "no Hello came for 10 s|begun and not finished")
+
+
+# ------------------------------------------------------------------------------------------- its supervisor
+
+
+def test_what_cannot_be_served_is_told_the_supervisor(write_numbered: Write, tmp_path: Path):
+    write_numbered([50])
+    for names, match in [
+        (("number",), "limited:number must be a loaderd.Dataset, Mix or Concat, got int"),
+        (("other",), "cannot import limited:other: AttributeError"),
+        (("train", "train"), "two data sets have the name 'train'"),
+    ]:
+        source = MODULE % {"folder": tmp_path}
+        with pytest.raises(ServerError, match=match), serve(tmp_path, "limited", source, *names):
+            pass
+
+
+def test_the_end_is_told_to_consumers(daemon: ServedDaemon):
+    reading, waiting = daemon.subscribe(), daemon.subscribe()
+    reading.send(Start(0, Pass(0, None).to_wire(), 0)).receive(Ready)
+    daemon.supervisor.send(Stop("the server was told to stop"))
+    assert goodbye(reading) == goodbye(waiting) == "the server was told to stop"
+    assert reading.is_closed() and daemon.process.wait(10) == 0
+
+
+def test_a_daemon_that_is_drained_ends_with_its_last_consumer(daemon: ServedDaemon, tmp_path: Path):
+    consumer = daemon.subscribe()
+    daemon.supervisor.send(Drain())
+    assert daemon.report()["draining"]
+    assert consumer.read() == expected(tmp_path)
+    assert daemon.process.poll() is None
+    consumer.close()
+    assert daemon.process.wait(10) == 0
+
+
+def test_it_ends_with_its_supervisor(daemon: ServedDaemon):
+    consumer = daemon.subscribe()
+    daemon.supervisor.close()
+    assert goodbye(consumer) == "its supervisor is gone"
+    assert daemon.process.wait(10) == 0
+
+
+def test_who_waits_for_whom(daemon: ServedDaemon):
+    consumer = daemon.subscribe()
+    text = consumer.send(Ask()).receive(State).text
+    assert "worker" in text and "consumer" in text
+    report = daemon.report()
+    sets = {each["name"]: each for each in report["datasets"]}
+    assert sets["train"]["state"] == "ready" and sets["train"]["num_records"] == 800
+    assert sets["train"]["fields"] == {"bits": "float32 (32,)", "id": "int64 ()"}
+    assert sets["broken"]["state"].startswith("failed: 1 damaged record")
+    assert report["memory_bytes"] > 0 and report["workers"] == 2

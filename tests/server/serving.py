@@ -1,0 +1,142 @@
+"""A server as its user starts it, and what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from loaderd.bench.process_tree import process_tree
+from loaderd.protocol.channel import Channel
+from loaderd.protocol.messages import PROTOCOL, AskStatus, Hello, Message, Status
+from loaderd.version import VERSION
+
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
+_LIMIT_S = 30.0
+
+MODULE = """
+import loaderd
+schema = loaderd.Schema(
+    features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+    fields={"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")},
+)
+train = loaderd.Dataset("shards/*.tfrecord", schema)
+valid = loaderd.Dataset("shards/000.tfrecord", schema, shuffle=False)
+"""
+
+
+class Server:
+    """``loaderd serve``, run in ``folder``, with its log as JSON."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.path = str(folder / "x.sock")
+        self.process = subprocess.Popen(
+            [COMMAND, "serve", *arguments, "--unix", self.path, "--log-format", "json"],
+            cwd=folder,
+            env={**os.environ, **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def wait_line(self, text: str) -> str:
+        """The text of the next line of the log that holds ``text``."""
+        until_s = time.monotonic() + _LIMIT_S
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, until_s - time.monotonic()))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"it does not say {text!r}, but: {self.said}"
+            try:
+                self.said.append(json.loads(line)["text"])
+            except ValueError:
+                self.said.append(line)
+            if text in self.said[-1]:
+                return self.said[-1]
+
+    def wait_end(self) -> int:
+        """The exit status; all that it said is in ``said``."""
+        status = self.process.wait(_LIMIT_S)
+        self._reader.join()
+        with contextlib.suppress(AssertionError):
+            self.wait_line("\0")
+        return status
+
+    def family(self) -> list[int]:
+        """Its processes, the supervisor first."""
+        return process_tree(self.process.pid)
+
+    @property
+    def daemon(self) -> int:
+        """The process of the daemon that answers now."""
+        pid: int = self.report()["pid"]
+        return pid
+
+    def report(self) -> dict[str, Any]:
+        """Its status."""
+        with self.connected("") as consumer:
+            consumer.send(AskStatus())
+            (message,) = receive(consumer)
+            assert isinstance(message, Status)
+            return message.report
+
+    @contextlib.contextmanager
+    def connected(self, dataset: str) -> Iterator[Channel]:
+        """A consumer that has said Hello."""
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(_LIMIT_S)
+        sock.connect(self.path)
+        channel = Channel(sock)
+        channel.send(Hello(PROTOCOL, VERSION, dataset))
+        yield channel
+        channel.close()
+
+    def close(self) -> None:
+        """End it, whatever it is at."""
+        for pid in reversed(self.family()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+
+def receive(channel: Channel) -> list[Message]:
+    """The next messages; raises ChannelClosed at the end."""
+    while True:
+        messages = channel.receive()
+        if messages:
+            return messages
+
+
+def handles_of(pids: list[int]) -> list[int]:
+    """Descriptors that can be read when the processes have ended."""
+    return [os.pidfd_open(pid) for pid in pids]
+
+
+def wait_ends(handles: list[int]) -> None:
+    """Wait until all of these processes are gone."""
+    for handle in handles:
+        assert select.select([handle], [], [], _LIMIT_S)[0], "a process is still there"
+        os.close(handle)

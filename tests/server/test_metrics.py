@@ -1,0 +1,135 @@
+"""The figures for Prometheus: as its own parser reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from loaderd.server.metrics import MAX_NAMES, OTHER_NAMES, Metrics
+
+
+def consumer(number: int, batches: int, name: str = "", dataset: str = "train", **more: Any) -> dict[str, Any]:
+    counted = {"batches": batches, "records": batches * 100, "bytes": batches * 1000}
+    of_slots = {"slots": 12, "slots_lent": 2, "sharing": "independent", "idle_s": 0.5}
+    return {"number": number, "name": name, "dataset": dataset, **counted, **of_slots, **more}
+
+
+def report(*consumers: dict[str, Any], state: str = "ready", workers_restarted: int = 0) -> dict[str, Any]:
+    is_ready = state == "ready"
+    sizes = {"num_shards": 3 if is_ready else 0, "num_records": 1000 if is_ready else None}
+    return {
+        "workers": 2,
+        "workers_restarted": workers_restarted,
+        "memory_bytes": 1 << 20,
+        "datasets": [{"name": "train", "state": state, **sizes}],
+        "consumers": list(consumers),
+    }
+
+
+def read(metrics: Metrics, *reports: dict[str, Any], is_ready: bool = True, **restarts: int) -> dict[str, float]:
+    """Every sample of the page, by its name and the values of its labels: "loaderd_slots train independent"."""
+    page = metrics.page(is_ready, reports, restarts)
+    assert page.status == 200 and page.content_type.startswith("text/plain; version=")
+    found = {}
+    for family in text_string_to_metric_families(page.body.decode()):
+        assert family.name.startswith("loaderd_") and family.documentation
+        assert family.type in ("gauge", "counter")
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                found[" ".join([sample.name, *(sample.labels[label] for label in sorted(sample.labels))])] = (
+                    sample.value
+                )
+    return found
+
+
+def test_what_there_is():
+    metrics = Metrics()
+    now = report(consumer(1, 5, "a"), consumer(2, 7, sharing="shared", slots_lent=3, idle_s=9.0), workers_restarted=4)
+    metrics.heard(None, now)
+    assert read(metrics, now, daemon=1, gateway=0) == {
+        "loaderd_ready": 1,
+        "loaderd_daemons": 1,
+        "loaderd_workers": 2,
+        "loaderd_memory_bytes": 1 << 20,
+        "loaderd_restarts_total daemon": 1,
+        "loaderd_restarts_total gateway": 0,
+        "loaderd_restarts_total worker": 4,
+        "loaderd_dataset_ready train": 1,
+        "loaderd_dataset_shards train": 3,
+        "loaderd_dataset_records train": 1000,
+        "loaderd_consumers train independent": 1,
+        "loaderd_consumers train shared": 1,
+        "loaderd_slots train independent": 12,
+        "loaderd_slots train shared": 12,
+        "loaderd_slots_lent train independent": 2,
+        "loaderd_slots_lent train shared": 3,
+        "loaderd_consumer_idle_seconds": 9.0,
+        "loaderd_batches_total a train": 5,
+        "loaderd_batches_total  train": 7,
+        "loaderd_records_total a train": 500,
+        "loaderd_records_total  train": 700,
+        "loaderd_bytes_total a train": 5000,
+        "loaderd_bytes_total  train": 7000,
+    }
+
+
+def test_while_it_starts_and_without_a_daemon():
+    found = read(Metrics(), report(state="indexing 41 %"), is_ready=False)
+    assert (found["loaderd_ready"], found["loaderd_dataset_ready train"]) == (0, 0)
+    assert found["loaderd_dataset_records train"] == 0
+    assert read(Metrics(), is_ready=False)["loaderd_daemons"] == 0
+
+
+def test_a_consumer_that_has_just_come_is_none_yet():
+    metrics = Metrics()
+    now = report({"number": 1, "name": "", "pid": 7, "dataset": "train", "connected_s": 0.1, "idle_s": 0.1})
+    metrics.heard(None, now)
+    assert not [name for name in read(metrics, now) if name.startswith(("loaderd_consumers", "loaderd_batches"))]
+
+
+def test_two_daemons_after_a_reload():
+    found = read(Metrics(), report(consumer(1, 5)), report(consumer(1, 6)))
+    assert found["loaderd_daemons"] == 2
+    assert found["loaderd_workers"] == 4
+    assert found["loaderd_consumers train independent"] == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=3), min_size=1, max_size=6), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_counters_never_fall_and_miss_nothing(daemons: list[list[int]], rng: Any):
+    """Daemons one after the other, each with consumers that get so many batches, come and go."""
+    metrics = Metrics()
+    seen = 0.0
+    for daemon in daemons:
+        before = None
+        alive = {number: 0 for number in range(len(daemon))}
+        while alive:
+            for number in list(alive):
+                alive[number] = min(daemon[number], alive[number] + rng.randrange(1, 30))
+            now = report(*[consumer(number, count, "abc"[number]) for number, count in alive.items()])
+            metrics.heard(before, now)
+            before = now
+            lines = metrics.page(True, [now], {}).body.decode().splitlines()
+            total = sum(float(line.split()[-1]) for line in lines if line.startswith("loaderd_batches_total"))
+            assert total >= seen
+            seen = total
+            alive = {number: count for number, count in alive.items() if count < daemon[number]}
+    assert seen == sum(map(sum, daemons))
+
+
+def test_names_are_bounded():
+    metrics = Metrics()
+    for number in range(MAX_NAMES + 100):
+        metrics.heard(None, report(consumer(number, 1, f"trainer {number}")))
+    found = {name: value for name, value in read(metrics, report()).items() if "batches_total" in name}
+    assert len(found) == MAX_NAMES + 1
+    assert found[f"loaderd_batches_total {OTHER_NAMES} train"] == 100
+
+
+def test_odd_names_are_quoted():
+    metrics = Metrics()
+    metrics.heard(None, report(consumer(1, 1, 'a"b\\c, d="e" ä')))
+    assert read(metrics, report())['loaderd_batches_total a"b\\c, d="e" ä train'] == 1

@@ -1,0 +1,242 @@
+"""The supervisor with its daemon and workers, as real processes: starts, deaths, reloads, ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import MODULE, Server, handles_of, receive, wait_ends
+
+from loaderd.protocol.channel import ChannelClosed
+from loaderd.protocol.messages import Bye, Welcome
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Start]:
+    """Starts a server of 2 workers in a folder with the module ``sets`` (``MODULE``) and its shards."""
+    write_numbered([100, 200])
+    (tmp_path / "sets.py").write_text(MODULE)
+    servers: list[Server] = []
+
+    def start(*targets: str, arguments: Sequence[str] = (), **environment: str) -> Server:
+        servers.append(Server(tmp_path, *(targets or ("sets:train",)), "--workers", "2", *arguments, **environment))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def healthz(url: str) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_what_it_says_and_how_it_ends(start: Start, tmp_path: Path):
+    server = start("sets:train", "sets:valid")
+    line = server.wait_line("connect with")
+    assert line == f'connect with loaderd.connect("unix://{server.path}", dataset="train", batch_size=512)'
+    server.wait_line("train: 300 records in 2 shards; fields: bits float32 (32,), id int64 ()")
+    server.wait_line("train: a consumer with batches of 512 takes ")
+    server.wait_line("valid: 100 records in 1 shards")
+    server.wait_line("memory: 0 MiB for consumers now, 2 workers; ")
+    assert stat.S_IMODE(os.stat(server.path).st_mode) == 0o600
+    assert [each["name"] for each in server.report()["datasets"]] == ["train", "valid"]
+    family = handles_of(server.family())
+    assert len(family) == 4
+    with server.connected("train") as consumer:
+        assert isinstance(receive(consumer)[0], Welcome)
+        server.process.send_signal(signal.SIGTERM)
+        assert receive(consumer) == [Bye("the server ends (SIGTERM)")]
+        with pytest.raises(ChannelClosed):
+            receive(consumer)
+    assert server.wait_end() == 0
+    assert server.said[-1] == "the server has ended"
+    wait_ends(family)
+    assert not os.path.exists(server.path)
+
+
+def test_a_daemon_that_dies_is_replaced_and_consumers_wait_for_it(start: Start):
+    server = start()
+    for _ in range(2):
+        server.wait_line("memory:")
+        before = server.daemon
+        workers = handles_of([pid for pid in server.family()[1:] if pid != before])
+        os.kill(before, signal.SIGKILL)
+        assert server.daemon != before, "the connection waited in the queue of the socket"
+        assert "was killed by SIGKILL; another daemon starts in" in server.wait_line(f"daemon {before} ")
+        wait_ends(workers)
+    assert server.process.poll() is None
+
+
+def test_a_server_without_its_supervisor_ends(start: Start):
+    server = start()
+    server.wait_line("memory:")
+    family = handles_of(server.family())
+    server.process.send_signal(signal.SIGKILL)
+    wait_ends(family)
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("nowhere:train", "cannot import nowhere:train: ModuleNotFoundError"),
+        ("sets:missing", "cannot import sets:missing: AttributeError"),
+        ("sets:schema", "sets:schema must be a loaderd.Dataset, Mix or Concat, got Schema"),
+    ],
+)
+def test_what_cannot_be_served(start: Start, target: str, error: str):
+    server = start(target)
+    assert error in server.wait_line("the server gives up: ")
+    assert server.wait_end() == 1
+    assert not os.path.exists(server.path)
+
+
+def test_three_starts_in_vain_are_the_end(start: Start, tmp_path: Path):
+    (tmp_path / "sets.py").write_text(MODULE + "import os\nif os.path.exists('crash'): os.abort()\n")
+    server = start()
+    server.wait_line("memory:")
+    (tmp_path / "crash").touch()
+    with server.connected("train") as consumer:
+        assert isinstance(receive(consumer)[0], Welcome)
+        os.kill(server.daemon, signal.SIGKILL)
+        with pytest.raises(ChannelClosed):
+            receive(consumer)
+    assert server.wait_end() == 1
+    assert [line.split()[-1] for line in server.said if "SIGABRT" in line and "another" in line] == ["s", "s"]
+    assert [line for line in server.said if line.startswith("the server gives up: daemon ")]
+
+
+def test_a_reload_imports_anew_and_the_old_daemon_serves_its_consumers_to_the_end(start: Start, tmp_path: Path):
+    server = start()
+    server.wait_line("memory:")
+    first = server.daemon
+    with server.connected("train") as consumer:
+        assert isinstance(receive(consumer)[0], Welcome)
+        (tmp_path / "sets.py").write_text(MODULE.replace("shards/*", "shards/001"))
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_line("serves now")
+        server.wait_line("train: 200 records in 1 shards")
+        second = server.daemon
+        assert first != second
+        consumer.socket.settimeout(0.3)
+        with pytest.raises(ChannelClosed, match="timed out"):
+            receive(consumer)  # nobody sends it away
+        assert first in server.family()
+    server.wait_line(f"daemon {first}, which was to end with its last consumer, ended with status 0")
+    assert server.daemon == second
+
+
+def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
+    server = start()
+    server.wait_line("memory:")
+    before = server.daemon
+    (tmp_path / "sets.py").write_text("this is no Python")
+    server.process.send_signal(signal.SIGHUP)
+    assert "SyntaxError" in server.wait_line("reload failed, the daemon goes on as it was: ")
+    assert server.daemon == before
+    (tmp_path / "sets.py").write_text(MODULE)
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_line("serves now")
+    assert server.daemon != before
+
+
+def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path: Path):
+    slow = "import pathlib, time\nif pathlib.Path('began').touch() is None: time.sleep(0.5)\n"
+    (tmp_path / "sets.py").write_text(slow + MODULE)
+    server = start()
+
+    def while_one_starts() -> None:
+        until_s = time.monotonic() + 30
+        while not (tmp_path / "began").exists():
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        (tmp_path / "began").unlink()
+        server.process.send_signal(signal.SIGHUP)
+
+    while_one_starts()  # the first
+    server.wait_line("reload: another daemon is started")
+    while_one_starts()  # the second, which has read the file already
+    (tmp_path / "sets.py").write_text(slow + MODULE.replace("shards/*", "shards/001"))
+    server.wait_line("reload: another daemon is started")
+    server.wait_line("train: 200 records in 1 shards")
+    server.wait_line("ended with status 0")
+    assert server.report()["datasets"][0]["num_records"] == 200
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_daemon_that_does_not_end_is_killed(start: Start, signals: int):
+    server = start(arguments=["--grace", "0.3" if signals == 1 else "1000"])
+    server.wait_line("memory:")
+    family = handles_of(server.family())
+    os.kill(server.daemon, signal.SIGSTOP)
+    for _ in range(signals):
+        server.process.send_signal(signal.SIGINT)
+        server.wait_line("SIGINT")
+    assert server.wait_end() == 0
+    wait_ends(family)
+
+
+def test_its_health(start: Start):
+    server = start(arguments=["--health", "127.0.0.1:0"])
+    url = server.wait_line("health: ").split()[1]
+    server.wait_line("memory:")
+    assert healthz(url) == (200, {"status": "ok", "why": "", "datasets": {"train": "ready"}, "consumers": 0})
+    daemon = server.daemon
+    with server.connected("train") as consumer:
+        receive(consumer)
+        until_s = time.monotonic() + 30
+        while healthz(url)[1]["consumers"] != 1:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+    with urllib.request.urlopen(url.replace("healthz", "metrics"), timeout=30) as answer:
+        assert b"\nloaderd_ready 1.0\n" in answer.read()
+    os.kill(daemon, signal.SIGSTOP)
+    until_s = time.monotonic() + 30
+    while (found := healthz(url))[0] == 200:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert found[1]["why"].startswith("the daemon has said nothing for ")
+    os.kill(daemon, signal.SIGKILL)
+    server.wait_line("memory:")
+    assert healthz(url)[0] == 200
+    with urllib.request.urlopen(url.replace("healthz", "metrics"), timeout=30) as answer:
+        assert b'\nloaderd_restarts_total{process="daemon"} 1.0\n' in answer.read()
+
+
+def test_systemd_is_told(start: Start, tmp_path: Path):
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(30)
+        server = start(NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert systemd.recv(100) == b"READY=1"
+        server.process.send_signal(signal.SIGHUP)
+        assert [systemd.recv(100), systemd.recv(100)] == [b"RELOADING=1", b"READY=1"]
+        server.process.send_signal(signal.SIGTERM)
+        assert systemd.recv(100) == b"STOPPING=1"
+        assert server.wait_end() == 0
+
+
+def test_a_second_server_at_the_same_place_is_refused(start: Start):
+    server = start()
+    server.wait_line("memory:")
+    second = start()
+    assert second.wait_end() == 2
+    assert f"process {server.process.pid} (loaderd) of user {os.getuid()} does" in "".join(second.said)
+    assert server.report()["pid"] in server.family()
