@@ -17,11 +17,12 @@ from typing import Any
 
 import cloudpickle
 
+from loaderd.daemon.members import Members, Progressed
 from loaderd.daemon.opening import OpenedStream
 from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
 from loaderd.daemon.preparation import Preparation
 from loaderd.daemon.probe import Probe
-from loaderd.daemon.sharing import MEMBERS_OF, Members, Progressed
+from loaderd.daemon.sharing import MEMBERS_OF
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
