@@ -129,7 +129,7 @@ def main() -> int:
     unix, *network = sys.argv[1:]
     address = f"unix://{unix}"
     first = loaderd.connect(address, dataset="train", batch_size=BATCH_SIZE)
-    readers = Readers(first.num_records)
+    readers = Readers(first.statistics().num_records)
     first.close()
     readers.add("independent", epochs_of(address))
     readers.add("split", *[epochs_of(address, sharing="split", shard=(rank, 2)) for rank in range(2)])
@@ -139,7 +139,7 @@ def main() -> int:
     for address in network:
         readers.add("network", epochs_of(address))
         readers.add("Flight", epochs_of_flight(address))
-    for name in range(5 + 2 * len(network)):
+    for _ in range(5 + 2 * len(network)):
         assert readers.began.acquire(timeout=_START_LIMIT_S), f"not all begin: {readers.batches} {readers.wrong}"
     print("all read", flush=True)
     sys.stdin.readline()
