@@ -30,14 +30,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from loaderd.client.connect import ask_status
+from loaderd.client.link import LinkLost, link_to_server
 from loaderd.errors import LoaderdError, OptionError, ServerError, to_wire
 from loaderd.logs import configure
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Bye, Failed, Gateway, Status, Stop, encode
 from loaderd.protocol.process import enter_process
-from loaderd.remote import daemon_side
 from loaderd.remote.arrow import arrow_schema
-from loaderd.remote.reading import Ticket, batches_of
+from loaderd.remote.reading import Ticket, ask_schema, batches_of
 from loaderd.remote.security import is_bearer, read_pem
 from loaderd.remote.sockets import notice_dead_peers, parse_peer
 from loaderd.remote.tunnel import Tunnel
@@ -47,7 +48,7 @@ from loaderd.remote.wire import AUTHORIZATION, parse_command, write_options
 _logger = logging.getLogger("loaderd")
 
 
-class _TokenCheck(flight.ServerMiddlewareFactory):
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of pyarrow, which has no types
     """Refuses calls without the token. None: there is none."""
 
     def __init__(self, token: str | None) -> None:
@@ -75,15 +76,15 @@ def _in_words() -> Iterator[None]:
         raise pa.ArrowInvalid(str(error)) from None
     except LoaderdError as error:
         raise flight.FlightServerError(str(error)) from None
-    except ConnectionError as error:
-        raise flight.FlightUnavailableError(str(error)) from None
+    except LinkLost as lost:
+        raise flight.FlightUnavailableError(str(lost)) from None
 
 
-class GatewayServer(flight.FlightServerBase):
+class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarrow, which has no types
     """Listens from when it is made on. Raises OptionError where it cannot."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self._unix = settings["unix"]
+        self._daemon = f"unix://{settings['unix']}"
         self._num_places = settings["max_consumers"]
         self._places = threading.Semaphore(self._num_places)
         self.address = _address_of(settings["host"], settings["port"])
@@ -135,30 +136,28 @@ class GatewayServer(flight.FlightServerBase):
             compression = parse_command(descriptor.command)
             try:
                 with self._place():
-                    channel = daemon_side.connect(self._unix)
-                    Tunnel(channel, reader, writer, compression, parse_peer(context.peer())).run()
+                    link = link_to_server(self._daemon)
+                    Tunnel(link.channel, reader, writer, compression, parse_peer(context.peer())).run()
             except NoPlaceError as error:
                 writer.write_metadata(encode(Failed(to_wire(error))))
-            except ConnectionError as error:
-                writer.write_metadata(encode(Bye(str(error))))
+            except LinkLost as lost:
+                writer.write_metadata(encode(Bye(str(lost))))
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
         with self._call(context):
             wanted = Ticket.parse(ticket.ticket)
-            schema = arrow_schema(wanted.specs(daemon_side.ask_schema(self._unix, wanted.dataset)))
+            schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
             return flight.GeneratorStream(schema, self._batches(wanted, schema), write_options(wanted.compression))
 
     def _batches(self, wanted: Ticket, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         with _in_words(), self._place():
-            yield from batches_of(self._unix, wanted, schema)
+            yield from batches_of(self._daemon, wanted, schema)
 
     # ---------------------------------------------------------------------------------------- the data sets
 
     def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
         with self._call(context):
-            names = [
-                each["name"] for each in daemon_side.ask_status(self._unix)["datasets"] if each["state"] == "ready"
-            ]
+            names = [each["name"] for each in ask_status(self._daemon)["datasets"] if each["state"] == "ready"]
             return iter([self._info(flight.FlightDescriptor.for_path(name)) for name in names])
 
     def get_flight_info(
@@ -175,8 +174,8 @@ class GatewayServer(flight.FlightServerBase):
 
     def _info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         wanted = Ticket.described(descriptor)
-        schema = arrow_schema(wanted.specs(daemon_side.ask_schema(self._unix, wanted.dataset)))
-        found = [each for each in daemon_side.ask_status(self._unix)["datasets"] if each["name"] == wanted.dataset]
+        schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
+        found = [each for each in ask_status(self._daemon)["datasets"] if each["name"] == wanted.dataset]
         endpoint = flight.FlightEndpoint(wanted.to_json(), [])
         return flight.FlightInfo(schema, descriptor, [endpoint], found[0]["num_records"] if found else -1, -1)
 
@@ -190,7 +189,7 @@ class GatewayServer(flight.FlightServerBase):
         with self._call(context):
             if action.type not in ("status", "healthz"):
                 raise OptionError(f"an action must be status or healthz, got {action.type[:100]!r}")
-            report = daemon_side.ask_status(self._unix)
+            report = ask_status(self._daemon)
             return [json.dumps(report).encode() if action.type == "status" else b"ok"]
 
 

@@ -1,8 +1,8 @@
 """Batches for a Flight client that knows nothing of loaderd.
 
-It asks with a ticket, a JSON object of a :class:`Ticket`'s fields, of which all but "dataset" may be missing, and gets
-record batches (:mod:`loaderd.remote.arrow`). The ``app_metadata`` of each is a JSON object, the position behind it:
-given as "start", it has the batches go on from there.
+It asks with a ticket, a JSON object of a :class:`Ticket`'s fields, of which all but "dataset" may be missing, and
+gets record batches (:mod:`loaderd.remote.arrow`). The ``app_metadata`` of each is a JSON object, the position behind
+it: given as "start", it has the batches go on from there.
 """
 
 from __future__ import annotations
@@ -15,15 +15,29 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from loaderd.client.connect import ServedLoader
+from loaderd.client.link import LinkLost, link_to_server
+from loaderd.client.progress import IndexProgress
+from loaderd.client.sources import ServedSource
+from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError
+from loaderd.errors import from_wire as error_from_wire
 from loaderd.options import require
 from loaderd.plan.positions import Position
+from loaderd.protocol.channel import ChannelClosed
+from loaderd.protocol.messages import PROTOCOL, Bye, Failed, Hello, Welcome
 from loaderd.remote.arrow import Specs, record_batch, stored_specs
 from loaderd.remote.wire import Compression, check_compression, parse_object
 from loaderd.schema import Schema
+from loaderd.schema.wire import from_wire
 from loaderd.subscription import Subscription
+from loaderd.version import VERSION
 
 _DEFAULT_BATCH_SIZE = 1024
+_ANSWER_TIMEOUT_S = 10.0
+_STALL_TIMEOUT_S = 120.0
+# Of a daemon that is replaced: another client would rather be told.
+_RECONNECT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,47 @@ class Ticket:
         return stored_specs(unpacking) if self.packed else unpacking.specs
 
 
-def batches_of(unix_path: str, ticket: Ticket, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-    """Each batch with the position behind it, as JSON."""
-    ...
+def ask_schema(address: str, dataset: str) -> Schema:
+    """The schema that unpacks the batches of a data set (``schema.packed``). Raises LoaderdError, LinkLost."""
+    link = link_to_server(address)
+    link.channel.socket.settimeout(_ANSWER_TIMEOUT_S)
+    try:
+        link.channel.send(Hello(PROTOCOL, VERSION, dataset))
+        while True:
+            for message in link.channel.receive():
+                if isinstance(message, Welcome):
+                    return from_wire(message.dataset["schema"])
+                if isinstance(message, Failed):
+                    raise error_from_wire(message.error)
+                if isinstance(message, Bye):
+                    raise LinkLost(message.text)
+    except ChannelClosed as closed:
+        raise LinkLost(f"{link.what} does not answer: {closed}") from None
+    finally:
+        link.close()
+
+
+def batches_of(address: str, ticket: Ticket, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    """Each batch, as columns of ``schema``, with the position behind it, as JSON. Raises LoaderdError."""
+    source = _Source(
+        address,
+        ticket.dataset,
+        ticket.subscription,
+        None,
+        stall_timeout=_STALL_TIMEOUT_S,
+        report=None,
+        reconnect_timeout=_RECONNECT_TIMEOUT_S,
+    )
+    start = ticket.position or Position()
+    with ServedLoader(source, SupervisedStream(source, start, IndexProgress(False)), start) as loader:
+        for batch in loader:
+            yield record_batch(schema, batch, batch.num_records), loader.position.to_json().encode()
+
+
+class _Source(ServedSource):
+    """Whose batches may be packed, and stay so."""
+
+    def welcomed(self, welcome: Welcome) -> None:
+        super().welcomed(welcome)
+        if self._subscription.packed:
+            self.schema = Schema.of_stored(self.schema.features)

@@ -17,8 +17,8 @@ the server says; that one stops reading where no slot is free, and so, in the en
 where the server cannot be reached, or not any more. Then the process exits at once, for Flight's own shutdown may
 crash at the interpreter's end.
 
-A slot of the server's is given back by the gateway when its batch has been sent. Of a "shared" stream it is given back
-when the consumer has released the batch, for this is what uses it up: then its number is kept until it has.
+A slot of the server's is given back by the gateway when its batch has been sent. Of a "shared" stream it is given
+back when the consumer has released the batch, for this is what uses it up: its number is kept until then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import threading
 from typing import NoReturn
 
 import pyarrow as pa
-import pyarrow.flight as flight
 
 from loaderd.errors import LoaderdError, ServerError, to_wire
 from loaderd.memory.layout import SlotLayout

@@ -1,4 +1,4 @@
-"""Looks after the gateway's network connections, where gRPC does not: it takes messages of any size, and for any time.
+"""Looks after the gateway's network connections, where gRPC does not: it takes messages of any size, for any time.
 
 A thread looks at the counters of each connection ten times a second, and shuts those down that send more than a
 consumer has to say:
