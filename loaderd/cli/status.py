@@ -115,7 +115,7 @@ def _datasets(report: Report) -> Table:
 
 def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table:
     table = Table("consumer", "data set", "sharing", "epoch, batch", box=None, pad_edge=False)
-    for title in ("records", "records/s", "MB/s", "holds", "idle"):
+    for title in ("records", "records/s", "MB/s", "lent", "idle"):
         table.add_column(title, justify="right")
     passed_s = now[0] - before[0]
     # Another daemon counts anew.
@@ -132,7 +132,7 @@ def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table
         cells = [
             _who(each),
             each["dataset"],
-            " ".join(filter(None, (each["sharing"], each["group"]))),
+            _sharing(each),
             f"{each['epoch']}, {each['batch']}",
             f"{each['records']:,}",
             *rates,
@@ -144,7 +144,14 @@ def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table
 
 
 def _who(consumer: Report) -> str:
-    return " ".join(filter(None, (consumer["name"], f"({consumer['pid']})")))
+    return " ".join(filter(None, (str(consumer["number"]), consumer["name"], f"({consumer['pid']})")))
+
+
+def _sharing(consumer: Report) -> str:
+    if consumer["sharing"] == "split":
+        rank, ranks = consumer["shard"]
+        return f"split {rank} of {ranks}"
+    return " ".join(filter(None, (consumer["sharing"], consumer["group"])))
 
 
 def _span(seconds: float) -> str:

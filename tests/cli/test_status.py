@@ -40,6 +40,7 @@ def consumer(number: int, records: int, name: str = "trainer", **more: Any) -> d
         "dataset": "train",
         "sharing": "shared",
         "group": "all",
+        "shard": [0, 1],
         "epoch": 3,
         "batch": 5,
         "records": records,
@@ -67,19 +68,24 @@ def test_data_sets_consumers_rates_and_who_waits():
     assert lines[2] == ["train", "ready", "16", "1,234,567", "board", "float32", "(8,", "8,", "24)"]
     assert lines[3][:4] == ["valid", "indexing", "41", "%"]
     counted = ["train", "shared", "all", "3,", "5", "9,000", "2,000", "2.0", "2", "of", "12", "0", "s"]
-    assert lines[5] == ["trainer", "(103)", *counted]
-    assert lines[6] == ["[red]odd[/red]", "(104)", "train", "shared", "all", "3,", "5", "10", *counted[-5:]]
-    assert lines[7] == ["trainer", "(103):", "waits", "for", "the", "trainer"]
+    assert lines[5] == ["-3", "trainer", "(103)", *counted]
+    assert lines[6] == ["-4", "[red]odd[/red]", "(104)", "train", "shared", "all", "3,", "5", "10", *counted[-5:]]
+    assert lines[7] == ["-3", "trainer", "(103):", "waits", "for", "the", "trainer"]
+
+
+def test_ranks():
+    line = shown(report(), report(consumer(-3, 1, sharing="split", shard=[1, 4])))[5]
+    assert line[3:8] == ["train", "split", "1", "of", "4"]
 
 
 def test_rates_of_another_daemon_are_not_known():
     line = shown(report(consumer(-3, 5000), pid=6), report(consumer(-3, 100)))[5]
-    assert line[7:] == ["100", "2", "of", "12", "0", "s"]
+    assert line[8:] == ["100", "2", "of", "12", "0", "s"]
 
 
 def test_one_who_has_just_come_and_nobody():
     newcomer = {"number": -3, "name": "", "pid": 9, "dataset": "train", "connected_s": 0.0, "idle_s": 0.0}
-    assert shown(report(), report(newcomer))[5] == ["(9)", "train", "has", "just", "come"]
+    assert shown(report(), report(newcomer))[5] == ["-3", "(9)", "train", "has", "just", "come"]
     assert shown(report(), report())[-1] == ["no", "consumers"]
 
 

@@ -37,10 +37,10 @@ valid = loaderd.Dataset("shards/000.tfrecord", schema, shuffle=False)
 
 
 class Server:
-    """``loaderd serve``, run in ``folder``, with its log as JSON."""
+    """``loaderd serve``, run in ``folder``, with its log as JSON. ``unix``: its socket; None: one in the folder."""
 
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        self.path = str(folder / "x.sock")
+    def __init__(self, folder: Path, *arguments: str, unix: str | None = None, **environment: str) -> None:
+        self.path = unix or str(folder / "x.sock")
         self.process = subprocess.Popen(
             [COMMAND, "serve", *arguments, "--unix", self.path, "--log-format", "json"],
             cwd=folder,
