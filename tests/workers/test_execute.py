@@ -184,6 +184,23 @@ def test_a_derived_field_that_raises_is_named(write_numbered: Write):
     assert "in refuse" in caught.value.traceback
 
 
+def test_the_files_of_a_stream_that_is_over_are_closed(write_numbered: Write, numbered_schema: loaderd.Schema):
+    def open_shards() -> list[str]:
+        return [path for fd in os.listdir("/proc/self/fd") if ".tfrecord" in (path := target_of(fd))]
+
+    def target_of(fd: str) -> str:
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:  # the folder's own
+            return ""
+
+    stage = Stage(write_numbered([100, 70]), numbered_schema)
+    stage.load(0, 0)
+    assert len(open_shards()) == 2
+    stage.executor.close()
+    assert not open_shards()
+
+
 def test_a_probe_reads_the_first_record(write_numbered: Write, stage: Stage):
     stage.executor.probe(ProbeTask(0, 0, stage.table.block(0)))
     other = loaderd.Schema({"id": loaderd.Float()}, {"id": loaderd.Array("id")})
