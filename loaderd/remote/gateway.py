@@ -199,6 +199,7 @@ def _address_of(host: str, port: int) -> str:
 
 def main() -> None:
     """Entry point of the gateway process: see ``protocol.process.start_process``."""
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # its log is of another form, and anybody can fill it
     sock, parent = enter_process("loaderd-gateway")
     channel = Channel(sock)
     with contextlib.suppress(ProcessLookupError, ChannelClosed):  # the supervisor ended

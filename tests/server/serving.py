@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,14 @@ class Server:
         self.process.kill()
         self.process.wait()
         self._reader.join()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Look again and again."""
+    until_s = time.monotonic() + _LIMIT_S
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
 
 
 def receive(channel: Channel) -> list[Message]:
