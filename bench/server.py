@@ -15,7 +15,7 @@ tfdata       tf.data service with as many worker processes: the expert's pipelin
 
 All read the same shards, and all batches are taken in Python. Each run is a process of its own, with the server below
 it; the rounds alternate. Nothing is compressed on the way. CPU time and memory are those of all processes, on both
-sides; the consumer's is that of its own process, and does not hold its relay.
+sides; the consumer's is that of its own process. Over the network it has a relay, a process that unpacks for it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from questions._common import Case, Run, console_of, measure, middle, of_case, publish, question_of, ratio, shards_of
 
@@ -37,7 +38,7 @@ SPECS = {
     "unpacked": "loaderd_flight_unpacked",
     "tfdata": "tfdata_service",
 }
-COLUMNS = ("case", "examples/s", "CPU µs/example", "consumer µs/batch", "peak PSS MiB")
+COLUMNS = ("case", "examples/s", "CPU µs/example", "consumer µs/batch", "its relay µs/batch", "peak PSS MiB")
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,14 @@ def row_of(runs: Sequence[Run], case: str) -> tuple[str, ...]:
     """The texts of ``COLUMNS``."""
     # What one of two consumers takes is for half of the batches that are counted.
     consumers = 2 if case == "two" else 1
+    relay = [run["cpu_s_by_process"].get("loaderd-relay", 0.0) / run["examples"] for run in of_case(runs, case)]
+    relay_us = median(relay) * runs[0]["config"]["batch_size"] * 1e6
     return (
         case,
         Spread.of([run["examples_per_s"] for run in of_case(runs, case)]).shown(",.0f"),
         f"{middle(runs, case, 'total_cpu_us_per_example'):.2f}",
         f"{middle(runs, case, 'consumer_cpu_us_per_batch') * consumers:,.0f}",
+        f"{relay_us:,.0f}" if relay_us else "–",
         f"{middle(runs, case, 'peak_pss_bytes') / (1 << 20):,.0f}",
     )
 

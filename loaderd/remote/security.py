@@ -14,10 +14,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from loaderd.client.address import TOKEN_VARIABLE
 from loaderd.errors import OptionError, ServerError
 from loaderd.tls import TLS
 
-TOKEN_VARIABLE = "LOADERD_TOKEN"
 _PROBE_TIMEOUT_S = 10.0
 
 

@@ -310,9 +310,9 @@ class Slow:
         return time.monotonic() - self._began_s
 
     def is_ended(self) -> bool:
-        """Say a byte more, if half a second has passed; whether the server has ended the connection."""
+        """Say a byte more, if a second has passed; whether the server has ended the connection."""
         try:
-            if self._slowly and time.monotonic() - self._said_s > 0.5:
+            if self._slowly and time.monotonic() - self._said_s > 1.0:
                 self.socket.sendall(self._slowly[:1])
                 self._slowly, self._said_s = self._slowly[1:], time.monotonic()
             while select.select([self.socket], [], [], 0)[0]:

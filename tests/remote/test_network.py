@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from itertools import chain
 
 import numpy as np
 import pytest
-from network_server import wait_until
+from network_server import relays, wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status
@@ -147,6 +148,6 @@ def test_nothing_is_left_of_consumers_that_have_gone(server):
                 next(iter(loader))
                 assert left()[1] == 1
                 if end == "kill":
-                    loader._stream._now._link.process.kill()
+                    os.kill(*relays(), signal.SIGKILL)
         wait_until(lambda: left() <= before)
     assert ask_status(server.address)["consumers"] in ([], ask_status(server.address)["consumers"][:1])

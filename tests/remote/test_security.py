@@ -1,4 +1,4 @@
-"""Who is let in, and who is believed: tokens and certificates, with real processes, and the words for what is wrong."""
+"""Who is let in, and who is believed: tokens and certificates, with real processes, and what is said of others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, ServerError
-from loaderd.remote.security import check_token, is_bearer
+from loaderd.remote.security import check_token, is_bearer, read_token
 
 TOKEN = "n0t-f0r-everybody"
 
@@ -54,10 +54,10 @@ def test_the_name_may_be_said(server, certificates):
 
 
 def test_a_certificate_of_somebody_else(server, certificates):
-    with pytest.raises(ServerError, match="is not trusted: .*certificate") as caught:
+    with pytest.raises(ServerError, match=r"is not trusted: .*certificate") as caught:
         datasets(server, token=TOKEN, tls=loaderd.TLS(ca=certificates.other_ca))
     assert certificates.other_ca in caught.value.hint
-    with pytest.raises(ServerError, match="is not trusted: .*certificate"):
+    with pytest.raises(ServerError, match=r"is not trusted: .*certificate"):
         datasets(server, token=TOKEN)
 
 
@@ -115,6 +115,27 @@ def test_an_address_that_is_taken(server):
 def test_what_is_no_token(token):
     with pytest.raises(OptionError, match="must hold a token"):
         check_token(token, "the file")
+
+
+def test_where_the_token_comes_from(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOADERD_TOKEN", raising=False)
+    assert read_token(None) is None
+    monkeypatch.setenv("LOADERD_TOKEN", " of-the-environment\n")
+    assert read_token(None) == "of-the-environment"
+    monkeypatch.setenv("LOADERD_TOKEN", "")
+    with pytest.raises(OptionError, match=r"\$LOADERD_TOKEN must hold a token"):
+        read_token(None)
+    path = tmp_path / "token"
+    with pytest.raises(OptionError, match="cannot be read"):
+        read_token(path)
+    path.write_text("of-the-file\n")
+    for mode in (0o640, 0o604, 0o660):
+        path.chmod(mode)
+        with pytest.raises(OptionError, match=f"must be for its owner alone, got mode {mode:04o}") as caught:
+            read_token(path)
+        assert f"chmod 600 {path}" in caught.value.hint
+    path.chmod(0o600)
+    assert read_token(path) == "of-the-file"
 
 
 def test_the_header():

@@ -122,9 +122,9 @@ class Server:
         self._reader.join()
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
+def wait_until(is_so: Callable[[], bool], limit_s: float = _LIMIT_S) -> None:
     """Look again and again."""
-    until_s = time.monotonic() + _LIMIT_S
+    until_s = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < until_s
         time.sleep(0.02)
