@@ -60,12 +60,11 @@ def numbered_example(number: int) -> bytes:
     return field(0x0A, bits + ids)
 
 
-@pytest.fixture
-def write_numbered(tmp_path: Path) -> Callable[[Sequence[int]], list[Path]]:
-    """Writes shards of so many records each, numbered through from 0; returns their paths."""
+@pytest.fixture(scope="session")
+def write_numbered_to() -> Callable[[Path, Sequence[int]], list[Path]]:
+    """Writes shards of so many records each, numbered through from 0, in a folder; returns their paths."""
 
-    def write(sizes: Sequence[int], folder: str = "shards") -> list[Path]:
-        target = tmp_path / folder
+    def write(target: Path, sizes: Sequence[int]) -> list[Path]:
         target.mkdir(exist_ok=True)
         number = 0
         paths = []
@@ -75,6 +74,18 @@ def write_numbered(tmp_path: Path) -> Callable[[Sequence[int]], list[Path]]:
             number += size
             paths.append(path)
         return paths
+
+    return write
+
+
+@pytest.fixture
+def write_numbered(
+    tmp_path: Path, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
+) -> Callable[[Sequence[int]], list[Path]]:
+    """The same in the test's own folder."""
+
+    def write(sizes: Sequence[int], folder: str = "shards") -> list[Path]:
+        return write_numbered_to(tmp_path / folder, sizes)
 
     return write
 

@@ -20,7 +20,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred of socket(7): pid, uid, gid
 _HELLO_LIMIT_S = 10.0
 _MESSAGE_LIMIT_S = 10.0
 # What was said to a consumer that does not read. Batches are not among it: they are bounded by its slots.
-_MAX_POSTED_BYTES = 16 << 20
+_MAX_POSTED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)

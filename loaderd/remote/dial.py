@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -38,9 +40,10 @@ class Uplink:
             generic_options=[("grpc.enable_http_proxy", 0)],
             **({} if tls is None else _tls_options(tls)),
         )
-        self._writer, self._reader = self._client.do_exchange(
-            flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(headers=headers)
-        )
+        with self._in_words():
+            self._writer, self._reader = self._client.do_exchange(
+                flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(headers=headers)
+            )
         self._is_dead_noticed = False
 
     @property
@@ -56,8 +59,17 @@ class Uplink:
 
         Raises ConnectionError where there is no connection any more, ServerError where the server refuses.
         """
-        try:
+        with self._in_words():
             chunk = self._reader.read_chunk()
+        if not self._is_dead_noticed:  # now there is a socket
+            self._is_dead_noticed = True
+            notice_dead_peers(self._port)
+        return b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes(), chunk.data
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
         except StopIteration:
             raise ConnectionError(f"the server at {self._netloc} ended the connection") from None
         except (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError):
@@ -69,10 +81,6 @@ class Uplink:
             raise ConnectionError(f"the connection to {self._netloc} was lost: {_words_of(error)}") from None
         except (pa.ArrowException, OSError) as error:
             raise ServerError(f"the server at {self._netloc} failed: {_words_of(error)}") from None
-        if not self._is_dead_noticed:  # now there is a socket
-            self._is_dead_noticed = True
-            notice_dead_peers(self._port)
-        return b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes(), chunk.data
 
 
 def _words_of(error: BaseException) -> str:

@@ -147,6 +147,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         with self._call(context):
             wanted = Ticket.parse(ticket.ticket)
             schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
+            wanted = wanted.sized(self._num_records(wanted.dataset))
             return flight.GeneratorStream(schema, self._batches(wanted, schema), write_options(wanted.compression))
 
     def _batches(self, wanted: Ticket, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
@@ -175,9 +176,15 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
     def _info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         wanted = Ticket.described(descriptor)
         schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
-        found = [each for each in ask_status(self._daemon)["datasets"] if each["name"] == wanted.dataset]
-        endpoint = flight.FlightEndpoint(wanted.to_json(), [])
-        return flight.FlightInfo(schema, descriptor, [endpoint], found[0]["num_records"] if found else -1, -1)
+        num_records = self._num_records(wanted.dataset)
+        endpoint = flight.FlightEndpoint(wanted.sized(num_records).to_json(), [])
+        return flight.FlightInfo(schema, descriptor, [endpoint], num_records, -1)
+
+    def _num_records(self, dataset: str) -> int:
+        found = {each["name"]: each for each in ask_status(self._daemon)["datasets"]}.get(dataset)
+        if found is None or found["state"] != "ready":
+            raise ServerError(f"the data set is not ready: {'it is gone' if found is None else found['state']}")
+        return int(found["num_records"])
 
     # ---------------------------------------------------------------------------------------------- status
 
@@ -199,6 +206,7 @@ def _address_of(host: str, port: int) -> str:
 
 def main() -> None:
     """Entry point of the gateway process: see ``protocol.process.start_process``."""
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # its log is of another form, and anybody can fill it
     sock, parent = enter_process("loaderd-gateway")
     channel = Channel(sock)
     with contextlib.suppress(ProcessLookupError, ChannelClosed):  # the supervisor ended

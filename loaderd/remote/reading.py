@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from loaderd.client.sources import ServedSource
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError
 from loaderd.errors import from_wire as error_from_wire
-from loaderd.options import require
+from loaderd.options import is_count, require
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import PROTOCOL, Bye, Failed, Hello, Welcome
@@ -44,11 +44,12 @@ _RECONNECT_TIMEOUT_S = 60.0
 class Ticket:
     """What is wanted: fields of the same names as the options of ``loaderd.connect``. Raises OptionError.
 
-    ``shard`` [i, n]: part i of n. ``packed``: the fields as they travel to a consumer that unpacks them itself.
+    ``batch_size`` null: 1,024, or as many as there are. ``shard`` [i, n]: part i of n. ``packed``: the fields as they
+    travel to a consumer that unpacks them itself.
     """
 
     dataset: str
-    batch_size: int = _DEFAULT_BATCH_SIZE
+    batch_size: int | None = None
     epochs: int | None = 1
     shard: tuple[int, int] = (0, 1)
     start: dict[str, Any] | None = None
@@ -59,6 +60,9 @@ class Ticket:
         require(isinstance(self.dataset, str), "dataset", "the name of a data set", self.dataset)
         require(self.start is None or isinstance(self.start, dict), "start", "a JSON object, or null", self.start)
         check_compression(self.compression)
+        require(
+            self.batch_size is None or is_count(self.batch_size), "batch_size", "a positive integer", self.batch_size
+        )
         _ = self.subscription, self.position
 
     @classmethod
@@ -86,7 +90,12 @@ class Ticket:
     @property
     def subscription(self) -> Subscription:
         """What this is to the daemon."""
-        options = {"batch_size": self.batch_size, "epochs": self.epochs, "shard": self.shard, "packed": self.packed}
+        options = {
+            "batch_size": self.batch_size or _DEFAULT_BATCH_SIZE,
+            "epochs": self.epochs,
+            "shard": self.shard,
+            "packed": self.packed,
+        }
         is_part = isinstance(self.shard, (list, tuple)) and tuple(self.shard) != (0, 1)
         return Subscription.from_wire({**options, "sharing": "split" if is_part else "independent", "name": "Flight"})
 
@@ -94,6 +103,12 @@ class Ticket:
     def position(self) -> Position | None:
         """Where to begin, if that was said."""
         return None if self.start is None else Position.from_json(json.dumps(self.start))
+
+    def sized(self, num_records: int) -> Ticket:
+        """With a batch size, of a data set with so many records."""
+        return (
+            self if self.batch_size is not None else replace(self, batch_size=min(_DEFAULT_BATCH_SIZE, num_records))
+        )
 
     def specs(self, unpacking: Schema) -> Specs:
         """The fields of the batches, of the schema that unpacks them (``schema.packed``)."""

@@ -121,6 +121,8 @@ class Relay:
             if isinstance(message, Welcome) and message.dataset:
                 self._schema = from_wire(message.dataset.get("schema"))
             self._channel.send(message)
+            if isinstance(message, (Failed, Bye)):
+                os._exit(0)
 
     def _open(self, message: Opened) -> None:
         schema, subscription = self._schema, self._subscription
@@ -156,6 +158,7 @@ def end(channel: Channel, last_words: Message) -> NoReturn:
 
 def main() -> None:
     """Entry point of the relay process: see ``protocol.process.start_process``."""
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # what goes wrong is in our own words
     sock, parent = enter_process("loaderd-relay")
     channel = Channel(sock)
     try:

@@ -14,10 +14,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from loaderd.client.address import TOKEN_VARIABLE
 from loaderd.errors import OptionError, ServerError
 from loaderd.tls import TLS
 
-TOKEN_VARIABLE = "LOADERD_TOKEN"
 _PROBE_TIMEOUT_S = 10.0
 
 
@@ -101,8 +101,9 @@ def probe(host: str, port: int, tls: TLS | None) -> None:
             raise OptionError(f"the certificates of {tls} cannot be used: {error}") from None
         name = tls.server_name or host
         try:
-            with context.wrap_socket(raw, server_hostname=name):
-                return
+            with context.wrap_socket(raw, server_hostname=name) as secured:
+                # A server of HTTP/2 speaks first. One that misses our certificate ends it now, not in the handshake.
+                has_spoken = bool(secured.recv(1))
         except ssl.SSLCertVerificationError as error:
             raise ServerError(
                 f"the certificate of {host}:{port} is not trusted: {error.verify_message}",
@@ -110,9 +111,18 @@ def probe(host: str, port: int, tls: TLS | None) -> None:
                 f"{tls.ca or 'one whom this machine trusts'} (TLS.ca).",
             ) from None
         except ssl.SSLError as error:
+            words = (error.reason or str(error)).lower().replace("_", " ")
+            if "alert" in words:
+                raise ServerError(
+                    f"{host}:{port} refuses us: {words}",
+                    hint="If it asks for a certificate, give one that it trusts: TLS(cert=…, key=…).",
+                ) from None
             raise ServerError(
-                f"{host}:{port} does not speak TLS, or not with us: {error.reason or error}",
+                f"{host}:{port} does not speak TLS, or not with us: {words}",
                 hint="Without TLS, a server's address is grpc://host:port.",
             ) from None
         except OSError as error:
             raise ConnectionError(f"{host}:{port} went away: {error.strerror or error}") from None
+        if not has_spoken:
+            asks = " Maybe it asks for a certificate: TLS(cert=…, key=…)." if tls.cert is None else ""
+            raise ConnectionError(f"{host}:{port} ended the connection without a word.{asks}")

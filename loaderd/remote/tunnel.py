@@ -78,8 +78,11 @@ class Tunnel:
         up.start()
         try:
             # The consumer's end shows in an exception of Arrow's, the daemon's in ChannelClosed.
-            with contextlib.suppress(ChannelClosed, pa.ArrowException, OSError):
-                self._carry_down()
+            with contextlib.suppress(pa.ArrowException, OSError):
+                try:
+                    self._carry_down()
+                except ChannelClosed:
+                    self._to_consumer.write_metadata(encode(Bye("the server's daemon is gone")))
         finally:
             self._channel.close()
             if self._refusal is None:

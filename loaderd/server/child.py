@@ -26,8 +26,6 @@ class Child:
         """Of the last Status; None until the first one: the process starts."""
         self.error: LoaderdError | None = None
         """Why it has given up, if it has said so."""
-        self.told: dict[str, str] = {}
-        """What the log has been told of its data sets (``announce.datasets``)."""
         self.silent_s = 0.0
         """Seconds since it was asked how it is, or was started, and has not answered."""
         self._is_asked = True  # by the first message

@@ -255,7 +255,7 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
     refused(opened.send(Start(0, start, 0), Release([999])), ServerError, "slot 999 is not lent")
     refused(daemon.subscribe().send(Want(1)), ServerError, "Want")
     refused(daemon.subscribe().send(List(None)), OptionError, "grows")
-    refused(daemon.subscribe().send(Start(0, ["x"], 0)), ServerError, "Start holds what cannot be")
+    refused(daemon.subscribe().send(Start(0, ["x"], 0)), OptionError, "a pass must be its four fields")
     assert len(flat(healthy.read())) == 800
     assert daemon.report()["workers_restarted"] == 0
 

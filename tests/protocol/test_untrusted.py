@@ -306,7 +306,7 @@ def test_what_is_malformed_takes_no_memory(ends: Ends, data: bytes, why: str):
     with pytest.raises(MalformedMessage, match=why):
         while True:
             if rest:
-                rest = rest[consumer.send(rest[: 1 << 12]) :]
+                rest = rest[consumer.send(rest[: 1 << 10]) :]
             channel.receive()
     assert peak_memory() - before < 8 << 10
 

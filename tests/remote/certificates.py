@@ -33,19 +33,18 @@ def make_certificates(folder: Path) -> Certificates:
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
-    def make_ca(name: str) -> None:
-        openssl(*"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30".split(),
-                "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")  # fmt: skip
+    def request(name: str, *options: str, out: str) -> None:
+        openssl("req", *options, "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", out)  # fmt: skip
 
     def sign(name: str, *validity: str, out: str) -> None:
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
                 "-extfile", f"{name}.ext", "-out", f"{out}.pem", *validity)  # fmt: skip
 
     for name in ("ca", "other_ca"):
-        make_ca(name)
+        request(name, "-x509", "-days", "30", out=f"{name}.pem")
     for name in ("server", "client"):
-        openssl(*"req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(),
-                "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+        request(name, out=f"{name}.csr")
         sign(name, "-days", "30", out=name)
     sign("server", "-days", "-1", out="expired")
     return Certificates(

@@ -8,22 +8,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from certificates import Certificates, make_certificates  # noqa: E402  # of this folder
-from network_server import NetworkServer  # noqa: E402
-
-DATASETS = """
-import loaderd
-
-schema = loaderd.Schema(
-    features={{"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}},
-    fields={{
-        "bits": loaderd.Bits("bits", shape=(32,)),
-        "id": loaderd.Array("id"),
-        "twice": loaderd.Derived(lambda id: 2 * id, inputs=("id",), dtype="int64"),
-    }},
-)
-train = loaderd.Dataset({shards!r}, schema, loaderd.Shuffle(window_records=200, block_records=16))
-"""
+from certificates import Certificates, make_certificates  # of this folder
+from network_server import NetworkServer
 
 
 @pytest.fixture(scope="session")
@@ -32,19 +18,29 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
+StartServer = Callable[..., NetworkServer]
+
+
 @pytest.fixture
-def start_server(
-    tmp_path: Path, write_numbered: Callable[..., list[Path]], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., NetworkServer]]:
+def start_server(tmp_path: Path, write_numbered_to: Callable[..., list[Path]]) -> Iterator[StartServer]:
     """Starts a server of the data set "train", 1,000 numbered records; the settings are the gateway's."""
-    write_numbered([300, 400, 300])
-    module = f"served_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{module}.py").write_text(DATASETS.format(shards=str(tmp_path / "shards" / "*.tfrecord")))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    servers = []
+    yield from _starter(tmp_path, write_numbered_to)
+
+
+@pytest.fixture(scope="module")
+def start_shared_server(
+    tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Callable[..., list[Path]]
+) -> Iterator[StartServer]:
+    """The same, for tests that do no harm to it."""
+    yield from _starter(tmp_path_factory.mktemp("server"), write_numbered_to)
+
+
+def _starter(folder: Path, write: Callable[..., list[Path]]) -> Iterator[StartServer]:
+    write(folder / "shards", [300, 400, 300])
+    servers: list[NetworkServer] = []
 
     def start(**settings: object) -> NetworkServer:
-        servers.append(NetworkServer(tmp_path / "server.sock", f"{module}:train", settings))
+        servers.append(NetworkServer(folder, settings))
         return servers[-1]
 
     yield start

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import runpy
 import select
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import loaderd
 from loaderd.errors import from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Failed, Gateway, Message, Serve, Status, Stop
@@ -27,22 +31,54 @@ SETTINGS = {
 LIMITS = {"max_consumers": 8, "max_held_batches": 16, "max_bandwidth": None, "idle_timeout": None}
 
 
-class NetworkServer:
-    """A daemon at the Unix socket ``path``, and a gateway with ``settings``. Raises what they fail with."""
+MODULE = """
+import pathlib
+import loaderd
 
-    def __init__(self, path: Path, target: str, settings: dict[str, Any]) -> None:
-        self._path = path
-        self._target = target
+schema = loaderd.Schema(
+    features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+    fields={
+        "bits": loaderd.Bits("bits", shape=(32,)),
+        "id": loaderd.Array("id"),
+        "twice": loaderd.Derived(lambda id: 2 * id, inputs=("id",), dtype="int64"),
+    },
+)
+shards = str(pathlib.Path(__file__).parent / "shards" / "*.tfrecord")
+train = loaderd.Dataset(shards, schema, loaderd.Shuffle(window_records=200, block_records=16))
+"""
+
+
+class NetworkServer:
+    """A daemon at a Unix socket in ``folder``, for what there is, and a gateway with ``settings``.
+
+    Raises what they fail with.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._path = folder / "server.sock"
+        self._module = folder / "datasets_of_test.py"
+        self._module.write_text(MODULE)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        self._path.unlink(missing_ok=True)
+        self._listener.bind(str(self._path))
         self._listener.listen()
         self._children: list[tuple[Any, Channel]] = []
         self.start_daemon()
         self.start_gateway(**settings)
 
+    def dataset(self) -> loaderd.Dataset:
+        """The data set that is served."""
+        dataset = runpy.run_path(str(self._module))["train"]
+        assert isinstance(dataset, loaderd.Dataset)
+        return dataset
+
     def start_daemon(self) -> None:
-        serve = Serve({"targets": [self._target], "workers": 2, "log_format": "lines", **LIMITS})
-        self.daemon, _ = self._start("loaderd.daemon.server", serve, (self._listener.fileno(),))
+        serve = Serve({"targets": ["datasets_of_test:train"], "workers": 2, "log_format": "lines", **LIMITS})
+        sys.path.insert(0, str(self._module.parent))  # where a process that is started here imports from
+        try:
+            self.daemon, _ = self._start("loaderd.daemon.server", serve, (self._listener.fileno(),))
+        finally:
+            sys.path.pop(0)
 
     def start_gateway(self, **settings: Any) -> None:
         message = Gateway({**SETTINGS, "unix": str(self._path), **settings})
@@ -75,6 +111,17 @@ class NetworkServer:
             process.wait()
             channel.close()
         self._listener.close()
+
+
+def relays() -> list[int]:
+    """The relay processes of this one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            pid, name, _, parent = stat.read_text().split()[:4]
+            if name == "(loaderd-relay)" and int(parent) == os.getpid():
+                found.append(int(pid))
+    return found
 
 
 def wait_until(is_so: Callable[[], object], limit_s: float = 20.0) -> None:
