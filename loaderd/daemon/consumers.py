@@ -50,6 +50,11 @@ class Limits:
                 f"held_batches must be at most {self.max_held_batches} here, got {wanted.held_batches}",
                 hint="The server was started with that limit: --max-held-batches.",
             )
+        if wanted.consumers > self.max_consumers:  # for each of whom there would be slots
+            raise ServerError(
+                f"consumers must be at most {self.max_consumers} here, got {wanted.consumers}",
+                hint="The server was started with that limit: --max-consumers.",
+            )
 
 
 @dataclass

@@ -283,6 +283,12 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         first, second = daemon.subscribe(), daemon.subscribe()
         third = daemon.connect().send(Hello(PROTOCOL, "0.1.0", "train"))
         refused(third, ServerError, "there are 2 consumers, and may be no more")
+        many = Subscription(10, sharing="mirrored", consumers=3).to_wire()
+        second.close()
+        daemon.wait_for_consumers(1)
+        greedy = daemon.connect().send(Hello(PROTOCOL, "0.1.0", "train"), Subscribe(many, None))
+        refused(greedy, ServerError, "consumers must be at most 2 here, got 3")
+        second = daemon.subscribe()
         status = daemon.connect().send(Hello(PROTOCOL, "0.1.0", ""), AskStatus())
         assert len(status.receive(Status).report["consumers"]) == 2
         began_s = time.monotonic()
