@@ -298,14 +298,16 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         refused(second, ServerError, r"nothing was heard of this consumer for \d s")
 
 
-def test_who_says_nothing_or_half_a_message_is_sent_away(daemon: ServedDaemon, monkeypatch: pytest.MonkeyPatch):
-    silent, slow = daemon.connect(), daemon.connect()
+def test_who_says_nothing_or_half_a_message_is_sent_away(daemon: ServedDaemon):
+    silent, slow, waiting = daemon.connect(), daemon.subscribe(), daemon.connect()
     slow.socket.sendall(b"\x94")
+    waiting.hello()
     garbled = daemon.connect()
     garbled.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
     refused(garbled, ServerError, "no message of loaderd")
-    refused(silent, ServerError, "no Hello came for 10 s")
-    refused(slow, ServerError, "no Hello came for 10 s|begun and not finished")
+    refused(silent, ServerError, "nothing was asked for in 10 s")
+    refused(waiting, ServerError, "nothing was asked for in 10 s")
+    refused(slow, ServerError, "a message was begun and not finished for 10 s")
 
 
 # ------------------------------------------------------------------------------------------- its supervisor
