@@ -12,6 +12,7 @@ from loaderd.options import Remainder, StreamOptions, is_count, require
 Sharing = Literal["independent", "split", "shared", "mirrored"]
 
 _MAX_NAME = 200
+_MAX_HOSTS = 1024
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Subscription:
             workers=1,
         )
         object.__setattr__(self, "shard", tuple(self.shard))
+        require(self.shard[1] <= _MAX_HOSTS, "shard", f"of at most {_MAX_HOSTS} hosts", self.shard)
         sharings = ("independent", "split", "shared", "mirrored")
         require(self.sharing in sharings, "sharing", ", ".join(sharings), self.sharing)
         require(is_count(self.consumers), "consumers", "a positive integer", self.consumers)

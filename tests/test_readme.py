@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import loaderd
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
 
 
 def blocks(language: str) -> list[str]:
@@ -55,7 +59,22 @@ def _shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.usefixtures("_shards")
+@pytest.fixture
+def _server(_shards: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The server that the README starts, of the module that it shows."""
+    (module,) = (block for block in blocks("python") if block.startswith("# datasets.py\n"))
+    (tmp_path / "datasets.py").write_text(module)
+    (command,) = re.findall(r"^loaderd (serve [^#]*)", "\n".join(blocks("sh")), flags=re.MULTILINE)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with subprocess.Popen([COMMAND, *command.split(), "--workers", "1"], stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        assert any("connect with" in line for line in server.stderr)
+        yield
+        server.terminate()
+        assert "the server has ended" in server.communicate(timeout=30)[1].splitlines()[-1]
+
+
+@pytest.mark.usefixtures("_server")
 def test_the_code_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, mirrored: Any):
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: mirrored)  # the one that a process can have
     names: dict[str, Any] = {}
@@ -74,6 +93,8 @@ def test_the_code_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert board.shape == (64, 19, 19, 8) and board.dtype == tf.bfloat16
     assert policy.shape == (64, 362) and set(value.numpy()) == {-1.0, 1.0}
     assert set(names["stored"].fields) == {"d", "s"}
+    assert sum(len(score) for _, score in names["train_batches"]) in range(1500, 1800), "a half of three epochs"
+    assert "train" in subprocess.run([COMMAND, "status"], capture_output=True, text=True, timeout=60).stdout
 
 
 def test_the_commands_exist():

@@ -8,6 +8,7 @@ read and digested instead of timed. Where the candidate cannot do the job, the l
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import time
@@ -22,7 +23,7 @@ import numpy as np
 from loaderd import Schema
 from loaderd.bench.digest import Digest
 from loaderd.bench.interface import Config, Step, load, why_not
-from loaderd.bench.process_tree import CpuMeter
+from loaderd.bench.process_tree import CpuMeter, cpu_s_by_name, process_tree
 
 _VERSIONED = ("numpy", "tensorflow", "torch", "grain", "spdl", "loaderd")
 
@@ -50,6 +51,7 @@ def measure(stream: Iterator[Step], window: Window, batch_size: int) -> dict[str
         _take(stream)
         steps += 1
 
+    by_name = cpu_s_by_name(process_tree(os.getpid()))
     meter, own_cpu, started = CpuMeter(), time.process_time(), time.perf_counter()
     examples, seconds = 0, 0.0
     while examples < window.examples or seconds < window.seconds:
@@ -57,6 +59,7 @@ def measure(stream: Iterator[Step], window: Window, batch_size: int) -> dict[str
         seconds = time.perf_counter() - started
     own_cpu = time.process_time() - own_cpu
     tree_cpu, other_cores = meter.read()
+    by_name_now = cpu_s_by_name(process_tree(os.getpid()))
 
     return {
         "examples": examples,
@@ -65,6 +68,7 @@ def measure(stream: Iterator[Step], window: Window, batch_size: int) -> dict[str
         "time_to_first_batch_s": time_to_first_batch_s,
         "consumer_cpu_s": own_cpu,
         "total_cpu_s": tree_cpu,
+        "cpu_s_by_process": {name: cpu - by_name.get(name, 0.0) for name, cpu in by_name_now.items()},
         "other_cores": other_cores,
         "consumer_cpu_us_per_batch": own_cpu / examples * batch_size * 1e6,
         "total_cpu_us_per_example": tree_cpu / examples * 1e6,

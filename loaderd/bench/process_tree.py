@@ -9,13 +9,20 @@ from pathlib import Path
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
-def _stat_fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third (state) on, or None if the process is gone."""
+def _stat(pid: int) -> tuple[str, list[str]] | None:
+    """The second field of /proc/PID/stat, the name, and those behind it; or None if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return text[text.rindex(")") + 2 :].split()  # the second field, the name, may hold spaces and brackets
+    end = text.rindex(")")  # the name may hold spaces and brackets
+    return text[text.index("(") + 1 : end], text[end + 2 :].split()
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third (state) on, or None if the process is gone."""
+    stat = _stat(pid)
+    return None if stat is None else stat[1]
 
 
 def process_tree(root: int) -> list[int]:
@@ -35,8 +42,17 @@ def cpu_s(pids: list[int]) -> float:
 
     Resolution: one clock tick (10 ms) a process.
     """
-    stats = [fields for pid in pids if (fields := _stat_fields(pid)) is not None]
-    return sum(int(ticks) for fields in stats for ticks in fields[11:15]) * _TICK_S
+    return sum(cpu_s_by_name(pids).values())
+
+
+def cpu_s_by_name(pids: list[int]) -> dict[str, float]:
+    """The same for all processes of one name together: such as "python", or "loaderd-worker"."""
+    found: dict[str, float] = {}
+    for pid in pids:
+        if (stat := _stat(pid)) is not None:
+            name, fields = stat
+            found[name] = found.get(name, 0.0) + sum(map(int, fields[11:15])) * _TICK_S
+    return found
 
 
 def machine_cpu_s() -> float:

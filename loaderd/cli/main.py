@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import loaderd
-from loaderd.cli import bench, serve
+from loaderd.cli import bench, serve, status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -17,6 +17,7 @@ def parser() -> argparse.ArgumentParser:
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     bench.add_to(commands)
     serve.add_to(commands)
+    status.add_to(commands)
     return result
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaderd import logs
+from loaderd.client.address import TOKEN_VARIABLE, default_socket_path
 from loaderd.errors import LoaderdError
-from loaderd.remote.security import TOKEN_VARIABLE, read_token
-from loaderd.server.options import Address, ServerOptions, default_unix_path, parse_bytes
+from loaderd.remote.security import read_token
+from loaderd.server.options import Address, ServerOptions, parse_bytes
 from loaderd.server.supervisor import Supervisor
 from loaderd.server.unix_socket import make_private_folder
 
@@ -35,7 +36,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--unix",
         metavar="PATH",
-        help=f"the Unix socket, for consumers of this user on this machine; default: {default_unix_path()}",
+        help=f"the Unix socket, for consumers of this user on this machine; default: {default_socket_path()}",
     )
     net = parser.add_argument_group("network")
     net.add_argument("--listen", metavar="HOST:PORT", help="such as 0.0.0.0:8471; default: no network")
@@ -95,7 +96,7 @@ def options_of(arguments: argparse.Namespace) -> ServerOptions:
         given["max_bandwidth"] = parse_bytes(given["max_bandwidth"])
     given["token"] = read_token(arguments.token_file) if given["listen"] else None
     given["targets"] = tuple(arguments.targets)
-    given["unix"] = os.path.abspath(arguments.unix or default_unix_path())
+    given["unix"] = os.path.abspath(arguments.unix or default_socket_path())
     options = ServerOptions(**given)
     if arguments.unix is None and not os.environ.get("XDG_RUNTIME_DIR"):
         make_private_folder(Path(options.unix).parent)

@@ -23,8 +23,8 @@ def unix_path(address: str) -> str | None:
 
     Raises OptionError where it is neither.
     """
-    scheme, _, rest = str(address).partition(":")
-    if scheme == "unix" and (not rest.startswith("//") or rest.startswith("///")):
+    scheme, colon, rest = str(address).partition(":")
+    if scheme == "unix" and colon and (not rest.startswith("//") or rest.startswith("///")):
         path = rest.removeprefix("//")
         return os.path.abspath(path) if path else default_socket_path()
     if scheme not in _NETWORK_SCHEMES or not _names_host_and_port(address):

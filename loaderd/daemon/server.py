@@ -117,7 +117,7 @@ class Server:
                 self._part(consumer, consumer.overdue(time.monotonic(), self._limits))
                 return
             consumer.heard_s = time.monotonic()
-            for message in messages:
+            for message in _asked_once(messages):
                 if number in self._consumers:
                     self._from_consumer_safely(consumer, message)
 
@@ -366,6 +366,12 @@ class Server:
             "limits": asdict(self._limits),
             "text": self.describe(),
         }
+
+
+def _asked_once(messages: list[Message]) -> list[Message]:
+    """Without questions that came several times at once: one is two bytes, and takes milliseconds to answer."""
+    questions = {type(message): message for message in messages if isinstance(message, (Ask, AskStatus))}
+    return [message for message in messages if type(message) not in questions] + list(questions.values())
 
 
 def _internal(error: Exception) -> DaemonError:

@@ -33,6 +33,18 @@ class Segment:
     stop: int
 
 
+class _WholeShares(dict[int, HostShare]):
+    """What each host gets of a whole epoch: made when it is asked for, as there may be thousands of hosts."""
+
+    def __init__(self, like: HostShare) -> None:
+        super().__init__()
+        self._like = like
+
+    def __missing__(self, host: int) -> HostShare:
+        share = self[host] = replace(self._like, rest=Rest(self._like.rest.num_records), host=host)
+        return share
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """The batches of one host's pass; ``first`` is what the host gets of the first epoch."""
@@ -54,9 +66,8 @@ class BatchPlan:
         return self._whole[(self.first.host - self._all_rows_before(epoch)) % self.first.num_hosts]
 
     @cached_property
-    def _whole(self) -> list[HostShare]:
-        rest = Rest(self.first.rest.num_records)
-        return [replace(self.first, rest=rest, host=host) for host in range(self.first.num_hosts)]
+    def _whole(self) -> _WholeShares:
+        return _WholeShares(self.first)
 
     def _all_rows_before(self, epoch: int) -> int:
         """Rows of all hosts in front of an epoch of the pass."""
@@ -222,7 +233,7 @@ class BatchPlan:
     @cached_property
     def max_windows_of_a_batch(self) -> int:
         """How many windows one batch can touch."""
-        whole = self._whole[-1]
+        whole = self._whole[self.first.num_hosts - 1]
         smallest = whole.size // whole.num_windows
         most = (self.batch_size + smallest - 2) // smallest + 1
         if not self.first.rest.parts:

@@ -11,18 +11,42 @@ from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any
 
+from loaderd.options import is_count, require
 from loaderd.plan.batches import BatchPlan, Segment
 from loaderd.plan.epoch import Slice, WindowOrder, window_key
 from loaderd.plan.rows import Rows
 from loaderd.plan.shares import Window
 
+_MAX_PAIRS = 1 << 20
+
 Listing = tuple[tuple[str, str, int, str] | None, ...]
 """Of each set that grows, the shards of an epoch: the first one's name, the last one's, how many, their digest."""
 
+Past = tuple[tuple[int, ...], ...]
+"""Rows that each host took of the first epoch before: a tuple for each change of the number of hosts."""
+
 
 def listing_of(values: Any) -> Listing | None:
-    """A listing that came as lists."""
-    return None if values is None else tuple(None if entry is None else tuple(entry) for entry in values)
+    """A listing that came as lists. Raises OptionError for what is none: it may come from another machine."""
+    if values is None:
+        return None
+    require(isinstance(values, (list, tuple)), "a listing", "a list", values)
+    for entry in values:
+        is_entry = entry is None or (isinstance(entry, (list, tuple)) and [*map(type, entry)] == [str, str, int, str])
+        require(is_entry, "what a listing says of a set", "its first shard, its last, how many and a digest", entry)
+    return tuple(None if entry is None else tuple(entry) for entry in values)
+
+
+def past_of(values: Any) -> Past:
+    """A past (see :class:`Pass`) that came as lists. Raises OptionError for what is none."""
+    is_past = isinstance(values, (list, tuple)) and all(
+        isinstance(taken, (list, tuple)) and taken and all(is_count(rows, 0) for rows in taken) for taken in values
+    )
+    require(is_past, "past", "of each change, how many rows each host had taken", values)
+    # To plan what is left takes a microsecond for each pair of hosts, and others may wait for whoever plans.
+    pairs = sum(len(taken) ** 2 for taken in values)
+    require(pairs <= _MAX_PAIRS, "past", "once of 1,024 hosts, 16 times of 256, …", [*map(len, values)])
+    return tuple(map(tuple, values))
 
 
 @dataclass(frozen=True)
@@ -35,7 +59,7 @@ class Pass:
 
     first_epoch: int
     epochs: int | None
-    past: tuple[tuple[int, ...], ...] = ()
+    past: Past = ()
     listing: Listing | None = None
 
     def to_wire(self) -> list[Any]:
@@ -43,9 +67,13 @@ class Pass:
         return [self.first_epoch, self.epochs, self.past, self.listing]
 
     @classmethod
-    def from_wire(cls, wire: list[Any]) -> Pass:
+    def from_wire(cls, wire: Any) -> Pass:
+        """Raises OptionError for what is no pass. Whether a course has it, ``Course.check`` says."""
+        require(isinstance(wire, list) and len(wire) == 4, "a pass", "its four fields", wire)
         first_epoch, epochs, past, listing = wire
-        return cls(first_epoch, epochs, tuple(map(tuple, past)), listing_of(listing))
+        require(is_count(first_epoch, 0), "first_epoch", "an integer from 0 on", first_epoch)
+        require(epochs is None or is_count(epochs), "epochs", "a positive integer or None", epochs)
+        return cls(first_epoch, epochs, past_of(past), listing_of(listing))
 
 
 class PassPlan:

@@ -16,8 +16,8 @@ from typing import Any
 from loaderd.errors import OptionError
 from loaderd.options import StreamOptions, is_count, require
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.passes import Listing, Pass, listing_of
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.passes import Listing, Pass, Past, listing_of, past_of
+from loaderd.plan.shares import HostShare, Rest, split_evenly
 
 _VERSION = 1
 
@@ -39,7 +39,7 @@ class Position:
     """In batches of how many records; None: of as many as there are."""
     first_epoch: int | None = field(default=None, repr=False)
     """The epoch with which the pass began, where it matters; None: the ``epochs`` epochs that this one is among."""
-    past: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    past: Past = field(default=(), repr=False)
     """Rows that each host took of epoch ``first_epoch`` before: a tuple for each change of the number of hosts."""
     listing: Listing | None = field(default=None, repr=False)
     """Where data sets grow: the shards that the epoch is made of; None: those that there are when it begins."""
@@ -49,6 +49,13 @@ class Position:
     def __post_init__(self) -> None:
         require(is_count(self.epoch, 0), "Position.epoch", "an integer from 0 on", self.epoch)
         require(is_count(self.batch, 0), "Position.batch", "an integer from 0 on", self.batch)
+        for what in ("hosts", "batch_size"):
+            value = getattr(self, what)
+            require(value is None or is_count(value), f"Position.{what}", "a positive integer or None", value)
+        first = self.first_epoch
+        is_first = first is None or (is_count(first, 0) and first <= self.epoch)
+        require(is_first, "Position.first_epoch", f"an integer from 0 to {self.epoch} or None", first)
+        require(isinstance(self.of, Mapping), "Position.of", "a dict", self.of)
 
     def to_json(self) -> str:
         """One line of JSON, about 400 characters."""
@@ -61,10 +68,10 @@ class Position:
             values = json.loads(text)
             if values.pop("version") != _VERSION:
                 raise ValueError("it is of another version")
-            values["past"] = tuple(map(tuple, values["past"]))
+            values["past"] = past_of(values["past"])
             values["listing"] = listing_of(values["listing"])
             return cls(**values)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise OptionError(
                 f"a position must be what Position.to_json() wrote, got {text!r:.200}: {error}",
             ) from None
@@ -95,11 +102,26 @@ class Course:
     def _batches(self, pass_: Pass, host: int | None = None) -> BatchPlan:
         """The batches of a pass on this host, or on another one."""
         own, num_hosts = self._options.shard
-        rest = Rest(self._num_records)
-        for taken in pass_.past:
-            rest = rest.after(taken, self._window_records)
+        rest = self._rest_after(pass_.past)
         share = HostShare(rest, own if host is None else host, num_hosts, self._window_records)
         return BatchPlan(share, self._options.batch_size, self._options.remainder, pass_.epochs)
+
+    def _rest_after(self, past: Past) -> Rest:
+        """What hosts have left of an epoch. Raises OptionError where they cannot have taken that."""
+        rest = Rest(self._num_records)
+        for taken in past:
+            all_have = all(rows <= split_evenly(rest.size, len(taken), host) for host, rows in enumerate(taken))
+            even = max(taken) - min(taken) <= self._window_records  # for they have taken as many batches
+            if not all_have or not even or sum(taken) >= rest.size:
+                raise OptionError(f"{len(taken)} hosts cannot have taken {taken!r:.200} of {rest.size} records")
+            rest = rest.after(taken, self._window_records)
+        return rest
+
+    def check(self, pass_: Pass, step: int) -> None:
+        """Raise OptionError where there is no such pass, or it has no such batch (its end is one)."""
+        num_steps = self.batches(pass_).num_steps
+        last = "on" if num_steps is None else f"to {num_steps}"
+        require(step >= 0 and (num_steps is None or step <= num_steps), "step", f"an integer from 0 {last}", step)
 
     def pass_to_json(self, pass_: Pass) -> str:
         """A pass as text, with what its steps mean."""
@@ -120,7 +142,7 @@ class Course:
         following = self._pass_from(pass_.first_epoch + (pass_.epochs or 1), ())
         return following if self.listing is None else replace(following, listing=None)
 
-    def _pass_from(self, epoch: int, past: tuple[tuple[int, ...], ...]) -> Pass:
+    def _pass_from(self, epoch: int, past: Past) -> Pass:
         """From ``epoch`` to where the pass ends that it belongs to: passes have ``epochs`` epochs, from 0 on."""
         epochs = self._options.epochs
         return Pass(epoch, None if epochs is None else epochs - epoch % epochs, past, self.listing)
@@ -175,6 +197,11 @@ class Course:
         if (was_hosts, was_batch_size) == (num_hosts, batch_size):
             pass_ = self._pass_from(first_epoch, position.past)
             return pass_, self._step(self.batches(pass_), pass_, position)
+        if was_hosts * was_batch_size > self._num_records:
+            raise OptionError(
+                f"the position counts in batches of {was_batch_size} on {was_hosts} hosts, "
+                f"and there are {self._num_records} records"
+            )
         then = replace(self._options, shard=(0, was_hosts), batch_size=was_batch_size)
         before = Course(then, self._num_records, self._window_records, self._of, self.listing)
         pass_ = before._pass_from(first_epoch, position.past)
@@ -189,7 +216,8 @@ class Course:
     def _step(self, batches: BatchPlan, pass_: Pass, position: Position) -> int:
         epoch = position.epoch - pass_.first_epoch
         step = batches.step_at(epoch, position.batch)
-        if epoch < 0 or batches.place_of(step) != (epoch, position.batch):
+        is_behind = batches.num_steps is not None and step > batches.num_steps
+        if epoch < 0 or is_behind or batches.place_of(step) != (epoch, position.batch):
             raise OptionError(
                 f"the position is batch {position.batch} of epoch {position.epoch}, which has no such batch",
                 hint=f"A whole epoch has {batches.steps_per_epoch} batches of {batches.batch_size}, counted from 0.",

@@ -41,7 +41,7 @@ _MAX_KEYS = 64
 _MAX_CONTAINERS = 1 << 12
 _MAX_DEPTH = 5
 # Less than of those we trust: many small messages at once would keep the others waiting while they are decoded.
-_RECEIVE_BYTES = 1 << 12
+_RECEIVE_BYTES = 1 << 10
 
 Check = Callable[[Any], bool]
 

@@ -10,40 +10,39 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from loaderd.client.address import TOKEN_VARIABLE
 from loaderd.daemon.catalog import TYPICAL_BATCH_SIZE
 from loaderd.machine import available_memory, in_mib
-from loaderd.remote.security import TOKEN_VARIABLE
 from loaderd.server.options import Address, ServerOptions
 
 Line = tuple[int, str]
 
 
-def datasets(report: Mapping[str, Any], known: dict[str, str]) -> list[Line]:
-    """What is new of the data sets of a Status, after ``known``: the states, by name, that have been told."""
+def datasets(report: Mapping[str, Any], told: dict[str, str]) -> list[Line]:
+    """What is new of the data sets of a Status; ``told`` is what has been said of each, by name."""
     lines: list[Line] = []
     for dataset in report["datasets"]:
         name, state = dataset["name"], dataset["state"]
-        kind = state.split()[0].rstrip(":")
-        if known.get(name) == kind or state == "indexing 0 %":  # which soon is ready, if the index is kept
+        if state == "indexing 0 %":  # soon ready, if the index is kept
             continue
-        known[name] = kind
-        if kind == "ready":
-            lines += [(logging.INFO, line) for line in _about(dataset)]
-        else:
-            lines.append((logging.ERROR if kind == "failed" else logging.INFO, f"{name}: {state}"))
-    if lines and set(known.values()) == {"ready"}:
+        text = _about(dataset) if state == "ready" else f"{name}: {state.rstrip(' %0123456789')}"
+        if told.get(name) != text:
+            told[name] = text
+            level = logging.ERROR if state.startswith("failed") else logging.INFO
+            lines += [(level, line) for line in text.splitlines()]
+    if lines and all(dataset["state"] == "ready" for dataset in report["datasets"]):
         memory = available_memory()
         text = f"memory: {in_mib(report['memory_bytes'])} for consumers now, {report['workers']} workers"
         lines.append((logging.INFO, f"{text}; {in_mib(memory.free_bytes)} are free ({memory.limit})"))
     return lines
 
 
-def _about(dataset: Mapping[str, Any]) -> list[str]:
+def _about(dataset: Mapping[str, Any]) -> str:
     name, fields = dataset["name"], ", ".join(f"{field} {spec}" for field, spec in dataset["fields"].items())
-    return [
-        f"{name}: {dataset['num_records']:,} records in {dataset['num_shards']:,} shards; fields: {fields}",
-        f"{name}: a consumer with batches of {TYPICAL_BATCH_SIZE} takes {in_mib(dataset['consumer_bytes'])}",
-    ]
+    return (
+        f"{name}: {dataset['num_records']:,} records in {dataset['num_shards']:,} shards; fields: {fields}\n"
+        f"{name}: a consumer with batches of {TYPICAL_BATCH_SIZE} takes {in_mib(dataset['consumer_bytes'])}"
+    )
 
 
 def unix(path: str, report: Mapping[str, Any]) -> list[Line]:

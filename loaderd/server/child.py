@@ -26,10 +26,10 @@ class Child:
         """Of the last Status; None until the first one: the process starts."""
         self.error: LoaderdError | None = None
         """Why it has given up, if it has said so."""
-        self.told: dict[str, str] = {}
-        """What the log has been told of its data sets (``announce.datasets``)."""
         self.silent_s = 0.0
         """Seconds since it was asked how it is, or was started, and has not answered."""
+        self.patience_s = 30.0
+        """After so many of them the log is told that it still starts."""
         self._is_asked = True  # by the first message
         self.tell(message, fds)
 

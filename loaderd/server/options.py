@@ -9,10 +9,10 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+from loaderd.client.address import TOKEN_VARIABLE
 from loaderd.errors import OptionError
 from loaderd.logs import FORMATS, LogFormat
 from loaderd.options import is_count, require
-from loaderd.remote.security import TOKEN_VARIABLE
 
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -125,14 +125,8 @@ class ServerOptions:
         names = ("workers", "max_consumers", "max_held_batches", "max_bandwidth", "idle_timeout", "log_format")
         return {"targets": list(self.targets), **{name: getattr(self, name) for name in names}}
 
-    def for_gateway(self) -> dict[str, Any]:
-        """The settings of the message Gateway. Certificates go by their paths: renewed ones are read anew."""
-        assert self.listen is not None
+    def for_gateway(self, listen: Address) -> dict[str, Any]:
+        """The settings of the message Gateway. Certificates go by their paths: a new gateway reads renewed ones."""
         names = ("unix", "tls_cert", "tls_key", "tls_client_ca", "token", "max_consumers", "log_format")
         found = {name: getattr(self, name) for name in names}
-        return {"host": self.listen.host, "port": self.listen.port, **found}
-
-
-def default_unix_path() -> str:
-    """$XDG_RUNTIME_DIR/loaderd.sock; without such a folder, in one of our own in /tmp."""
-    return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/loaderd-{os.getuid()}", "loaderd.sock")
+        return {"host": listen.host, "port": listen.port, **found}

@@ -32,6 +32,7 @@ from loaderd.server.child import Child
 from loaderd.server.health import HealthServer, Page, healthz
 from loaderd.server.options import Address, ServerOptions
 from loaderd.server.unix_socket import UnixSocket
+from loaderd.version import VERSION
 
 if TYPE_CHECKING:
     from loaderd.server.metrics import Metrics
@@ -71,6 +72,7 @@ class Supervisor:
         self._options = options
         self._daemon = _Post("daemon", "loaderd.daemon.server")
         self._gateway = _Post("gateway", "loaderd.remote.gateway")
+        self._listen = options.listen
         self._posts = [self._daemon] if options.listen is None else [self._daemon, self._gateway]
         self._children: list[Child] = []
         self._next_daemon: Child | None = None
@@ -79,6 +81,7 @@ class Supervisor:
         self._kill_at_s = 0.0
         self._has_given_up = False
         self._is_known = False
+        self._told: dict[str, str] = {}
         self._ticked_s = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._socket = UnixSocket(options.unix)
@@ -108,6 +111,7 @@ class Supervisor:
         before_fd = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         self._selector.register(woken, selectors.EVENT_READ, partial(self._signalled, woken))
         self._daemon.due_s = 0.0
+        _logger.info("loaderd %s imports %s", VERSION, ", ".join(self._options.targets))
         try:
             while self._children or not self._stopping:
                 for key, _ in self._selector.select(self._timeout_s()):
@@ -180,7 +184,8 @@ class Supervisor:
     def _first_message(self, post: _Post) -> tuple[Message, tuple[int, ...]]:
         if post is self._daemon:
             return Serve(self._options.for_daemon()), (self._socket.socket.fileno(),)
-        return Gateway(self._options.for_gateway()), ()
+        assert self._listen is not None
+        return Gateway(self._options.for_gateway(self._listen)), ()
 
     def _child_of(self, post: _Post) -> Child:
         child = Child(post.name, post.module, *self._first_message(post))
@@ -230,18 +235,21 @@ class Supervisor:
     def _announce(self, child: Child, is_first: bool) -> None:
         """Tell what has become known by the last Status, of the daemon or the gateway."""
         assert child.report is not None
-        lines = []
-        if child is self._daemon.child:
-            lines += announce.datasets(child.report, child.told)
+        lines: list[announce.Line] = []
+        if is_first and any(post.child is child and post.restarts for post in self._posts):
+            lines.append((logging.INFO, f"{child} serves now"))
+        if child is not self._daemon.child:
+            if is_first and not self._gateway.restarts:
+                # With the port that was free: another gateway is to have the same.
+                self._listen = Address.parse(child.report["address"])
+                lines += announce.network(self._listen, self._options, self._report())
+        else:
             if not self._is_known:
-                self._is_known = True
                 lines += announce.unix(self._socket.path, child.report)
                 if self._gateway in self._posts:
                     self._gateway.due_s = 0.0
-        elif is_first:
-            assert self._options.listen is not None
-            address = Address(self._options.listen.host, child.report["port"])
-            lines += announce.network(address, self._options, self._report())
+            self._is_known = True
+            lines += announce.datasets(child.report, self._told)
         for level, line in lines:
             _logger.log(level, "%s", line)
         if is_first and all(post.child is not None and post.child.report is not None for post in self._posts):
@@ -282,7 +290,7 @@ class Supervisor:
             post.delay_s = _FIRST_DELAY_S
         post.restarts += 1
         post.due_s = now_s + post.delay_s
-        _logger.error("%s; another %s starts in %g s", error, post.name, post.delay_s)
+        _logger.error("%s; another %s starts in %g s", error.message, post.name, post.delay_s)
         post.delay_s = min(2 * post.delay_s, _MAX_DELAY_S)
 
     # -------------------------------------------------------------------------------------------- time
@@ -313,6 +321,9 @@ class Supervisor:
         self._ticked_s = now_s
         for child in self._children:
             child.ask(min(passed_s, _TICK_S))  # no more than a tick, if this process was stopped meanwhile
+            if child.report is None and child.silent_s > child.patience_s:
+                _logger.warning("%s has been starting for %.0f s", child, child.silent_s)
+                child.patience_s *= 2
             if child.silent_s > _STALL_S and child.report is not None:
                 _logger.error("%s has said nothing for %.0f s and is killed", child, child.silent_s)
                 child.process.kill()

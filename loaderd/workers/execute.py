@@ -59,6 +59,10 @@ class Executor:
         num_slots = len(slots.bytes) // slot_layout.slot_bytes
         self._slots = [slot_layout.views(slots.bytes, slot) for slot in range(num_slots)]
 
+    def close(self) -> None:
+        """Close the shards' files. The memory goes with the object."""
+        self._loader.close()
+
     def probe(self, task: ProbeTask) -> None:
         """See whether the first record that is left of a block fits the schema; raises RecordMismatchError if not."""
         *fields, left = task.block

@@ -103,6 +103,10 @@ class WindowLoader:
         self._needs_keys = schema.needs_record_key
         self._record_keys = schema.record_keys
 
+    def close(self) -> None:
+        """Close the files."""
+        self._reader.close()
+
     def load(self, parts: Sequence[Part], window: Bytes2D) -> Faults:
         """Write the rows of ``parts`` to ``window``, uint8 (max_rows, row_bytes).
 

@@ -44,6 +44,7 @@ class Worker:
 
     def attach(self, message: Attach, windows: SharedMemory, slots: SharedMemory) -> None:
         """Take over a stream: its description, its files, its memory."""
+        self.detach(message.stream)  # it may come again, with other files
         files = [ShardFile(*file) for file in message.files]
         self._executors[message.stream] = Executor(
             pickle.loads(message.description),
@@ -54,6 +55,11 @@ class Worker:
             slots,
             self._tell,
         )
+
+    def detach(self, stream: int) -> None:
+        """Forget a stream, if there is one of that number."""
+        if stream in self._executors:
+            self._executors.pop(stream).close()
 
     def _try_attach(self, message: Attach) -> Message:
         try:
@@ -114,7 +120,7 @@ class Worker:
                 if isinstance(message, Attach):
                     self._channel.send(self._try_attach(message))
                 elif isinstance(message, Detach):
-                    self._executors.pop(message.stream, None)
+                    self.detach(message.stream)
                 elif isinstance(message, (IndexTask, ProbeTask, LoadTask, FillTask)):
                     self._channel.send(self.answer(message))
 

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 
-from loaderd.bench.process_tree import CpuMeter, cpu_s, machine_cpu_s, process_tree, pss_bytes
+import pytest
+
+from loaderd.bench.process_tree import CpuMeter, cpu_s, cpu_s_by_name, machine_cpu_s, process_tree, pss_bytes
 
 # A process that starts another one; that one works for 0.3 s of CPU, holds 64 MiB, says so and waits.
 _GRANDCHILD = """
 import sys, time
+open("/proc/self/comm", "w").write("grand (child)")
 held = b"x" * (64 << 20)
 while time.process_time() < 0.3: pass
 print("ready", flush=True)
@@ -36,6 +39,8 @@ def test_grandchildren_count() -> None:
         assert len(tree) == 2 and tree[0] == child.pid
         assert set(tree) < set(process_tree(os.getpid()))
         assert cpu_s(tree) >= 0.28 > cpu_s([child.pid])
+        by_name = cpu_s_by_name(tree)
+        assert by_name["grand (child)"] >= 0.28 and sum(by_name.values()) == pytest.approx(cpu_s(tree), abs=0.011)
         assert pss_bytes(tree) > 64 << 20 > pss_bytes([child.pid])
         assert machine_cpu_s() - machine_before >= 0.28 and meter.read()[0] >= 0.28
     finally:

@@ -123,6 +123,14 @@ class MirroredMachine(RuleBasedStateMachine):
         for slot in slots:
             self.work.readers[slot].remove(number)
 
+    @precondition(lambda self: self.members)
+    @rule(which=st.lists(some, min_size=1, max_size=9), turn=some)
+    def go_on(self, which: list[int], turn: int) -> None:
+        """Some give back what they have, and get more."""
+        for number in which:
+            self.do_work(2, turn)
+            self.release(number, 2)
+
     @rule(num_tasks=st.integers(1, 12), turn=some)
     def do_work(self, num_tasks: int, turn: int) -> None:
         for _ in range(num_tasks):
@@ -274,6 +282,7 @@ class SharedMachine(RuleBasedStateMachine):
         one.said |= set(one.in_use)
         for step in one.had:
             epoch.returned.pop(step, None)
+        one.queue = {}
         self.start_as_it_is(number)
 
     @precondition(lambda self: any(one.joined for one in self.members.values()))
@@ -288,7 +297,7 @@ class SharedMachine(RuleBasedStateMachine):
             if step not in one.said:
                 self.can_come_again(one, step, slot)
         one.stale += one.in_use.values()
-        one.in_use, one.had, one.said, one.epoch, one.low = {}, set(), set(), 0, 0
+        one.queue, one.in_use, one.had, one.said, one.epoch, one.low = {}, {}, set(), set(), 0, 0
         self.start_as_it_is(number)
 
     def can_come_again(self, one: Sharer, step: int, slot: int) -> None:
@@ -345,6 +354,17 @@ class SharedMachine(RuleBasedStateMachine):
         one.stale = [slot for slot in one.stale if slot not in slots]
         one.in_use = {step: slot for step, slot in one.in_use.items() if slot not in slots}
         self.group.release(number, slots)
+
+    @precondition(lambda self: self.members)
+    @rule(which=st.lists(some, min_size=1, max_size=9), turn=some)
+    def take_turns(self, which: list[int], turn: int) -> None:
+        """Some way on: members ask, get, and keep a batch or two."""
+        for number in which:
+            if any(one.asked and not one.waiting for one in self.members.values()):
+                self.want(number)
+            self.do_work(3, turn)
+            if len(self.one(number)[1].in_use) > 1:
+                self.release(number, 1)
 
     @rule(surviving=st.integers(0, 7), order=st.permutations(range(3)))
     def kill_the_server(self, surviving: int, order: list[int]) -> None:

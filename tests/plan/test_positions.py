@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from loaderd.errors import OptionError
 from loaderd.options import Remainder, StreamOptions
-from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.passes import Pass, PassPlan, past_of
 from loaderd.plan.positions import Course, Position
 from loaderd.plan.rows import SetRows
 
@@ -223,3 +224,77 @@ def test_what_is_no_position(text: str):
         OptionError, match=r"a position must be what Position.to_json\(\) wrote|Position.epoch must be"
     ):
         Position.from_json(text)
+
+
+# A consumer on another machine may say anything.
+WILD = [0, 1, 2, 3, 7, 20, 500, 2**31, 2**62, 2**63 - 1, -1, -(2**63), None, True, 0.5, "1", [], {}]
+wild = st.sampled_from(WILD) | st.integers(0, 30)
+wild_past = st.lists(st.lists(wild, max_size=5), max_size=4) | wild
+wild_listing = st.none() | st.lists(st.none() | st.lists(wild, min_size=4, max_size=4)) | wild
+
+
+def plan_of(job: Job, pass_: Pass, step: int) -> None:
+    """Everything that is asked of a plan when a pass begins at ``step``."""
+    plan = job.plan(pass_, 0)
+    assert plan.batches.max_windows_of_a_batch >= 1
+    if plan.num_steps is None or step < plan.num_steps:
+        window = plan.first_window_from(step)
+        assert plan.last_window is None or window <= plan.last_window
+        assert plan.rows_of(window) <= plan.batches.largest_window <= job.window_records + 1
+        assert plan.last_step_in(window) >= step
+        plan.order_of(window), plan.slices_of(window), plan.segments_of(step)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    job=jobs, wire=st.tuples(wild, wild, wild_past, wild_listing).map(list) | wild, step=st.sampled_from(WILD[:12])
+)
+def test_a_pass_of_any_values_can_be_planned_or_is_refused(job: Job, wire: Any, step: int):
+    try:
+        pass_ = Pass.from_wire(wire)
+        job.course(0).check(pass_, step)
+    except OptionError:
+        return
+    plan_of(job, pass_, step)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    job=jobs,
+    changes=st.fixed_dictionaries(
+        {},
+        optional={
+            "version": wild,
+            "epoch": wild,
+            "batch": wild,
+            "hosts": wild,
+            "batch_size": wild,
+            "first_epoch": wild,
+            "past": wild_past,
+            "listing": wild_listing,
+            "of": wild,
+            "more": wild,
+        },
+    ),
+)
+def test_a_position_of_any_values_can_be_planned_or_is_refused(job: Job, changes: dict[str, Any]):
+    text = json.dumps({**json.loads(Position(0, 1).to_json()), **changes})
+    try:
+        pass_, step = job.course(0).find(Position.from_json(text))
+    except OptionError:
+        return
+    plan_of(job, pass_, step)
+    job.course(0).check(pass_, step)
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "null", "[]", "{}", '{"version": 1}', "1" * 5000])
+def test_text_that_is_no_position(text: str):
+    with pytest.raises(OptionError, match=r"must be what Position.to_json\(\) wrote") as refused:
+        Position.from_json(text)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_past_that_would_take_long_to_plan_is_refused():
+    assert past_of([[0] * 256] * 16)
+    with pytest.raises(OptionError, match="once of 1,024 hosts"):
+        past_of([[0] * 256] * 17)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,10 @@ valid = loaderd.Dataset("shards/000.tfrecord", schema, shuffle=False)
 
 
 class Server:
-    """``loaderd serve``, run in ``folder``, with its log as JSON."""
+    """``loaderd serve``, run in ``folder``, with its log as JSON. ``unix``: its socket; None: one in the folder."""
 
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        self.path = str(folder / "x.sock")
+    def __init__(self, folder: Path, *arguments: str, unix: str | None = None, **environment: str) -> None:
+        self.path = unix or str(folder / "x.sock")
         self.process = subprocess.Popen(
             [COMMAND, "serve", *arguments, "--unix", self.path, "--log-format", "json"],
             cwd=folder,
@@ -120,6 +120,14 @@ class Server:
         self.process.kill()
         self.process.wait()
         self._reader.join()
+
+
+def wait_until(is_so: Callable[[], bool], limit_s: float = _LIMIT_S) -> None:
+    """Look again and again."""
+    until_s = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
 
 
 def receive(channel: Channel) -> list[Message]:

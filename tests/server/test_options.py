@@ -124,7 +124,7 @@ def test_what_the_processes_are_told(tmp_path: Path):
         "idle_timeout": 5.0,
         "log_format": "lines",
     }
-    gateway = options.for_gateway()
+    gateway = options.for_gateway(Address("::1", 8471))
     assert (gateway["host"], gateway["port"], gateway["unix"], gateway["token"]) == (
         "::1",
         8471,

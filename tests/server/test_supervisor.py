@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import stat
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import MODULE, Server, handles_of, receive, wait_ends
+from serving import MODULE, Server, handles_of, receive, wait_ends, wait_until
 
+from loaderd.client.connect import ask_status
+from loaderd.errors import ServerError
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Bye, Welcome
 
@@ -48,6 +49,10 @@ def healthz(url: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.load(error)
 
 
+def comm_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 def test_what_it_says_and_how_it_ends(start: Start, tmp_path: Path):
     server = start("sets:train", "sets:valid")
     line = server.wait_line("connect with")
@@ -74,13 +79,14 @@ def test_what_it_says_and_how_it_ends(start: Start, tmp_path: Path):
 
 def test_a_daemon_that_dies_is_replaced_and_consumers_wait_for_it(start: Start):
     server = start()
+    server.wait_line("memory:")
     for _ in range(2):
-        server.wait_line("memory:")
         before = server.daemon
         workers = handles_of([pid for pid in server.family()[1:] if pid != before])
         os.kill(before, signal.SIGKILL)
         assert server.daemon != before, "the connection waited in the queue of the socket"
         assert "was killed by SIGKILL; another daemon starts in" in server.wait_line(f"daemon {before} ")
+        server.wait_line(f"daemon {server.daemon} serves now")
         wait_ends(workers)
     assert server.process.poll() is None
 
@@ -105,6 +111,7 @@ def test_what_cannot_be_served(start: Start, target: str, error: str):
     server = start(target)
     assert error in server.wait_line("the server gives up: ")
     assert server.wait_end() == 1
+    assert not [line for line in server.said if "another daemon" in line], "it would say the same again"
     assert not os.path.exists(server.path)
 
 
@@ -133,8 +140,8 @@ def test_a_reload_imports_anew_and_the_old_daemon_serves_its_consumers_to_the_en
         server.process.send_signal(signal.SIGHUP)
         server.wait_line("serves now")
         server.wait_line("train: 200 records in 1 shards")
+        wait_until(lambda: server.daemon != first)  # which may have been the faster one to accept us
         second = server.daemon
-        assert first != second
         consumer.socket.settimeout(0.3)
         with pytest.raises(ChannelClosed, match="timed out"):
             receive(consumer)  # nobody sends it away
@@ -154,7 +161,7 @@ def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
     (tmp_path / "sets.py").write_text(MODULE)
     server.process.send_signal(signal.SIGHUP)
     server.wait_line("serves now")
-    assert server.daemon != before
+    wait_until(lambda: server.daemon != before)
 
 
 def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path: Path):
@@ -163,10 +170,7 @@ def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path:
     server = start()
 
     def while_one_starts() -> None:
-        until_s = time.monotonic() + 30
-        while not (tmp_path / "began").exists():
-            assert time.monotonic() < until_s
-            time.sleep(0.01)
+        wait_until((tmp_path / "began").exists)
         (tmp_path / "began").unlink()
         server.process.send_signal(signal.SIGHUP)
 
@@ -176,8 +180,7 @@ def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path:
     (tmp_path / "sets.py").write_text(slow + MODULE.replace("shards/*", "shards/001"))
     server.wait_line("reload: another daemon is started")
     server.wait_line("train: 200 records in 1 shards")
-    server.wait_line("ended with status 0")
-    assert server.report()["datasets"][0]["num_records"] == 200
+    wait_until(lambda: server.report()["datasets"][0]["num_records"] == 200)
 
 
 @pytest.mark.parametrize("signals", [1, 2])
@@ -201,21 +204,15 @@ def test_its_health(start: Start):
     daemon = server.daemon
     with server.connected("train") as consumer:
         receive(consumer)
-        until_s = time.monotonic() + 30
-        while healthz(url)[1]["consumers"] != 1:
-            assert time.monotonic() < until_s
-            time.sleep(0.05)
+        wait_until(lambda: healthz(url)[1]["consumers"] == 1)
     with urllib.request.urlopen(url.replace("healthz", "metrics"), timeout=30) as answer:
         assert b"\nloaderd_ready 1.0\n" in answer.read()
     os.kill(daemon, signal.SIGSTOP)
-    until_s = time.monotonic() + 30
-    while (found := healthz(url))[0] == 200:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
-    assert found[1]["why"].startswith("the daemon has said nothing for ")
+    wait_until(lambda: healthz(url)[0] == 503)
+    assert healthz(url)[1]["why"].startswith("the daemon has said nothing for ")
     os.kill(daemon, signal.SIGKILL)
-    server.wait_line("memory:")
-    assert healthz(url)[0] == 200
+    server.wait_line("serves now")
+    wait_until(lambda: healthz(url)[0] == 200)
     with urllib.request.urlopen(url.replace("healthz", "metrics"), timeout=30) as answer:
         assert b'\nloaderd_restarts_total{process="daemon"} 1.0\n' in answer.read()
 
@@ -240,3 +237,31 @@ def test_a_second_server_at_the_same_place_is_refused(start: Start):
     assert second.wait_end() == 2
     assert f"process {server.process.pid} (loaderd) of user {os.getuid()} does" in "".join(second.said)
     assert server.report()["pid"] in server.family()
+
+
+def test_the_network(start: Start, tmp_path: Path):
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
+    server = start(arguments=["--listen", "127.0.0.1:0", "--token-file", "token"])
+    line = server.wait_line("grpc://")
+    assert line.endswith('dataset="train", batch_size=512)  # with the token in LOADERD_TOKEN')
+    address = line.split('"')[1]
+    for _ in range(2):
+        assert ask_status(address, token="secret")["pid"] == server.daemon
+        (gateway,) = (pid for pid in server.family() if comm_of(pid) == "loaderd-gateway")
+        os.kill(gateway, signal.SIGKILL)
+        server.wait_line(f"gateway {gateway} was killed by SIGKILL; another gateway starts in")
+        server.wait_line("serves now")
+    with pytest.raises(ServerError):
+        ask_status(address, token="wrong")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_end() == 0
+
+
+def test_a_port_that_is_taken(start: Start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start(arguments=["--listen", f"127.0.0.1:{port}"])
+        assert f"cannot listen at 127.0.0.1:{port}" in server.wait_line("the server gives up: ")
+        assert server.wait_end() == 1
+        assert start(arguments=["--health", f"127.0.0.1:{port}"]).wait_end() == 2

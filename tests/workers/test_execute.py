@@ -184,6 +184,26 @@ def test_a_derived_field_that_raises_is_named(write_numbered: Write):
     assert "in refuse" in caught.value.traceback
 
 
+def test_the_files_of_a_stream_that_is_over_are_closed(
+    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
+):
+    def num_open() -> int:
+        """Shards of this test that the process has open."""
+        return sum(str(tmp_path) in target_of(fd) for fd in os.listdir("/proc/self/fd"))
+
+    def target_of(fd: str) -> str:
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:  # that of the folder itself
+            return ""
+
+    stage = Stage(write_numbered([100, 70]), numbered_schema)
+    stage.load(0, 0)
+    assert num_open() == 2
+    stage.executor.close()
+    assert num_open() == 0
+
+
 def test_a_probe_reads_the_first_record(write_numbered: Write, stage: Stage):
     stage.executor.probe(ProbeTask(0, 0, stage.table.block(0)))
     other = loaderd.Schema({"id": loaderd.Float()}, {"id": loaderd.Array("id")})

@@ -1,0 +1,13 @@
+"""loaderd's server over the network, on loopback: records travel packed, and are unpacked on the consumer's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from candidates._served import consume, served
+from loaderd.bench.interface import Config, Step
+
+
+def steps(config: Config) -> Iterator[Step]:
+    with served(config, network=True) as address:
+        yield from consume(address)

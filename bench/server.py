@@ -1,0 +1,98 @@
+"""What the server costs: against the loader that has a daemon of its own, and over the network.
+
+::
+
+    python bench/server.py [--rounds 5] [--workers 2] [--batch-size 512] [--cases …]
+
+===========  ========================================================================================================
+embedded     ``loaderd.Loader``: no server
+one          one consumer of a server on the same machine, over its Unix socket
+two          two such consumers at a time, each with its own order; the figure is of both together
+packed       a consumer over the network, on loopback: records travel packed, and its relay unpacks them
+unpacked     the same with ``packed=False``: finished batches travel
+tfdata       tf.data service with as many worker processes: the expert's pipeline, finished batches travel
+===========  ========================================================================================================
+
+All read the same shards, and all batches are taken in Python. Each run is a process of its own, with the server below
+it; the rounds alternate. Nothing is compressed on the way. CPU time and memory are those of all processes, on both
+sides; the consumer's is that of its own process. Over the network it has a relay, a process that unpacks for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from questions._common import Case, Run, console_of, measure, middle, of_case, publish, question_of, ratio, shards_of
+
+from loaderd.bench.interface import Config
+from loaderd.bench.report import Spread
+
+SPECS = {
+    "embedded": "loaderd_python",
+    "one": "loaderd_served",
+    "two": "loaderd_served_twice",
+    "packed": "loaderd_flight",
+    "unpacked": "loaderd_flight_unpacked",
+    "tfdata": "tfdata_service",
+}
+COLUMNS = ("case", "examples/s", "CPU µs/example", "consumer µs/batch", "its relay µs/batch", "peak PSS MiB")
+
+
+@dataclass(frozen=True)
+class Target:
+    """``case`` must reach at least ``factor`` times the examples/s of ``base``."""
+
+    case: str
+    base: str
+    factor: float
+
+    def verdict(self, runs: Sequence[Run]) -> tuple[bool, str]:
+        """Whether the median of the rounds does, and the note that says so."""
+        found = ratio(runs, self.case, self.base)
+        reached = found.middle >= self.factor
+        text = f"{self.case} against {self.base}, round by round: {found.shown('.2f')} times; the target is "
+        return reached, f"{text}{self.factor:g}: {'reached' if reached else 'MISSED'}"
+
+
+TARGETS = (
+    Target("one", "embedded", 0.95),
+    Target("two", "one", 0.95),
+    Target("packed", "unpacked", 3.0),
+    Target("packed", "tfdata", 5.0),
+)
+
+
+def row_of(runs: Sequence[Run], case: str) -> tuple[str, ...]:
+    """The texts of ``COLUMNS``."""
+    # What one of two consumers takes is for half of the batches that are counted.
+    consumers = 2 if case == "two" else 1
+    relay = [run["cpu_s_by_process"].get("loaderd-relay", 0.0) / run["examples"] for run in of_case(runs, case)]
+    relay_us = median(relay) * runs[0]["config"]["batch_size"] * 1e6
+    return (
+        case,
+        Spread.of([run["examples_per_s"] for run in of_case(runs, case)]).shown(",.0f"),
+        f"{middle(runs, case, 'total_cpu_us_per_example'):.2f}",
+        f"{middle(runs, case, 'consumer_cpu_us_per_batch') * consumers:,.0f}",
+        f"{relay_us:,.0f}" if relay_us else "–",
+        f"{middle(runs, case, 'peak_pss_bytes') / (1 << 20):,.0f}",
+    )
+
+
+def main() -> None:
+    parser = question_of(__doc__)
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--cases", nargs="+", choices=list(SPECS), default=list(SPECS), metavar="CASE")
+    options = parser.parse_args()
+    config = Config(shards_of(options), batch_size=options.batch_size, workers=options.workers)
+    runs = measure([Case(name, SPECS[name], config) for name in options.cases], options, console_of())
+    verdicts = [target.verdict(runs) for target in TARGETS if {target.case, target.base} <= set(options.cases)]
+    notes = [f"batches of {options.batch_size}, {options.workers} workers", *(note for _, note in verdicts)]
+    publish(COLUMNS, [row_of(runs, name) for name in options.cases], notes, runs, options)
+    sys.exit(0 if all(reached for reached, _ in verdicts) else 1)
+
+
+if __name__ == "__main__":
+    main()

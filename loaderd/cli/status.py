@@ -1,0 +1,169 @@
+"""``loaderd status``: what a server serves, to whom, how fast, and who waits for whom."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from loaderd.client.address import TOKEN_VARIABLE
+from loaderd.client.connect import ask_status
+from loaderd.errors import LoaderdError
+from loaderd.machine import in_mib
+from loaderd.options import require
+from loaderd.remote.security import read_token
+from loaderd.tls import TLS
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+Report = Mapping[str, Any]
+
+_INTERVAL_S = 1.0
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the others."""
+    parser = commands.add_parser(
+        "status",
+        help="how a server is: its data sets, its consumers, who waits",
+        description="One screen about a server: its data sets, its consumers, their rates, and who waits for whom.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "address",
+        nargs="?",
+        default="unix:",
+        metavar="ADDRESS",
+        help="unix:///PATH or grpc+tls://HOST:PORT; default: unix:, where a server of this user listens by default",
+    )
+    parser.add_argument("--json", action="store_true", help="all of it, as a JSON object")
+    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument("--token-file", metavar="FILE", help=f"default: the environment's {TOKEN_VARIABLE}")
+    parser.add_argument(
+        "--tls-ca", metavar="FILE", help="that the server's certificate is from; default: the system's"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="our own certificate, where the server asks for one")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0; or 1 where the server does not answer."""
+    try:
+        require(
+            not arguments.watch or sys.stdout.isatty(), "standard output", "a terminal, for --watch", "another one"
+        )
+        token = read_token(arguments.token_file)
+        given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+        tls = TLS(*given) if any(given) else None
+
+        def ask() -> tuple[float, Report]:
+            report = ask_status(arguments.address, token=token, tls=tls)
+            return time.monotonic(), report
+
+        if arguments.json:
+            sys.stdout.write(json.dumps(ask()[1], indent=2) + "\n")
+        elif arguments.watch:
+            _watch(ask)
+        else:
+            before = ask()
+            if before[1]["consumers"]:
+                time.sleep(_INTERVAL_S)
+            Console(width=None if sys.stdout.isatty() else 200).print(screen(before, ask()))
+    except LoaderdError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _watch(ask: Callable[[], tuple[float, Report]]) -> None:
+    before = ask()
+    with Live(screen(before, before), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(_INTERVAL_S)
+            now = ask()
+            live.update(screen(before, now), refresh=True)
+            before = now
+
+
+def screen(before: tuple[float, Report], now: tuple[float, Report]) -> RenderableType:
+    """What a server's report says; rates from ``before`` to ``now``, each with its time in seconds."""
+    report = now[1]
+    since = _span(time.time() - report["started_s"])
+    head = (
+        f"loaderd {report['version']}, process {report['pid']}, for {since}; "
+        f"{report['workers']} workers ({report['workers_restarted']} replaced); "
+        f"{in_mib(report['memory_bytes'])} of windows and batches"
+    )
+    parts: list[RenderableType] = [Text(head), _datasets(report)]
+    parts.append(_consumers(before, now) if report["consumers"] else Text("no consumers"))
+    parts += [Text(f"{_who(each)}: {each['state']}") for each in report["consumers"] if each.get("state")]
+    return Group(*parts)
+
+
+def _datasets(report: Report) -> Table:
+    table = Table("data set", "state", box=None, pad_edge=False)
+    for title in ("shards", "records"):
+        table.add_column(title, justify="right")
+    table.add_column("fields")
+    for dataset in report["datasets"]:
+        fields = ", ".join(f"{name} {spec}" for name, spec in dataset["fields"].items())
+        sizes = [f"{dataset['num_shards'] or 0:,}", f"{dataset['num_records'] or 0:,}"]
+        table.add_row(*map(Text, (dataset["name"], dataset["state"], *sizes, fields)))
+    return table
+
+
+def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table:
+    table = Table("consumer", "data set", "sharing", "epoch, batch", box=None, pad_edge=False)
+    for title in ("records", "records/s", "MB/s", "lent", "idle"):
+        table.add_column(title, justify="right")
+    passed_s = now[0] - before[0]
+    # Another daemon counts anew.
+    known = {each["number"]: each for each in before[1]["consumers"]} if before[1]["pid"] == now[1]["pid"] else {}
+    for each in now[1]["consumers"]:
+        if "sharing" not in each:
+            table.add_row(*map(Text, (_who(each), each["dataset"], "has just come")))
+            continue
+        last = known.get(each["number"], {})
+        rates = ["", ""]
+        if passed_s > 0 and "records" in last:
+            records, num_bytes = ((each[what] - last[what]) / passed_s for what in ("records", "bytes"))
+            rates = [f"{records:,.0f}", f"{num_bytes / 1e6:,.1f}"]
+        cells = [
+            _who(each),
+            each["dataset"],
+            _sharing(each),
+            f"{each['epoch']}, {each['batch']}",
+            f"{each['records']:,}",
+            *rates,
+            f"{each['slots_lent']} of {each['slots']}",
+            _span(each["idle_s"]),
+        ]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _who(consumer: Report) -> str:
+    return " ".join(filter(None, (str(consumer["number"]), consumer["name"], f"({consumer['pid']})")))
+
+
+def _sharing(consumer: Report) -> str:
+    if consumer["sharing"] == "split":
+        rank, ranks = consumer["shard"]
+        return f"split {rank} of {ranks}"
+    return " ".join(filter(None, (consumer["sharing"], consumer["group"])))
+
+
+def _span(seconds: float) -> str:
+    """A time such as "3 s", "5 min", "2.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,126 @@
+"""``loaderd serve``: what it refuses before it starts anything, and what it shows of itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderd.cli.main import parser
+from loaderd.cli.serve import options_of
+from loaderd.errors import OptionError
+from loaderd.server.options import Address, ServerOptions
+
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
+DOCS = Path(__file__).parents[2] / "docs" / "server.md"
+
+
+def options(*arguments: str) -> ServerOptions:
+    return options_of(parser().parse_args(["serve", "a.b:train", *arguments]))
+
+
+@pytest.fixture(autouse=True)
+def _no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LOADERD_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def test_defaults(tmp_path: Path):
+    assert options() == ServerOptions(("a.b:train",), str(tmp_path / "loaderd.sock"))
+
+
+def test_every_option_arrives(tmp_path: Path):
+    files = {}
+    for name in ("cert", "key", "ca", "token"):
+        files[name] = tmp_path / name
+        files[name].write_text("secret\n")
+        files[name].chmod(0o600)
+    text = (
+        f"c:valid --workers 3 --unix x.sock --listen 0.0.0.0:8471 --tls-cert {files['cert']} "
+        f"--tls-key {files['key']} --tls-client-ca {files['ca']} --token-file {files['token']} --insecure "
+        "--max-consumers 5 --max-held-batches 6 "
+        "--max-bandwidth 100MB --idle-timeout 7.5 --health [::1]:9 --log-format json --grace 0"
+    )
+    expected: dict[str, Any] = {
+        "targets": ("a.b:train", "c:valid"),
+        "unix": os.path.abspath("x.sock"),
+        "workers": 3,
+        "listen": Address("0.0.0.0", 8471),
+        "tls_cert": str(files["cert"]),
+        "tls_key": str(files["key"]),
+        "tls_client_ca": str(files["ca"]),
+        "token": "secret",
+        "insecure": True,
+        "max_consumers": 5,
+        "max_held_batches": 6,
+        "max_bandwidth": 100_000_000,
+        "idle_timeout": 7.5,
+        "health": Address("::1", 9),
+        "log_format": "json",
+        "grace": 0.0,
+    }
+    assert options(*text.split()) == ServerOptions(**expected)
+    assert set(expected) == set(ServerOptions.__dataclass_fields__)
+
+
+def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOADERD_TOKEN", "secret")
+    assert options("--listen", "127.0.0.1:0").token == "secret"
+    assert options().token is None, "there is no network"
+
+
+def test_without_a_folder_of_the_user_it_makes_one_in_tmp(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    found = Path(options().unix)
+    assert found == Path(f"/tmp/loaderd-{os.getuid()}/loaderd.sock")
+    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--listen", "0.0.0.0:8471"], "needs TLS (--tls-cert and --tls-key) and a token (--token-file"),
+        (["--listen", "8471"], "must be HOST:PORT"),
+        (["--health", "localhost"], "must be HOST:PORT"),
+        (["--max-bandwidth", "fast"], "must be like 100MB"),
+        (["--listen", "127.0.0.1:0", "--token-file", "missing"], "missing"),
+        (["--unix", "missing/x.sock"], "No such file or directory"),
+        (["--workers", "0"], "workers must be a positive integer"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, arguments: list[str], error: str):
+    done = subprocess.run(
+        [COMMAND, "serve", "a.b:train", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert error in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_that_others_can_read_is_refused(tmp_path: Path):
+    path = tmp_path / "token"
+    path.write_text("secret")
+    path.chmod(0o644)
+    with pytest.raises(OptionError, match="must be for its owner alone"):
+        options("--listen", "127.0.0.1:0", "--token-file", str(path))
+
+
+def test_the_table_of_the_docs_has_every_option():
+    told = set(re.findall(r"`(--[a-z-]+)", re.findall(r"^\| `--.*$", DOCS.read_text(), flags=re.MULTILINE).__str__()))
+    serve = next(action for action in parser()._actions if isinstance(action.choices, dict)).choices["serve"]
+    assert told == {flag for action in serve._actions for flag in action.option_strings if flag.startswith("--")} - {
+        "--help"
+    }
+
+
+def test_what_it_needs_not_it_does_not_import():
+    names = ("prometheus_client", "pyarrow.flight")
+    code = f"import sys, loaderd.cli.serve; print([name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

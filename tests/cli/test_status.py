@@ -1,0 +1,96 @@
+"""``loaderd status``: a screen about a server, and where there is none."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loaderd.cli.status import screen
+
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
+
+
+def report(*consumers: dict[str, Any], pid: int = 7) -> dict[str, Any]:
+    fields = {"board": "float32 (8, 8, 24)"}
+    return {
+        "version": "1.2.3",
+        "pid": pid,
+        "started_s": 0.0,
+        "workers": 2,
+        "workers_restarted": 1,
+        "memory_bytes": 3 << 20,
+        "datasets": [
+            {"name": "train", "state": "ready", "num_shards": 16, "num_records": 1234567, "fields": fields},
+            {"name": "valid", "state": "indexing 41 %", "num_shards": 0, "num_records": 0, "fields": fields},
+        ],
+        "consumers": list(consumers),
+    }
+
+
+def consumer(number: int, records: int, name: str = "trainer", **more: Any) -> dict[str, Any]:
+    return {
+        "number": number,
+        "name": name,
+        "pid": 100 - number,
+        "dataset": "train",
+        "sharing": "shared",
+        "group": "all",
+        "shard": [0, 1],
+        "epoch": 3,
+        "batch": 5,
+        "records": records,
+        "bytes": records * 1000,
+        "slots": 12,
+        "slots_lent": 2,
+        "idle_s": 0.25,
+        "state": "waits for the trainer",
+        **more,
+    }
+
+
+def shown(before: dict[str, Any], now: dict[str, Any], seconds: float = 2.0) -> list[list[str]]:
+    """The words of each line."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(screen((10.0, before), (10.0 + seconds, now)))
+    assert isinstance(console.file, io.StringIO)
+    return [line.split() for line in console.file.getvalue().splitlines()]
+
+
+def test_data_sets_consumers_rates_and_who_waits():
+    lines = shown(report(consumer(-3, 5000)), report(consumer(-3, 9000), consumer(-4, 10, "[red]odd[/red]")))
+    assert lines[0][:5] == ["loaderd", "1.2.3,", "process", "7,", "for"]
+    assert " ".join(lines[0]).endswith("2 workers (1 replaced); 3 MiB of windows and batches")
+    assert lines[2] == ["train", "ready", "16", "1,234,567", "board", "float32", "(8,", "8,", "24)"]
+    assert lines[3][:4] == ["valid", "indexing", "41", "%"]
+    counted = ["train", "shared", "all", "3,", "5", "9,000", "2,000", "2.0", "2", "of", "12", "0", "s"]
+    assert lines[5] == ["-3", "trainer", "(103)", *counted]
+    assert lines[6] == ["-4", "[red]odd[/red]", "(104)", "train", "shared", "all", "3,", "5", "10", *counted[-5:]]
+    assert lines[7] == ["-3", "trainer", "(103):", "waits", "for", "the", "trainer"]
+
+
+def test_ranks():
+    line = shown(report(), report(consumer(-3, 1, sharing="split", shard=[1, 4])))[5]
+    assert line[3:8] == ["train", "split", "1", "of", "4"]
+
+
+def test_rates_of_another_daemon_are_not_known():
+    line = shown(report(consumer(-3, 5000), pid=6), report(consumer(-3, 100)))[5]
+    assert line[8:] == ["100", "2", "of", "12", "0", "s"]
+
+
+def test_one_who_has_just_come_and_nobody():
+    newcomer = {"number": -3, "name": "", "pid": 9, "dataset": "train", "connected_s": 0.0, "idle_s": 0.0}
+    assert shown(report(), report(newcomer))[5] == ["-3", "(9)", "train", "has", "just", "come"]
+    assert shown(report(), report())[-1] == ["no", "consumers"]
+
+
+def test_where_there_is_no_server(tmp_path: Path):
+    for address, error in ((f"unix://{tmp_path}/x.sock", "loaderd serve"), ("http://x", "must be unix:///PATH")):
+        done = subprocess.run([COMMAND, "status", address], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert error in done.stderr and "Traceback" not in done.stderr

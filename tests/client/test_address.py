@@ -1,0 +1,120 @@
+"""Addresses of servers: what they name, and what is none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import loaderd
+from loaderd.client.address import unix_path
+from loaderd.errors import OptionError, ServerError
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        ("unix:///run/x.sock", "/run/x.sock"),
+        ("unix:/run/x.sock", "/run/x.sock"),
+        ("unix:x.sock", os.path.abspath("x.sock")),
+        ("unix:", "/run/user/7/loaderd.sock"),
+        ("unix:///a:b?c#d%20", "/a:b?c#d%20"),
+        ("grpc://localhost:8471", None),
+        ("grpc+tls://[::1]:8471", None),
+    ],
+)
+def test_what_an_address_names(address: str, path: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert unix_path(address) == path
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "/run/x.sock",
+        "unix",
+        "unix://run/x.sock",
+        "http://localhost:1",
+        "grpc:",
+        "grpc://localhost",
+        "grpc://:1",
+        "grpc://a:b",
+        "grpc://a:99999",
+        "grpc://a:1/x",
+        "grpc://token@a:1",
+        "grpc://[::1:1",
+    ],
+)
+def test_what_is_no_address(address: str):
+    with pytest.raises(OptionError, match="address must be unix:///PATH"):
+        loaderd.connect(address, dataset="train", batch_size=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": ""}, "dataset must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"sharing": "fair"}, "sharing must be"),
+        ({"shard": (1, 2)}, 'is for sharing="split"'),
+        ({"consumers": 2}, 'is for sharing="shared" or "mirrored"'),
+        ({"start": 3}, "start must be"),
+        ({"reconnect_timeout": -1}, "reconnect_timeout must be"),
+        ({"compression": "lz4"}, "compression must be None on the same machine"),
+        ({"compression": "zip"}, "compression must be"),
+        ({"tls": "ca.pem"}, "tls must be a loaderd.TLS"),
+        ({"tls": loaderd.TLS()}, r"tls is for an address grpc\+tls"),
+        ({"name": "a\nb"}, "name must be text"),
+    ],
+)
+def test_options_are_checked_before_anything_is_connected(options: dict[str, object], message: str):
+    with pytest.raises(OptionError, match=message):
+        loaderd.connect("unix:///nowhere", **{"dataset": "train", "batch_size": 10, **options})
+
+
+def test_tls_wants_a_certificate_with_its_key(tmp_path: Path):
+    assert loaderd.TLS(cert=tmp_path / "a.pem", key="b.pem").key == os.path.abspath("b.pem")
+    with pytest.raises(OptionError, match=r"TLS.cert and TLS.key belong together"):
+        loaderd.TLS(cert="a.pem")
+    with pytest.raises(OptionError, match=r"TLS.ca must be text or None, got 3"):
+        loaderd.TLS(ca=3)
+
+
+def test_nobody_listens(tmp_path: Path):
+    """There is no socket; there is one that a dead server left behind; what listens hangs up."""
+    for stage in ("No such file or directory", "Connection refused"):
+        with pytest.raises(ServerError, match=stage) as caught:
+            loaderd.connect(f"unix://{tmp_path}/s.sock", dataset="train", batch_size=10)
+        assert "loaderd serve" in str(caught.value)
+        with socket.socket(socket.AF_UNIX) as left:
+            if stage.startswith("No"):
+                left.bind(f"{tmp_path}/s.sock")
+    with pytest.raises(ServerError, match="Connection refused"):
+        loaderd.client.connect.ask_status(f"unix://{tmp_path}/s.sock")
+
+
+_SOMEBODY_ELSE = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o666)
+os.setuid(65534)
+listener.listen()
+print(flush=True)
+listener.accept()[0].recv(1)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_server_of_somebody_else_is_not_believed(tmp_path: Path):
+    path = tmp_path / "s.sock"
+    with subprocess.Popen([sys.executable, "-c", _SOMEBODY_ELSE, str(path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ServerError, match="runs as user 65534, and this is user 0"):
+            loaderd.connect(f"unix://{path}", dataset="train", batch_size=10)

@@ -1,0 +1,293 @@
+"""Loaders of a server's data sets: real servers, that are killed and started again; real signals and threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from restarted import MODULE, Restarted
+
+import loaderd
+from loaderd.client.connect import ask_status
+from loaderd.errors import ClosedError, OptionError, ServerError
+
+Check = Callable[[loaderd.Batch], list[int]]
+Write = Callable[[Sequence[int]], list[Path]]
+
+ORDER = {"shuffle": loaderd.Shuffle(window_records=60, block_records=10), "seed": 3}
+NUM_RECORDS = 150
+
+
+@pytest.fixture
+def server(tmp_path: Path, write_numbered: Write) -> Iterator[Restarted]:
+    write_numbered([100, 50])
+    started = Restarted(tmp_path)
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def embedded(server: Restarted, numbered_schema: loaderd.Schema) -> Callable[..., list[list[int]]]:
+    """The numbers of the same data set's batches, of a loader with a daemon of its own."""
+
+    def read(passes: int = 1, **options: Any) -> list[list[int]]:
+        shards = str(server.folder / "shards" / "*.tfrecord")
+        with loaderd.Loader(shards, numbered_schema, workers=1, **{"batch_size": 20, **ORDER, **options}) as loader:
+            return [batch["id"].tolist() for _ in range(passes) for batch in loader]
+
+    return read
+
+
+def test_it_is_as_an_embedded_loader(server: Restarted, embedded: Any, check_batch: Check):
+    with server.connect(epochs=2, name="me") as loader:
+        assert len(loader) == 16 and loader.batches_per_epoch == 8 and loader.batch_size == 20
+        assert loader.sharing == "independent" and loader.static_batch_size is None
+        assert list(loader.schema.fields) == ["bits", "id"]
+        found = [check_batch(batch) for _ in range(2) for batch in loader]
+        assert found == embedded(epochs=2, passes=2)
+        batch = next(iter(loader))
+        with pytest.raises(ValueError, match="read-only"):
+            batch["id"][0] = 0
+        loader.seek(loaderd.Position(1, 3))
+        assert [check_batch(batch) for batch in loader] == found[11:16]
+        facts = loader.statistics()
+        assert (facts.num_records, facts.num_shards, facts.batches_delivered) == (NUM_RECORDS, 2, 38)
+        assert facts.daemon_restarts == facts.batches_copied == 0 and facts.slots_lent == 1
+        (consumer,) = ask_status(server.address)["consumers"]
+        assert consumer["name"] == "me" and consumer["pid"] == os.getpid()
+
+
+def test_positions_are_those_of_an_embedded_loader(server: Restarted, embedded: Any, check_batch: Check):
+    with server.connect(epochs=None) as loader:
+        batches = iter(loader)
+        for _ in range(11):
+            next(batches)
+        position = loader.position
+    assert (position.epoch, position.batch) == (1, 3)
+    assert embedded(start=position, epochs=2) == embedded(epochs=2)[11:]
+    with server.connect(start=loaderd.Position.from_json(position.to_json()), epochs=2) as loader:
+        assert [check_batch(batch) for batch in loader] == embedded(epochs=2)[11:]
+    other = loaderd.Position(of={**position.of, "seed": 4})
+    with pytest.raises(OptionError, match="seed: 4 when the position was taken, 3 now"):
+        server.connect(start=other)
+
+
+@pytest.mark.parametrize("sharing", ["independent", "split"])
+def test_a_server_that_is_killed_at_every_batch(
+    server: Restarted, embedded: Any, check_batch: Check, sharing: Any, caplog: pytest.LogCaptureFixture
+):
+    """The daemon alone, and all of it: the next batch is the next batch, and what is held stays right."""
+    number = 2 if sharing == "split" else 1
+    expected = [embedded(shard=(i, number)) for i in range(number)]
+    held: list[tuple[loaderd.Batch, list[int]]] = []
+    with contextlib.ExitStack() as opened:
+        ranks = [opened.enter_context(server.connect(sharing=sharing, shard=(i, number))) for i in range(number)]
+        for step in range(len(ranks[0])):
+            for rank in ranks:
+                rank.seek(loaderd.Position(0, step))
+            iterators = [iter(rank) for rank in ranks]
+            if step % 2:
+                server.kill_daemon()
+            else:
+                server.restart()
+            for batches, whole in zip(iterators, expected, strict=True):
+                got = [(batch, check_batch(batch)) for batch in batches]
+                assert [numbers for _, numbers in got] == whole[step:]
+                held.append(got[0])
+            for batch, then in held:
+                assert check_batch(batch) == then
+        assert all(rank.statistics().daemon_restarts == len(expected[0]) for rank in ranks)
+    gone = (
+        f"the server at {server.address} closed the connection; calling it for up to 300 s, to go on at batch 1 of "
+    )
+    assert gone + "epoch 0" in [record.message for record in caplog.records]
+    calls = [record.message for record in caplog.records if "the server at" in record.message]
+    assert len(calls) % 2 == 0
+    for gone, back in zip(calls[::2], calls[1::2], strict=True):
+        assert back == f"the server at {server.address} is back; going on at {gone.partition('to go on at ')[2]}"
+
+
+def test_a_server_that_ends_in_good_order(server: Restarted, embedded: Any, caplog: pytest.LogCaptureFixture):
+    """What it delivered is used up, then it is called; and when that is in vain, the loader can go on later."""
+    with server.connect(reconnect_timeout=1.0) as loader:
+        batches = iter(loader)
+        found = [next(batches)["id"].tolist()]
+        server.now.process.send_signal(signal.SIGTERM)
+        assert server.now.wait_end() == 0
+        with pytest.raises(ServerError, match=r"cannot be reached: .*; it was called for 1 s, and no batch came"):
+            found.extend(batch["id"].tolist() for batch in batches)
+        assert len(found) > 1
+        (warning,) = [record.message for record in caplog.records]
+        assert "ends: " in warning and f"to go on at batch {len(found)} of epoch 0" in warning
+        assert loader.position.batch == len(found)
+        server.start()
+        found.extend(batch["id"].tolist() for batch in batches)
+        assert found == embedded()
+
+
+@pytest.mark.parametrize("how", ["close", "interrupt"])
+def test_a_call_in_vain_can_be_ended(server: Restarted, embedded: Any, how: str):
+    """By close() in another thread, and by Ctrl-C; after that, the loader goes on."""
+    loader = server.connect(5)  # more batches than there are slots: they are not all here yet
+    batches = iter(loader)
+    found = [next(batches)["id"].tolist()]
+    server.kill()
+    ends = {"close": loader.close, "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT)}
+    ended: dict[str, type[BaseException]] = {"close": ClosedError, "interrupt": KeyboardInterrupt}
+    timer = threading.Timer(1.5, ends[how])
+    timer.start()
+    began_s, used_s = time.monotonic(), time.process_time()
+    with pytest.raises(ended[how]):
+        found.extend(batch["id"].tolist() for batch in batches)
+    assert time.monotonic() - began_s < 3 and time.process_time() - used_s < 1, "it waits in the kernel, and not on"
+    timer.join()
+    if how == "interrupt":
+        server.start()
+        found.extend(batch["id"].tolist() for batch in batches)
+        assert found == embedded(batch_size=5)
+        loader.close()
+    with pytest.raises(ClosedError):
+        next(iter(loader))
+
+
+def test_what_a_server_refuses(server: Restarted, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ServerError, match="there is no data set 'test'; there are \\['train'\\]"):
+        loaderd.connect(server.address, dataset="test", batch_size=20)
+    with pytest.raises(OptionError, match="batch_size must be at most 150"):
+        server.connect(151)
+    with pytest.raises(ServerError, match="held_batches"):
+        server.connect(held_batches=1000)
+    monkeypatch.setattr("loaderd.client.sources.PROTOCOL", 99)
+    with pytest.raises(ServerError, match=r"speaks protocol 1; the consumer is loaderd \S+ and speaks 99"):
+        server.connect()
+
+
+def test_another_data_set_of_the_same_name(server: Restarted):
+    """The server was started again with other code: nothing of it is taken for what it was."""
+    with server.connect() as loader:
+        batches = iter(loader)
+        next(batches)
+        server.kill()
+        (server.folder / "sets.py").write_text(MODULE.replace("seed=3", "seed=4"))
+        server.start()
+        with pytest.raises(ServerError, match="another data set 'train' now: another seed"):
+            list(batches)
+        with pytest.raises(ClosedError):
+            next(batches)
+
+
+_NOTEBOOK = """
+import sys, loaderd
+address, path = sys.argv[1:]
+try:
+    start = loaderd.Position.from_json(open(path).read())
+except FileNotFoundError:
+    start = None
+with loaderd.connect(address, dataset="train", batch_size=20, start=start) as loader:
+    for batch in loader:
+        with open(path, "w") as file:
+            file.write(loader.position.to_json())
+        print(*batch["id"], flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_consumer_that_is_killed_and_started_again(server: Restarted, embedded: Any, tmp_path: Path):
+    """As a notebook is: with the position that it kept, it gets the next batch; the server has forgotten it."""
+    found = []
+    with server.connect() as other:
+        others = iter(other)
+        seen = [next(others)["id"].tolist()]
+        for _ in range(4):
+            arguments = [sys.executable, "-c", _NOTEBOOK, server.address, str(tmp_path / "position")]
+            with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as notebook:
+                assert notebook.stdin is not None and notebook.stdout is not None
+                for _ in range(2):
+                    found.append([int(number) for number in notebook.stdout.readline().split()])
+                    if len(found) % 2:
+                        notebook.stdin.write("\n")
+                        notebook.stdin.flush()
+                notebook.kill()
+        assert found == embedded()
+        assert [one["pid"] for one in ask_status(server.address)["consumers"]] == [os.getpid()]
+        seen += [batch["id"].tolist() for batch in others]
+        assert seen == found, "to nobody else it makes a difference"
+
+
+# ----------------------------------------------------------------------------------------- groups
+
+
+def test_consumers_that_take_turns(server: Restarted, check_batch: Check):
+    """Whoever asks gets the next batch: the quick one more than the slow one, and together each batch once."""
+    with contextlib.ExitStack() as opened:
+        quick, slow = (opened.enter_context(server.connect(10, sharing="shared", consumers=2)) for _ in range(2))
+        assert quick.sharing == "shared" and (quick.position.epoch, quick.position.batch) == (0, 0)
+        for epoch in range(2):
+            taken: dict[str, list[list[int]]] = {"quick": [], "slow": []}
+
+            def consume(loader: loaderd.ServedLoader, numbers: list[list[int]], pause_s: float) -> None:
+                for batch in loader:
+                    numbers.append(check_batch(batch))
+                    time.sleep(pause_s)
+
+            thread = threading.Thread(target=consume, args=(slow, taken["slow"], 0.1))
+            thread.start()
+            consume(quick, taken["quick"], 0.0)
+            thread.join()
+            every = [number for numbers in taken["quick"] + taken["slow"] for number in numbers]
+            assert sorted(every) == list(range(NUM_RECORDS))
+            assert 0 < len(taken["slow"]) < len(taken["quick"])
+            assert quick.position == slow.position and quick.position.epoch == epoch + 1
+        for refused in (quick.new_pass, lambda: quick.seek(loaderd.Position()), lambda: quick.fetch(None, 0)):
+            with pytest.raises(OptionError, match="none can be asked for by its number"):
+                refused()
+        with pytest.raises(TypeError, match="nobody knows how many"):
+            len(quick)
+
+
+def test_what_takes_turns_survives_the_server(server: Restarted, check_batch: Check):
+    """It is killed again and again: what was used up does not come again, and nothing is left out."""
+    with contextlib.ExitStack() as opened:
+        loaders = [opened.enter_context(server.connect(10, sharing="shared", consumers=2)) for _ in range(2)]
+        iterators = [iter(loader) for loader in loaders]
+        found: list[int] = []
+
+        def consume(batches: Iterator[loaderd.Batch], kills: Callable[[], None] | None) -> None:
+            for batch in batches:
+                found.extend(check_batch(batch))
+                if kills is not None:
+                    kills()
+
+        thread = threading.Thread(target=consume, args=(iterators[0], None))
+        thread.start()
+        consume(iterators[1], server.kill_daemon)
+        thread.join()
+        assert sorted(found) == list(range(NUM_RECORDS))
+
+
+def test_consumers_that_all_get_the_same(server: Restarted, embedded: Any, check_batch: Check):
+    with contextlib.ExitStack() as opened:
+        loaders = [opened.enter_context(server.connect(sharing="mirrored", consumers=2)) for _ in range(2)]
+        found: list[list[list[int]]] = [[], []]
+
+        def consume(number: int) -> None:
+            for batch in loaders[number]:
+                found[number].append(check_batch(batch))
+                if len(found[number]) == 4 and number == 0:
+                    server.restart()
+
+        threads = [threading.Thread(target=consume, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [embedded()] * 2

@@ -1,0 +1,396 @@
+"""The fuzz test of a server's sockets: malformed messages, while consumers of every kind check their records.
+
+::
+
+    python tests/reliability/fuzz_sockets.py [--unix 100000] [--network 100000] [--seed 0]
+
+A message here is what one connection, or one call, says that it should not. Each must cost its sender the connection,
+and nobody else anything: the readers (``readers.py``) lose nothing, no process ends, and afterwards the server has
+the descriptors, the threads and the memory that it had before. Prints figures as a line of JSON; the exit status is 1
+if anything went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hostile
+from hostile import OPTIONS, STRANGE, WRONG, Maker
+from numbered import write_shards
+from processes import name_of, num_fds, read
+
+from loaderd.bench.process_tree import process_tree
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import (
+    PROTOCOL,
+    AskStatus,
+    Ended,
+    Failed,
+    Hello,
+    Message,
+    Opened,
+    Ready,
+    Status,
+    Subscribe,
+    encode,
+)
+from loaderd.version import VERSION
+
+_COMMAND = str(Path(sys.executable).with_name("loaderd"))
+_FOLDER = Path(__file__).parent
+_SIZES = (9_000, 1_000, 6_500, 3_500)
+_MODULE = """
+import sys
+sys.path.insert(0, {folder!r})
+import loaderd
+from numbered import SCHEMA
+train = loaderd.Dataset("shards/*", SCHEMA, shuffle=loaderd.Shuffle(window_records=3_000, block_records=100))
+"""
+_HELLO = encode(Hello(PROTOCOL, VERSION, "train"))
+_SUBSCRIBE = encode(Subscribe(OPTIONS, None))
+State = dict[int, tuple[str, int, int, float]]
+
+_LIMIT_S = 30.0
+# A message, or the first one of a connection, may take 10 s; and the server looks once a second.
+_SLOW_LIMIT_S = 14.0
+_NUM_SLOW = 12
+_FLOOD = 200
+_WARM_UP = 500
+"""Messages before the server's state is looked at: what a process does for the first time, it has memory for."""
+_EVERY = 2_000
+"""After how many messages there is a flood, and a consumer that does not read."""
+_MOST_MIB = 8.0
+"""By how much a process may have grown: of one pass of a few thousand messages, half of that is to be seen, once."""
+
+
+@dataclass
+class Figures:
+    """How many messages of which kind were answered how; what went wrong must be empty."""
+
+    messages: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    longest_answer_s: float = 0.0
+    processes: dict[str, str] = field(default_factory=dict)
+    readers: dict[str, Any] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+class Served:
+    """``loaderd serve`` in ``folder``, with its log in a file there."""
+
+    def __init__(self, folder: Path) -> None:
+        write_shards(folder / "shards", _SIZES)
+        (folder / "sets.py").write_text(_MODULE.format(folder=str(_FOLDER)))
+        self.unix = str(folder / "socket")
+        self.log = folder / "log"
+        arguments = ["sets:train", "--workers", "2", "--unix", self.unix]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen([_COMMAND, "serve", *arguments], cwd=folder, stderr=log)
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        until_s = time.monotonic() + _LIMIT_S
+        while True:
+            with contextlib.suppress(OSError, ChannelClosed):
+                if self.report()["datasets"][0]["state"] == "ready":
+                    return
+            assert time.monotonic() < until_s and self.process.poll() is None, self.log.read_text()
+            time.sleep(0.1)
+
+    def connect(self) -> Channel:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(self.unix)  # waits while the queue is full, which it would not with a timeout
+        sock.settimeout(_LIMIT_S)
+        return Channel(sock)
+
+    def report(self) -> dict[str, Any]:
+        channel = self.connect()
+        channel.send(Hello(PROTOCOL, VERSION, ""))
+        channel.send(AskStatus())
+        try:
+            while True:
+                for message in channel.receive():
+                    if isinstance(message, Status):
+                        return message.report
+        finally:
+            channel.close()
+
+    def state(self) -> State:
+        """Of each process, by its number: name, descriptors, threads, memory of its own in MiB."""
+        found = {}
+        for pid in process_tree(self.process.pid):
+            status = dict(line.split(":\t", 1) for line in read(pid, "status").decode().splitlines())
+            own_kib = int(status["RssAnon"].split()[0])
+            found[pid] = name_of(pid), num_fds(pid), int(status["Threads"]), own_kib / 1024
+        return found
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+
+
+# --------------------------------------------------------------------------------------- the Unix socket
+
+
+class UnixFuzzer:
+    """Says one thing a connection, and sees how it ends."""
+
+    def __init__(self, served: Served, rng: random.Random, figures: Figures) -> None:
+        self._served = served
+        self._rng = rng
+        self._figures = figures
+        self._slow: list[Slow] = []
+
+    def run(self, count: int) -> None:
+        for number in range(count):
+            self._one()
+            if number % 50 == 0:
+                self._tend_slow()
+            if number % _EVERY == 0:
+                self._flood()
+                self._never_read()
+        while self._slow:
+            time.sleep(0.2)
+            self._go_on_slowly()
+
+    def _one(self) -> None:
+        rng = self._rng
+        kind = rng.random()
+        if kind < 0.5:
+            self._say(rng.choice(WRONG), b"", must_fail=True)
+        elif kind < 0.51:
+            self._say(hostile.too_large, rng.choice([b"", _HELLO]), must_fail=True)
+        elif kind < 0.52:
+            self._say(descriptors, rng.choice([b"", _HELLO]), must_fail=True)
+        elif kind < 0.75:
+            self._say(rng.choice(STRANGE), rng.choice([b"", _HELLO, _HELLO + _SUBSCRIBE]))
+        elif kind < 0.93:
+            self._say(hostile.subscribe, _HELLO, until=Opened)
+        else:
+            self._say(hostile.in_a_stream, _HELLO + _SUBSCRIBE, after=Opened, until=(Ready, Ended))
+
+    def _say(
+        self,
+        maker: Maker,
+        before: bytes,
+        *,
+        must_fail: bool = False,
+        after: type[Message] | None = None,
+        until: type[Message] | tuple[type[Message], ...] | None = None,
+    ) -> None:
+        """Send ``before``, wait for ``after``, send what is wrong; see what comes, to the end or one of ``until``."""
+        self._figures.messages[maker.__name__] += 1
+        channel = self._served.connect()
+        answer = "end"
+        try:
+            channel.socket.sendall(before)
+            if after is not None and self._answer(channel, after) != after.__name__:
+                raise ChannelClosed("there is no place just now")
+            said_s = time.monotonic()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it knows enough before the end
+                if maker is descriptors:
+                    socket.send_fds(channel.socket, [_HELLO], [0, 1, 2])
+                channel.socket.sendall(maker(self._rng))
+                if until is None:  # else something right might be waited for
+                    channel.socket.shutdown(socket.SHUT_WR)
+            answer = self._answer(channel, until)
+            self._figures.longest_answer_s = max(self._figures.longest_answer_s, time.monotonic() - said_s)
+        except TimeoutError:
+            self._figures.wrong.append(f"{maker.__name__}: no answer for {_LIMIT_S} s")
+        except ChannelClosed:
+            answer = "no place"
+        finally:
+            channel.close()
+        self._figures.ended[answer] += 1
+        if must_fail and answer != "Failed":
+            self._figures.wrong.append(f"{maker.__name__} is answered by {answer}")
+
+    def _answer(self, channel: Channel, until: type[Message] | tuple[type[Message], ...] | None) -> str:
+        try:
+            while True:
+                for message in channel.receive():
+                    if isinstance(message, Failed) or (until is not None and isinstance(message, until)):
+                        return type(message).__name__
+        except ChannelClosed as closed:
+            if "timed out" in str(closed):
+                raise TimeoutError from None
+            return "end"
+
+    # ------------------------------------------------------------------------------- slow, many, greedy
+
+    def _tend_slow(self) -> None:
+        """Have some connections that come to no end, and see that the server ends them."""
+        while len(self._slow) < _NUM_SLOW:
+            kind = self._rng.choice(list(SLOW))
+            self._slow.append(Slow(kind, self._served.connect().socket, *SLOW[kind]))
+            self._figures.messages[kind] += 1
+        self._go_on_slowly()
+
+    def _go_on_slowly(self) -> None:
+        for slow in list(self._slow):
+            if slow.is_ended():
+                self._figures.ended["end of a slow one"] += 1
+            elif slow.age_s < _SLOW_LIMIT_S:
+                continue
+            else:
+                self._figures.wrong.append(f"{slow.kind}: still connected after {_SLOW_LIMIT_S} s")
+            self._slow.remove(slow)
+            slow.socket.close()
+
+    def _flood(self) -> None:
+        """More connections than there may be, at once, and nothing said."""
+        channels = [self._served.connect() for _ in range(_FLOOD)]
+        self._figures.messages["flood of connections"] += _FLOOD
+        refused, _, _ = select.select(channels, [], [], 1.0)
+        self._figures.ended["Failed"] += len(refused)
+        if not refused:
+            self._figures.wrong.append(f"{_FLOOD} connections are let in at once")
+        for channel in channels:
+            channel.close()
+
+    def _never_read(self) -> None:
+        """Ask and ask, and read no answer, until the server has enough of it."""
+        self._figures.messages["asks and does not read"] += 1
+        channel = self._served.connect()
+        channel.socket.settimeout(_LIMIT_S)
+        try:
+            channel.socket.sendall(encode(Hello(PROTOCOL, VERSION, "")))
+            while True:
+                channel.socket.sendall(encode(AskStatus()) * 100)
+        except TimeoutError:
+            self._figures.wrong.append(f"who asks and does not read is still connected after {_LIMIT_S} s")
+        except OSError:
+            self._figures.ended["end"] += 1
+        finally:
+            channel.close()
+
+
+def descriptors(_: random.Random) -> bytes:
+    """Goes with some."""
+    return _HELLO
+
+
+_LARGE = encode(Subscribe(OPTIONS, "1" * 5_000))
+SLOW = {
+    "says nothing": (b"", b""),
+    "says nothing after half a message": (_HELLO + _SUBSCRIBE[:10], b""),
+    "says Hello a byte at a time": (b"", _HELLO),
+    "says Subscribe a byte at a time": (_HELLO, _LARGE),
+}
+"""What is said at once, and what is then said a byte at a time."""
+
+
+class Slow:
+    """A connection that says too little for too long."""
+
+    def __init__(self, kind: str, sock: socket.socket, at_once: bytes, slowly: bytes) -> None:
+        self.kind = kind
+        self.socket = sock
+        self.socket.sendall(at_once)
+        self._slowly = slowly
+        self._began_s = self._said_s = time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def is_ended(self) -> bool:
+        """Say a byte more, if a second has passed; whether the server has ended the connection."""
+        try:
+            if self._slowly and time.monotonic() - self._said_s > 1.0:
+                self.socket.sendall(self._slowly[:1])
+                self._slowly, self._said_s = self._slowly[1:], time.monotonic()
+            while select.select([self.socket], [], [], 0)[0]:
+                if not self.socket.recv(1 << 16):
+                    return True
+        except OSError:
+            return True
+        return False
+
+
+# -------------------------------------------------------------------------------------------- everything
+
+
+def fuzz(folder: Path, num_unix: int, seed: int) -> Figures:
+    """So many messages to a server of its own, with readers beside."""
+    figures = Figures()
+    rng = random.Random(seed)
+    began_s = time.perf_counter()
+    served = Served(folder)
+    command = [sys.executable, str(_FOLDER / "readers.py"), served.unix]
+    readers = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert readers.stdin is not None and readers.stdout is not None
+        assert readers.stdout.readline() == "all read\n", "the readers do not begin"
+        UnixFuzzer(served, rng, Figures()).run(_WARM_UP)
+        before = settled(served)
+        UnixFuzzer(served, rng, figures).run(num_unix)
+        compare(before, settled(served), figures)
+        rest, _ = readers.communicate("over\n")
+        figures.readers = json.loads(rest)
+        figures.wrong += figures.readers.pop("wrong")
+    finally:
+        readers.kill()
+        readers.wait()
+        served.close()
+    figures.seconds = round(time.perf_counter() - began_s, 1)
+    figures.longest_answer_s = round(figures.longest_answer_s, 3)
+    return figures
+
+
+def settled(served: Served) -> State:
+    """The state of the server when nobody is there but the readers, and what they left is cleared up."""
+    state = served.state()
+    for _ in range(30):
+        time.sleep(0.5)
+        before, state = state, served.state()
+        if [found[:3] for found in before.values()] == [found[:3] for found in state.values()]:
+            break
+    return state
+
+
+def compare(before: State, after: State, figures: Figures) -> None:
+    """Whether the server is what it was."""
+    for pid, (name, fds, threads, mib) in before.items():
+        if pid not in after:
+            figures.wrong.append(f"{name} {pid} has ended")
+            continue
+        _, fds_now, threads_now, mib_now = after[pid]
+        figures.processes[f"{name} {pid}"] = (
+            f"{fds} descriptors, then {fds_now}; {threads} threads, then {threads_now}; "
+            f"{mib:.1f} MiB, then {mib_now:.1f}"
+        )
+        if fds_now > fds or threads_now > threads or mib_now > mib + _MOST_MIB:
+            figures.wrong.append(f"{name} has grown: {figures.processes[f'{name} {pid}']}")
+    figures.wrong += [f"{after[pid][0]} {pid} has been started" for pid in after.keys() - before.keys()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--unix", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="kept, with the server's log in it; without it, a temporary one")
+    args = parser.parse_args()
+    with contextlib.nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
+        figures = fuzz(Path(folder).resolve(), args.unix, args.seed)
+    print(json.dumps(vars(figures)))
+    return 1 if figures.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
