@@ -82,12 +82,16 @@ class MirroredMachine(RuleBasedStateMachine):
         self.start_at(number, max(0, one.epoch + epoch), step)
 
     @precondition(lambda self: self.members)
-    @rule(which=some)
-    def leave_and_come_back(self, which: int) -> None:
-        """As who loses its connection: it goes on where it was."""
+    @rule(which=some, back=st.sampled_from([0, 0, 1, 2]), leaves=st.booleans())
+    def go_back(self, which: int, back: int, leaves: bool) -> None:
+        """To where it was, or to a little before that; as who seeks, or who has lost its connection."""
         number, one = self.one(which)
-        self.leave(which)
-        self.join(one.epoch, one.step or 0, one.step is not None)
+        step = max(0, (one.step or 0) - back)
+        if leaves:
+            self.leave(which)
+            self.join(one.epoch, step, True)
+        else:
+            self.start_at(number, one.epoch, step)
 
     def start_at(self, number: int, epoch: int, step: int) -> None:
         one = self.members[number]
