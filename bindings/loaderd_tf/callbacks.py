@@ -81,11 +81,16 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 f"dataset must come from make_dataset, from_loader or distribute, got {dataset!r}",
                 hint="Of a data set that you derived from one, by map() or the like, give that one.",
             )
+        if dataset._loaderd_loader.sharing == "shared":
+            raise OptionError(
+                'dataset must not be of a loader with sharing="shared": where it stands is not its own to say',
+                hint="A server that is started again asks its consumers what they have had. Save the weights alone.",
+            )
         if save_freq != "epoch" and (type(save_freq) is not int or save_freq < 1):
             raise OptionError(f'save_freq must be "epoch" or a positive number of steps, got {save_freq!r}')
         self._directory = str(directory)
         self._dataset = dataset
-        self._loader: loaderd.Loader = dataset._loaderd_loader
+        self._loader: loaderd.Loader | loaderd.ServedLoader = dataset._loaderd_loader
         self._num_steps = _cardinality(dataset)
         self._batches_per_step: int = getattr(dataset, "_loaderd_batches_per_step", 1)
         self._save_freq = save_freq

@@ -8,13 +8,14 @@
 checkpoint of it saves, is the pass as text, which says what it belongs to, and a few integers. It is called in a
 ``tf.numpy_function``: in a graph, TensorFlow takes over the memory of an array that one returns, if it starts at a
 multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease ends, and its slot is filled
-anew. (``from_generator`` would do too, but costs two calls an element and cannot be checkpointed.)
+anew. (``from_generator`` would do too, but costs two calls an element and cannot be checkpointed. It is for loaders
+that share batches out with others as they ask for them: nobody can ask for one by its step.)
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -74,7 +75,11 @@ def make_dataset(
 
 
 def from_loader(
-    loader: loaderd.Loader, structure: Structure = None, *, prefetch: int = 2, device: str | None = None
+    loader: loaderd.Loader | loaderd.ServedLoader,
+    structure: Structure = None,
+    *,
+    prefetch: int = 2,
+    device: str | None = None,
 ) -> tf.data.Dataset:
     """The batches of ``loader`` as a ``tf.data.Dataset``; the loader stays the caller's to close.
 
@@ -82,6 +87,12 @@ def from_loader(
     name -> tensor, in the schema's order. ``prefetch``: batches that TensorFlow takes ahead. ``device``: a device
     such as ``"/GPU:0"`` onto which batches are copied ahead (``prefetch`` of them lie there, while the model works
     on another). Raises OptionError for a field or device that does not exist.
+
+    Of a loader with ``sharing="shared"``, an iteration is what this consumer gets of the group's pass. So its
+    cardinality is unknown, and its iterators cannot be checkpointed: what is used up, the loaders know together.
+    What TensorFlow takes ahead counts as used when the pass ends; with ``prefetch=0`` it takes nothing ahead. For
+    ``fit``, which takes the steps of its first epoch for those of all, connect with ``epochs=None`` and give it
+    ``steps_per_epoch``.
     """
     if device is not None:
         check_device(device)
@@ -100,14 +111,22 @@ def from_loader(
     def pass_of(text: bytes) -> Any:
         return _alive(weak_loader).pass_from_json(text)
 
+    def element(tensors: list[tf.Tensor]) -> Any:
+        by_name = dict(zip(names, tensors, strict=True))
+        return tf.nest.map_structure(lambda name: by_name[name], structure)
+
+    if loader.sharing == "shared":
+        dataset = _of_turns(weak_loader, names, specs).map(
+            tf.autograph.experimental.do_not_convert(lambda *tensors: element(list(tensors)))
+        )
+        dataset = _ahead(dataset, prefetch, device)
+        dataset._loaderd_loader = loader
+        return dataset
+
     def fetch(text: bytes, step: int) -> list[np.ndarray[Any, Any]]:
         batch = _alive(weak_loader).fetch(pass_of(text), step)
         assert batch is not None, "the range of steps ends where the pass does"
         return [batch[name] for name in names]
-
-    def element(tensors: list[tf.Tensor]) -> Any:
-        by_name = dict(zip(names, tensors, strict=True))
-        return tf.nest.map_structure(lambda name: by_name[name], structure)
 
     def new_pass(_: Any) -> tuple[bytes, np.int64, np.int64]:
         alive = _alive(weak_loader)
@@ -138,11 +157,7 @@ def from_loader(
     )
     if loader.next_is_whole and cardinality != tf.data.UNKNOWN_CARDINALITY:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
-    if device is not None:
-        to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
-        dataset = dataset.prefetch(1).apply(to_device)
-    elif prefetch:
-        dataset = dataset.prefetch(prefetch)
+    dataset = _ahead(dataset, prefetch, device)
     if device is not None or not loader.next_is_whole:
         # What copies to a device is a generator to TensorFlow, which knows no cardinality of it, nor takes one there.
         # And a data set whose first pass is shorter than the next ones has none that TensorFlow could hold it to.
@@ -151,14 +166,38 @@ def from_loader(
     return dataset
 
 
-def _alive(weak_loader: weakref.ref[loaderd.Loader]) -> loaderd.Loader:
+def _of_turns(weak_loader: weakref.ref[Any], names: list[str], specs: list[tf.TensorSpec]) -> tf.data.Dataset:
+    """Tuples of the fields of each batch that the loader gets."""
+
+    def batches() -> Iterator[Any]:
+        iterator = iter(_alive(weak_loader))
+
+        def arrays() -> tuple[np.ndarray[Any, Any], ...] | None:
+            tf.constant(0)  # TensorFlow lets go of the arrays before only when an eager tensor is deleted (see hops)
+            batch = next(iterator, None)
+            return None if batch is None else tuple(batch[name] for name in names)
+
+        return iter(arrays, None)  # no generator: that would hold on to what it yields
+
+    return tf.data.Dataset.from_generator(batches, output_signature=tuple(specs))
+
+
+def _ahead(dataset: tf.data.Dataset, prefetch: int, device: str | None) -> tf.data.Dataset:
+    """``prefetch`` elements of ``dataset`` taken ahead, onto a device if one is named."""
+    if device is not None:
+        to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
+        return dataset.prefetch(1).apply(to_device)
+    return dataset.prefetch(prefetch) if prefetch else dataset
+
+
+def _alive(weak_loader: weakref.ref[Any]) -> Any:
     loader = weak_loader()
     if loader is None:
         raise ClosedError("the data set of this iterator is gone", hint="Keep a reference to it while it is used.")
     return loader
 
 
-def _cardinality(loader: loaderd.Loader) -> int:
+def _cardinality(loader: loaderd.Loader | loaderd.ServedLoader) -> int:
     if loader.passes_of_an_iteration != 1:
         return int(
             tf.data.INFINITE_CARDINALITY if loader.passes_of_an_iteration is None else tf.data.UNKNOWN_CARDINALITY

@@ -12,7 +12,8 @@ up when its slot is released, or when it was copied; a server lends what a consu
 another one. So each batch comes at least once to somebody, and only what was under way when somebody went may come
 twice.
 
-One batch is asked for ahead. A consumer that has asked for two waits for both of them.
+A batch is asked for when it is needed, and none ahead: to the server, who asks has used what it had. Else the pass
+could be over while somebody still uses its last batch, which would be lost with them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ from loaderd.errors import LoaderdError
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 
-_NOW_AND_AHEAD = 2
-
 
 class SharedStream(SupervisedStream):
     """See the module's docstring. Threads, ends and interrupts are as in SupervisedStream."""
@@ -39,7 +38,7 @@ class SharedStream(SupervisedStream):
         self._pass, self._mark = self.course.find(start)
         self._taken: set[int] = set()
         self._is_member = False
-        self._asked = 0
+        self._has_asked = False
 
     @property
     def place(self) -> tuple[Pass, int]:
@@ -59,11 +58,11 @@ class SharedStream(SupervisedStream):
                     return None
                 connection = self._now
                 connection.torn = True
-                missing, self._asked = _NOW_AND_AHEAD - self._asked, _NOW_AND_AHEAD
-                if missing:
-                    connection.want(missing)
+                if not self._has_asked:
+                    self._has_asked = True
+                    connection.want(1)
                 item = self._take(connection)
-                self._asked -= 1
+                self._has_asked = False
                 self._follow()
             except LinkLost as lost:
                 self._is_member = False
@@ -92,7 +91,7 @@ class SharedStream(SupervisedStream):
         self._is_member = False
         if self._now.torn:
             self._open_for(self._pass, None, self._mark)
-        self._asked = 0
+        self._has_asked = False
         self._now.join(self._pass, self._mark, sorted(self._taken))
         self.counts.starts += 1
         self._follow()

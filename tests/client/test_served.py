@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Server
+from restarted import MODULE, Restarted
 
 import loaderd
 from loaderd.client.connect import ask_status
@@ -24,50 +23,13 @@ from loaderd.errors import ClosedError, OptionError, ServerError
 Check = Callable[[loaderd.Batch], list[int]]
 Write = Callable[[Sequence[int]], list[Path]]
 
-MODULE = """
-import loaderd
-schema = loaderd.Schema(
-    features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
-    fields={"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")},
-)
-train = loaderd.Dataset("shards/*.tfrecord", schema, loaderd.Shuffle(window_records=60, block_records=10), seed=3)
-"""
 ORDER = {"shuffle": loaderd.Shuffle(window_records=60, block_records=10), "seed": 3}
 NUM_RECORDS = 150
-
-
-class Restarted:
-    """A server that can be killed, and started again at the same place."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.address = f"unix://{folder}/x.sock"
-        self.start()
-
-    def start(self) -> None:
-        self.now = Server(self.folder, "sets:train", "--workers", "1")
-        self.now.wait_line("connect with")
-
-    def kill(self) -> None:
-        """All of it, at once."""
-        self.now.close()
-
-    def kill_daemon(self) -> None:
-        """The supervisor starts another one."""
-        os.kill(self.now.daemon, signal.SIGKILL)
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
-    def connect(self, batch_size: int = 20, **options: Any) -> loaderd.ServedLoader:
-        return loaderd.connect(self.address, dataset="train", batch_size=batch_size, **options)
 
 
 @pytest.fixture
 def server(tmp_path: Path, write_numbered: Write) -> Iterator[Restarted]:
     write_numbered([100, 50])
-    (tmp_path / "sets.py").write_text(MODULE)
     started = Restarted(tmp_path)
     yield started
     started.kill()
@@ -144,7 +106,9 @@ def test_a_server_that_is_killed_at_every_batch(
             for batch, then in held:
                 assert check_batch(batch) == then
         assert all(rank.statistics().daemon_restarts == len(expected[0]) for rank in ranks)
-    gone = f"the server at {server.address} closed the connection; calling it for up to 300 s, to go on at batch 1 of "
+    gone = (
+        f"the server at {server.address} closed the connection; calling it for up to 300 s, to go on at batch 1 of "
+    )
     assert gone + "epoch 0" in [record.message for record in caplog.records]
     calls = [record.message for record in caplog.records if "the server at" in record.message]
     assert len(calls) % 2 == 0

@@ -1,0 +1,143 @@
+"""tf.data and model.fit on a server's data set, while the server, or the training, is killed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import keras
+import loaderd_tf
+import numpy as np
+import pytest
+import tensorflow as tf
+from restarted import Restarted
+
+import loaderd
+from loaderd.errors import OptionError
+
+Write = Callable[[Sequence[int]], list[Path]]
+STRUCTURE = ("bits", "id")
+EVERY = list(range(150))
+
+
+@pytest.fixture
+def server(tmp_path: Path, write_numbered: Write) -> Iterator[Restarted]:
+    write_numbered([100, 50])
+    started = Restarted(tmp_path)
+    yield started
+    started.kill()
+
+
+class Logged(keras.Sequential):
+    """Learns the number of each record by its bits; ``seen``: the ids of each step."""
+
+    def __init__(self) -> None:
+        keras.utils.set_random_seed(0)
+        super().__init__([keras.Input((32,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)])
+        self.seen: list[list[int]] = []
+        self.compile("adam", "mse")
+
+    def train_step(self, data: Any) -> Any:
+        bits, ids = data
+        tf.numpy_function(lambda ids: self.seen.append(ids.tolist()), [ids], [])
+        return super().train_step((bits, tf.cast(ids, tf.float32) / 1000))
+
+
+class AtStep(keras.callbacks.Callback):
+    """Calls ``what`` after that many steps."""
+
+    def __init__(self, step: int, what: Callable[[], Any]) -> None:
+        super().__init__()
+        self._step, self._what, self._steps = step, what, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        if self._steps == self._step:
+            self._what()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def fit(server: Restarted, folder: Path, *callbacks: Any, epochs: int = 2) -> Logged:
+    """With a backup every 2 steps; a data set of its own, as in a process of its own."""
+    with server.connect(10) as loader:
+        dataset = loaderd_tf.from_loader(loader, STRUCTURE)
+        assert int(dataset.cardinality()) == 15
+        model = Logged()
+        backup = loaderd_tf.BackupAndRestore(folder, dataset, save_freq=2)
+        with suppress(KeyboardInterrupt):
+            model.fit(dataset, epochs=epochs, callbacks=[backup, *callbacks], shuffle=False, verbose=0)
+        return model
+
+
+def test_fit_while_the_server_and_the_training_are_killed(server: Restarted, tmp_path: Path):
+    """Each step gets exactly the batch that it would have got, and the weights are those of who was left alone."""
+    undisturbed = fit(server, tmp_path / "a")
+    assert len(undisturbed.seen) == 30
+    disturbed = fit(server, tmp_path / "b", AtStep(4, server.restart), AtStep(17, server.kill_daemon))
+    killed = fit(server, tmp_path / "c", AtStep(19, interrupt))
+    server.restart()
+    resumed = fit(server, tmp_path / "c")
+    assert disturbed.seen == killed.seen + resumed.seen == undisturbed.seen
+    for trained in (disturbed, resumed):
+        assert all(map(np.array_equal, trained.get_weights(), undisturbed.get_weights()))
+
+
+def test_batches_that_are_taken_by_turns(server: Restarted):
+    """Without a copy, of unknown length, until the pass is over; and slots come back when tensors are gone."""
+    with server.connect(10, sharing="shared", consumers=2) as one:
+        dataset = loaderd_tf.from_loader(one, prefetch=1)
+        assert int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+        assert dataset.element_spec["bits"] == tf.TensorSpec([None, 32], tf.float32)
+        for epoch in range(2):
+            with server.connect(10, sharing="shared", consumers=2) as other:
+                found: list[int] = []
+                thread = threading.Thread(target=lambda: found.extend(i for batch in other for i in batch["id"]))  # noqa: B023
+                thread.start()
+                for element in dataset:
+                    assert np.array_equal(element["bits"].numpy() @ 2.0 ** np.arange(31, -1, -1), element["id"])
+                    found += element["id"].numpy().tolist()
+                thread.join()
+                assert sorted(found) == EVERY and one.position.epoch == epoch + 1
+        del element
+        gc.collect()
+        tf.constant(0)
+        assert one.statistics().batches_copied == 0 and one.statistics().slots_lent == 0
+        with pytest.raises(OptionError, match='must not be of a loader with sharing="shared"'):
+            loaderd_tf.BackupAndRestore("backup", dataset)
+
+
+def test_fit_of_two_that_take_turns(server: Restarted):
+    """Until they have had enough: 30 steps, while there are 15 batches in an epoch."""
+    models = [Logged(), Logged()]
+    with (
+        server.connect(10, sharing="shared", consumers=2, epochs=None) as one,
+        server.connect(10, sharing="shared", consumers=2, epochs=None) as other,
+    ):
+        threads = [
+            threading.Thread(target=model.fit, args=(loaderd_tf.from_loader(loader, STRUCTURE),), kwargs=options)
+            for model, loader in zip(models, (one, other), strict=True)
+            for options in ({"epochs": 5, "steps_per_epoch": 3, "verbose": 0},)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seen = models[0].seen + models[1].seen
+        assert len(models[0].seen) == len(models[1].seen) == 15
+        assert len({i for step in seen for i in step}) == 150
+        assert one.position.epoch >= 1
+
+
+def test_the_loader_is_gone(server: Restarted):
+    with server.connect(10, sharing="shared") as loader:
+        elements = loaderd_tf.from_loader(loader).repeat(2)
+    with pytest.raises(tf.errors.UnknownError, match="the loader is closed"):
+        next(iter(elements))
+    assert isinstance(loader, loaderd.ServedLoader)
