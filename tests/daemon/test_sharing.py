@@ -11,7 +11,7 @@ from sharing_run import Workshop
 
 from loaderd.daemon.members import GRACE_S, Handed, Members, Own, Progressed
 from loaderd.daemon.mirrored import Mirrored
-from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.outgoing import Delivery, PassEnd
 from loaderd.daemon.shared import Shared
 from loaderd.errors import ServerError
 from loaderd.plan.passes import Pass
@@ -231,6 +231,25 @@ def test_mirrored_who_goes_back_in_its_own_batches_gets_none_in_a_slot_that_it_h
     run.release(1)
     run.go(1, 2)
     assert run.got[1] == [*range(1, STEPS), END]
+
+
+def test_mirrored_what_was_made_before_the_stream_went_back_is_not_handed_on():
+    run = Run(Mirrored, 3)
+    run.start_all(1, 2, 3)
+    while not run.got:
+        run.work.work(1)
+        for handed in run.members.take():
+            run.hear(handed)
+    assert run.got[3] == [0, 1]
+    run.start(1)
+    run.go()
+    assert run.got[1] == [0, 1, 0, 1]
+    run.leave(3)
+    run.members.join(3)
+    run.got.clear()
+    run.start(3)
+    run.go(1, 2, 3)
+    assert run.got[3] == [*range(STEPS), END]
 
 
 @pytest.mark.parametrize("step", [1, 3], ids=["back", "ahead"])
