@@ -68,7 +68,7 @@ def _server(_shards: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with subprocess.Popen([COMMAND, *command.split(), "--workers", "1"], stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        assert "connect with" in server.stderr.readline()
+        assert any("connect with" in line for line in server.stderr)
         yield
         server.terminate()
         assert "the server has ended" in server.communicate(timeout=30)[1].splitlines()[-1]

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -18,6 +18,7 @@ from loaderd.client.address import TOKEN_VARIABLE
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError
 from loaderd.machine import in_mib
+from loaderd.options import require
 from loaderd.remote.security import read_token
 from loaderd.tls import TLS
 
@@ -57,6 +58,9 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0; or 1 where the server does not answer."""
     try:
+        require(
+            not arguments.watch or sys.stdout.isatty(), "standard output", "a terminal, for --watch", "another one"
+        )
         token = read_token(arguments.token_file)
         given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
         tls = TLS(*given) if any(given) else None
@@ -68,13 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             sys.stdout.write(json.dumps(ask()[1], indent=2) + "\n")
         elif arguments.watch:
-            before = ask()
-            with Live(screen(before, before), auto_refresh=False, screen=Console().is_terminal) as live:
-                while True:
-                    time.sleep(_INTERVAL_S)
-                    now = ask()
-                    live.update(screen(before, now), refresh=True)
-                    before = now
+            _watch(ask)
         else:
             before = ask()
             if before[1]["consumers"]:
@@ -84,6 +82,16 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def _watch(ask: Callable[[], tuple[float, Report]]) -> None:
+    before = ask()
+    with Live(screen(before, before), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(_INTERVAL_S)
+            now = ask()
+            live.update(screen(before, now), refresh=True)
+            before = now
 
 
 def screen(before: tuple[float, Report], now: tuple[float, Report]) -> RenderableType:

@@ -50,6 +50,11 @@ class Limits:
                 f"held_batches must be at most {self.max_held_batches} here, got {wanted.held_batches}",
                 hint="The server was started with that limit: --max-held-batches.",
             )
+        if wanted.consumers > self.max_consumers:  # for each of whom there would be slots
+            raise ServerError(
+                f"consumers must be at most {self.max_consumers} here, got {wanted.consumers}",
+                hint="The server was started with that limit: --max-consumers.",
+            )
 
 
 @dataclass
@@ -91,14 +96,14 @@ class Consumer:
         """Why this consumer has to go, if it has to: it is too slow, does not read, or says nothing."""
         if self.channel.fault is not None:
             return ServerError(f"this is no message of loaderd: {self.channel.fault}")
-        if not self.greeted and now_s - self.connected_s > _HELLO_LIMIT_S:
-            return ServerError(f"no Hello came for {_HELLO_LIMIT_S:g} s")
+        idle_s = now_s - self.heard_s
+        if self.session is None and idle_s > _HELLO_LIMIT_S:
+            return ServerError(f"nothing was asked for in {_HELLO_LIMIT_S:g} s")
         began_s = self.channel.unfinished_since
         if began_s is not None and now_s - began_s > _MESSAGE_LIMIT_S:
             return ServerError(f"a message was begun and not finished for {_MESSAGE_LIMIT_S:g} s")
         if self.channel.posted_bytes > _MAX_POSTED_BYTES:
             return ServerError(f"{self.channel.posted_bytes:,} bytes were not read")
-        idle_s = now_s - self.heard_s
         if limits.idle_timeout is not None and idle_s > limits.idle_timeout:
             return ServerError(
                 f"nothing was heard of this consumer for {idle_s:.0f} s",

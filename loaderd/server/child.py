@@ -28,6 +28,8 @@ class Child:
         """Why it has given up, if it has said so."""
         self.silent_s = 0.0
         """Seconds since it was asked how it is, or was started, and has not answered."""
+        self.patience_s = 30.0
+        """After so many of them the log is told that it still starts."""
         self._is_asked = True  # by the first message
         self.tell(message, fds)
 

@@ -32,6 +32,7 @@ from loaderd.server.child import Child
 from loaderd.server.health import HealthServer, Page, healthz
 from loaderd.server.options import Address, ServerOptions
 from loaderd.server.unix_socket import UnixSocket
+from loaderd.version import VERSION
 
 if TYPE_CHECKING:
     from loaderd.server.metrics import Metrics
@@ -110,6 +111,7 @@ class Supervisor:
         before_fd = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         self._selector.register(woken, selectors.EVENT_READ, partial(self._signalled, woken))
         self._daemon.due_s = 0.0
+        _logger.info("loaderd %s imports %s", VERSION, ", ".join(self._options.targets))
         try:
             while self._children or not self._stopping:
                 for key, _ in self._selector.select(self._timeout_s()):
@@ -319,6 +321,9 @@ class Supervisor:
         self._ticked_s = now_s
         for child in self._children:
             child.ask(min(passed_s, _TICK_S))  # no more than a tick, if this process was stopped meanwhile
+            if child.report is None and child.silent_s > child.patience_s:
+                _logger.warning("%s has been starting for %.0f s", child, child.silent_s)
+                child.patience_s *= 2
             if child.silent_s > _STALL_S and child.report is not None:
                 _logger.error("%s has said nothing for %.0f s and is killed", child, child.silent_s)
                 child.process.kill()

@@ -283,6 +283,12 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         first, second = daemon.subscribe(), daemon.subscribe()
         third = daemon.connect().send(Hello(PROTOCOL, "0.1.0", "train"))
         refused(third, ServerError, "there are 2 consumers, and may be no more")
+        many = Subscription(10, sharing="mirrored", consumers=3).to_wire()
+        second.close()
+        daemon.wait_for_consumers(1)
+        greedy = daemon.connect().send(Hello(PROTOCOL, "0.1.0", "train"), Subscribe(many, None))
+        refused(greedy, ServerError, "consumers must be at most 2 here, got 3")
+        second = daemon.subscribe()
         status = daemon.connect().send(Hello(PROTOCOL, "0.1.0", ""), AskStatus())
         assert len(status.receive(Status).report["consumers"]) == 2
         began_s = time.monotonic()
@@ -292,14 +298,16 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         refused(second, ServerError, r"nothing was heard of this consumer for \d s")
 
 
-def test_who_says_nothing_or_half_a_message_is_sent_away(daemon: ServedDaemon, monkeypatch: pytest.MonkeyPatch):
-    silent, slow = daemon.connect(), daemon.connect()
+def test_who_says_nothing_or_half_a_message_is_sent_away(daemon: ServedDaemon):
+    silent, slow, waiting = daemon.connect(), daemon.subscribe(), daemon.connect()
     slow.socket.sendall(b"\x94")
+    waiting.hello()
     garbled = daemon.connect()
     garbled.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
     refused(garbled, ServerError, "no message of loaderd")
-    refused(silent, ServerError, "no Hello came for 10 s")
-    refused(slow, ServerError, "no Hello came for 10 s|begun and not finished")
+    refused(silent, ServerError, "nothing was asked for in 10 s")
+    refused(waiting, ServerError, "nothing was asked for in 10 s")
+    refused(slow, ServerError, "a message was begun and not finished for 10 s")
 
 
 # ------------------------------------------------------------------------------------------- its supervisor

@@ -93,5 +93,7 @@ def test_the_container():
 def test_the_module(tmp_path: Path):
     """It names what the unit and the container serve."""
     code = "import datasets as d, loaderd; assert isinstance(d.train, loaderd.Dataset); print(d.validation.shuffle)"
-    done = subprocess.run([sys.executable, "-B", "-c", code], cwd=EXAMPLES, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code], cwd=EXAMPLES, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "False\n", done.stderr

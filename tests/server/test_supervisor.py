@@ -111,6 +111,7 @@ def test_what_cannot_be_served(start: Start, target: str, error: str):
     server = start(target)
     assert error in server.wait_line("the server gives up: ")
     assert server.wait_end() == 1
+    assert not [line for line in server.said if "another daemon" in line], "it would say the same again"
     assert not os.path.exists(server.path)
 
 

@@ -1,0 +1,69 @@
+"""``loaderd status`` of a real server: over its socket, over the network, on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from serving import COMMAND, MODULE, Server
+
+import loaderd
+
+
+@pytest.fixture
+def server(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Server]:
+    write_numbered([100, 200])
+    (tmp_path / "sets.py").write_text(MODULE)
+    server = Server(tmp_path, "sets:train", "sets:valid", "--workers", "1", "--listen", "127.0.0.1:0")
+    yield server
+    server.close()
+
+
+def status(*arguments: str) -> str:
+    done = subprocess.run([COMMAND, "status", *arguments], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_on_this_machine_and_over_the_network(server: Server):
+    network = server.wait_line("grpc://").split('"')[1]
+    server.wait_line("memory:")
+    with loaderd.connect(f"unix://{server.path}", dataset="valid", batch_size=10, name="trainer") as loader:
+        next(iter(loader))
+        for address in (f"unix://{server.path}", network):
+            shown = status(address)
+            lines = [line.split() for line in shown.splitlines()]
+            assert ["train", "ready", "2", "300", "bits", "float32", "(32,),", "id", "int64", "()"] in lines
+            (line,) = (line for line in lines if "trainer" in line and "valid" in line)
+            assert line[2:5] == [f"({os.getpid()})", "valid", "independent"] and "lent" in shown
+        report = json.loads(status(network, "--json"))
+    assert [consumer["name"] for consumer in report["consumers"]] == ["trainer"]
+    assert report["limits"]["max_consumers"] == 64
+
+
+def test_again_and_again_on_a_terminal(server: Server):
+    server.wait_line("memory:")
+    ours, theirs = pty.openpty()
+    command = [COMMAND, "status", f"unix://{server.path}", "--watch"]
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, stdin=theirs, text=True) as process:
+        os.close(theirs)
+        seen = b""
+        while seen.count(b"no consumers") < 2:
+            seen += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        while True:
+            try:
+                os.read(ours, 4096)
+            except OSError:  # all of it is read
+                break
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (130, "")
+    os.close(ours)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "must be a terminal, for --watch" in done.stderr
