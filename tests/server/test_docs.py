@@ -97,3 +97,10 @@ def test_the_module(tmp_path: Path):
         [sys.executable, "-B", "-c", code], cwd=EXAMPLES, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "False\n", done.stderr
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#:]+)\)", DOCS)
+    assert links
+    for target in links:
+        assert (ROOT / "docs" / target).exists(), target
