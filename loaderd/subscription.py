@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from loaderd.errors import OptionError
@@ -62,6 +62,11 @@ class Subscription:
     def is_group(self) -> bool:
         """Whether several consumers have one stream."""
         return self.sharing in ("shared", "mirrored")
+
+    @property
+    def group_key(self) -> Subscription:
+        """What all consumers of a group must agree on: everything but who they are and how much they hold."""
+        return replace(self, name="", held_batches=1)
 
     def to_wire(self) -> dict[str, Any]:
         """Plain values, for a message."""

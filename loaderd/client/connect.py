@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import sys
 from collections.abc import Iterator
 from typing import Any, Literal, NoReturn
@@ -160,28 +162,25 @@ def ask_status(
     ``timeout_s`` seconds, OptionError.
     """
     settings = _network_settings(address, None, token, tls)
-    try:
-        link = link_to_server(address) if settings is None else link_to_relay(address)
-    except LinkLost as lost:
-        raise ServerError(str(lost), hint=HOW_TO_START) from None
-    channel = link.channel
-    channel.socket.settimeout(timeout_s)
     questions: list[Message] = [Hello(PROTOCOL, VERSION, ""), AskStatus()]
     try:
-        for message in questions if settings is None else [Dial(address, settings), *questions]:
-            channel.send(message)
-        while True:
-            for message in channel.receive():
-                if isinstance(message, Status):
-                    return message.report
-                if isinstance(message, Failed):
-                    raise from_wire(message.error)
-                if isinstance(message, Bye):
-                    raise ServerError(f"{link.what} ends: {message.text}")
-    except ChannelClosed as closed:
-        raise ServerError(f"{link.what} does not say how it is: {closed}") from None
-    finally:
-        link.kill()
+        link = link_to_server(address) if settings is None else link_to_relay(address)
+        with contextlib.closing(link):
+            for message in questions if settings is None else [Dial(address, settings), *questions]:
+                link.channel.send(message)
+            poll = select.poll()
+            poll.register(link.channel, select.POLLIN)
+            while poll.poll(1000 * timeout_s):
+                for answer in link.receive():
+                    if isinstance(answer, Status):
+                        return answer.report
+                    if isinstance(answer, Failed):
+                        raise from_wire(answer.error)
+                    if isinstance(answer, Bye):
+                        raise LinkLost(f"{link.what} ends: {answer.text}")
+            raise ServerError(f"{link.what} said nothing for {timeout_s:g} s")
+    except (LinkLost, ChannelClosed) as lost:
+        raise ServerError(str(lost), hint=HOW_TO_START) from None
 
 
 def _network_settings(

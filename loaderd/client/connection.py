@@ -280,7 +280,7 @@ class Connection:
             self.torn = True
             if arrived:
                 patience.heard()
-                for message in self._receive():
+                for message in self._link.receive():
                     if isinstance(message, State) and patience.must_report():
                         _logger.warning("waiting for %s for %.0f s: %s", what, patience.waited_s, message.text)
                     self._handle(message)
@@ -290,12 +290,6 @@ class Connection:
                 raise LinkLost(f"{self._link.what} said nothing for {patience.limit_s:g} s and {self._link.kill()}")
             if patience.must_ask():
                 self._send(Ask())
-
-    def _receive(self) -> list[Message]:
-        try:
-            return self._channel.receive()
-        except ChannelClosed:
-            raise LinkLost(self._link.how_it_ended()) from None
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Bye):

@@ -9,9 +9,12 @@ import struct
 import subprocess
 import weakref
 
+import msgpack
+
 from loaderd.client.address import unix_path
 from loaderd.errors import LoaderdError, ServerError
-from loaderd.protocol.channel import Channel
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import Message
 from loaderd.protocol.process import how_it_ended, start_process
 
 _END_TIMEOUT_S = 1.0
@@ -38,6 +41,19 @@ class Link:
         self.channel = Channel(sock)
         self.process = process
         self._end = weakref.finalize(self, _end, self.channel, process, os.getpid())
+
+    def receive(self) -> list[Message]:
+        """As the channel's. Raises LinkLost at the end, ServerError where what comes is no message."""
+        try:
+            return self.channel.receive()
+        except ChannelClosed:
+            raise LinkLost(self.how_it_ended()) from None
+        except (TypeError, ValueError, LookupError, msgpack.UnpackException):
+            self.kill()
+            raise ServerError(
+                f"{self.what} says what is no message of loaderd's",
+                hint="Something else listens there, or a server of another version.",
+            ) from None
 
     def how_it_ended(self) -> str:
         """In words, when nothing more comes; the link is closed then."""

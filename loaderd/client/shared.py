@@ -51,11 +51,12 @@ class SharedStream(SupervisedStream):
         ``of`` None: of whichever pass the group is at. The stream is torn until :meth:`keep`.
         """
         while True:
+            if of is not None and of != self._pass:
+                return None
             try:
                 if not self._is_member or self._now.torn or self._over is not None:
                     self._join()
-                if of is not None and of != self._pass:
-                    return None
+                    continue
                 connection = self._now
                 connection.torn = True
                 if not self._has_asked:
@@ -124,15 +125,16 @@ class SharedIteration(Iterator[Batch]):
                 if found is None:
                     self._over = True
                     raise StopIteration
-                taken = found[1]
-                self._pass = found[0]
+                self._pass, step, item = found
+                batch, error = (None, item) if isinstance(item, LoaderdError) else (item, None)
+                taken = step
                 self._stream.keep(taken)
         except BaseException:
             if taken is not None:  # Ctrl-C, on the very last inch
                 self._stream.give_up(taken)
             raise
         # Nothing is called from here on, so an interrupt comes when the consumer has the batch.
-        item = found[2]
-        if isinstance(item, LoaderdError):
-            raise item
-        return item
+        if error is not None:
+            raise error
+        assert batch is not None
+        return batch

@@ -147,7 +147,7 @@ class SupervisedStream:
     def _start(self, pass_: Pass, step: int) -> None:
         self._check()
         if self._now.torn or (pass_.past and pass_.past != self._room_for):
-            self._open_for(pass_, None)
+            self._open_for(pass_, None, step)
         elif pass_.listing != self.course.listing:
             self.list_shards(pass_.listing)
         self._expected = None

@@ -13,6 +13,7 @@ from typing import Any
 from loaderd.daemon.session import Session
 from loaderd.errors import ServerError
 from loaderd.options import is_count, require
+from loaderd.protocol.messages import Ask, AskStatus, Message
 from loaderd.protocol.untrusted import UntrustedChannel
 from loaderd.subscription import Subscription
 
@@ -134,3 +135,9 @@ class Consumer:
             "packed": wanted.packed,
             **session.report(self.number),
         }
+
+
+def asked_once(messages: list[Message]) -> list[Message]:
+    """Without questions that came several times at once: one is two bytes, and takes milliseconds to answer."""
+    questions = {type(message): message for message in messages if isinstance(message, (Ask, AskStatus))}
+    return [message for message in messages if type(message) not in questions] + list(questions.values())

@@ -21,7 +21,6 @@ so the fastest is never more than the slots ahead of the slowest.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,8 +31,8 @@ from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
 from loaderd.daemon.stream import Stream
 from loaderd.plan.passes import Pass
 
-Place = tuple[PassKey, float]
-"""(pass, step), in the order in which they come; the step behind a pass is infinite."""
+Place = tuple[PassKey, int]
+"""(pass, step), in the order in which they come."""
 
 _NOWHERE: Place = (-1, ()), 0
 _START: Place = (0, ()), 0
@@ -146,7 +145,7 @@ class Mirrored:
     def _begin(self, pass_: Pass, place: Place) -> None:
         self._begun = True
         self._pass = pass_
-        self._next = int(place[1])
+        self._next = place[1]
         self._recent.clear()
         self._stream.start(next(self._generations), pass_, self._next)
 
@@ -181,9 +180,8 @@ class Mirrored:
         for member, one in self._members.items():
             if one.pass_ is not None and one.place[0] == key:
                 self._handed.append(Handed(member, one.generation, PassEnd()))
-                one.pass_, one.place = None, (key, math.inf)
+                one.pass_ = None
         self._halt()
-        self._settle()
 
     def _hand_recent(self, member: int, one: _Member) -> None:
         """What others have still, if that is all that ``one`` lacks.

@@ -19,13 +19,15 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any
 
 from loaderd import logs
 from loaderd.daemon.bandwidth import Bandwidth
 from loaderd.daemon.catalog import Served, load_catalog
-from loaderd.daemon.consumers import Consumer, Limits
+from loaderd.daemon.consumers import Consumer, Limits, asked_once
 from loaderd.daemon.session import Session
 from loaderd.daemon.waits import describe
 from loaderd.daemon.wires import Wires
@@ -56,7 +58,8 @@ from loaderd.version import VERSION
 
 _SUPERVISOR = -1
 _LISTENER = -2
-_FIRST_CONSUMER = -3
+_FIRST_CONSUMER = 1  # people see these numbers
+_FIRST_WORKER = 1 << 40
 _STALL_TIMEOUT_S = 120.0
 _LAST_WORDS_S = 2.0
 
@@ -71,14 +74,14 @@ class Server:
         self._supervisor = supervisor
         self._parent_fd = os.pidfd_open(parent)
         self._wires.add(_SUPERVISOR, supervisor, self._parent_fd)
-        self._workforce = Workforce(self._wires, _STALL_TIMEOUT_S, _logger.warning)
+        self._workforce = Workforce(self._wires, _STALL_TIMEOUT_S, _logger.warning, _FIRST_WORKER)
         self._workers = 0
         self._limits = Limits()
         self._catalog: dict[str, Served] = {}
         self._listener: socket.socket | None = None
         self._consumers: dict[int, Consumer] = {}
         self._sessions: dict[int, Session] = {}
-        self._groups: dict[tuple[Any, ...], Session] = {}
+        self._groups: dict[tuple[str, Subscription], Session] = {}
         self._bandwidth: dict[int, Bandwidth] = {}
         self._next_consumer = _FIRST_CONSUMER
         self._next_session = 0
@@ -104,7 +107,7 @@ class Server:
             self._workforce.pool.kill()
 
     def _received(self, number: int, messages: list[Message] | None) -> None:
-        if number >= 0:
+        if number >= _FIRST_WORKER:
             self._workforce.received(number, messages)
         elif number == _LISTENER:
             self._accept()
@@ -117,7 +120,7 @@ class Server:
                 self._part(consumer, consumer.overdue(time.monotonic(), self._limits))
                 return
             consumer.heard_s = time.monotonic()
-            for message in _asked_once(messages):
+            for message in asked_once(messages):
                 if number in self._consumers:
                     self._from_consumer_safely(consumer, message)
 
@@ -176,7 +179,7 @@ class Server:
         except ServerError as error:
             _logger.warning("%s", error)
             return
-        self._next_consumer -= 1
+        self._next_consumer += 1
         self._consumers[number] = consumer
         self._wires.add(number, consumer.channel, consumer.pidfd)
         if len(self._consumers) > 2 * self._limits.max_consumers:  # of whom at most half have said what they want
@@ -187,9 +190,8 @@ class Server:
             self._from_consumer(consumer, message)
         except LoaderdError as error:
             self._part(consumer, error)
-        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+        except Exception as error:  # it sent what nobody thought of
             text = f"{type(message).__name__} holds what cannot be: {type(error).__name__}: {error}"
-            _logger.debug("%s", traceback.format_exc())
             self._part(consumer, ServerError(text))
 
     def _from_consumer(self, consumer: Consumer, message: Message) -> None:
@@ -237,21 +239,19 @@ class Server:
         wanted = Subscription.from_wire(message.options)
         self._limits.check(wanted)
         consumer.wanted = wanted
-        key = self._group_of(consumer.dataset, wanted)
+        key = consumer.dataset, wanted.group_key
         session = self._groups.get(key) if wanted.is_group else None
         if session is None:
             session = self._new_session(self._catalog[consumer.dataset], wanted, message.start)
             if wanted.is_group:
                 self._groups[key] = session
+        elif wanted.held_batches > session.held_batches:
+            raise ServerError(f"held_batches must be at most {session.held_batches}, as of the first in the group")
         elif len(session.present) >= wanted.consumers:
             raise ServerError(f"the group {wanted.group!r} has its {wanted.consumers} consumers")
         consumer.session = session
         session.join(consumer.number)
         _logger.info("%s reads %s, %s", consumer.name, consumer.dataset, wanted.sharing)
-
-    def _group_of(self, dataset: str, wanted: Subscription) -> tuple[Any, ...]:
-        alike = (wanted.batch_size, wanted.epochs, wanted.remainder, wanted.packed, wanted.consumers)
-        return dataset, wanted.group, wanted.sharing, *alike
 
     def _new_session(self, served: Served, wanted: Subscription, start: str | None) -> Session:
         number = self._next_session
@@ -266,6 +266,7 @@ class Server:
             sharing=wanted.sharing,
             num_members=wanted.consumers,
         )
+        session.held_batches = wanted.held_batches
         self._sessions[number] = session
         if self._limits.max_bandwidth is not None:
             members = wanted.consumers if wanted.sharing == "shared" else 1
@@ -319,17 +320,28 @@ class Server:
             for text in served.preparation.take_warnings():
                 _logger.warning("%s: %s", served.name, text)
         for session in list(self._sessions.values()):
-            session.advance()
-            if session.error is not None:
-                for number in list(session.present):
-                    self._part(self._consumers[number], session.error)
+            self._care_for(session, session.advance)
         self._workforce.assign()
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             bandwidth = self._bandwidth.get(session.number)
-            if bandwidth is None:
-                session.hand_over()
-            elif not bandwidth.wait_s(now_s):
-                bandwidth.used(session.hand_over(), now_s)
+            if bandwidth is None or not bandwidth.wait_s(now_s):
+                self._care_for(session, partial(self._hand_over, session, bandwidth, now_s))
+
+    def _hand_over(self, session: Session, bandwidth: Bandwidth | None, now_s: float) -> None:
+        num_bytes = session.hand_over()
+        if bandwidth is not None:
+            bandwidth.used(num_bytes, now_s)
+
+    def _care_for(self, session: Session, do: Callable[[], None]) -> None:
+        """What goes wrong with a stream is the end of it, and of no other one."""
+        try:
+            do()
+        except Exception as error:
+            _logger.error("the stream of %s fails", session.present, exc_info=True)
+            session.error = _internal(error)
+        if session.error is not None:
+            for number in list(session.present):
+                self._part(self._consumers[number], session.error)
 
     def _tick(self, now_s: float, passed_s: float) -> None:
         for session in self._sessions.values():
@@ -351,7 +363,7 @@ class Server:
 
     def report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows: plain values."""
-        now_s, memory = time.monotonic(), available_memory()
+        now_s = time.monotonic()
         return {
             "version": VERSION,
             "pid": os.getpid(),
@@ -359,19 +371,13 @@ class Server:
             "workers": len(self._workforce.pool.numbers),
             "workers_restarted": self._workforce.pool.restarts,
             "memory_bytes": sum(session.memory_bytes for session in self._sessions.values()),
-            "free_bytes": memory.free_bytes,
+            "free_bytes": available_memory().free_bytes,
             "draining": self._listener is None,
             "datasets": [served.report() for served in self._catalog.values()],
             "consumers": [each.report(now_s) for each in self._consumers.values() if each.dataset],
             "limits": asdict(self._limits),
             "text": self.describe(),
         }
-
-
-def _asked_once(messages: list[Message]) -> list[Message]:
-    """Without questions that came several times at once: one is two bytes, and takes milliseconds to answer."""
-    questions = {type(message): message for message in messages if isinstance(message, (Ask, AskStatus))}
-    return [message for message in messages if type(message) not in questions] + list(questions.values())
 
 
 def _internal(error: Exception) -> DaemonError:

@@ -83,6 +83,8 @@ class Session:
         self.opened: OpenedStream | None = None
         self.members: Members | None = None
         self.present: set[int] = set()
+        self.held_batches = description.options.held_batches
+        """That each member may hold."""
         self._had: dict[int, _Had] = {}
         self._description = description
         self._pickled = cloudpickle.dumps(description) if pickled is None else pickled

@@ -236,7 +236,6 @@ class Shared:
             at.over = True
             for _, batch in at.in_flight.values():
                 at.use(batch.step)
-            at.in_flight.clear()
         for member in list(self._turns):
             one = self._members[member]
             if one.in_pass and (at.over or one.in_pass < at.number):

@@ -26,12 +26,12 @@ class _WorkerProcess:
 
 
 class WorkerPool:
-    """Numbers workers from 0; a replacement gets a new number."""
+    """Numbers workers from ``first_number`` on; a replacement gets a new number."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_number: int = 0) -> None:
         self._workers: dict[int, _WorkerProcess] = {}
         self._dying: list[subprocess.Popen[bytes]] = []
-        self._next_number = 0
+        self._next_number = first_number
         self._fruitless_deaths = 0
         self._oom_kills = oom_kills()
         self.restarts = 0

@@ -45,11 +45,16 @@ class Attachable(Protocol):
 
 
 class Workforce:
-    """See the module's docstring. ``warn`` is told of every worker that is replaced."""
+    """See the module's docstring.
 
-    def __init__(self, wires: Wires, stall_timeout: float | None, warn: Callable[[str], None]) -> None:
+    ``warn`` is told of every worker that is replaced. Among the ``wires``, workers are numbered from ``first_number`` on.
+    """
+
+    def __init__(
+        self, wires: Wires, stall_timeout: float | None, warn: Callable[[str], None], first_number: int = 0
+    ) -> None:
         self.scheduler = Scheduler()
-        self.pool = WorkerPool()
+        self.pool = WorkerPool(first_number)
         self.tick_s = _MAX_TICK_S
         if stall_timeout is not None:
             self.tick_s = min(_MAX_TICK_S, stall_timeout / _MIN_TICKS)

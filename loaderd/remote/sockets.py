@@ -19,6 +19,8 @@ _PROBE_EVERY_S = 5
 _PROBES = 4
 _UNANSWERED_MS = 40_000
 
+_NO_LINGER = struct.pack("ii", 1, 0)
+
 # struct tcp_info of Linux: tcpi_bytes_acked and tcpi_bytes_received, after the fields of the first version.
 _TCP_INFO_BYTES = struct.Struct("=QQ")
 _TCP_INFO_OFFSET = 120
@@ -74,9 +76,16 @@ def parse_peer(text: str) -> Peer:
     return host.strip("[]"), int(port)
 
 
-def shut_down(peer: Peer) -> None:
+def cut(sock: socket.socket) -> None:
+    """End the connection at once: what is on its way is lost. Raises OSError where it has ended."""
+    # Otherwise, who is in the middle of sending would hear of it a minute later: nobody takes what he sends.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    sock.shutdown(socket.SHUT_RDWR)
+
+
+def cut_off(peer: Peer) -> None:
     """End the connection with ``peer``, and with it all calls that it carries."""
     for sock in open_sockets():
         if peer_of(sock) == peer:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                cut(sock)

@@ -14,7 +14,7 @@ Of a "shared" stream a batch is used up when its slot is released, which only th
 releases the daemon's slots, and may send any numbers; what he spoils is his own stream.
 
 **How it ends.** Either side's end wakes the other thread: the daemon's socket is shut down, or, if the consumer does
-not go when it was told that the daemon has, its network connection is.
+not go when it was told that the daemon has, its network connection is cut.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Bye, Failed, Message, Opened, Ready, Release, Subscribe, Welcome, encode
 from loaderd.protocol.untrusted import CONSUMER_MESSAGES, MalformedMessage, decode_strict
 from loaderd.remote.arrow import arrow_schema, record_batch, stored_specs
-from loaderd.remote.sockets import Peer, shut_down
+from loaderd.remote.sockets import Peer, cut_off
 from loaderd.remote.wire import Compression, write_options
 from loaderd.schema import Schema
 from loaderd.schema.wire import from_wire
@@ -88,7 +88,7 @@ class Tunnel:
             if not self._refusal:
                 up.join(_LEAVE_TIMEOUT_S)
             if not self._refusal and up.is_alive():  # the exchange must not end while this thread reads from it
-                shut_down(self._peer)
+                cut_off(self._peer)
                 up.join()
         if self._refusal:
             raise ServerError(self._refusal)

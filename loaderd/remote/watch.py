@@ -1,6 +1,6 @@
 """Looks after the gateway's network connections, where gRPC does not: it takes messages of any size, for any time.
 
-A thread looks at the counters of each connection ten times a second, and shuts those down that send more than a
+A thread looks at the counters of each connection ten times a second, and cuts those off that send more than a
 consumer has to say:
 
 - one that has not made a call with the token yet may send a handshake and a call, and take some seconds;
@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 
-from loaderd.remote.sockets import Peer, bytes_of, open_sockets, peer_of
+from loaderd.remote.sockets import Peer, bytes_of, cut, open_sockets, peer_of
 
 UNKNOWN_BYTES = 128 << 10
 """What may come from a connection before its first call with the token."""
@@ -62,7 +62,7 @@ class Watch:
                     why = self._why_not(sock, peer, now_s)
                     if why:
                         ended.append(f"{peer[0]}:{peer[1]}, for {why}")
-                        sock.shutdown(socket.SHUT_RDWR)
+                        cut(sock)
         if ended:
             _logger.warning("%d connections are ended, the first one with %s", len(ended), ended[0])
         with self._lock:

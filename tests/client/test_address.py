@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import loaderd
 from loaderd.client.address import unix_path
+from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, ServerError
 
 
@@ -95,7 +97,37 @@ def test_nobody_listens(tmp_path: Path):
             if stage.startswith("No"):
                 left.bind(f"{tmp_path}/s.sock")
     with pytest.raises(ServerError, match="Connection refused"):
-        loaderd.client.connect.ask_status(f"unix://{tmp_path}/s.sock")
+        ask_status(f"unix://{tmp_path}/s.sock")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x92\x02\x01", b"\xc1"])
+def test_something_else_listens(tmp_path: Path, answer: bytes):
+    address = f"unix://{tmp_path}/s.sock"
+    ask = [lambda: loaderd.connect(address, dataset="train", batch_size=10), lambda: ask_status(address)]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/s.sock")
+        listener.listen()
+
+        def serve() -> None:
+            with listener.accept()[0] as other:
+                other.recv(1000)
+                other.sendall(answer)
+                other.recv(1000)
+
+        for question in ask:
+            thread = threading.Thread(target=serve)
+            thread.start()
+            with pytest.raises(ServerError, match="says what is no message of loaderd's"):
+                question()
+            thread.join()
+
+
+def test_nobody_answers(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/s.sock")
+        listener.listen()
+        with pytest.raises(ServerError, match=r"said nothing for 0.1 s"):
+            ask_status(f"unix://{tmp_path}/s.sock", timeout_s=0.1)
 
 
 _SOMEBODY_ELSE = """

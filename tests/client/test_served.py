@@ -87,10 +87,11 @@ def test_a_server_that_is_killed_at_every_batch(
 ):
     """The daemon alone, and all of it: the next batch is the next batch, and what is held stays right."""
     number = 2 if sharing == "split" else 1
-    expected = [embedded(shard=(i, number)) for i in range(number)]
+    expected = [embedded(shard=(i, number), batch_size=25) for i in range(number)]
     held: list[tuple[loaderd.Batch, list[int]]] = []
     with contextlib.ExitStack() as opened:
-        ranks = [opened.enter_context(server.connect(sharing=sharing, shard=(i, number))) for i in range(number)]
+        options = {"sharing": sharing, "batch_size": 25}
+        ranks = [opened.enter_context(server.connect(shard=(i, number), **options)) for i in range(number)]
         for step in range(len(ranks[0])):
             for rank in ranks:
                 rank.seek(loaderd.Position(0, step))
@@ -118,20 +119,22 @@ def test_a_server_that_is_killed_at_every_batch(
 
 def test_a_server_that_ends_in_good_order(server: Restarted, embedded: Any, caplog: pytest.LogCaptureFixture):
     """What it delivered is used up, then it is called; and when that is in vain, the loader can go on later."""
-    with server.connect(reconnect_timeout=1.0) as loader:
+    with server.connect(5, reconnect_timeout=1.0) as loader:
         batches = iter(loader)
         found = [next(batches)["id"].tolist()]
+        while ask_status(server.address)["consumers"][0]["slots_lent"] < 5:
+            time.sleep(0.01)
         server.now.process.send_signal(signal.SIGTERM)
         assert server.now.wait_end() == 0
         with pytest.raises(ServerError, match=r"cannot be reached: .*; it was called for 1 s, and no batch came"):
             found.extend(batch["id"].tolist() for batch in batches)
-        assert len(found) > 1
+        assert 5 <= len(found) < 30
         (warning,) = [record.message for record in caplog.records]
         assert "ends: " in warning and f"to go on at batch {len(found)} of epoch 0" in warning
         assert loader.position.batch == len(found)
         server.start()
         found.extend(batch["id"].tolist() for batch in batches)
-        assert found == embedded()
+        assert found == embedded(batch_size=5)
 
 
 @pytest.mark.parametrize("how", ["close", "interrupt"])
@@ -173,7 +176,7 @@ def test_what_a_server_refuses(server: Restarted, monkeypatch: pytest.MonkeyPatc
 
 def test_another_data_set_of_the_same_name(server: Restarted):
     """The server was started again with other code: nothing of it is taken for what it was."""
-    with server.connect() as loader:
+    with server.connect(5) as loader:
         batches = iter(loader)
         next(batches)
         server.kill()
@@ -257,7 +260,7 @@ def test_consumers_that_take_turns(server: Restarted, check_batch: Check):
 def test_what_takes_turns_survives_the_server(server: Restarted, check_batch: Check):
     """It is killed again and again: what was used up does not come again, and nothing is left out."""
     with contextlib.ExitStack() as opened:
-        loaders = [opened.enter_context(server.connect(10, sharing="shared", consumers=2)) for _ in range(2)]
+        loaders = [opened.enter_context(server.connect(20, sharing="shared", consumers=2)) for _ in range(2)]
         iterators = [iter(loader) for loader in loaders]
         found: list[int] = []
 

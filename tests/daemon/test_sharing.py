@@ -11,7 +11,7 @@ from sharing_run import Workshop
 
 from loaderd.daemon.members import GRACE_S, Handed, Members, Own, Progressed
 from loaderd.daemon.mirrored import Mirrored
-from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.outgoing import Delivery, PassEnd
 from loaderd.daemon.shared import Shared
 from loaderd.errors import ServerError
 from loaderd.plan.passes import Pass
@@ -88,6 +88,23 @@ def test_one_alone_gets_all():
     run.start(1)
     run.go(1)
     assert run.got[1] == [*range(STEPS), END]
+
+
+def test_alone_a_generation_may_have_the_number_of_another():
+    run = Run(Own, 1)
+    run.start(1)
+    run.work.work(5)
+    run.generations[1] = 0
+    run.start(1)
+    run.go(1)
+    assert run.got[1] == [*range(STEPS), END]
+
+
+def test_nothing_is_done_for_one_who_has_left():
+    run = Run(Own, 1)
+    run.start(1)
+    run.leave(1)
+    assert run.work.stream.next_task() is None
 
 
 def test_what_an_older_start_has_brought_is_lent_until_it_is_given_back():
@@ -204,20 +221,61 @@ def test_mirrored_the_stream_goes_back_for_who_is_behind():
 
 
 def test_mirrored_who_goes_back_in_its_own_batches_gets_none_in_a_slot_that_it_has():
-    run = Run(Mirrored, 2, num_slots=6)
+    run = Run(Mirrored, 2)
     run.start_all(1, 2)
-    run.work.work(4)
-    run.go()
-    had = set(run.kept[1])
-    run.got.clear()
+    run.go(2)
+    assert run.got.pop(1) == [0, 1, 2, 3]
     run.start(1, 1)
     run.go(2)
-    assert not run.got[1] and set(run.kept[1]) == had
-    run.go(1, 2)
     assert run.got[1] == []
     run.release(1)
     run.go(1, 2)
     assert run.got[1] == [*range(1, STEPS), END]
+
+
+def test_mirrored_what_was_made_before_the_stream_went_back_is_not_handed_on():
+    run = Run(Mirrored, 3)
+    run.start_all(1, 2, 3)
+    while not run.got:
+        run.work.work(1)
+        for handed in run.members.take():
+            run.hear(handed)
+    assert run.got[3] == [0, 1]
+    run.start(1)
+    run.go()
+    assert run.got[1] == [0, 1, 0, 1]
+    run.leave(3)
+    run.members.join(3)
+    run.got.clear()
+    run.start(3)
+    run.go(1, 2, 3)
+    assert run.got[3] == [*range(STEPS), END]
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["back", "ahead"])
+def test_mirrored_once_begun_it_waits_for_nobody_who_has_yet_to_start(step: int):
+    run = Run(Mirrored, 3)
+    for member in (1, 2, 3):
+        run.start(member, 2)
+    run.leave(3)
+    run.members.join(3)
+    run.start(1, step)
+    run.start(2, step)
+    run.go(1, 2)
+    assert run.got == {1: [*range(step, STEPS), END], 2: [*range(step, STEPS), END]}
+
+
+def test_mirrored_a_group_that_all_have_left_waits_for_all_again():
+    run = Run(Mirrored, 2)
+    run.start_all(1, 2)
+    run.leave(1)
+    run.leave(2)
+    run.members.join(1)
+    run.start(1)
+    run.go(1)
+    assert not run.got
+    run.leave(1)
+    run.work.everything_is_free()
 
 
 def test_mirrored_nobody_waits_for_what_nobody_needs():
@@ -396,6 +454,28 @@ def test_shared_who_starts_anew_gives_back_what_it_has_not_taken():
     assert run.ask(2) == [3]
 
 
+def test_shared_who_gives_back_a_batch_that_is_another_ones_now_has_not_used_it():
+    run = Run(Shared, 3)
+    run.start_all(1, 2)
+    assert run.ask(1) == [0]
+    run.start(1)
+    assert run.ask(2) == [0]
+    run.release(1)
+    run.leave(2)
+    assert run.ask(1) == [0]
+
+
+def test_shared_nobody_ends_the_pass_of_the_others():
+    run = Run(Shared, 2)
+    run.start_all(1, 2)
+    run.go()
+    run.start(1, epoch=1)
+    assert [run.ask(1), run.ask(2)] == [[0], [1]]
+    run.release(1)
+    run.release(2)
+    assert run.ask(2, 4) == [2, 3, 4, 5]
+
+
 def test_shared_after_a_restart_nothing_that_was_had_comes_again():
     run = Run(Shared, 3)
     run.leave(3)
@@ -424,6 +504,14 @@ def test_shared_what_a_late_one_knows_to_be_used_is_not_delivered_any_more():
     run.start(2, 3, taken=[4])
     assert run.ask(2) == [3] and run.lows[2] == 3
     assert run.ask(2) == [5]
+
+
+def test_shared_what_is_used_is_not_made_only_to_be_dropped():
+    run = Run(Shared, 2, num_slots=1)
+    run.start(1)
+    run.go()
+    run.start(2, 5)
+    assert run.ask(2) == [5] and run.work.fills == 2
 
 
 def test_shared_a_group_that_all_have_left_begins_anew():

@@ -1,9 +1,9 @@
 """Groups of consumers in any order of events, held to what was promised to their users.
 
 The model knows what users know: what they were given, what they have taken of it, what they still have. The members
-come, start anew, leave and are slow as they like; a stream is behind them, whose workers are as slow as they like, and
-that watches over its slots (``sharing_run.Workshop``). At the end of each example everybody gives back and takes what
-comes, and then everybody must come to the end of some passes.
+come, start anew, leave and are slow as they like; a stream is behind them, whose workers are as slow as they like,
+and that watches over its slots (``sharing_run.Workshop``). At the end of each example everybody gives back and takes
+what comes, and then everybody must come to the end of some passes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ sizes = st.fixed_dictionaries(
 )
 some = st.integers(0, 5)
 """One of those that there are, by its place among them."""
+way = st.lists(some, min_size=1, max_size=9)
+"""Some way on: who gets on, one after the other."""
 
 
 # ---------------------------------------------------------------------------------------------- mirrored
@@ -82,12 +84,16 @@ class MirroredMachine(RuleBasedStateMachine):
         self.start_at(number, max(0, one.epoch + epoch), step)
 
     @precondition(lambda self: self.members)
-    @rule(which=some)
-    def leave_and_come_back(self, which: int) -> None:
-        """As who loses its connection: it goes on where it was."""
+    @rule(which=some, back=st.sampled_from([0, 0, 1, 2]), leaves=st.booleans())
+    def go_back(self, which: int, back: int, leaves: bool) -> None:
+        """To where it was, or to a little before that; as who seeks, or who has lost its connection."""
         number, one = self.one(which)
-        self.leave(which)
-        self.join(one.epoch, one.step or 0, one.step is not None)
+        step = max(0, (one.step or 0) - back)
+        if leaves:
+            self.leave(which)
+            self.join(one.epoch, step, True)
+        else:
+            self.start_at(number, one.epoch, step)
 
     def start_at(self, number: int, epoch: int, step: int) -> None:
         one = self.members[number]
@@ -124,10 +130,10 @@ class MirroredMachine(RuleBasedStateMachine):
             self.work.readers[slot].remove(number)
 
     @precondition(lambda self: self.members)
-    @rule(which=st.lists(some, min_size=1, max_size=9), turn=some)
-    def go_on(self, which: list[int], turn: int) -> None:
+    @rule(way=way, turn=some)
+    def go_on(self, way: list[int], turn: int) -> None:
         """Some give back what they have, and get more."""
-        for number in which:
+        for number in way:
             self.do_work(2, turn)
             self.release(number, 2)
 
@@ -197,9 +203,10 @@ class MirroredMachine(RuleBasedStateMachine):
 class Sharer:
     """A member that takes one batch after the other, and remembers what it must.
 
-    It has ``asked`` for a pass, and stands in the one of ``epoch``, whose batches before ``low`` are used up; of those
-    behind, it has ``had`` some. Of the batches of this generation, by step: those that lie in its ``queue``, and those
-    that its user has ``in_use``; of the latter, it has ``said`` some. ``stale`` slots are of older generations.
+    It has ``asked`` for a pass, and stands in the one of ``epoch``, whose batches before ``low`` are used up; of
+    those behind, it has ``had`` some. Of the batches of this generation, by step: those that lie in its ``queue``,
+    and those that its user has ``in_use``; of the latter, it has ``said`` some. ``stale`` slots are of older
+    generations.
     """
 
     generation: int = 0
@@ -232,7 +239,7 @@ class Epoch:
 
 
 class SharedMachine(RuleBasedStateMachine):
-    """Each batch is had by one, and once more only if who had it is gone; and all of a pass are had before it ends."""
+    """Each batch is had by one; by another only if that one is gone; and all of a pass are had before it ends."""
 
     @initialize(size=sizes, num_members=st.integers(1, 3))
     def set_up(self, size, num_members: int) -> None:
@@ -356,19 +363,21 @@ class SharedMachine(RuleBasedStateMachine):
         self.group.release(number, slots)
 
     @precondition(lambda self: self.members)
-    @rule(which=st.lists(some, min_size=1, max_size=9), turn=some)
-    def take_turns(self, which: list[int], turn: int) -> None:
-        """Some way on: members ask, get, and keep a batch or two."""
-        for number in which:
+    @rule(way=way, turn=some)
+    def take_turns(self, way: list[int], turn: int) -> None:
+        """Members ask, get, and keep a batch or two."""
+        for number in way:
             if any(one.asked and not one.waiting for one in self.members.values()):
                 self.want(number)
             self.do_work(3, turn)
             if len(self.one(number)[1].in_use) > 1:
                 self.release(number, 1)
 
-    @rule(surviving=st.integers(0, 7), order=st.permutations(range(3)))
-    def kill_the_server(self, surviving: int, order: list[int]) -> None:
+    @rule(way=way, surviving=st.integers(0, 7) | st.just(7), order=st.permutations(range(3)))
+    def kill_the_server(self, way: list[int], surviving: int, order: list[int]) -> None:
         """And maybe members with it. The others come back, and say what they know."""
+        if self.members:
+            self.take_turns(way, 0)
         for position in reversed(range(len(self.members))):
             if not surviving >> position & 1:
                 self.leave(position)

@@ -99,3 +99,16 @@ def test_memory_that_cannot_be_had_leaves_no_descriptor():
     with pytest.raises(DaemonError, match=r"cannot have 4,398,046,511,104 MiB of shared memory: ."):
         SharedMemory.create("too much", 1 << 62)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_it_can_be_mapped_to_be_read_only():
+    memory = SharedMemory.create("read", 100)
+    reader = SharedMemory(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY), writable=False)
+    memory.bytes[5] = 7
+    assert reader.bytes[5] == 7
+    with pytest.raises(ValueError, match="read-only"):
+        reader.bytes[5] = 8
+    with pytest.raises(DaemonError, match="cannot have 0 MiB of shared memory: Permission denied"):
+        SharedMemory(os.dup(reader.fd))
+    memory.close_fd()
+    reader.close_fd()

@@ -56,6 +56,7 @@ class NetworkServer:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._path = folder / "server.sock"
+        self.unix_address = f"unix://{self._path}"
         self._module = folder / "datasets_of_test.py"
         self._module.write_text(MODULE)
         self._listener = socket.socket(socket.AF_UNIX)

@@ -15,9 +15,9 @@ from network_server import wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status
-from loaderd.protocol.messages import PROTOCOL, Gateway, Hello, Open, Release, Start, Stop, Subscribe, encode
+from loaderd.protocol.messages import PROTOCOL, Gateway, Hello, Open, Opened, Release, Start, Stop, Subscribe, encode
 from loaderd.remote.watch import TRUSTED_BYTES, UNKNOWN_BYTES, UNKNOWN_S
-from loaderd.remote.wire import exchange_command
+from loaderd.remote.wire import decode_from_server, exchange_command
 from loaderd.subscription import Subscription
 
 TOKEN = "secret"
@@ -109,7 +109,7 @@ def test_messages_that_make_no_sense_are_refused_by_the_daemon(server, consumer,
                 heard.append(msgpack.unpackb(reader.read_chunk().app_metadata.to_pybytes()))
                 if heard[-1][0] == 1:
                     break
-        assert heard[-1][0] == 1 and heard[-1][1]["class"] in ("ServerError", "OptionError")
+        assert heard[-1][0] == 1 and heard[-1][1]["class"] in ("ServerError", "OptionError"), heard[-1][1]
 
 
 def test_two_streams_in_an_exchange_are_refused(server, consumer):
@@ -144,8 +144,8 @@ def test_a_huge_message_costs_the_connection_and_little_memory(server, consumer,
 
     before = peak_bytes()
     with flight.connect(server.address) as client, pytest.raises(flight.FlightUnavailableError):
-        list(client.do_action(flight.Action("status", bytes(1 << 30)), options))
-    assert peak_bytes() - before < 400 << 20
+        list(client.do_action(flight.Action("status", bytes(200 << 20)), options))
+    assert peak_bytes() - before < 150 << 20
 
 
 def test_many_large_messages_cost_the_connection(server, consumer):
@@ -153,8 +153,8 @@ def test_many_large_messages_cost_the_connection(server, consumer):
         writer, reader = exchange(client)
         writer.write_metadata(HELLO)
         message = encode(Start(1, ["x" * 200_000], 0))
-        with pytest.raises(LOST):
-            for _ in range(100 * TRUSTED_BYTES // len(message)):
+        with contextlib.suppress(*LOST):
+            for _ in range(20 * TRUSTED_BYTES // len(message)):
                 writer.write_metadata(message)
         how_it_ends(reader)
 
@@ -184,16 +184,19 @@ def test_bytes_at_random(server, consumer):
 
 def test_a_client_that_does_not_read_ends_with_its_connection(server, consumer):
     def names():
-        return [each["name"] for each in ask_status(server.address, token=TOKEN)["consumers"]]
+        return [each["name"] for each in ask_status(server.unix_address)["consumers"]]
 
     client = flight.connect(server.address)
-    writer, _ = exchange(client)
+    writer, reader = exchange(client)
+    writer.write_metadata(HELLO)
     options = Subscription(500, epochs=None, name="does not read").to_wire()
-    for message in [HELLO, encode(Subscribe(options, None)), encode(Start(1, [0, None, [], None], 0))]:
-        writer.write_metadata(message)
-    wait_until(lambda: "does not read" in names())
+    writer.write_metadata(encode(Subscribe(options, None)))
+    while not isinstance(decode_from_server(reader.read_chunk().app_metadata.to_pybytes()), Opened):
+        pass
+    writer.write_metadata(encode(Start(1, [0, None, [], None], 0)))
+    assert "does not read" in names()
     client.close()
-    del writer, _, client
+    del writer, reader, client
     wait_until(lambda: "does not read" not in names())
 
 

@@ -49,7 +49,12 @@ def train(name: str, rank: int, size: int) -> None:
 
 def validate(name: str) -> None:
     while not os.path.exists("stop"):
-        with loaderd.connect("unix:x.sock", dataset="valid", batch_size=50, name=name) as loader:
+        try:
+            loader = loaderd.connect("unix:x.sock", dataset="valid", batch_size=50, name=name)
+        except loaderd.errors.ServerError:  # the server is away
+            time.sleep(0.1)
+            continue
+        with loader:
             ids = [int(number) for batch in loader for number in batch["id"]]
         log(name, ids=ids)
     log(name, ended=True)

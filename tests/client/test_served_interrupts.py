@@ -1,0 +1,123 @@
+"""Ctrl-C at every point of what a served loader does while it is connected anew, and while it takes its turns."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from restarted import Restarted
+
+import loaderd
+from loaderd.client import link, shared, sources, supervised
+from loaderd.client.connection import Connection
+
+Check = Callable[[loaderd.Batch], list[int]]
+
+
+@pytest.fixture
+def server(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Restarted]:
+    write_numbered([150])
+    started = Restarted(tmp_path)
+    yield started
+    started.kill()
+
+
+def points_of(*functions: Callable[..., Any]) -> list[tuple[CodeType, int]]:
+    """Where Python looks for signals: behind a call, and where a function begins."""
+    return [
+        (function.__code__, behind.offset)
+        for function in functions
+        for before, behind in pairwise(dis.get_instructions(function))
+        if before.opname in ("CALL", "CALL_FUNCTION_EX", "RESUME")
+    ]
+
+
+class InterruptAt:
+    """KeyboardInterrupt the first time that a point is come to, in the with block."""
+
+    def __init__(self, code: CodeType, offset: int) -> None:
+        self._code, self._offset = code, offset
+        self.came = False
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not self._code:
+            return self._trace if frame.f_code.co_filename.startswith(_CLIENT) else None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti == self._offset and not self.came:
+            self.came = True
+            raise KeyboardInterrupt
+        return self._trace
+
+    def __enter__(self) -> InterruptAt:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exception: object) -> bool:
+        sys.settrace(None)
+        return exception[0] is KeyboardInterrupt
+
+
+_CLIENT = str(Path(link.__file__).parent)
+
+
+def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
+    """Whatever is interrupted, the next call connects, and goes on with the next batch."""
+    points = points_of(
+        supervised.SupervisedStream._open,
+        supervised.SupervisedStream._take_leave,
+        supervised.SupervisedStream._use_data,
+        sources.ServedSource.link,
+        sources.ServedSource.greeting,
+        sources.ServedSource.welcomed,
+        sources.ServedSource.pause_s,
+        sources.ServedSource.is_back,
+        link.link_to_server,
+        link.Link.__init__,
+        Connection.__init__,
+        Connection.open,
+    )
+    with server.connect(10) as loader:
+        expected = [check_batch(batch) for batch in loader]
+        came = 0
+        for number, point in enumerate(points):
+            step = 4 * number % 13
+            loader.seek(loaderd.Position(0, step))
+            batches, found = iter(loader), []
+            loader._stream._now._link.kill()  # as if the server had hung up
+            with InterruptAt(*point) as interrupt:
+                found.append(check_batch(next(batches)))
+            came += interrupt.came
+            found.append(check_batch(next(batches)))
+            assert found == expected[step : step + len(found)]
+        assert came > 0.7 * len(points), "the others are where something fails"
+
+
+def test_while_it_takes_its_turn(server: Restarted, check_batch: Check):
+    """No batch is lost: what did not reach the user is lent again."""
+    points = points_of(
+        shared.SharedIteration.__next__,
+        shared.SharedStream.take,
+        shared.SharedStream.keep,
+        shared.SharedStream._follow,
+        shared.SharedStream._join,
+        Connection.want,
+        Connection.next_batch,
+    )
+    came = 0
+    with server.connect(1, sharing="shared") as loader:
+        while points:
+            batches, found = iter(loader), []
+            for batch in batches:
+                found += check_batch(batch)
+                if points:
+                    with InterruptAt(*points.pop()) as interrupt:
+                        found += check_batch(next(batches))
+                    came += interrupt.came
+            assert sorted(found) == list(range(150))
+    assert came > 20

@@ -1,0 +1,85 @@
+"""How long it is worth to go on trying, and what a server may not change meanwhile: without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import loaderd
+from loaderd.client.link import LinkLost
+from loaderd.client.sources import ServedSource
+from loaderd.errors import OptionError, ServerError
+from loaderd.protocol.messages import Dial, Hello, Subscribe, Welcome
+from loaderd.schema.wire import to_wire
+from loaderd.subscription import Subscription
+
+LOST = LinkLost("it is gone")
+
+
+def make(settings: dict[str, Any] | None = None, **options: Any) -> ServedSource:
+    chosen = {"stall_timeout": 1.0, "report": None, "reconnect_timeout": 30.0}
+    return ServedSource("unix:///s", "train", Subscription(10, **options), settings, **chosen)
+
+
+def welcome(schema: loaderd.Schema, **changes: Any) -> Welcome:
+    known = {"row_bytes": 12, "shuffle": [60, 10], "seed": 3, "on_corrupt": "raise", "grows": False}
+    return Welcome("1", {"schema": to_wire(schema), **known, **changes})
+
+
+def test_pauses_grow_until_it_is_enough(numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture):
+    source = make()
+    source.welcomed(welcome(numbered_schema))
+    for _ in range(2):  # after an error, it can be tried as long once more
+        pauses = []
+        with pytest.raises(ServerError, match="it is gone; it was called for 30 s, and no batch came"):
+            while True:
+                pauses.append(source.pause_s(LOST, False, "batch 5"))
+        for number, pause_s in enumerate(pauses):
+            most_s = min(5.0, 0.1 * 2**number)
+            assert most_s / 2 <= pause_s <= most_s
+        assert 30 <= sum(pauses) < 35
+    source.is_back("batch 5")
+    source.is_back("batch 5")
+    assert [record.message for record in caplog.records] == [
+        "it is gone; calling it for up to 30 s, to go on at batch 5",
+        "the server at unix:///s is back; going on at batch 5",
+    ]
+
+
+def test_a_batch_that_came_ends_the_outage(numbered_schema: loaderd.Schema):
+    """But not that the server was back: else one that dies whenever it is asked would be asked for ever."""
+    source = make()
+    source.welcomed(welcome(numbered_schema))
+    for _ in range(10):
+        last_s = source.pause_s(LOST, False, "")
+        source.welcomed(welcome(numbered_schema))
+        source.is_back("")
+    assert last_s > 2
+    assert source.pause_s(LOST, True, "") <= 0.1
+
+
+def test_who_was_never_reached_is_not_called_again():
+    with pytest.raises(ServerError, match="it is gone\nIs it running"):
+        make().pause_s(LOST, False, "")
+
+
+def test_what_follows_from_the_welcome(numbered_schema: loaderd.Schema):
+    source = make(remainder="drop", epochs=3)
+    source.welcomed(welcome(numbered_schema))
+    assert source.window_records == 60 and source.options.block_records == 10
+    assert (source.options.seed, source.options.epochs, source.options.remainder) == (3, 3, "drop")
+    assert source.schema.specs == numbered_schema.specs
+    for changes in ({"seed": 4}, {"shuffle": False}, {"grows": True}, {"row_bytes": 13}):
+        with pytest.raises(ServerError, match=f"another data set 'train' now: another {next(iter(changes))}"):
+            source.welcomed(welcome(numbered_schema, **changes))
+    source.welcomed(welcome(numbered_schema))
+    with pytest.raises(OptionError, match="carry"):
+        make(remainder="carry").welcomed(welcome(numbered_schema, grows=True))
+
+
+def test_what_is_said_first():
+    hello, subscribe = make(shard=(1, 2), sharing="split").greeting("{}")
+    assert isinstance(hello, Hello) and hello.dataset == "train"
+    assert isinstance(subscribe, Subscribe) and Subscription.from_wire(subscribe.options).shard == (1, 2)
+    assert make({"token": "x"}).greeting("{}")[0] == Dial("unix:///s", {"token": "x"})

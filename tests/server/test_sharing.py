@@ -1,0 +1,259 @@
+"""Several real consumers of one real server, each way of sharing: they are killed, and so is the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import MODULE, Server, wait_until
+
+import loaderd
+from loaderd.errors import ServerError
+
+CONSUMER = str(Path(__file__).with_name("consumer.py"))
+RECORDS, BATCH = 400, 10
+ALL = 1000
+"""More batches than a pass has: so, to the end of it."""
+
+
+class Consumer:
+    """A process that reads, by ``consumer.py``. ``had``: what it was given; None where a pass ended."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder, self.options = folder, options
+        self.had: list[list[int] | None] = []
+        self.position: str | None = None
+        self._begin({})
+
+    def _begin(self, more: dict[str, Any]) -> None:
+        options = json.dumps({"batch_size": BATCH, "reconnect_timeout": 60, **self.options, **more})
+        self.process = subprocess.Popen(
+            [sys.executable, CONSUMER, options],
+            cwd=self.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, number: int) -> None:
+        """Have it take so many batches, or as many as there are in the pass."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{number}\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> None:
+        """Wait until it has done what it was told last; or has connected."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line == "\n":
+                return
+            item = json.loads(line)
+            self.had.append(item.get("ids"))
+            self.position = item.get("position")
+        raise AssertionError("it has ended")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def restart(self) -> None:
+        """Kill it, and start it where it was, as who keeps a checkpoint."""
+        self.kill()
+        self._begin({"start": self.position})
+        self.hear()
+
+
+class Group:
+    """A server, and consumers of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.consumers: list[Consumer] = []
+        self.start_server()
+
+    def start_server(self) -> None:
+        self.server = Server(self.folder, "numbered:train", "--workers", "1")
+        self.server.wait_line("connect with")
+
+    def restart_server(self) -> None:
+        """All of its processes are killed, and it is started as before."""
+        self.server.close()
+        self.start_server()
+
+    def kill_daemon(self) -> None:
+        """Its supervisor starts another."""
+        os.kill(self.server.daemon, signal.SIGKILL)
+
+    def add(self, *all_options: dict[str, Any]) -> list[Consumer]:
+        added = [Consumer(self.folder, **options) for options in all_options]
+        self.consumers += added
+        for one in added:
+            one.hear()
+        return added
+
+    def connect(self, **options: Any) -> loaderd.ServedLoader:
+        return loaderd.connect(f"unix://{self.folder}/x.sock", dataset="train", batch_size=BATCH, **options)
+
+    def report(self, consumer: Consumer) -> dict[str, Any]:
+        """What the server knows of a consumer."""
+        (found,) = [one for one in self.server.report()["consumers"] if one["pid"] == consumer.process.pid]
+        return found
+
+    def close(self) -> None:
+        for one in self.consumers:
+            one.process.kill()
+            one.process.communicate()
+        self.server.close()
+
+
+@pytest.fixture
+def group(tmp_path: Path, write_numbered: Callable[[list[int]], list[Path]]) -> Iterator[Group]:
+    write_numbered([RECORDS // 2, RECORDS // 2])
+    (tmp_path / "numbered.py").write_text(MODULE)
+    made = Group(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def embedded(group: Group) -> Callable[..., list[list[int]]]:
+    """The batches of an embedded loader."""
+
+    def read(**options: Any) -> list[list[int]]:
+        schema = loaderd.Schema({"id": loaderd.Int64(), "bits": loaderd.PackedBits(32)}, {"id": loaderd.Array("id")})
+        shards = str(group.folder / "shards" / "*.tfrecord")
+        with loaderd.Loader(shards, schema, batch_size=BATCH, workers=1, **options) as loader:
+            return [batch["id"].tolist() for batch in loader]
+
+    return read
+
+
+def take(number: int, *consumers: Consumer) -> None:
+    """All of them at the same time."""
+    for one in consumers:
+        one.ask(number)
+    for one in consumers:
+        one.hear()
+
+
+def test_split_each_rank_gets_its_part_whoever_is_killed(group: Group, embedded: Any):
+    ranks = group.add(*[{"sharing": "split", "shard": (rank, 3), "epochs": 2} for rank in range(3)])
+    take(4, *ranks)
+    ranks[0].restart()
+    take(4, *ranks)
+    group.kill_daemon()
+    take(4, *ranks)
+    ranks[1].kill()
+    group.restart_server()
+    ranks[1].restart()
+    take(ALL, *ranks)
+    for rank, one in enumerate(ranks):
+        assert one.had == [*embedded(shard=(rank, 3), epochs=2), None]
+    assert len({len(one.had) for one in ranks}) == 1
+    assert sorted(number for one in ranks for ids in one.had for number in ids or []) == sorted(
+        2 * list(range(RECORDS))
+    )
+
+
+def test_independent_nobody_is_stopped_by_another(group: Group, embedded: Any):
+    slow, quick = group.add({}, {})
+    take(1, slow, quick)
+    os.kill(slow.process.pid, signal.SIGSTOP)
+    take(ALL, quick)
+    assert quick.had == [*embedded(), None]
+    os.kill(slow.process.pid, signal.SIGCONT)
+    take(ALL, slow)
+    assert slow.had == quick.had
+
+
+def test_mirrored_all_get_all_whoever_is_killed(group: Group, embedded: Any):
+    models = group.add(*2 * [{"sharing": "mirrored", "consumers": 2, "epochs": 2}])
+    take(3, *models)
+    models[0].restart()
+    take(3, *models)
+    group.kill_daemon()
+    take(20, *models)  # more than were on their way: so both have come back
+    models[1].kill()
+    take(3, models[0])
+    models[1].restart()
+    take(3, models[1])
+    group.restart_server()
+    take(ALL, *models)
+    take(2, *models)
+    batches = embedded(epochs=4)
+    for one in models:
+        passes = [*batches[:80], None, *batches[80:]]
+        assert one.had == passes[: len(one.had)] and len(one.had) == 83
+
+
+def test_mirrored_the_slowest_sets_the_pace_while_it_is_there(group: Group):
+    slow, quick = group.add(*2 * [{"sharing": "mirrored", "consumers": 2}])
+    slow.ask(1)
+    quick.ask(ALL)
+    slow.hear()
+    wait_until(lambda: "given back" in group.report(quick)["state"])
+    assert group.report(slow)["batches"] == group.report(quick)["batches"] < RECORDS // BATCH
+    slow.kill()
+    quick.hear()
+    assert sorted(number for ids in quick.had for number in ids or []) == list(range(RECORDS))
+
+
+@pytest.mark.parametrize("first", ["server", "consumer"])
+def test_shared_each_batch_goes_to_one(group: Group, first: str):
+    """But what one had that was killed may come again: at most what it had not given back, if the server knows."""
+    options = {"sharing": "shared", "consumers": 3}
+    consumers = group.add(*3 * [options])
+    take(4, *consumers)
+    group.kill_daemon()
+    take(3, *consumers)
+    if first == "server":
+        group.restart_server()
+        take(2, *consumers)
+    *survivors, lost = consumers
+    lost.kill()
+    survivors += group.add(options)
+    if first == "consumer":
+        group.restart_server()
+    take(2, *survivors)
+    take(ALL, *survivors)
+    had = [number for one in survivors for ids in one.had for number in ids or []]
+    assert len(had) == len(set(had)), "of those who live, only one has had it"
+    lost_ids = [number for ids in lost.had for number in ids or []]
+    assert set(had) | set(lost_ids) == set(range(RECORDS))
+    assert all(one.had[-1] is None for one in survivors)
+    if first == "server":
+        again = [ids for ids in lost.had if set(ids or []) & set(had)]
+        assert again == lost.had[-len(again) :] and 1 <= len(again) <= 2
+    take(ALL, *survivors)
+    second = [number for one in survivors for ids in one.had[one.had.index(None) :] for number in ids or []]
+    assert sorted(second) == list(range(RECORDS))
+
+
+def test_shared_a_slow_one_takes_what_it_can(group: Group):
+    slow, quick = group.add(*2 * [{"sharing": "shared", "consumers": 2}])
+    take(1, slow, quick)
+    quick.ask(ALL)
+    wait_until(lambda: "to use the last batches" in group.report(quick)["state"])
+    slow.kill()
+    quick.hear()
+    (ids,) = slow.had
+    had = [number for ids in quick.had for number in ids or []]
+    assert sorted(had) == list(range(RECORDS)) and had[-BATCH:] == ids, "what the slow one had comes again"
+
+
+def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
+    options = {"sharing": "mirrored", "consumers": 2}
+    first, _ = group.add(options, options)
+    with pytest.raises(ServerError, match="has its 2 consumers"):
+        group.connect(**options)
+    group.connect(**options, group="another").close()
+    first.kill()
+    wait_until(lambda: len(group.server.report()["consumers"]) == 1)
+    group.connect(**options).close()
