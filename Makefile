@@ -27,6 +27,7 @@ torture: .venv/made-test ## a thousand kills, 200 ended trainings, 200,000 damag
 	$(BIN)/python tests/reliability/torture.py
 	$(BIN)/python tests/reliability/leaks.py
 	$(BIN)/python tests/reliability/mutations.py
+	$(BIN)/python tests/reliability/fuzz_sockets.py
 	$(BIN)/python tests/reliability/soak.py
 	$(BIN)/python tests/reliability/soak.py --records 50e6 --consumer tf.data
 

@@ -57,7 +57,8 @@ class Ticket:
     compression: Compression = None
 
     def __post_init__(self) -> None:
-        require(isinstance(self.dataset, str), "dataset", "the name of a data set", self.dataset)
+        is_name = isinstance(self.dataset, str) and bool(self.dataset)
+        require(is_name, "dataset", "the name of a data set", self.dataset)
         require(self.start is None or isinstance(self.start, dict), "start", "a JSON object, or null", self.start)
         check_compression(self.compression)
         require(

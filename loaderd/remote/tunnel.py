@@ -70,7 +70,7 @@ class Tunnel:
         self._subscription: Subscription | None = None
         self._slots: SlotReader | None = None
         self._arrow_schema: pa.Schema | None = None
-        self._refusal: ServerError | None = None
+        self._refusal = ""  # no exception: that would have hold of this object, and this object of that
 
     def run(self) -> None:
         """Until either side is gone. Raises ServerError where the consumer sent what it must not."""
@@ -85,13 +85,13 @@ class Tunnel:
                     self._to_consumer.write_metadata(encode(Bye("the server's daemon is gone")))
         finally:
             self._channel.close()
-            if self._refusal is None:
+            if not self._refusal:
                 up.join(_LEAVE_TIMEOUT_S)
-            if self._refusal is None and up.is_alive():  # the exchange must not end while this thread reads from it
+            if not self._refusal and up.is_alive():  # the exchange must not end while this thread reads from it
                 cut_off(self._peer)
                 up.join()
-        if self._refusal is not None:
-            raise self._refusal
+        if self._refusal:
+            raise ServerError(self._refusal)
 
     # --------------------------------------------------------------------------------------------- down
 
@@ -163,7 +163,7 @@ class Tunnel:
                     raise MalformedMessage("a chunk must be a message, and no data")
                 self._up(decode_strict(chunk.app_metadata.to_pybytes(), CONSUMER_MESSAGES))
         except (MalformedMessage, ServerError) as error:
-            self._refusal = ServerError(f"what the consumer sent is refused: {error}")
+            self._refusal = f"what the consumer sent is refused: {error}"
         except (StopIteration, ChannelClosed, pa.ArrowException, OSError):
             pass  # one of the two is gone
         finally:

@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
+import re
 import select
 import signal
 import socket
@@ -24,11 +26,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hostile
+from fuzz_network import PREFACE, Caller, say_below_flight
 from hostile import OPTIONS, STRANGE, WRONG, Maker
 from numbered import write_shards
 from processes import name_of, num_fds, read
@@ -60,6 +64,7 @@ import loaderd
 from numbered import SCHEMA
 train = loaderd.Dataset("shards/*", SCHEMA, shuffle=loaderd.Shuffle(window_records=3_000, block_records=100))
 """
+TOKEN = "that-of-the-fuzz-test"
 _HELLO = encode(Hello(PROTOCOL, VERSION, "train"))
 _SUBSCRIBE = encode(Subscribe(OPTIONS, None))
 State = dict[int, tuple[str, int, int, float]]
@@ -67,14 +72,16 @@ State = dict[int, tuple[str, int, int, float]]
 _LIMIT_S = 30.0
 # A message, or the first one of a connection, may take 10 s; and the server looks once a second.
 _SLOW_LIMIT_S = 14.0
+_SLOW_ON_NETWORK_LIMIT_S = 20.0
 _NUM_SLOW = 12
 _FLOOD = 200
 _WARM_UP = 500
 """Messages before the server's state is looked at: what a process does for the first time, it has memory for."""
 _EVERY = 2_000
 """After how many messages there is a flood, and a consumer that does not read."""
-_MOST_MIB = 8.0
-"""By how much a process may have grown: of one pass of a few thousand messages, half of that is to be seen, once."""
+_MOST_MIB = {"loaderd-gateway": 192.0}
+_MOST_MIB_OF_OTHERS = 8.0
+"""By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in several threads."""
 
 
 @dataclass
@@ -98,16 +105,19 @@ class Served:
         (folder / "sets.py").write_text(_MODULE.format(folder=str(_FOLDER)))
         self.unix = str(folder / "socket")
         self.log = folder / "log"
-        arguments = ["sets:train", "--workers", "2", "--unix", self.unix]
+        arguments = ["sets:train", "--workers", "2", "--unix", self.unix, "--listen", "127.0.0.1:0"]
+        environment = {**os.environ, "LOADERD_TOKEN": TOKEN}
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen([_COMMAND, "serve", *arguments], cwd=folder, stderr=log)
+            self.process = subprocess.Popen([_COMMAND, "serve", *arguments], cwd=folder, stderr=log, env=environment)
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
         until_s = time.monotonic() + _LIMIT_S
         while True:
             with contextlib.suppress(OSError, ChannelClosed):
-                if self.report()["datasets"][0]["state"] == "ready":
+                listens = re.search(r"grpc://127.0.0.1:(\d+)", self.log.read_text())
+                if listens and self.report()["datasets"][0]["state"] == "ready":
+                    self.port = int(listens[1])
                     return
             assert time.monotonic() < until_s and self.process.poll() is None, self.log.read_text()
             time.sleep(0.1)
@@ -154,19 +164,17 @@ class UnixFuzzer:
         self._served = served
         self._rng = rng
         self._figures = figures
-        self._slow: list[Slow] = []
+        self._slow = SlowOnes(SLOW, lambda: served.connect().socket, _SLOW_LIMIT_S, rng, figures)
 
     def run(self, count: int) -> None:
         for number in range(count):
             self._one()
             if number % 50 == 0:
-                self._tend_slow()
+                self._slow.tend()
             if number % _EVERY == 0:
-                self._flood()
+                flood(lambda: self._served.connect().socket, self._figures)
                 self._never_read()
-        while self._slow:
-            time.sleep(0.2)
-            self._go_on_slowly()
+        self._slow.finish()
 
     def _one(self) -> None:
         rng = self._rng
@@ -231,38 +239,6 @@ class UnixFuzzer:
                 raise TimeoutError from None
             return "end"
 
-    # ------------------------------------------------------------------------------- slow, many, greedy
-
-    def _tend_slow(self) -> None:
-        """Have some connections that come to no end, and see that the server ends them."""
-        while len(self._slow) < _NUM_SLOW:
-            kind = self._rng.choice(list(SLOW))
-            self._slow.append(Slow(kind, self._served.connect().socket, *SLOW[kind]))
-            self._figures.messages[kind] += 1
-        self._go_on_slowly()
-
-    def _go_on_slowly(self) -> None:
-        for slow in list(self._slow):
-            if slow.is_ended():
-                self._figures.ended["end of a slow one"] += 1
-            elif slow.age_s < _SLOW_LIMIT_S:
-                continue
-            else:
-                self._figures.wrong.append(f"{slow.kind}: still connected after {_SLOW_LIMIT_S} s")
-            self._slow.remove(slow)
-            slow.socket.close()
-
-    def _flood(self) -> None:
-        """More connections than there may be, at once, and nothing said."""
-        channels = [self._served.connect() for _ in range(_FLOOD)]
-        self._figures.messages["flood of connections"] += _FLOOD
-        refused, _, _ = select.select(channels, [], [], 1.0)
-        self._figures.ended["Failed"] += len(refused)
-        if not refused:
-            self._figures.wrong.append(f"{_FLOOD} connections are let in at once")
-        for channel in channels:
-            channel.close()
-
     def _never_read(self) -> None:
         """Ask and ask, and read no answer, until the server has enough of it."""
         self._figures.messages["asks and does not read"] += 1
@@ -280,6 +256,38 @@ class UnixFuzzer:
             channel.close()
 
 
+class NetworkFuzzer:
+    """Makes one call, or one connection, for each message."""
+
+    def __init__(self, served: Served, rng: random.Random, figures: Figures) -> None:
+        self._port = served.port
+        self._rng = rng
+        self._figures = figures
+        self._slow = SlowOnes(SLOW_ON_NETWORK, self._connect, _SLOW_ON_NETWORK_LIMIT_S, rng, figures)
+
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._port), _LIMIT_S)
+
+    def run(self, count: int) -> None:
+        with contextlib.closing(Caller(self._port, TOKEN, self._rng)) as caller:
+            for number in range(count):
+                began_s = time.monotonic()
+                if self._rng.random() < 0.7:
+                    what, answer = caller.call()
+                else:
+                    what, answer = "below Flight", say_below_flight(self._port, self._rng)
+                self._figures.messages[f"network: {what}"] += 1
+                self._figures.ended[f"network: {answer}"] += 1
+                self._figures.longest_answer_s = max(self._figures.longest_answer_s, time.monotonic() - began_s)
+                if answer == "timeout":
+                    self._figures.wrong.append(f"network: {what}: no answer for {_LIMIT_S} s")
+                if number % 50 == 0:
+                    self._slow.tend()
+                if number % _EVERY == 0:
+                    flood(self._connect, self._figures)
+        self._slow.finish()
+
+
 def descriptors(_: random.Random) -> bytes:
     """Goes with some."""
     return _HELLO
@@ -289,10 +297,15 @@ _LARGE = encode(Subscribe(OPTIONS, "1" * 5_000))
 SLOW = {
     "says nothing": (b"", b""),
     "says nothing after half a message": (_HELLO + _SUBSCRIBE[:10], b""),
-    "says Hello a byte at a time": (b"", _HELLO),
-    "says Subscribe a byte at a time": (_HELLO, _LARGE),
+    "says Hello a byte at a time": (_HELLO[:1], _HELLO[1:]),
+    "says Subscribe a byte at a time": (_HELLO + _LARGE[:1], _LARGE[1:]),
 }
 """What is said at once, and what is then said a byte at a time."""
+SLOW_ON_NETWORK = {
+    "says nothing to the port": (b"", b""),
+    "says HTTP/2, and nothing more": (PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b""),
+    "says HTTP/2 a byte at a time": (PREFACE[:1], PREFACE[1:] + bytes(100)),
+}
 
 
 class Slow:
@@ -323,23 +336,77 @@ class Slow:
         return False
 
 
+class SlowOnes:
+    """Some connections that come to no end, of ``kinds``; the server is to end each within ``limit_s``."""
+
+    def __init__(
+        self,
+        kinds: dict[str, tuple[bytes, bytes]],
+        connect: Callable[[], socket.socket],
+        limit_s: float,
+        rng: random.Random,
+        figures: Figures,
+    ) -> None:
+        self._kinds = kinds
+        self._connect = connect
+        self._limit_s = limit_s
+        self._rng = rng
+        self._figures = figures
+        self._present: list[Slow] = []
+
+    def tend(self) -> None:
+        """Look after them, and let others come for those that are ended."""
+        self._look()
+        while len(self._present) < _NUM_SLOW:
+            kind = self._rng.choice(list(self._kinds))
+            self._present.append(Slow(kind, self._connect(), *self._kinds[kind]))
+            self._figures.messages[kind] += 1
+
+    def finish(self) -> None:
+        """Wait until all are ended."""
+        while self._present:
+            time.sleep(0.2)
+            self._look()
+
+    def _look(self) -> None:
+        for slow in list(self._present):
+            if slow.is_ended():
+                self._figures.ended["end of a slow one"] += 1
+            elif slow.age_s < self._limit_s:
+                continue
+            else:
+                self._figures.wrong.append(f"{slow.kind}: still connected after {self._limit_s} s")
+            self._present.remove(slow)
+            slow.socket.close()
+
+
+def flood(connect: Callable[[], socket.socket], figures: Figures) -> None:
+    """Many connections at once, and nothing said."""
+    figures.messages["flood of connections"] += _FLOOD
+    for sock in [connect() for _ in range(_FLOOD)]:
+        sock.close()
+
+
 # -------------------------------------------------------------------------------------------- everything
 
 
-def fuzz(folder: Path, num_unix: int, seed: int) -> Figures:
-    """So many messages to a server of its own, with readers beside."""
+def fuzz(folder: Path, num_unix: int, num_network: int, seed: int) -> Figures:
+    """So many messages to each socket of a server, with readers beside."""
     figures = Figures()
     rng = random.Random(seed)
     began_s = time.perf_counter()
     served = Served(folder)
-    command = [sys.executable, str(_FOLDER / "readers.py"), served.unix]
-    readers = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, str(_FOLDER / "readers.py"), served.unix, f"grpc://127.0.0.1:{served.port}"]
+    environment = {**os.environ, "LOADERD_TOKEN": TOKEN}
+    readers = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert readers.stdin is not None and readers.stdout is not None
         assert readers.stdout.readline() == "all read\n", "the readers do not begin"
-        UnixFuzzer(served, rng, Figures()).run(_WARM_UP)
+        for fuzzer in (UnixFuzzer, NetworkFuzzer):
+            fuzzer(served, rng, Figures()).run(_WARM_UP)
         before = settled(served)
         UnixFuzzer(served, rng, figures).run(num_unix)
+        NetworkFuzzer(served, rng, figures).run(num_network)
         compare(before, settled(served), figures)
         rest, _ = readers.communicate("over\n")
         figures.readers = json.loads(rest)
@@ -375,7 +442,8 @@ def compare(before: State, after: State, figures: Figures) -> None:
             f"{fds} descriptors, then {fds_now}; {threads} threads, then {threads_now}; "
             f"{mib:.1f} MiB, then {mib_now:.1f}"
         )
-        if fds_now > fds or threads_now > threads or mib_now > mib + _MOST_MIB:
+        most_mib = mib + _MOST_MIB.get(name, _MOST_MIB_OF_OTHERS)
+        if fds_now > fds or threads_now > threads or mib_now > most_mib:
             figures.wrong.append(f"{name} has grown: {figures.processes[f'{name} {pid}']}")
     figures.wrong += [f"{after[pid][0]} {pid} has been started" for pid in after.keys() - before.keys()]
 
@@ -383,11 +451,12 @@ def compare(before: State, after: State, figures: Figures) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unix", type=int, default=100_000)
+    parser.add_argument("--network", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="kept, with the server's log in it; without it, a temporary one")
     args = parser.parse_args()
     with contextlib.nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
-        figures = fuzz(Path(folder).resolve(), args.unix, args.seed)
+        figures = fuzz(Path(folder).resolve(), args.unix, args.network, args.seed)
     print(json.dumps(vars(figures)))
     return 1 if figures.wrong else 0
 

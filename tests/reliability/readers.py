@@ -12,6 +12,7 @@ at the end one of JSON: what each has read, the longest that one waited for a ba
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -111,12 +112,14 @@ def epochs_of_flight(address: str) -> Epoch:
     import pyarrow.flight as flight
 
     client = flight.FlightClient(address)
+    token = f"Bearer {os.environ['LOADERD_TOKEN']}".encode()
+    options = flight.FlightCallOptions(headers=[(b"authorization", token)])
     start: dict[str, Any] | None = None
 
     def batches() -> Iterator[Int64s]:
         nonlocal start
         ticket = {"dataset": "train", "batch_size": BATCH_SIZE, "start": start}
-        for chunk in client.do_get(flight.Ticket(json.dumps(ticket).encode())):
+        for chunk in client.do_get(flight.Ticket(json.dumps(ticket).encode()), options):
             numbers = chunk.data["n"].to_numpy()
             assert np.array_equal(numbers * numbers, chunk.data["square"].to_numpy())
             start = json.loads(chunk.app_metadata.to_pybytes())

@@ -1,0 +1,237 @@
+"""What no client would say to a server's network port: in Flight's calls, and below them in HTTP/2 and TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hostile
+import pyarrow as pa
+import pyarrow.flight as flight
+from hostile import OPTIONS, STRANGE, WRONG, Maker
+
+from loaderd.protocol.messages import PROTOCOL, Hello, Subscribe, encode
+from loaderd.version import VERSION
+
+_HELLO = encode(Hello(PROTOCOL, VERSION, "train"))
+_SUBSCRIBE = encode(Subscribe(OPTIONS, None))
+_COMMAND = b'loaderd{"compression": null}'
+_LIMIT_S = 30.0
+_CALLS_A_CLIENT = 50
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+class Caller:
+    """Makes calls at a gateway, some with another token than ``token``; each returns how it ended."""
+
+    def __init__(self, port: int, token: str, rng: random.Random) -> None:
+        self._port = port
+        self._token = token
+        self._rng = rng
+        self._client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
+        self._calls = 0
+
+    def call(self) -> tuple[str, str]:
+        """(what was said, how it ended)."""
+        if self._calls == _CALLS_A_CLIENT:
+            self._client.close()
+            self._client, self._calls = flight.FlightClient(f"grpc://127.0.0.1:{self._port}"), 0
+        self._calls += 1
+        say = self._rng.choices(list(_CALLS), list(_CALLS.values()))[0]
+        try:
+            return say.__name__, say(self, self._options()) or "end"
+        except flight.FlightTimedOutError:
+            return say.__name__, "timeout"
+        except (pa.ArrowException, OSError) as error:
+            return say.__name__, type(error).__name__
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _options(self) -> flight.FlightCallOptions:
+        rng = self._rng
+        tokens = [self._token] if rng.random() < 0.9 else rng.choice([[], ["x"], [self._token, "x"], ["x" * 5_000]])
+        return flight.FlightCallOptions(
+            headers=[(b"authorization", f"Bearer {token}".encode()) for token in tokens], timeout=_LIMIT_S
+        )
+
+    # ------------------------------------------------------------------------------------------ exchanges
+
+    def exchange(self, options: flight.FlightCallOptions) -> str:
+        """What is said on the Unix socket."""
+        maker: Maker = self._rng.choice([*WRONG, *STRANGE])
+        return self._exchange(options, [maker(self._rng)], self._rng.choice([[], [_HELLO], [_HELLO, _SUBSCRIBE]]))
+
+    def subscribe(self, options: flight.FlightCallOptions) -> str:
+        return self._exchange(options, [hostile.subscribe(self._rng)], [_HELLO])
+
+    def stream(self, options: flight.FlightCallOptions) -> str:
+        """In the middle of what is right."""
+        right = [_HELLO, _SUBSCRIBE]
+        return self._exchange(options, [hostile.in_a_stream(self._rng)], right, wait_for=3)
+
+    def _exchange(
+        self, options: flight.FlightCallOptions, wrong: list[bytes], right: list[bytes], wait_for: int = 0
+    ) -> str:
+        """``wait_for``: so many messages before what is wrong."""
+        with self._open_exchange(options, _COMMAND) as (writer, reader):
+            for message in right:
+                writer.write_metadata(message)
+            for _ in range(wait_for):
+                reader.read_chunk()
+            for message in wrong:
+                writer.write_metadata(message)
+            writer.done_writing()
+            while True:
+                reader.read_chunk()
+        return "end"
+
+    @contextlib.contextmanager
+    def _open_exchange(self, options: flight.FlightCallOptions, command: bytes) -> Iterator[Any]:
+        """Its two ends; the end of what the server says is the end of the block."""
+        writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(command), options)
+        try:
+            yield writer, reader
+        except StopIteration:
+            pass
+        finally:
+            with contextlib.suppress(pa.ArrowException, OSError):  # else it is closed by its finalizer, which prints
+                writer.close()
+
+    def exchange_for_another(self, options: flight.FlightCallOptions) -> str:
+        """A command that is none."""
+        with self._open_exchange(options, self._command()) as (writer, reader):
+            writer.write_metadata(_HELLO)
+            writer.done_writing()
+            reader.read_chunk()
+        return "end"
+
+    def exchange_of_batches(self, options: flight.FlightCallOptions) -> str:
+        """Record batches, which only the server sends."""
+        batch = pa.record_batch({"x": pa.array([b"x" * self._rng.choice([1, 1_000, 100_000])])})
+        with self._open_exchange(options, _COMMAND) as (writer, reader):
+            writer.begin(batch.schema)
+            for _ in range(self._rng.randint(1, 5)):
+                writer.write_with_metadata(batch, _HELLO)
+            writer.done_writing()
+            reader.read_chunk()
+        return "end"
+
+    def too_large(self, options: flight.FlightCallOptions) -> str:
+        return self._exchange(options, [bytes(self._rng.choice([1 << 20, 3 << 20, 9 << 20]))], [_HELLO])
+
+    # --------------------------------------------------------------------------------------- other calls
+
+    def get(self, options: flight.FlightCallOptions) -> str:
+        reader = self._client.do_get(flight.Ticket(self._ticket()), options)
+        reader.read_chunk()
+        reader.cancel()
+        return "batch"
+
+    def ask(self, options: flight.FlightCallOptions) -> str:
+        """For what there is."""
+        rng, client = self._rng, self._client
+        kind = rng.randrange(4)
+        if kind == 0:
+            client.get_flight_info(self._descriptor(), options)
+        elif kind == 1:
+            client.get_schema(self._descriptor(), options)
+        elif kind == 2:
+            name = rng.choice(["shutdown", "Status", "", "x" * 10_000, "../status", "\u202e"])
+            list(client.do_action(flight.Action(name, rng.randbytes(100)), options))
+        else:
+            list(client.list_flights(rng.randbytes(100), options))
+        return "answer"
+
+    def put(self, options: flight.FlightCallOptions) -> str:
+        batch = pa.record_batch({"x": [1]})
+        writer, _ = self._client.do_put(self._descriptor(), batch.schema, options)
+        try:
+            writer.write_batch(batch)
+        finally:
+            writer.close()
+        return "answer"
+
+    def _ticket(self) -> bytes:
+        rng = self._rng
+        if rng.random() < 0.2:
+            return rng.choice(
+                [rng.randbytes(50), b"", b"[]", b"{}", b"[" * 10_000, b'{"dataset": "x"}', bytes(1 << 20)]
+            )
+        ticket: dict[str, Any] = {"dataset": "train", "batch_size": 100}
+        for _ in range(rng.randint(1, 3)):
+            name = rng.choice(["dataset", "batch_size", "epochs", "shard", "packed", "compression", "more"])
+            ticket[name] = rng.choice([hostile.number, hostile.value])(rng)
+        if rng.random() < 0.3:
+            with contextlib.suppress(ValueError, RecursionError):
+                ticket["start"] = json.loads(hostile.start(rng))
+        return json.dumps(ticket).encode()
+
+    def _descriptor(self) -> flight.FlightDescriptor:
+        rng = self._rng
+        if rng.random() < 0.5:
+            paths = [["train", "x"], ["/etc/passwd"], [".."], [""], [], ["train"] * 500, ["x" * 50_000]]
+            return flight.FlightDescriptor.for_path(*rng.choice(paths))
+        return flight.FlightDescriptor.for_command(self._command())
+
+    def _command(self) -> bytes:
+        commands = [self._ticket(), b"loaderd", b"loaderd{}", b'loaderd{"compression": "x"}']
+        return self._rng.choice([*commands, self._rng.randbytes(40)])
+
+
+_CALLS: dict[Callable[[Caller, flight.FlightCallOptions], str], float] = {
+    Caller.exchange: 5,
+    Caller.subscribe: 2,
+    Caller.stream: 0.5,
+    Caller.exchange_for_another: 1,
+    Caller.exchange_of_batches: 1,
+    Caller.too_large: 0.03,
+    Caller.get: 2,
+    Caller.ask: 4,
+    Caller.put: 0.5,
+}
+
+
+def below_flight(rng: random.Random) -> bytes:
+    """Bytes that are no HTTP/2, and HTTP/2 that is none of gRPC's."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        return hostile.protocol_of_others(rng)
+    if kind == 1:
+        return rng.randbytes(rng.choice([1, 24, 300, 5_000]))
+    if kind == 2:
+        return PREFACE + _frame(rng, 4, b"") + rng.randbytes(rng.choice([1, 24, 300, 5_000]))
+    frames = [
+        _frame(rng, rng.randrange(12), rng.randbytes(rng.choice([0, 4, 8, 100]))) for _ in range(rng.randint(1, 30))
+    ]
+    if kind == 3:
+        return PREFACE + _frame(rng, 4, b"") + b"".join(frames)
+    # A header block that goes on and on.
+    return PREFACE + _frame(rng, 4, b"") + b"".join(_frame(rng, 9, bytes(16_000)) for _ in range(rng.randint(1, 20)))
+
+
+def _frame(rng: random.Random, kind: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2; of some the length is wrong."""
+    size = len(payload) if kind == 4 or rng.random() < 0.8 else rng.choice([0, 16_385, 2**24 - 1])
+    flags = rng.choice([0, 0, 1, 4, 5, 255]) if payload else 0
+    stream = rng.choice([0, 1, 3, 2**31 - 1]) if payload else 0
+    return size.to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def say_below_flight(port: int, rng: random.Random) -> str:
+    """A connection of its own; how it ended."""
+    with socket.create_connection(("127.0.0.1", port), _LIMIT_S) as sock:
+        try:
+            sock.sendall(below_flight(rng))
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(1 << 16):
+                pass
+        except TimeoutError:
+            return "timeout"
+        except OSError:
+            return "reset"
+        return "end"
