@@ -32,7 +32,7 @@ import pyarrow.flight as flight
 
 from loaderd.client.connect import ask_status
 from loaderd.client.link import LinkLost, link_to_server
-from loaderd.errors import LoaderdError, OptionError, ServerError, to_wire
+from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, to_wire
 from loaderd.logs import configure
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Bye, Failed, Gateway, Status, Stop, encode
@@ -61,10 +61,6 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of p
         text = value.decode(errors="replace") if isinstance(value, bytes) else value
         if self._token is not None and not is_bearer(text, self._token):
             raise flight.FlightUnauthenticatedError("the token is missing, or wrong")
-
-
-class NoPlaceError(ServerError):
-    """There are as many consumers as there may be."""
 
 
 @contextlib.contextmanager
@@ -115,9 +111,9 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
-        """One of those that the server has for consumers of the network; raises NoPlaceError."""
+        """One of those that the server has for consumers of the network; raises BusyError."""
         if not self._places.acquire(blocking=False):
-            raise NoPlaceError(f"the server has its {self._num_places} consumers", hint="See --max-consumers.")
+            raise BusyError(f"the server has its {self._num_places} consumers", hint="See --max-consumers.")
         try:
             yield
         finally:
@@ -138,7 +134,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
                 with self._place():
                     link = link_to_server(self._daemon)
                     Tunnel(link.channel, reader, writer, compression, parse_peer(context.peer())).run()
-            except NoPlaceError as error:
+            except BusyError as error:
                 writer.write_metadata(encode(Failed(to_wire(error))))
             except LinkLost as lost:
                 writer.write_metadata(encode(Bye(str(lost))))
