@@ -32,7 +32,7 @@ import pyarrow.flight as flight
 
 from loaderd.client.connect import ask_status
 from loaderd.client.link import LinkLost, link_to_server
-from loaderd.errors import LoaderdError, OptionError, ServerError, to_wire
+from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, to_wire
 from loaderd.logs import configure
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Bye, Failed, Gateway, Status, Stop
@@ -111,9 +111,9 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
-        """One of those that the server has for consumers of the network; raises ServerError."""
+        """One of those that the server has for consumers of the network; raises BusyError."""
         if not self._places.acquire(blocking=False):
-            raise ServerError(f"the server has its {self._num_places} consumers", hint="See --max-consumers.")
+            raise BusyError(f"the server has its {self._num_places} consumers", hint="See --max-consumers.")
         try:
             yield
         finally:
@@ -135,7 +135,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
                 try:
                     stack.enter_context(self._place())
                     link = link_to_server(self._daemon)
-                except ServerError as error:
+                except BusyError as error:
                     dismiss(reader, writer, Failed(to_wire(error)), peer)
                 except LinkLost as lost:
                     dismiss(reader, writer, Bye(str(lost)), peer)
