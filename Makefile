@@ -23,7 +23,7 @@ demo: .venv/made-demo ## write chess shards from games played by the rules, and 
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-torture: .venv/made-test ## a thousand kills, 200 ended trainings, 200,000 damaged shards, half a billion records: two hours
+torture: .venv/made-test ## a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
 	$(BIN)/python tests/reliability/torture.py
 	$(BIN)/python tests/reliability/leaks.py
 	$(BIN)/python tests/reliability/mutations.py

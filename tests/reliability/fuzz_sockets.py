@@ -81,7 +81,7 @@ _EVERY = 2_000
 """After how many messages there is a flood, and a consumer that does not read."""
 _MOST_MIB = {"loaderd-gateway": 192.0}
 _MOST_MIB_OF_OTHERS = 8.0
-"""By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in several threads."""
+"""By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in many threads."""
 
 
 @dataclass
