@@ -13,6 +13,7 @@
     ├── WorkerError                     a user's function raised, or a worker died again and again
     ├── DaemonError                     the daemon could not start, or ended
     ├── ServerError                     a server refuses, or cannot be reached
+    │   └── BusyError                   it has as many consumers as it may have
     └── ClosedError                     the loader was used after ``close()``, or in a fork of its process
 
 An exception is made in a worker or in the daemon and raised in the training process: it crosses as
@@ -129,6 +130,10 @@ class ServerError(LoaderdError):
     """A server refuses (its token, version, limits), does not know the data set, or cannot be reached."""
 
 
+class BusyError(ServerError):
+    """A server, or a group of its consumers, has as many consumers as it may have: one of them may go."""
+
+
 class ClosedError(LoaderdError):
     """The loader, or the iterator, was used after it ended."""
 
@@ -147,6 +152,7 @@ _CLASSES: dict[str, type[LoaderdError]] = {
         WorkerError,
         DaemonError,
         ServerError,
+        BusyError,
         ClosedError,
     )
 }

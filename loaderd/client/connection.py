@@ -335,7 +335,7 @@ class Connection:
 
     def _give_up(self, error: LoaderdError) -> None:
         self.close()
-        raise LinkLost(f"{self._link.what} gave up", error)
+        raise LinkLost(f"{self._link.what} gave up: {error.message}", error)
 
     def kill(self) -> None:
         """End the stream, whatever a daemon of ours is at. Its workers end with it, a moment later."""

@@ -26,7 +26,7 @@ import cloudpickle
 
 from loaderd.client.link import Link, LinkLost, link_to_daemon, link_to_relay, link_to_server
 from loaderd.dataset import StreamDescription
-from loaderd.errors import DaemonError, OptionError, ServerError
+from loaderd.errors import BusyError, DaemonError, LoaderdError, OptionError, ServerError
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.protocol.messages import PROTOCOL, Ask, Dial, Hello, Message, Open, Subscribe, Welcome
 from loaderd.schema import Schema
@@ -70,6 +70,10 @@ class Source(ABC):
     def welcomed(self, welcome: Welcome) -> None:  # noqa: B027 - a daemon of our own need not say it
         """A server says what the data set is. Raises LoaderdError where that is not what it was."""
 
+    def may_pass(self, failure: LoaderdError) -> bool:
+        """Whether it is worth to go on trying after this answer."""
+        return False
+
     @abstractmethod
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
         """How many seconds to wait before the next :meth:`link`; raises LoaderdError where there should be none.
@@ -78,7 +82,7 @@ class Source(ABC):
         """
 
     def is_back(self, at: str) -> None:  # noqa: B027 - the user was not told to wait for a daemon of our own
-        """The stream is open again."""
+        """The stream is open, or open again."""
 
 
 class EmbeddedSource(Source):
@@ -143,7 +147,7 @@ class ServedSource(Source):
         self._settings = settings
         self._timeout_s = reconnect_timeout
         self._known: dict[str, Any] | None = None
-        self._away = False
+        self._was_open = self._away = False
         self._pause_s = _MIN_PAUSE_S
         self._tried_s = 0.0
         self._called_s: float | None = None
@@ -179,6 +183,10 @@ class ServedSource(Source):
                 hint="Connect anew to use that; or have the server started with what it had.",
             )
 
+    def may_pass(self, failure: LoaderdError) -> bool:
+        # A server may notice late that a connection is lost, and count us twice until then.
+        return isinstance(failure, BusyError) and self._was_open
+
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
         if self._known is None:
             raise ServerError(str(lost), hint=HOW_TO_START)
@@ -202,6 +210,7 @@ class ServedSource(Source):
         return pause_s
 
     def is_back(self, at: str) -> None:
+        self._was_open = True
         if self._away:
             self._away = False
             _logger.warning("%s is back; going on at %s", self.what, at)

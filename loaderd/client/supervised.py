@@ -10,8 +10,9 @@ server knows, from what the consumer subscribed to. A new one is opened at a pos
 others itself. It has memory of its own: batches that are held keep the old one, and nothing of them reaches the new
 daemon. So has an interrupt (``Connection.torn``) no other consequence than a new daemon, or connection.
 
-An error that the daemon decided on (Failed) is not tried again: it would come again. How long the rest is tried is
-for the source to say (``sources``); between two trials, :meth:`close` and Ctrl-C end the wait.
+An error that the daemon decided on (Failed) is not tried again: it would come again, but for what the source knows
+better. How long the rest is tried is for the source to say (``sources``); between two trials, :meth:`close` and
+Ctrl-C end the wait.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ class SupervisedStream:
         self._check()
         if end is None:
             return
-        if end.failure is not None:
+        if end.failure is not None and not self._source.may_pass(end.failure):
             self._over = f"the loader ended: {end.failure.message}"
             self.counts.report.add("index", end.failure.damages)
             raise end.failure

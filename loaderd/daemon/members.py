@@ -23,7 +23,7 @@ from typing import Protocol
 
 from loaderd.daemon.outgoing import Delivery, Outgoing
 from loaderd.daemon.stream import Stream
-from loaderd.errors import ServerError
+from loaderd.errors import BusyError
 from loaderd.plan.passes import Pass
 
 GRACE_S = 15.0
@@ -53,7 +53,7 @@ class Members(Protocol):
     """The consumers of a stream: see the module's docstring."""
 
     def join(self, member: int) -> None:
-        """One member more. Raises ServerError where there are as many as there may be."""
+        """One member more. Raises BusyError where there are as many as there may be."""
 
     def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
         """A member wants a pass from ``step`` on; of batches behind it, it has had those in ``taken``.
@@ -102,9 +102,9 @@ def require_place(stream: Stream, pass_: Pass, step: int) -> None:
 
 
 def require_room(group: str, num_present: int, num_members: int) -> None:
-    """Raise ServerError where a ``group`` of this kind has all of its members."""
+    """Raise BusyError where a ``group`` of this kind has all of its members."""
     if num_present >= num_members:
-        raise ServerError(
+        raise BusyError(
             f"the {group} group has its {num_members} consumers",
             hint="Give all of them the same, larger `consumers`, or this one another `group`.",
         )

@@ -32,7 +32,7 @@ from loaderd.daemon.session import Session
 from loaderd.daemon.waits import describe
 from loaderd.daemon.wires import Wires
 from loaderd.daemon.workforce import Workforce
-from loaderd.errors import DaemonError, LoaderdError, ServerError, to_wire
+from loaderd.errors import BusyError, DaemonError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
 from loaderd.options import default_workers
 from loaderd.protocol.channel import Channel
@@ -226,7 +226,7 @@ class Server:
         if served is None:
             raise ServerError(f"there is no data set {hello.dataset!r:.100}; there are {sorted(self._catalog)}")
         if sum(bool(other.dataset) for other in self._consumers.values()) >= self._limits.max_consumers:
-            raise ServerError(
+            raise BusyError(
                 f"there are {self._limits.max_consumers} consumers, and may be no more",
                 hint="The server was started with that limit: --max-consumers.",
             )
@@ -248,7 +248,7 @@ class Server:
         elif wanted.held_batches > session.held_batches:
             raise ServerError(f"held_batches must be at most {session.held_batches}, as of the first in the group")
         elif len(session.present) >= wanted.consumers:
-            raise ServerError(f"the group {wanted.group!r} has its {wanted.consumers} consumers")
+            raise BusyError(f"the group {wanted.group!r} has its {wanted.consumers} consumers")
         consumer.session = session
         session.join(consumer.number)
         _logger.info("%s reads %s, %s", consumer.name, consumer.dataset, wanted.sharing)

@@ -47,7 +47,7 @@ class Attachable(Protocol):
 class Workforce:
     """See the module's docstring.
 
-    ``warn`` is told of every worker that is replaced. Among the ``wires``, workers are numbered from ``first_number`` on.
+    ``warn`` is told of every worker that is replaced. ``first_number``: from which on workers are numbered.
     """
 
     def __init__(

@@ -32,16 +32,16 @@ import pyarrow.flight as flight
 
 from loaderd.client.connect import ask_status
 from loaderd.client.link import LinkLost, link_to_server
-from loaderd.errors import LoaderdError, OptionError, ServerError, to_wire
+from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, to_wire
 from loaderd.logs import configure
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import AskStatus, Bye, Failed, Gateway, Status, Stop, encode
+from loaderd.protocol.messages import AskStatus, Bye, Failed, Gateway, Status, Stop
 from loaderd.protocol.process import enter_process
 from loaderd.remote.arrow import arrow_schema
 from loaderd.remote.reading import Ticket, ask_schema, batches_of
 from loaderd.remote.security import is_bearer, read_pem
 from loaderd.remote.sockets import notice_dead_peers, parse_peer
-from loaderd.remote.tunnel import Tunnel
+from loaderd.remote.tunnel import Tunnel, dismiss
 from loaderd.remote.watch import Watch
 from loaderd.remote.wire import AUTHORIZATION, parse_command, write_options
 
@@ -61,10 +61,6 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of p
         text = value.decode(errors="replace") if isinstance(value, bytes) else value
         if self._token is not None and not is_bearer(text, self._token):
             raise flight.FlightUnauthenticatedError("the token is missing, or wrong")
-
-
-class NoPlaceError(ServerError):
-    """There are as many consumers as there may be."""
 
 
 @contextlib.contextmanager
@@ -115,9 +111,9 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
-        """One of those that the server has for consumers of the network; raises NoPlaceError."""
+        """One of those that the server has for consumers of the network; raises BusyError."""
         if not self._places.acquire(blocking=False):
-            raise NoPlaceError(f"the server has its {self._num_places} consumers", hint="See --max-consumers.")
+            raise BusyError(f"the server has its {self._num_places} consumers", hint="See --max-consumers.")
         try:
             yield
         finally:
@@ -134,14 +130,17 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
     ) -> None:
         with self._call(context):
             compression = parse_command(descriptor.command)
-            try:
-                with self._place():
+            peer = parse_peer(context.peer())
+            with contextlib.ExitStack() as stack:
+                try:
+                    stack.enter_context(self._place())
                     link = link_to_server(self._daemon)
-                    Tunnel(link.channel, reader, writer, compression, parse_peer(context.peer())).run()
-            except NoPlaceError as error:
-                writer.write_metadata(encode(Failed(to_wire(error))))
-            except LinkLost as lost:
-                writer.write_metadata(encode(Bye(str(lost))))
+                except BusyError as error:
+                    dismiss(reader, writer, Failed(to_wire(error)), peer)
+                except LinkLost as lost:
+                    dismiss(reader, writer, Bye(str(lost)), peer)
+                else:
+                    Tunnel(link.channel, reader, writer, compression, peer).run()
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
         with self._call(context):

@@ -181,6 +181,23 @@ class Tunnel:
         self._tell_daemon(message)
 
 
+def dismiss(
+    reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter, last_word: Message, peer: Peer
+) -> None:
+    """Tell a consumer why there is no stream for it, and wait until it goes.
+
+    If the exchange ended first, a consumer that writes at that moment would not get to read it.
+    """
+    deadline = threading.Timer(_LEAVE_TIMEOUT_S, cut_off, [peer])
+    deadline.start()
+    try:
+        writer.write_metadata(encode(last_word))
+        while True:
+            reader.read_chunk()
+    except (StopIteration, pa.ArrowException, OSError):
+        deadline.cancel()
+
+
 class _EndedLeases(deque[Any]):
     """Leases that have ended, as ``SlotReader.ended``; ``fd`` can be read when there are any.
 

@@ -18,7 +18,7 @@ from restarted import MODULE, Restarted
 
 import loaderd
 from loaderd.client.connect import ask_status
-from loaderd.errors import ClosedError, OptionError, ServerError
+from loaderd.errors import BusyError, ClosedError, OptionError, ServerError
 
 Check = Callable[[loaderd.Batch], list[int]]
 Write = Callable[[Sequence[int]], list[Path]]
@@ -275,6 +275,22 @@ def test_what_takes_turns_survives_the_server(server: Restarted, check_batch: Ch
         consume(iterators[1], server.kill_daemon)
         thread.join()
         assert sorted(found) == list(range(NUM_RECORDS))
+
+
+def test_its_place_is_taken_when_it_comes_back(server: Restarted, caplog: pytest.LogCaptureFixture):
+    """As when a server notices late that a connection is lost: it waits until there is one."""
+    options = {"batch_size": 10, "sharing": "shared", "consumers": 1}
+    with server.connect(**options) as loader:
+        batches = iter(loader)
+        next(batches)
+        server.restart()
+        other = server.connect(**options)
+        with pytest.raises(BusyError, match="the group '' has its 1 consumers"):
+            server.connect(**options)
+        threading.Timer(0.5, other.close).start()
+        assert len(list(batches)) == 14
+    (warning, _) = [record.message for record in caplog.records]
+    assert "calling it for up to" in warning
 
 
 def test_consumers_that_all_get_the_same(server: Restarted, embedded: Any, check_batch: Check):

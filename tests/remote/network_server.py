@@ -115,12 +115,12 @@ class NetworkServer:
 
 
 def relays() -> list[int]:
-    """The relay processes of this one."""
+    """The relay processes of this one that live."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
-            pid, name, _, parent = stat.read_text().split()[:4]
-            if name == "(loaderd-relay)" and int(parent) == os.getpid():
+            pid, name, state, parent = stat.read_text().split()[:4]
+            if name == "(loaderd-relay)" and state != "Z" and int(parent) == os.getpid():
                 found.append(int(pid))
     return found
 
