@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,22 @@ valid = loaderd.Dataset("shards/000.tfrecord", schema, shuffle=False)
 
 
 class Server:
-    """``loaderd serve``, run in ``folder``, with its log as JSON. ``unix``: its socket; None: one in the folder."""
+    """``loaderd serve``, run in ``folder``, with its log as JSON. ``unix``: its socket; None: one in the folder.
 
-    def __init__(self, folder: Path, *arguments: str, unix: str | None = None, **environment: str) -> None:
+    ``through``: a command that runs a command.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        unix: str | None = None,
+        through: Sequence[str] = (),
+        **environment: str,
+    ) -> None:
         self.path = unix or str(folder / "x.sock")
         self.process = subprocess.Popen(
-            [COMMAND, "serve", *arguments, "--unix", self.path, "--log-format", "json"],
+            [*through, COMMAND, "serve", *arguments, "--unix", self.path, "--log-format", "json"],
             cwd=folder,
             env={**os.environ, **environment},
             stderr=subprocess.PIPE,

@@ -1,0 +1,156 @@
+"""A consumer on another host, on lines as they are: slow, lossy, unplugged for a while, cut in the middle of a batch.
+
+Whatever happens, it gets the batches of an undisturbed loader, each once and in order.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network import SERVER, Lines, Network
+from serving import MODULE, Server, wait_until
+
+import loaderd
+
+PORT, LINE_PORT = 8471, 8472
+LINE = f"grpc://127.0.0.1:{LINE_PORT}"
+OPTIONS: dict[str, Any] = {"dataset": "train", "batch_size": 500, "epochs": 10, "packed": False, "held_batches": 2}
+BATCH_BYTES = OPTIONS["batch_size"] * (32 * 4 + 8)
+RECORDS = 20_000
+NUM_BATCHES = OPTIONS["epochs"] * RECORDS // OPTIONS["batch_size"]
+
+
+class Site:
+    """A network with a server on it; ``expected``: the ids of each batch."""
+
+    def __init__(self, network: Network, server: Server, expected: list[list[int]]) -> None:
+        self.network = network
+        self.server = server
+        self.expected = expected
+        self._started: list[Lines] = []
+
+    def start(self, *command: str) -> Lines:
+        """Run a script of this folder on the consumer's host."""
+        path = Path(__file__).with_name(command[0])
+        self._started.append(Lines(self.network.on("consumer", sys.executable, str(path), *command[1:])))
+        return self._started[-1]
+
+    def read(self, address: str = f"grpc://{SERVER}:{PORT}", **options: Any) -> Lines:
+        return self.start("reader.py", address, json.dumps({**OPTIONS, **options}))
+
+    def check(self, reader: Lines, first: int = 0) -> int:
+        """All batches from number ``first`` on are right; returns how often the reader had to connect again."""
+        for number in range(first, NUM_BATCHES):
+            assert json.loads(reader.next()) == self.expected[number], f"batch {number}"
+        again: int = json.loads(reader.next())["connected again"]
+        assert reader.process.wait(60) == 0
+        return again
+
+    def slow_line(self, **settings: Any) -> Lines:
+        """A proxy at ``LINE``."""
+        line = self.start("slow_line.py", str(LINE_PORT), SERVER, str(PORT))
+        assert line.next() == "ready"
+        line.say(settings)
+        return line
+
+    def close(self) -> None:
+        """End what was started; the server is to notice, of connections that were lost on the way, too."""
+        while self._started:
+            self._started.pop().close()
+        wait_until(lambda: not self.server.report()["consumers"], 60)
+
+
+@pytest.fixture(scope="module")
+def everything(
+    tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Callable[..., list[Path]]
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("network")
+    network = Network()
+    try:
+        write_numbered_to(folder / "shards", [RECORDS // 2, RECORDS // 2])
+        (folder / "numbered.py").write_text(MODULE)
+        listen = ["--listen", f"{SERVER}:{PORT}", "--insecure"]
+        server = Server(folder, "numbered:train", "--workers", "2", *listen, through=network.on("server"))
+        try:
+            server.wait_line("grpc://")
+            schema = loaderd.Schema(
+                {"id": loaderd.Int64(), "bits": loaderd.PackedBits(32)}, {"id": loaderd.Array("id")}
+            )
+            with loaderd.Loader(
+                str(folder / "shards" / "*"), schema, batch_size=OPTIONS["batch_size"], epochs=OPTIONS["epochs"]
+            ) as loader:
+                expected = [batch["id"].tolist() for batch in loader]
+            assert len(expected) == NUM_BATCHES
+            yield Site(network, server, expected)
+        finally:
+            server.close()
+    finally:
+        network.close()
+
+
+@pytest.fixture
+def site(everything: Site) -> Iterator[Site]:
+    yield everything
+    everything.network.calm()
+    everything.close()
+
+
+def test_delay_and_loss(site: Site):
+    site.network.disturb("delay", "20ms", "5ms", "loss", "2%")
+    lost_before = site.network.num_lost()
+    assert site.check(site.read()) == 0
+    assert site.network.num_lost() > lost_before
+
+
+def test_a_slow_line(site: Site):
+    site.slow_line(delay_s=0.05, bytes_per_s=10e6)
+    began_s = time.monotonic()
+    assert site.check(site.read(LINE)) == 0
+    assert time.monotonic() - began_s > NUM_BATCHES * BATCH_BYTES / 10e6
+
+
+def test_bursts_of_loss(site: Site):
+    lost_before = site.network.num_lost()
+    with ThreadPoolExecutor() as pool:
+        again = pool.submit(site.check, site.read())
+        while not again.done():
+            for plugged in (False, True):
+                site.network.plug(plugged)
+                time.sleep(0.1)
+    assert again.result() == 0
+    assert site.network.num_lost() > lost_before
+
+
+def test_unplugged_and_plugged_in_again(site: Site):
+    """Whoever is patient keeps the connection; whoever is not makes another one."""
+    patient, impatient = site.read(), site.read(stall_timeout=2.0)
+    for reader in (patient, impatient):
+        assert json.loads(reader.next()) == site.expected[0]
+    site.network.plug(False)
+    with ThreadPoolExecutor() as pool:
+        again = [pool.submit(site.check, reader, 1) for reader in (patient, impatient)]
+        time.sleep(6.0)
+        assert not any(each.done() for each in again), "all had come before the line was unplugged"
+        site.network.plug(True)
+    assert again[0].result() == 0 and again[1].result() > 0
+
+
+@pytest.mark.parametrize("how", ["reset", "end"])
+def test_a_connection_that_is_cut_in_the_middle_of_a_batch(site: Site, how: str):
+    cuts = [30_000, 2 * BATCH_BYTES + 30_000, 20 * BATCH_BYTES + 7]
+    line = site.slow_line(cuts=[(how, after) for after in cuts])
+    assert site.check(site.read(LINE)) == len(cuts)
+    assert [line.next() for _ in cuts] == [f"{how} after {after} bytes" for after in cuts]
+
+
+def test_a_connection_that_stalls_in_the_middle_of_a_batch(site: Site):
+    line = site.slow_line(cuts=[("stall", 30_000), ("stall", 9 * BATCH_BYTES)])
+    assert site.check(site.read(LINE, stall_timeout=2.0)) == 2
+    assert line.next() == "stall after 30000 bytes"
