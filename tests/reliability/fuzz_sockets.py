@@ -77,7 +77,7 @@ _NUM_SLOW = 12
 _FLOOD = 200
 _WARM_UP = 500
 """Messages before the server's state is looked at: what a process does for the first time, it has memory for."""
-_EVERY = 2_000
+_EVERY = 5_000
 """After how many messages there is a flood, and a consumer that does not read."""
 _MOST_MIB = {"loaderd-gateway": 192.0}
 _MOST_MIB_OF_OTHERS = 8.0
