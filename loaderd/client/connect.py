@@ -134,7 +134,7 @@ def connect(
         sharing=sharing,
         consumers=consumers,
         group=group,
-        packed=packed and settings is not None,
+        packed=packed if settings is not None else False,
         name=os.path.basename(sys.argv[0]) if name is None else name,
     )
     source = ServedSource(

@@ -111,7 +111,8 @@ class EmbeddedSource(Source):
                 f"{_MAX_FRUITLESS_DAEMONS} daemons in a row ended without having delivered a batch; {lost}",
                 hint="What ends them, or holds them up, is outside: too little memory is a usual cause.",
             )
-        _logger.warning("%s; another one goes on at %s", lost, at)
+        # The text alone: a log that kept the exception would keep what its frames hold, the memory of the slots.
+        _logger.warning("%s; another one goes on at %s", str(lost), at)
         return 0.0
 
 
@@ -203,7 +204,7 @@ class ServedSource(Source):
             )
         if not self._away:
             self._away = True
-            _logger.warning("%s; calling it for up to %g s, to go on at %s", lost, self._timeout_s, at)
+            _logger.warning("%s; calling it for up to %g s, to go on at %s", str(lost), self._timeout_s, at)
         pause_s = self._pause_s * random.uniform(0.5, 1)  # of many consumers, not all at once
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         self._tried_s += pause_s

@@ -44,7 +44,7 @@ class Uplink:
             self._writer, self._reader = self._client.do_exchange(
                 flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(headers=headers)
             )
-        self._is_dead_noticed = False
+        notice_dead_peers(self._port)  # now there is a socket
 
     @property
     def _netloc(self) -> str:
@@ -61,9 +61,6 @@ class Uplink:
         """
         with self._in_words():
             chunk = self._reader.read_chunk()
-        if not self._is_dead_noticed:  # now there is a socket
-            self._is_dead_noticed = True
-            notice_dead_peers(self._port)
         return b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes(), chunk.data
 
     @contextlib.contextmanager
