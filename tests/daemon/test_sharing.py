@@ -239,6 +239,22 @@ def test_mirrored_who_is_behind_gets_on_while_the_others_wait_for_it_with_all_th
     assert run.got == {1: [4, 5, END], 2: [4, 5, END], 3: [*range(STEPS), END]}
 
 
+def test_mirrored_nobody_has_more_than_its_share():
+    run = Run(Mirrored, 3, num_slots=2)
+    run.start_all(1, 2, 3)
+    run.go()
+    run.start(1, 5)
+    run.release(2)
+    run.release(3)
+    run.go()
+    assert run.got[2] == [0, 1, 2, 3], "all of which are in slots"
+    run.leave(3)
+    run.members.join(3)
+    run.start(3)
+    run.go()
+    assert run.members.held_by(3) == 2
+
+
 def test_mirrored_who_goes_back_in_its_own_batches_gets_none_in_a_slot_that_it_has():
     run = Run(Mirrored, 2)
     run.start_all(1, 2)

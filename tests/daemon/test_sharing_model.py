@@ -102,6 +102,10 @@ class MirroredMachine(RuleBasedStateMachine):
         one.passes[one.generation] = Pass(epoch, 1)
         self.group.start(number, one.generation, Pass(epoch, 1), one.step, [])
 
+    def all_come(self) -> None:
+        while len(self.members) < self.num_members:
+            self.join(0, 0, True)
+
     @precondition(lambda self: any(one.step is None for one in self.members.values()))
     @rule()
     def all_go_on(self) -> None:
@@ -137,10 +141,11 @@ class MirroredMachine(RuleBasedStateMachine):
             self.do_work(2, turn)
             self.release(number, 2)
 
-    @precondition(lambda self: self.num_members == len(self.members) <= self.work.num_slots)
+    @precondition(lambda self: 1 < self.num_members <= self.work.num_slots)
     @rule(way=way, which=some, back=some, leaves=st.booleans())
     def go_back_and_catch_up(self, way: list[int], which: int, back: int, leaves: bool) -> None:
         """The hindmost comes to where the next one is, while the others stand still with what they have."""
+        self.all_come()
         self.all_go_on()
         self.go_on(way, 0)
         self.do_work(20, 0)
@@ -197,8 +202,7 @@ class MirroredMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "work"):
             return
-        while len(self.members) < self.num_members:
-            self.join(0, 0, True)
+        self.all_come()
         for _ in range(_MOST_TURNS):
             for number, one in list(self.members.items()):
                 if one.epoch > _LAST_EPOCH:
