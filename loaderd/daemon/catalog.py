@@ -59,8 +59,8 @@ class Served:
             epochs=wanted.epochs,
             remainder=wanted.remainder,
             shard=wanted.shard,
-            # Where several have one stream, each may hold other batches of it than the others.
-            held_batches=wanted.held_batches * wanted.consumers,
+            # Where several have one stream, each may hold other batches of it than the others, and wait for one more.
+            held_batches=(wanted.held_batches + wanted.is_group) * wanted.consumers,
         )
         if dataset.grows and wanted.remainder == "carry":
             raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')

@@ -1,8 +1,9 @@
 """A stream whose members all get every batch, decoded once.
 
 Each member has a **place**: the pass and the step that it gets next. The stream runs at the place of the hindmost of
-those who have asked. Each batch goes to all who are at it, and its slot is free when all of them have given it back:
-so the fastest is never more than the slots ahead of the slowest.
+those who have asked. Each batch goes to all who are at it, and its slot is free when all of them have given it back.
+A member has at most its **share** of the slots: so the fastest is never more than that ahead of the slowest, and if
+one has come back and is behind, there are slots for it, even if the others wait for it with all that they have.
 
 ::
 
@@ -53,6 +54,7 @@ class Mirrored:
     def __init__(self, stream: Stream, num_members: int) -> None:
         self._stream = stream
         self._num_members = num_members
+        self._share = max(1, stream.num_slots // num_members)
         self._loans = Loans(stream)
         self._members: dict[int, _Member] = {}
         self._begun = False
@@ -104,7 +106,7 @@ class Mirrored:
         self._settle()
 
     def take(self) -> list[Handed]:
-        while self._stream.outbox:
+        while self._stream.outbox and not (isinstance(self._stream.outbox[0], Delivery) and self._full_ones()):
             item = self._stream.outbox.popleft()
             if isinstance(item, PassEnd):
                 self._end_pass()
@@ -157,12 +159,19 @@ class Mirrored:
 
     # ------------------------------------------------------------------------------------------ batches
 
+    def _next_ones(self) -> dict[int, _Member]:
+        """Those who get what the stream says next."""
+        here = None if self._pass is None else (key_of(self._pass), self._next)
+        return {member: one for member, one in self._members.items() if one.pass_ is not None and one.place == here}
+
+    def _full_ones(self) -> list[int]:
+        """Those of them who have to give something back before."""
+        return [member for member in self._next_ones() if self.held_by(member) >= self._share]
+
     def _hand_to_all(self, item: Delivery | BrokenBatch) -> None:
-        assert self._pass is not None and item.step == self._next
-        here = key_of(self._pass), self._next
-        for member, one in self._members.items():
-            if one.pass_ is not None and one.place == here:
-                self._hand(member, one, item)
+        assert item.step == self._next
+        for member, one in self._next_ones().items():
+            self._hand(member, one, item)
         self._next += 1
         if self._recent or isinstance(item, Delivery):
             self._recent.append(item)
@@ -191,8 +200,10 @@ class Mirrored:
         if self._pass is None or one.place[0] != key_of(self._pass):
             return
         missed = [item for item in self._recent if item.step >= one.place[1]]
-        own = self._loans.slots_of(member)
-        if missed and missed[0].step == one.place[1] and not own & {slot for item in missed for slot in _slots(item)}:
+        if not missed or missed[0].step != one.place[1]:
+            return
+        own, slots = self._loans.slots_of(member), {slot for item in missed for slot in _slots(item)}
+        if not own & slots and len(own) + len(slots) <= self._share:
             for item in missed:
                 self._hand(member, one, item)
 
@@ -211,8 +222,9 @@ class Mirrored:
         if one.pass_ is None:
             return "has asked for no batches"
         if self._pass is not None:
-            if one.place == (key_of(self._pass), self._next):
-                return self._loans.describe()
+            if member in self._next_ones():
+                full = self._full_ones()
+                return f"waits for {_named(full)} to give batches back" if full else self._loans.describe()
             behind = [
                 number
                 for number, other in self._members.items()

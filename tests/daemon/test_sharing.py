@@ -24,7 +24,8 @@ class Run:
     """Members 1 to ``num_members``, who have joined, and all that they get, but for low marks: steps, and END."""
 
     def __init__(self, way: Any, num_members: int, *, num_slots: int = 4, broken: Collection[int] = ()) -> None:
-        self.work = Workshop(STEPS, num_slots, broken)
+        """``num_slots``: the most that a member can have."""
+        self.work = Workshop(STEPS, num_slots * num_members if way is Mirrored else num_slots, broken)
         self.members: Members = way(self.work.stream, num_members)
         self.got: dict[int, list[Any]] = defaultdict(list)
         self.lows: dict[int, int] = {}
@@ -176,12 +177,12 @@ def test_mirrored_all_get_all_and_it_is_decoded_once():
     assert run.work.fills == STEPS
 
 
-def test_mirrored_the_fastest_is_no_further_ahead_than_the_slots():
+def test_mirrored_the_fastest_is_no_further_ahead_than_its_share_of_the_slots():
     run = Run(Mirrored, 2)
     run.start_all(1, 2)
     run.go(1)
     assert run.got == {1: [0, 1, 2, 3], 2: [0, 1, 2, 3]}
-    assert "consumer 2 has 4" in run.members.describe(1)
+    assert run.members.describe(1) == "waits for consumer 2 to give batches back"
     run.members.release(2, run.kept[2][:1])
     del run.kept[2][:1]
     run.go(1)
@@ -218,6 +219,22 @@ def test_mirrored_the_stream_goes_back_for_who_is_behind():
     assert "waits for consumer 1" in run.members.describe(2)
     run.go(1, 2)
     assert run.got == {1: [2, 3, 4, 5, END], 2: [4, 5, END]}
+
+
+def test_mirrored_who_is_behind_gets_on_while_the_others_wait_for_it_with_all_that_they_have():
+    run = Run(Mirrored, 3, num_slots=2)
+    for member in (1, 2, 3):
+        run.start(member, 2)
+    run.go()
+    run.leave(3)
+    run.members.join(3)
+    run.start(2, 4)
+    run.start(3, 0)
+    run.got.clear()
+    run.go(3)
+    assert run.got == {3: [0, 1, 2, 3]}, "to where they are"
+    run.go(1, 2, 3)
+    assert run.got == {1: [4, 5, END], 2: [4, 5, END], 3: [*range(STEPS), END]}
 
 
 def test_mirrored_who_goes_back_in_its_own_batches_gets_none_in_a_slot_that_it_has():

@@ -28,7 +28,7 @@ _MOST_TURNS = 2000
 sizes = st.fixed_dictionaries(
     {
         "num_steps": st.integers(1, 8),
-        "num_slots": st.integers(1, 5),
+        "num_slots": st.integers(1, 9),
         "broken": st.sets(st.integers(0, 7), max_size=3),
     }
 )
@@ -136,6 +136,23 @@ class MirroredMachine(RuleBasedStateMachine):
         for number in way:
             self.do_work(2, turn)
             self.release(number, 2)
+
+    @precondition(lambda self: self.num_members == len(self.members) <= self.work.num_slots)
+    @rule()
+    def hindmost_gets_on(self) -> None:
+        """To where the next one is, while that and the others stand still with what they have."""
+        if any(one.step is None for one in self.members.values()):
+            return
+        places = sorted((one.epoch, one.step, number) for number, one in self.members.items())
+        until = places[1][:2] if len(places) > 1 else (_LAST_EPOCH + 2, 0)
+        number = places[0][2]
+        one = self.members[number]
+        for _ in range(_MOST_TURNS):
+            if one.step is None or (one.epoch, one.step) >= until:
+                return
+            self.release(list(self.members).index(number), self.work.num_slots)
+            self.do_work(1, 0)
+        raise AssertionError("it comes to where the others are")
 
     @rule(num_tasks=st.integers(1, 12), turn=some)
     def do_work(self, num_tasks: int, turn: int) -> None:
