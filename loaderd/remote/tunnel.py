@@ -114,6 +114,7 @@ class Tunnel:
         if isinstance(message, Ready):
             for step, slot, num_records in message.batches:
                 self._send_batch(message.generation, step, slot, num_records)
+            self._take_back()
             return
         if isinstance(message, Welcome) and message.dataset:
             self._schema = from_wire(message.dataset["schema"])
@@ -139,8 +140,6 @@ class Tunnel:
         del arrays
         ready = Ready(generation, [[step, slot, num_records]])
         self._to_consumer.write_with_metadata(batch, encode(ready))
-        del batch
-        self._take_back()
 
     def _take_back(self) -> None:
         """Give the slots back that gRPC has let go of."""
