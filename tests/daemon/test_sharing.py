@@ -233,6 +233,8 @@ def test_mirrored_who_is_behind_gets_on_while_the_others_wait_for_it_with_all_th
     run.got.clear()
     run.go(3)
     assert run.got == {3: [0, 1, 2, 3]}, "to where they are"
+    run.release(1)
+    run.release(2)
     run.go(1, 2, 3)
     assert run.got == {1: [4, 5, END], 2: [4, 5, END], 3: [*range(STEPS), END]}
 

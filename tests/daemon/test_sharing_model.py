@@ -138,21 +138,22 @@ class MirroredMachine(RuleBasedStateMachine):
             self.release(number, 2)
 
     @precondition(lambda self: self.num_members == len(self.members) <= self.work.num_slots)
-    @rule()
-    def hindmost_gets_on(self) -> None:
-        """To where the next one is, while that and the others stand still with what they have."""
-        if any(one.step is None for one in self.members.values()):
-            return
-        places = sorted((one.epoch, one.step, number) for number, one in self.members.items())
-        until = places[1][:2] if len(places) > 1 else (_LAST_EPOCH + 2, 0)
-        number = places[0][2]
-        one = self.members[number]
+    @rule(way=way, which=some, back=some, leaves=st.booleans())
+    def go_back_and_catch_up(self, way: list[int], which: int, back: int, leaves: bool) -> None:
+        """The hindmost comes to where the next one is, while the others stand still with what they have."""
+        self.all_go_on()
+        self.go_on(way, 0)
+        self.do_work(20, 0)
+        self.all_go_on()
+        self.go_back(which, back, leaves)
+        number, one = min(self.members.items(), key=lambda item: (item[1].epoch, item[1].step))
+        others = [(other.epoch, other.step) for other in self.members.values() if other is not one]
         for _ in range(_MOST_TURNS):
-            if one.step is None or (one.epoch, one.step) >= until:
+            if one.step is None or any((one.epoch, one.step) >= place for place in others):
                 return
             self.release(list(self.members).index(number), self.work.num_slots)
             self.do_work(1, 0)
-        raise AssertionError("it comes to where the others are")
+        raise AssertionError("it does not get on")
 
     @rule(num_tasks=st.integers(1, 12), turn=some)
     def do_work(self, num_tasks: int, turn: int) -> None:

@@ -198,7 +198,7 @@ def test_mirrored_the_slowest_sets_the_pace_while_it_is_there(group: Group):
     slow.ask(1)
     quick.ask(ALL)
     slow.hear()
-    wait_until(lambda: "given back" in group.report(quick)["state"])
+    wait_until(lambda: "to give batches back" in group.report(quick)["state"])
     assert group.report(slow)["batches"] == group.report(quick)["batches"] < RECORDS // BATCH
     slow.kill()
     quick.hear()
