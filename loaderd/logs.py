@@ -27,14 +27,22 @@ def configure(log_format: LogFormat, process: str) -> None:
 
 
 class _Lines(logging.Formatter):
-    """``2026-11-21 22:10:03.123 INFO    daemon[4711]: text``; further lines of a text are indented."""
+    """``2026-11-21 22:10:03.123 INFO    daemon[4711]: text``; further lines of a text are indented.
+
+    What is not to be printed is escaped: consumers can have texts of theirs in the log, and it is read on terminals.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)-7s {process}[{os.getpid()}]: %(message)s")
         self.datefmt = "%Y-%m-%d %H:%M:%S"
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\n", "\n    ")
+        lines = super().format(record).split("\n")
+        return "\n    ".join(line if line.isprintable() else _escaped(line) for line in lines)
+
+
+def _escaped(line: str) -> str:
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 class _Json(logging.Formatter):

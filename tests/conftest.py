@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ import loaderd
 from loaderd.shards.crc import masked_crc
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

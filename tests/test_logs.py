@@ -18,6 +18,7 @@ logger = logging.getLogger("loaderd")
 logger.debug("too small")
 logger.info("%s: %d records", "train", 7)
 logger.warning("two\\nlines")
+logger.warning("\\x1b[2J \\udcff ü")
 try:
     1 / 0
 except ZeroDivisionError:
@@ -46,6 +47,7 @@ def test_lines_begin_with_the_time_and_only_first_ones_do(logged: dict[str, list
     assert found == [
         ("INFO", "train: 7 records"),
         ("WARNING", "two"),
+        ("WARNING", r"\x1b[2J \udcff ü"),
         ("ERROR", "it broke"),
         ("ERROR", "of a part"),
     ]
@@ -59,9 +61,10 @@ def test_json_is_an_object_a_line(logged: dict[str, list[str]]):
     assert [(each["level"], each["text"]) for each in found] == [
         ("info", "train: 7 records"),
         ("warning", "two\nlines"),
+        ("warning", "\x1b[2J \udcff ü"),
         ("error", "it broke"),
         ("error", "of a part"),
     ]
-    assert "ZeroDivisionError" in found[2]["traceback"] and "traceback" not in found[0]
+    assert "ZeroDivisionError" in found[3]["traceback"] and "traceback" not in found[0]
     assert {each["process"] for each in found} == {"daemon"}
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", each["time"]) for each in found)

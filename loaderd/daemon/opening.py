@@ -52,6 +52,7 @@ class OpenedStream:
         max_rows = max(plan.largest_window for plan in plans)
         if data.listing is not None:
             num_arenas, max_rows = max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
+        self._num_arenas, self._max_rows = num_arenas, max_rows
         self._window_layout = WindowLayout(schema.row_bytes, max_rows)
         self._slot_layout = SlotLayout(schema.specs, options.batch_size)
         windows_bytes = num_arenas * self._window_layout.arena_bytes
@@ -106,8 +107,15 @@ class OpenedStream:
         }
 
     def _plan_pass(self, pass_: Pass) -> PassPlan:
+        """Raises OptionError where there is no such pass, or the memory was not made for it."""
         options = self._description.options
         batches = self._course.batches(pass_)
+        if batches.largest_window > self._max_rows or batches.max_windows_of_a_batch > self._num_arenas:
+            raise OptionError(
+                f"this pass has windows of {batches.largest_window} records and needs "
+                f"{batches.max_windows_of_a_batch} at a time; there are {self._num_arenas} of {self._max_rows}",
+                hint="A position of another number of hosts is for a new loader: start=position.",
+            )
         return PassPlan(self._data.rows, batches, options.seed, bool(options.shuffle), pass_.first_epoch)
 
     @property

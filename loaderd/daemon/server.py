@@ -276,7 +276,7 @@ class Server:
     def _part(self, consumer: Consumer, error: LoaderdError | None) -> None:
         """The connection ends: by us, for this reason, or because the consumer is gone."""
         if error is not None:
-            _logger.warning("%s is sent away: %s", consumer.name, error.message)
+            _logger.warning("%s is sent away: %.1000s", consumer.name, error.message)
             self._wires.post(consumer.number, Failed(to_wire(error)))
         elif consumer.dataset:
             _logger.info("%s is gone", consumer.name)

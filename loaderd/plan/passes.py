@@ -68,7 +68,7 @@ class Pass:
 
     @classmethod
     def from_wire(cls, wire: Any) -> Pass:
-        """Raises OptionError for what is no pass. Whether a course has it, ``Course.check`` says."""
+        """Raises OptionError for what is no pass. Whether a course has it, ``Course.batches`` says."""
         require(isinstance(wire, list) and len(wire) == 4, "a pass", "its four fields", wire)
         first_epoch, epochs, past, listing = wire
         require(is_count(first_epoch, 0), "first_epoch", "an integer from 0 on", first_epoch)

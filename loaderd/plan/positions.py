@@ -117,12 +117,6 @@ class Course:
             rest = rest.after(taken, self._window_records)
         return rest
 
-    def check(self, pass_: Pass, step: int) -> None:
-        """Raise OptionError where there is no such pass, or it has no such batch (its end is one)."""
-        num_steps = self.batches(pass_).num_steps
-        last = "on" if num_steps is None else f"to {num_steps}"
-        require(step >= 0 and (num_steps is None or step <= num_steps), "step", f"an integer from 0 {last}", step)
-
     def pass_to_json(self, pass_: Pass) -> str:
         """A pass as text, with what its steps mean."""
         return json.dumps({"pass": pass_.to_wire(), "of": self._counted})

@@ -256,6 +256,9 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
     refused(daemon.subscribe().send(Want(1)), ServerError, "Want")
     refused(daemon.subscribe().send(List(None)), OptionError, "grows")
     refused(daemon.subscribe().send(Start(0, ["x"], 0)), OptionError, "a pass must be its four fields")
+    # The ends of three windows: a batch reaches over all of them, and there is memory for two windows.
+    ends = Pass(0, 1, ((260, 260, 260),)).to_wire()
+    refused(daemon.subscribe().send(Start(0, ends, 0)), OptionError, "needs 3 at a time; there are 2 of 267")
     assert len(flat(healthy.read())) == 800
     assert daemon.report()["workers_restarted"] == 0
 

@@ -252,10 +252,11 @@ def plan_of(job: Job, pass_: Pass, step: int) -> None:
 def test_a_pass_of_any_values_can_be_planned_or_is_refused(job: Job, wire: Any, step: int):
     try:
         pass_ = Pass.from_wire(wire)
-        job.course(0).check(pass_, step)
+        num_steps = job.course(0).batches(pass_).num_steps
     except OptionError:
         return
-    plan_of(job, pass_, step)
+    if step >= 0 and (num_steps is None or step <= num_steps):
+        plan_of(job, pass_, step)
 
 
 @settings(max_examples=500, deadline=None)
@@ -284,7 +285,8 @@ def test_a_position_of_any_values_can_be_planned_or_is_refused(job: Job, changes
     except OptionError:
         return
     plan_of(job, pass_, step)
-    job.course(0).check(pass_, step)
+    num_steps = job.course(0).batches(pass_).num_steps
+    assert num_steps is None or step <= num_steps
 
 
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "null", "[]", "{}", '{"version": 1}', "1" * 5000])

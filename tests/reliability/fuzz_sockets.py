@@ -79,7 +79,7 @@ _WARM_UP = 500
 """Messages before the server's state is looked at: what a process does for the first time, it has memory for."""
 _EVERY = 5_000
 """After how many messages there is a flood, and a consumer that does not read."""
-_MOST_MIB = {"loaderd-gateway": 192.0}
+_MOST_MIB = {"loaderd-gateway": 256.0}
 _MOST_MIB_OF_OTHERS = 8.0
 """By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in many threads."""
 
