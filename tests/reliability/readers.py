@@ -102,9 +102,14 @@ class Readers:
 
 
 def epochs_of(address: str, **options: Any) -> Epoch:
-    """Those of a consumer of loaderd."""
+    """Those of a consumer of loaderd, whose connection must hold."""
     loader = loaderd.connect(address, dataset="train", batch_size=BATCH_SIZE, **options)
-    return lambda: map(numbers_of, loader)
+
+    def batches() -> Iterator[Int64s]:
+        yield from map(numbers_of, loader)
+        assert loader.statistics().daemon_restarts == 0, "it has had to connect again"
+
+    return batches
 
 
 def epochs_of_flight(address: str) -> Epoch:
