@@ -132,8 +132,9 @@ def test_a_candidate_that_fails_in_the_middle_is_left_out_from_then_on() -> None
 
 def test_every_candidate_that_there_is_runs_by_default() -> None:
     from compare import ALTERNATIVES  # bench/compare.py
+    from server import SPECS  # bench/server.py
 
-    named = {spec.partition(":")[0] for spec in (*CANDIDATES, *ALTERNATIVES)}
+    named = {spec.partition(":")[0] for spec in (*CANDIDATES, *ALTERNATIVES, *SPECS.values())}
     folders = [ROOT / "loaderd/bench/candidates", ROOT / "bindings/loaderd_tf/bench", ROOT / "bench/candidates"]
     assert len(folders) == len(FOLDERS)
     assert named == {path.stem for folder in folders for path in folder.glob("[!_]*.py")}
