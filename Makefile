@@ -21,9 +21,10 @@ demo: .venv/made-demo ## write chess shards from games played by the rules, and 
 	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
 
 test: lint ## everything that must hold
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile
 
-torture: .venv/made-test ## a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
+torture: .venv/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
+	$(BIN)/python -m pytest -m slow
 	$(BIN)/python tests/reliability/torture.py
 	$(BIN)/python tests/reliability/leaks.py
 	$(BIN)/python tests/reliability/mutations.py

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 
+@pytest.mark.slow
 def test_packed_batches_are_smaller_and_train_alike(tmp_path: Path) -> None:
     command = [sys.executable, device.__file__, "--pipelines", "float", "packed_device", "--rounds", "1"]
     command += ["--records", "3000", "--batch-size", "64", "--steps", "4", "--filters", "2", "--workers", "1"]

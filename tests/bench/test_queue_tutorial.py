@@ -13,6 +13,8 @@ import queue_tutorial as tutorial
 
 import loaderd
 
+pytestmark = pytest.mark.slow
+
 STEPS = 24
 
 

@@ -10,7 +10,8 @@ import pytest
 import reliability
 from trainers import told
 
-pytestmark = pytest.mark.timeout(300)  # trainings of TensorFlow and of loaderd one after the other
+# Trainings of TensorFlow and of loaderd one after the other.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> dict[tuple[str, str], dict]:

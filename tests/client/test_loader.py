@@ -258,7 +258,7 @@ def test_the_index_is_made_once(write_numbered: Write, numbered_schema: loaderd.
     assert cached == [0, 3, 2]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any),
     batch_size=st.integers(1, 70),

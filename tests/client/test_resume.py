@@ -34,7 +34,7 @@ def batches_and_positions(loader: loaderd.Loader, check: Check) -> tuple[list[li
     return batches, positions
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda s: sum(s) > 3))
 def test_restored_at_every_step(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, sizes: list[int], data: st.DataObject
@@ -78,7 +78,7 @@ def test_restored_at_every_step(
         assert found == expected
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), remainder=st.sampled_from(["short", "carry"]), shuffle=st.sampled_from([SMALL, False]))
 def test_an_epoch_goes_on_with_other_hosts(
     write_numbered: Write,

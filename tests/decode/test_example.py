@@ -74,7 +74,7 @@ def fault_of(*entries: bytes) -> tuple[str, str]:
 # --------------------------------------------------------------------------------------- against TensorFlow
 
 
-@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages())
 def test_reads_what_tensorflow_reads(record: bytes) -> None:
     check(record)

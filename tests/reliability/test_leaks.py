@@ -11,5 +11,5 @@ from leaks import ENDS, PHASES, look_for_leaks
 @pytest.mark.timeout(300)  # seconds, but on a busy machine
 def test_nothing_is_left_of_a_training_however_it_ends(tmp_path: Path):
     figures = look_for_leaks(tmp_path, len(PHASES), len(ENDS), seed=0, tensorflow_share=0.0)
-    assert figures.most_processes >= 3
+    assert figures.most_processes >= 2
     assert figures.is_clean, figures

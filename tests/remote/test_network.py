@@ -79,9 +79,11 @@ def test_split(server):
 @pytest.mark.parametrize("sharing", ["mirrored", "shared"])
 def test_groups(server, embedded, sharing):
     found = [[], []]
+    both_are_there = threading.Barrier(2)  # a group ends with its last consumer: who comes then begins anew
 
     def consume(number):
         with connect(server, sharing=sharing, consumers=2, group=sharing, epochs=2) as loader:
+            both_are_there.wait()
             for batch in loader:
                 found[number].append(check(batch))
 
