@@ -10,8 +10,9 @@ SETUP := setup.cfg pyproject.toml
 NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo test torture lint bench clean
+.PHONY: help demo test torture newest lint bench clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -21,16 +22,21 @@ demo: .venv/made-demo ## write chess shards from games played by the rules, and 
 	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
 
 test: lint ## everything that must hold
-	$(BIN)/python -m pytest -n 4 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile --max-worker-restart 0  # else it waits for ever when one has died
 
 torture: .venv/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest --hypothesis-profile=many $(shell grep -lr 'import.* given\|stateful' tests)
 	$(BIN)/python tests/reliability/torture.py
 	$(BIN)/python tests/reliability/leaks.py
+	$(BIN)/python tests/reliability/endings.py
 	$(BIN)/python tests/reliability/mutations.py
 	$(BIN)/python tests/reliability/fuzz_sockets.py
 	$(BIN)/python tests/reliability/soak.py
 	$(BIN)/python tests/reliability/soak.py --records 50e6 --consumer tf.data
+
+newest: .venv/made ## the tests of usage and endings on Python 3.13, the newest of TensorFlow's: yours, or Debian's (as root, with debootstrap)
+	tests/newest.sh
 
 lint: .venv/made-test
 	$(BIN)/ruff check .
@@ -41,7 +47,7 @@ bench: .venv-bench/made ## loaderd and its alternatives on the same records, in 
 	$(BENCH)/python bench/compare.py $(ARGS)
 
 clean: ## forget the environment and what the demo wrote
-	rm -rf .venv .venv-bench demo
+	rm -rf .venv .venv-bench .newest demo
 
 .venv/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
@@ -55,6 +61,7 @@ clean: ## forget the environment and what the demo wrote
 
 .venv/made-test: .venv/made
 	$(BIN)/python $(PIP) --editable '.[examples,test]'
+	$(BIN)/python $(PIP) --no-deps tf_keras  # it wants the package tensorflow, where this may be tensorflow-cpu
 	@touch $@
 
 # Apart from the other one: the alternatives are large.

@@ -1,18 +1,28 @@
-"""loaderd: batches for TensorFlow from TFRecord shards of bit-packed records, made by worker processes."""
+"""loaderd: batches for TensorFlow from TFRecord shards of bit-packed records, made by worker processes.
 
-from loaderd import errors, schemas
-from loaderd.client.batch import Batch
-from loaderd.client.connect import ServedLoader, connect
-from loaderd.client.loader import Loader
-from loaderd.dataset import Concat, Dataset, Mix
-from loaderd.options import Shuffle
-from loaderd.plan.positions import Position
-from loaderd.randomness import RecordRandom
-from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
-from loaderd.statistics import Statistics
-from loaderd.symmetry import board_symmetry
-from loaderd.tls import TLS
+A name is imported when it is first used: the daemon, which is started for every loader, needs few of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from loaderd.version import VERSION
+
+if TYPE_CHECKING:
+    from loaderd import errors, schemas
+    from loaderd.client.batch import Batch
+    from loaderd.client.connect import ServedLoader, connect
+    from loaderd.client.loader import Loader
+    from loaderd.dataset import Concat, Dataset, Mix
+    from loaderd.options import Shuffle
+    from loaderd.plan.positions import Position
+    from loaderd.randomness import RecordRandom
+    from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
+    from loaderd.statistics import Statistics
+    from loaderd.symmetry import board_symmetry
+    from loaderd.tls import TLS
 
 __version__ = VERSION
 
@@ -42,3 +52,32 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capit
     "errors",
     "schemas",
 ]
+
+_HOME = {
+    **dict.fromkeys(
+        ["Array", "Bits", "Derived", "Float", "Int64", "Packed", "PackedBits", "Raw", "Schema"], "schema"
+    ),
+    **dict.fromkeys(["Concat", "Dataset", "Mix"], "dataset"),
+    **dict.fromkeys(["ServedLoader", "connect"], "client.connect"),
+    "Batch": "client.batch",
+    "Loader": "client.loader",
+    "Position": "plan.positions",
+    "RecordRandom": "randomness",
+    "Shuffle": "options",
+    "Statistics": "statistics",
+    "TLS": "tls",
+    "board_symmetry": "symmetry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("errors", "schemas"):
+        return importlib.import_module(f"loaderd.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'loaderd' has no attribute '{name}'")
+    found = globals()[name] = getattr(importlib.import_module(f"loaderd.{_HOME[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

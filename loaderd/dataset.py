@@ -6,21 +6,20 @@ for :mod:`loaderd.plan.rows` to say; here it is described, and checked as far as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from numbers import Real
+from numbers import Rational, Real
 from types import MappingProxyType
 from typing import Any, Literal
 
 from loaderd.errors import OptionError
-from loaderd.options import OnCorrupt, Shuffle, StreamOptions, is_count, require
+from loaderd.options import OnCorrupt, Refresh, Shuffle, StreamOptions, as_count, as_seed, is_count, require
 from loaderd.plan.rows import ConcatRows, MixRows, Rows
 from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Selection, Skip, Take
 from loaderd.schema import Schema
-
-Refresh = Literal["never", "epoch"]
+from loaderd.shards.files import absolute_names, checked_names
 
 _COMMON = ("schema", "shuffle", "seed", "on_corrupt", "index_cache")
 
@@ -44,14 +43,21 @@ class Dataset:
     selection: Selection = ()
 
     def __post_init__(self) -> None:
-        require(isinstance(self.schema, Schema), "schema", "a loaderd.Schema", self.schema)
+        checked: dict[str, Any] = {"shards": checked_names(self.shards)}
+        require(isinstance(self.schema, Schema), "schema", "a loaderd.Schema", self.schema, _schema_hint(self.schema))
         require(self.refresh in ("never", "epoch"), "refresh", "never or epoch", self.refresh)
+        order = {name: getattr(self, name) for name in _COMMON if name != "schema"}
+        options = StreamOptions(batch_size=1, workers=1, **order)
+        checked.update((name, getattr(options, name)) for name in order)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def take(self, count: int) -> Dataset:
         """The first ``count`` records, or all if there are fewer.
 
-        They are counted in the order of the files, before any shuffling: shard by shard as ``shards`` lists them, as
-        they lie in each. Records that were found damaged are not counted. Raises OptionError for a ``count`` below 0.
+        They are counted in the order of the files, before any shuffling: shard by shard in the order of their paths
+        (folder by folder, however ``shards`` names them), as they lie in each. Records that were found damaged are
+        not counted. Raises OptionError for a ``count`` below 0.
         """
         return self._with(Take(count))
 
@@ -62,7 +68,7 @@ class Dataset:
     def newest(self, count: int) -> Dataset:
         """The last ``count`` records, counted as in :meth:`take`, or all if there are fewer.
 
-        With ``refresh="epoch"`` and shards whose names grow, a window over the newest records.
+        With ``refresh="epoch"`` and shards whose paths sort by age, a window over the newest records.
         """
         return self._with(Newest(count))
 
@@ -86,7 +92,7 @@ class Dataset:
             require(isinstance(fraction, Real) and fraction > 0, "each fraction of split", "above 0", fraction)
         require(abs(sum(fractions) - 1) < 1e-9, "the sum of the fractions of split", "1", sum(fractions))
         require(by in ("record", "shard"), "by", "record or shard", by)
-        require(isinstance(seed, int), "seed", "an integer", seed)
+        seed = as_seed(seed)
         level = sum(isinstance(operation, Hashed) for operation in self.selection)
         edges = [0, *(round(part * HASHES) for part in accumulate(fractions[:-1])), HASHES]
         return tuple(self._with(Hashed(by, seed, level, start, stop)) for start, stop in pairwise(edges))
@@ -102,6 +108,10 @@ class Dataset:
     def leaves(self) -> list[Dataset]:
         """The data sets that this one is made of, in order."""
         return [self]
+
+    def with_leaves(self, change: Callable[[Dataset], Dataset]) -> Dataset:
+        """The same, but for what ``change`` makes of each of :meth:`leaves`."""
+        return change(self)
 
     def names(self) -> list[str]:
         """What to call each of :meth:`leaves`; alone, a data set has no name."""
@@ -133,6 +143,11 @@ class _Joined:
                 )
 
     @property
+    def schema(self) -> Schema:
+        """That of all sets."""
+        return self.leaves()[0].schema
+
+    @property
     def grows(self) -> bool:
         """Whether any of the sets does."""
         return any(part.grows for part in self.parts().values())
@@ -157,6 +172,8 @@ class Concat(_Joined):
     sets: Sequence[AnyDataset]
 
     def __post_init__(self) -> None:
+        is_many = isinstance(self.sets, Iterable) and not isinstance(self.sets, (str, Mapping))
+        require(is_many, "the sets of a Concat", "a list of data sets", self.sets)
         object.__setattr__(self, "sets", tuple(self.sets))
         self._check_parts()
         if self.grows:
@@ -164,6 +181,10 @@ class Concat(_Joined):
 
     def parts(self) -> dict[str, AnyDataset]:
         return {str(number): part for number, part in enumerate(self.sets)}
+
+    def with_leaves(self, change: Callable[[Dataset], Dataset]) -> Concat:
+        """The same, but for what ``change`` makes of each of :meth:`leaves`."""
+        return Concat([part.with_leaves(change) for part in self.sets])
 
     def combine(self, leaves: Iterator[Rows]) -> Rows:
         """The rows of it all, from the rows of the leaves."""
@@ -190,28 +211,28 @@ class Mix(_Joined):
     schedule: Mapping[int, tuple[Fraction, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        require(isinstance(self.sets, Mapping), "the sets of a Mix", "a mapping of names to data sets", self.sets)
         object.__setattr__(self, "sets", MappingProxyType(dict(self.sets)))
         self._check_parts()
-        require(
-            self.epoch_records is None or is_count(self.epoch_records),
-            "epoch_records",
-            "a positive integer or None",
-            self.epoch_records,
-        )
+        if self.epoch_records is not None:
+            records = as_count(self.epoch_records, "epoch_records", "a positive integer or None")
+            object.__setattr__(self, "epoch_records", records)
         if not self.leaves()[0].shuffle:
             raise OptionError("the sets of a Mix must be shuffled", hint="Concat keeps the order of the files.")
         if self.epoch_records is None and self.grows:
             raise OptionError("a Mix of a data set that grows needs epoch_records", hint="How long is its epoch?")
+        require(isinstance(self.weights, Mapping), "weights", "a mapping of names to numbers", self.weights)
         by_epoch = self.weights if all(is_count(key, 0) for key in self.weights) else {0: self.weights}
         if 0 not in by_epoch:
             raise OptionError(f"weights must begin at epoch 0, got the epochs {sorted(by_epoch)}")
-        schedule = {epoch: self._exact(weights) for epoch, weights in by_epoch.items()}
+        schedule = {int(epoch): self._exact(weights) for epoch, weights in by_epoch.items()}
         object.__setattr__(self, "schedule", MappingProxyType(schedule))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mix, (self.weights, dict(self.sets), self.epoch_records)
 
     def _exact(self, weights: Mapping[str, float]) -> tuple[Fraction, ...]:
+        require(isinstance(weights, Mapping), "weights", "a mapping of names to numbers", weights)
         if set(weights) != set(self.sets):
             raise OptionError(f"weights must name the sets {sorted(self.sets)}, got {sorted(weights)}")
         for name, weight in weights.items():
@@ -220,11 +241,17 @@ class Mix(_Joined):
         total = sum(float(weight) for weight in weights.values())
         if abs(total - 1) > 1e-6:
             raise OptionError(f"the weights of a Mix must sum to 1, got {total:.9g}: {dict(weights)}")
-        exact = [Fraction(weights[name]).limit_denominator(10**9) for name in self.sets]
+        # Of a float32 of numpy's, older Pythons cannot make a Fraction.
+        numbers = [w if isinstance(w, Rational) else float(w) for w in (weights[name] for name in self.sets)]
+        exact = [Fraction(number).limit_denominator(10**9) for number in numbers]
         return tuple(weight / sum(exact) for weight in exact)
 
     def parts(self) -> dict[str, AnyDataset]:
         return dict(self.sets)
+
+    def with_leaves(self, change: Callable[[Dataset], Dataset]) -> Mix:
+        """The same, but for what ``change`` makes of each of :meth:`leaves`."""
+        return replace(self, sets={name: part.with_leaves(change) for name, part in self.sets.items()})
 
     def combine(self, leaves: Iterator[Rows]) -> Rows:
         """The rows of it all, from the rows of the leaves."""
@@ -238,11 +265,12 @@ AnyDataset = Dataset | Concat | Mix
 
 def with_schema(dataset: AnyDataset, schema: Schema) -> AnyDataset:
     """The same records, read by ``schema``."""
-    if isinstance(dataset, Dataset):
-        return replace(dataset, schema=schema)
-    if isinstance(dataset, Concat):
-        return Concat([with_schema(part, schema) for part in dataset.sets])
-    return replace(dataset, sets={name: with_schema(part, schema) for name, part in dataset.sets.items()})
+    return dataset.with_leaves(lambda leaf: replace(leaf, schema=schema))
+
+
+def anchored(dataset: AnyDataset) -> AnyDataset:
+    """The same shards, whatever folder the process that reads them is in. Raises NoShardsError if ours is deleted."""
+    return dataset.with_leaves(lambda leaf: replace(leaf, shards=absolute_names(leaf.shards)))
 
 
 def joined_text(dataset: AnyDataset) -> dict[str, str]:
@@ -253,14 +281,26 @@ def joined_text(dataset: AnyDataset) -> dict[str, str]:
     return {"weights": f"{weights}, epochs of {dataset.epoch_records or 'all'} records"}
 
 
+def _schema_hint(got: Any) -> str:
+    if callable(got) and not isinstance(got, type):
+        return f"Call it: {getattr(got, '__name__', 'it')}()."
+    if isinstance(got, Mapping):
+        return "Of what tf.io.parse_example takes, loaderd_tf.schema_from_features(features, …) makes one."
+    return ""
+
+
 @dataclass(frozen=True)
 class StreamDescription:
-    """A stream: which data, in which batches, and from where on (a position's JSON)."""
+    """A stream: which data, in which batches, and from where on (a position's JSON).
+
+    ``several_readers``: whether more than one consumer reads its slots.
+    """
 
     dataset: AnyDataset
     options: StreamOptions
     start: str | None = None
+    several_readers: bool = False
 
     @property
     def schema(self) -> Schema:
-        return self.dataset.leaves()[0].schema
+        return self.dataset.schema

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
+# A daemon's of one stream, with some to spare: 18 have been enough for 2 workers.
+_OPEN_FILES, _OPEN_FILES_PER_WORKER = 20, 2
 # The names of a limit, of what is used, and the beginning of the names in memory.stat: of version 2, and of 1.
 _MEMORY_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 
@@ -96,7 +98,10 @@ def remedy(error: BaseException) -> str:
     number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     if number == errno.EMFILE:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"A process may have {soft} files open here: raise that with `ulimit -n` (the hard limit is {hard})."
+        return (
+            f"A process may have {soft} files open here: raise that with `ulimit -n` (the hard limit is {hard}). "
+            f"loaderd needs {_OPEN_FILES}, and {_OPEN_FILES_PER_WORKER} more for each worker."
+        )
     if number == errno.ENFILE:
         return "The machine has as many files open as it may: raise fs.file-max."
     if number == errno.ENOMEM:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from loaderd.errors import OptionError
@@ -11,6 +13,7 @@ from loaderd.machine import available_memory, usable_cores
 
 OnCorrupt = Literal["raise", "skip_record", "skip_shard"]
 Remainder = Literal["drop", "short", "carry"]
+Refresh = Literal["never", "epoch"]
 
 DEFAULT_WINDOW_RECORDS = 262_144
 DEFAULT_WINDOW_BYTES = 512 << 20
@@ -20,19 +23,39 @@ _MAX_DEFAULT_WORKERS = 8
 # A worker takes 25 MiB and its share of the slots; what a schema imports comes on top.
 _BYTES_PER_DEFAULT_WORKER = 128 << 20
 _SPARE_SLOTS = 2
+_MOST = (1 << 63) - 1
+_LEAST_TIMEOUT_S = 1e-6
 # What a task should decode at least: with 1,024, the daemon and the consumer use half as much CPU again.
 RECORDS_PER_FILL = 2048
 
 
-def require(condition: bool, what: str, must: str, got: Any) -> None:
-    """Raise OptionError unless ``condition``."""
+def require(condition: bool, what: str, must: str, got: Any, hint: str = "") -> None:
+    """Raise OptionError unless ``condition``. ``hint``: what to do."""
     if not condition:
-        raise OptionError(f"{what} must be {must}, got {got!r}")
+        raise OptionError(f"{what} must be {must}, got {got!r:.300}", hint=hint)
 
 
 def is_count(value: Any, least: int = 1) -> bool:
-    """Whether ``value`` is an integer, and not a bool, of at least ``least``."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Whether ``value`` is an integer (numpy's will do), and not a bool, from ``least`` to 2**63 - 1."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= _MOST
+
+
+def as_count(value: Any, what: str, must: str = "a positive integer", least: int = 1) -> int:
+    """``value`` as an int of Python's, which messages can carry; raises OptionError unless :func:`is_count`."""
+    require(is_count(value, least), what, must, value)
+    return int(value)
+
+
+def as_seed(seed: Any) -> int:
+    """``seed`` as an int. Raises OptionError."""
+    return as_count(seed, "seed", "an integer from 0 to 2**63 - 1", 0)
+
+
+def as_seconds(value: Any, what: str, must: str, least: float = 0.0) -> float:
+    """``value`` as a finite float of at least ``least``; raises OptionError."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    require(is_number and math.isfinite(value) and float(value) >= least, what, must, value)
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -48,13 +71,10 @@ class Shuffle:
     block_records: int = DEFAULT_BLOCK_RECORDS
 
     def __post_init__(self) -> None:
-        require(
-            self.window_records is None or is_count(self.window_records),
-            "Shuffle.window_records",
-            "a positive integer or None",
-            self.window_records,
-        )
-        require(is_count(self.block_records), "Shuffle.block_records", "a positive integer", self.block_records)
+        if self.window_records is not None:
+            records = as_count(self.window_records, "Shuffle.window_records", "a positive integer or None")
+            object.__setattr__(self, "window_records", records)
+        object.__setattr__(self, "block_records", as_count(self.block_records, "Shuffle.block_records"))
 
 
 def default_workers() -> int:
@@ -85,10 +105,14 @@ class StreamOptions:
     report: str | None = None
 
     def __post_init__(self) -> None:
-        require(is_count(self.batch_size), "batch_size", "a positive integer", self.batch_size)
-        require(self.epochs is None or is_count(self.epochs), "epochs", "a positive integer or None", self.epochs)
+        checked: dict[str, Any] = {"batch_size": as_count(self.batch_size, "batch_size")}
+        for name in ("epochs", "workers"):
+            value = getattr(self, name)
+            checked[name] = None if value is None else as_count(value, name, "a positive integer or None")
+        if self.workers is None:  # chosen once: sizes follow from it, and memory comes and goes
+            checked["workers"] = default_workers()
         require(isinstance(self.shuffle, (bool, Shuffle)), "shuffle", "True, False or loaderd.Shuffle", self.shuffle)
-        require(isinstance(self.seed, int), "seed", "an integer", self.seed)
+        checked["seed"] = as_seed(self.seed)
         require(self.remainder in ("drop", "short", "carry"), "remainder", "drop, short or carry", self.remainder)
         shard = self.shard
         require(
@@ -101,35 +125,23 @@ class StreamOptions:
             "a pair (host, number of hosts) with 0 <= host < number of hosts",
             shard,
         )
-        object.__setattr__(self, "shard", (shard[0], shard[1]))
-        require(self.workers is None or is_count(self.workers), "workers", "a positive integer or None", self.workers)
-        if self.workers is None:  # chosen once: sizes follow from it, and memory comes and goes
-            object.__setattr__(self, "workers", default_workers())
+        checked["shard"] = (int(shard[0]), int(shard[1]))
         require(
             self.on_corrupt in ("raise", "skip_record", "skip_shard"),
             "on_corrupt",
             "raise, skip_record or skip_shard",
             self.on_corrupt,
         )
-        require(is_count(self.held_batches), "held_batches", "a positive integer", self.held_batches)
-        require(
-            isinstance(self.index_cache, (str, os.PathLike)) and bool(str(self.index_cache)),
-            "index_cache",
-            '"user", "beside", "none" or a folder',
-            self.index_cache,
-        )
-        object.__setattr__(self, "index_cache", os.fspath(self.index_cache))
-        report = self.report
-        is_path = isinstance(report, (str, os.PathLike)) and bool(str(report))
-        require(report is None or is_path, "report", "a path or None", report)
-        object.__setattr__(self, "report", None if report is None else os.path.abspath(os.fspath(report)))
-        timeout = self.stall_timeout
-        require(
-            timeout is None or (isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0),
-            "stall_timeout",
-            "a positive number of seconds or None",
-            timeout,
-        )
+        checked["held_batches"] = as_count(self.held_batches, "held_batches")
+        require(_is_path(self.index_cache), "index_cache", '"user", "beside", "none" or a folder', self.index_cache)
+        checked["index_cache"] = os.fspath(self.index_cache)
+        require(self.report is None or _is_path(self.report), "report", "a path or None", self.report)
+        checked["report"] = None if self.report is None else _absolute(os.fspath(self.report))
+        if self.stall_timeout is not None:
+            must = "a positive number of seconds or None"
+            checked["stall_timeout"] = as_seconds(self.stall_timeout, "stall_timeout", must, _LEAST_TIMEOUT_S)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def num_workers(self) -> int:
@@ -158,3 +170,16 @@ class StreamOptions:
         else:
             wanted = min(DEFAULT_WINDOW_RECORDS, DEFAULT_WINDOW_BYTES // row_bytes)
         return max(wanted, self.batch_size)
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike)) and bool(str(value))
+
+
+def _absolute(report: str) -> str:
+    try:
+        return os.path.abspath(report)
+    except FileNotFoundError:
+        raise OptionError(
+            f"report must be an absolute path where the working directory has been deleted, got {report!r}"
+        ) from None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from loaderd.errors import Damage
+
+Kernels = Literal["numpy", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Statistics:
     """Records of the largest shuffle window."""
     window_bytes: int
     """Bytes of all windows that are held at a time, packed."""
+    kernels: Kernels
+    """What unpacks bits: "compiled" code, where the extra of that name is installed and a field is for it."""
     index_s: float
     """Seconds that it took to find and read, or to make, the index."""
     index_cached: int

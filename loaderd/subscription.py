@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from loaderd.errors import OptionError
-from loaderd.options import Remainder, StreamOptions, is_count, require
+from loaderd.options import Remainder, StreamOptions, as_count, require
 
 Sharing = Literal["independent", "split", "shared", "mirrored"]
 
@@ -35,7 +35,7 @@ class Subscription:
     name: str = ""
 
     def __post_init__(self) -> None:
-        StreamOptions(
+        options = StreamOptions(
             self.batch_size,
             epochs=self.epochs,
             remainder=self.remainder,
@@ -43,11 +43,12 @@ class Subscription:
             held_batches=self.held_batches,
             workers=1,
         )
-        object.__setattr__(self, "shard", tuple(self.shard))
+        for what in ("batch_size", "epochs", "shard", "held_batches"):
+            object.__setattr__(self, what, getattr(options, what))
         require(self.shard[1] <= _MAX_HOSTS, "shard", f"of at most {_MAX_HOSTS} hosts", self.shard)
         sharings = ("independent", "split", "shared", "mirrored")
-        require(self.sharing in sharings, "sharing", ", ".join(sharings), self.sharing)
-        require(is_count(self.consumers), "consumers", "a positive integer", self.consumers)
+        require(self.sharing in sharings, "sharing", "independent, split, shared or mirrored", self.sharing)
+        object.__setattr__(self, "consumers", as_count(self.consumers, "consumers"))
         for what in ("group", "name"):
             value = getattr(self, what)
             is_name = isinstance(value, str) and len(value) <= _MAX_NAME and value.isprintable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import struct
@@ -11,11 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 import loaderd
 from loaderd.shards.crc import masked_crc
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
+# How many examples a property is tried on: few in `make test`, and more in `make torture`.
+settings.register_profile("few", max_examples=40, deadline=None)
+settings.register_profile("many", max_examples=500, deadline=None)
+settings.load_profile("few")
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -25,6 +31,13 @@ def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOADERD_CACHE_DIR", str(tmp_path_factory.mktemp("index-cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_old_is_not_looked_at_again() -> None:
+    """Of TensorFlow alone there are a million objects, and every full collection would visit them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +81,7 @@ def write_numbered_to() -> Callable[[Path, Sequence[int]], list[Path]]:
     """Writes shards of so many records each, numbered through from 0, in a folder; returns their paths."""
 
     def write(target: Path, sizes: Sequence[int]) -> list[Path]:
-        target.mkdir(exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         number = 0
         paths = []
         for shard, size in enumerate(sizes):

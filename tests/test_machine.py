@@ -254,6 +254,7 @@ TRAINING_TEXT = """
 import gc, json, os, resource, sys
 import cloudpickle, msgpack
 import loaderd
+from loaderd import *  # all of it, before there is a limit
 
 exec(sys.argv[1])
 options = json.loads(sys.argv[2])
@@ -290,15 +291,20 @@ def train(limit: str, shards: str, *, user: tuple[str, ...] = (), **options: obj
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("soft", "hard"), [(24, 24), (12, 64)])
-def test_few_open_files_are_enough(many_shards: str, soft: int, hard: int):
-    assert train(limit_of("NOFILE", soft, hard), many_shards, workers=2) == "2 workers, 2000 records"
+@pytest.mark.parametrize(("soft", "hard", "workers"), [(24, 24, 2), (12, 64, 2), (32, 32, 6)])
+def test_few_open_files_are_enough(many_shards: str, soft: int, hard: int, workers: int):
+    assert train(limit_of("NOFILE", soft, hard), many_shards, workers=workers) == f"{workers} workers, 2000 records"
 
 
 def test_too_few_open_files_are_named(many_shards: str):
     error = train(limit_of("NOFILE", 24, 24), many_shards, workers=24)
-    assert error.startswith("cannot start a process for loaderd.workers.main: Too many open files")
+    assert error.startswith("cannot start a worker: Too many open files")
     assert "have 24 files open here: raise that with `ulimit -n` (the hard limit is 24)" in error
+    assert "loaderd needs 20, and 2 more for each worker" in error
+    assert train("", many_shards, workers=2, index_cache="user") == "2 workers, 2000 records"
+    for limit in (8, 12, 15):  # at the first worker; at the memory, which comes next; at the second worker
+        error = train(limit_of("NOFILE", limit, limit), many_shards, workers=2, index_cache="user")
+        assert re.match(rf"cannot .*: Too many open files\nA process may have {limit} files open here", error), error
     for left in (0, 3):
         full = f"{limit_of('NOFILE', 50, 60)}\nwhile os.open(os.devnull, os.O_RDONLY) < 49 - {left}: pass"
         assert "have 50 files open here" in train(full, many_shards, workers=1)
@@ -323,7 +329,7 @@ def test_too_few_processes_are_named(many_shards: str):
     user += (f"--ambient-caps={capabilities}", f"--bounding-set={capabilities}")
     for most in (1, 3):
         error = train(limit_of("NPROC", most, most), many_shards, user=user, workers=8)
-        assert re.match("cannot start a process for .*: Resource temporarily unavailable\n", error), error
+        assert re.match("cannot start (a process for .*|a worker): Resource temporarily unavailable\n", error), error
         assert "raise `ulimit -u`" in error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import subprocess
 import sys
@@ -80,7 +81,12 @@ def test_the_code_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     names: dict[str, Any] = {}
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), names)
-    assert "Position(epoch=1, batch=0)" in capsys.readouterr().out
+    assert "Position(epoch=2, batch=0)" in capsys.readouterr().out
+    here, there = names["here"], names["there"]
+    assert (here.epoch, here.batch) == (1, 5) and (there.epoch, there.batch) == (2, 6), "what their comments say"
+    with loaderd.Loader("shards/*.tfrecord", names["chess"], batch_size=100, epochs=3) as loader:
+        eighteenth = next(itertools.islice(loader, 17, None))
+        assert all(np.array_equal(names["following"][name], eighteenth[name]) for name in eighteenth)
     scores = [np.sort(np.concatenate([score for _, score in names[which]])) for which in ("before", "after")]
     np.testing.assert_allclose(*scores, atol=1e-6)
     sums = [
@@ -93,6 +99,12 @@ def test_the_code_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert board.shape == (64, 19, 19, 8) and board.dtype == tf.bfloat16
     assert policy.shape == (64, 362) and set(value.numpy()) == {-1.0, 1.0}
     assert set(names["stored"].fields) == {"d", "s"}
+    saved = loaderd.Position.from_json(names["position"].numpy())
+    assert (saved.epoch, saved.batch) == (1, 2)
+    (loop,) = (block for block in blocks("python") if "CheckpointManager" in block)
+    exec(compile(loop, "README.md", "exec"), names)
+    assert names["start"] == saved and int(names["net"].optimizer.iterations) == 9, "five steps, saved, and four more"
+    assert tf.is_tensor(names["board"]) and names["board"].shape == (1200 - 2 * 512, 8, 8, 24)
     assert sum(len(score) for _, score in names["train_batches"]) in range(1500, 1800), "a half of three epochs"
     assert "train" in subprocess.run([COMMAND, "status"], capture_output=True, text=True, timeout=60).stdout
 

@@ -27,7 +27,7 @@ SERVERS = 2
 
 @dataclass(frozen=True)
 class Library:
-    """``worker``: what the command lines of its workers have in them; None: it has threads."""
+    """``worker``: what the names or command lines of its workers have in them; None: it has threads."""
 
     title: str
     packages: tuple[str, ...]
@@ -36,7 +36,7 @@ class Library:
 
 
 LIBRARIES = {
-    "loaderd_loader": Library("loaderd", ("loaderd",), "loaderd.workers.main"),
+    "loaderd_loader": Library("loaderd", ("loaderd",), "loaderd-worker"),
     "tfdata": Library("tf.data", ("tensorflow",), None),
     "tfdata_service": Library("tf.data service", ("tensorflow",), "trainers.tfdata_service worker", service=True),
     "torch_loader": Library("DataLoader", ("torch", "tfrecord", "torchdata"), "-m trainers torch_loader"),
@@ -48,9 +48,10 @@ LIBRARIES = {
 
 
 def command_line(pid: int) -> str:
-    """Empty where the process is gone, or has ended and is not waited for."""
+    """With the process's name in front; empty where it is gone, or has ended and is not waited for."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return line and Path(f"/proc/{pid}/comm").read_text().replace("\n", " ") + line
     except OSError:
         return ""
 

@@ -1,13 +1,25 @@
 """loaderd for TensorFlow: a loader as a ``tf.data.Dataset``."""
 
+try:
+    import tensorflow as _  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+        raise
+    raise ModuleNotFoundError(
+        "loaderd_tf needs TensorFlow: pip install 'loaderd[tensorflow]', or tensorflow[and-cuda] for a GPU",
+        name="tensorflow",
+    ) from None
+
 from loaderd_tf.callbacks import BackupAndRestore
 from loaderd_tf.dataset import from_loader, make_dataset, schema_from_features
 from loaderd_tf.distribute import distribute
+from loaderd_tf.eager import batches
 from loaderd_tf.unpack import Unpack, packed_schema, unpack
 
 __all__ = [
     "BackupAndRestore",
     "Unpack",
+    "batches",
     "distribute",
     "from_loader",
     "make_dataset",

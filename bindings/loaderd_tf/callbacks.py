@@ -21,6 +21,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.errors import OptionError
+from loaderd_tf.attached import batches_per_step, loader_of
 
 # What model.stop_training is when we end an epoch early: not True, so that it isn't taken for that of another
 # callback, which means the whole training.
@@ -76,12 +77,13 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         delete_checkpoint: bool = True,
     ) -> None:
         super().__init__()
-        if not hasattr(dataset, "_loaderd_loader"):
+        loader = loader_of(dataset)
+        if loader is None:
             raise OptionError(
                 f"dataset must come from make_dataset, from_loader or distribute, got {dataset!r}",
                 hint="Of a data set that you derived from one, by map() or the like, give that one.",
             )
-        if dataset._loaderd_loader.sharing == "shared":
+        if loader.sharing == "shared":
             raise OptionError(
                 'dataset must not be of a loader with sharing="shared": where it stands is not its own to say',
                 hint="A server that is started again asks its consumers what they have had. Save the weights alone.",
@@ -90,9 +92,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             raise OptionError(f'save_freq must be "epoch" or a positive number of steps, got {save_freq!r}')
         self._directory = str(directory)
         self._dataset = dataset
-        self._loader: loaderd.Loader | loaderd.ServedLoader = dataset._loaderd_loader
+        self._loader = loader
         self._num_steps = _cardinality(dataset)
-        self._batches_per_step: int = getattr(dataset, "_loaderd_batches_per_step", 1)
+        self._batches_per_step = batches_per_step(dataset)
         self._save_freq = save_freq
         self._delete_checkpoint = delete_checkpoint
 
@@ -160,7 +162,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         if isinstance(self.model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise OptionError(
                 "BackupAndRestore does not work with a MultiWorkerMirroredStrategy",
-                hint="Save Loader.position and the weights in a training loop of your own.",
+                hint="Save the weights and loader.after(begin, batches) in a training loop of your own.",
             )
         steps, together = self.params["steps"], self.model.steps_per_execution
         if self._endless:

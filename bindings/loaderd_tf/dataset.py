@@ -14,9 +14,9 @@ that share batches out with others as they ask for them: nobody can ask for one 
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -24,18 +24,23 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
+from loaderd.client.end import ProgramEnds, program_has_ended
+from loaderd.client.loader import as_dataset
+from loaderd.dataset import with_schema
 from loaderd.errors import ClosedError, OptionError
-from loaderd_tf.device import check_device
-from loaderd_tf.hops import Hops, batches_per_hop
+from loaderd.options import OnCorrupt, Refresh, Remainder, as_count, require
+from loaderd_tf.attached import attach
+from loaderd_tf.graphs import keep_with_graph, unconverted
+from loaderd_tf.hops import Hops, batches_per_hop, while_true
+from loaderd_tf.structure import Structure, check_element
 from loaderd_tf.unpack import packed_schema
-
-Structure = Any
 
 _NO_END = np.iinfo(np.int64).max
 # Beside a hop and what is prefetched: one batch held by the step, and the one that it will take next.
 _HELD_BY_CONSUMER = 2
 
 
+@unconverted
 def make_dataset(
     shards: Any,
     schema: loaderd.Schema | None = None,
@@ -45,35 +50,62 @@ def make_dataset(
     prefetch: int = 2,
     device: str | None = None,
     unpack: Literal["worker", "device"] = "worker",
-    **options: Any,
+    epochs: int | None = 1,
+    shuffle: bool | loaderd.Shuffle = True,
+    seed: int = 0,
+    remainder: Remainder = "short",
+    shard: tuple[int, int] = (0, 1),
+    workers: int | None = None,
+    on_corrupt: OnCorrupt = "raise",
+    held_batches: int | None = None,
+    index_cache: str = "user",
+    progress: bool | None = None,
+    refresh: Refresh = "never",
+    stall_timeout: float | None = 120.0,
+    report: str | os.PathLike[str] | None = None,
+    start: loaderd.Position | None = None,
 ) -> tf.data.Dataset:
     """Batches of TFRecord shards as a ``tf.data.Dataset`` of known cardinality.
 
-    ``shards``, ``schema``, ``batch_size`` and ``options`` are those of :class:`loaderd.Loader`. ``structure``,
-    ``prefetch`` and ``device`` are those of :func:`from_loader`. Each iteration of the data set is a pass of its own
-    (the next ``epochs`` epochs), so ``model.fit(ds, epochs=3)`` sees three different orders. The daemon and its
-    workers end with the data set. Raises exceptions of :mod:`loaderd.errors`.
+    ``shards``, ``schema``, ``batch_size`` and the options from ``epochs`` on are those of :class:`loaderd.Loader`,
+    but for ``held_batches``: None is as many as TensorFlow holds. ``structure``, ``prefetch`` and ``device`` are
+    those of :func:`from_loader`, and so are ``loader``, ``close()`` and ``statistics()`` of what is returned. Each
+    iteration of the data set is a pass of its own (the next ``epochs`` epochs), so ``model.fit(ds, epochs=3)`` sees
+    three different orders. The daemon and its workers end with the data set. Raises exceptions of
+    :mod:`loaderd.errors`, and of a mistake before any process is started.
 
     ``unpack="device"``: an element holds the fields of ``packed_schema(schema)``, stored features as far as
     possible, and it is for the model to make the fields of ``schema`` of them, by :func:`loaderd_tf.unpack` or the
     layer :class:`loaderd_tf.Unpack`. ``structure`` names what an element holds.
     """
-    if unpack not in ("worker", "device"):
-        raise OptionError(f'unpack must be "worker" or "device", got {unpack!r}')
-    if unpack == "device" and isinstance(shards, loaderd.Dataset):
-        shards = replace(shards, schema=packed_schema(shards.schema))
-    elif unpack == "device" and schema is not None:
-        schema = packed_schema(schema)
-    if device is not None:
-        check_device(device)
-    dataset_schema = shards.schema if isinstance(shards, loaderd.Dataset) else schema
-    if dataset_schema is not None:
-        hop = batches_per_hop(dataset_schema, batch_size)
-        options.setdefault("held_batches", hop + prefetch + _HELD_BY_CONSUMER)
-    loader = loaderd.Loader(shards, schema, batch_size=batch_size, **options)
+    require(unpack in ("worker", "device"), "unpack", '"worker" or "device"', unpack)
+    if isinstance(shards, tf.data.Dataset):
+        hint = "In place of list_files(…) and the like, give the glob itself: the files are listed in a fixed order."
+        raise OptionError(f"shards must be a path, a glob, a URI or a list of them, got {shards!r}", hint=hint)
+    dataset = as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh)
+    if unpack == "device":
+        dataset = with_schema(dataset, packed_schema(dataset.schema))
+    structure, prefetch = check_element(structure, prefetch, device, dataset.schema)
+    batch_size = as_count(batch_size, "batch_size")
+    if held_batches is None:
+        held_batches = batches_per_hop(dataset.schema, batch_size) + prefetch + _HELD_BY_CONSUMER
+    loader = loaderd.Loader(
+        dataset,
+        batch_size=batch_size,
+        epochs=epochs,
+        remainder=remainder,
+        shard=shard,
+        workers=workers,
+        held_batches=held_batches,
+        progress=progress,
+        stall_timeout=stall_timeout,
+        report=report,
+        start=start,
+    )
     return from_loader(loader, structure=structure, prefetch=prefetch, device=device)
 
 
+@unconverted
 def from_loader(
     loader: loaderd.Loader | loaderd.ServedLoader,
     structure: Structure = None,
@@ -88,15 +120,18 @@ def from_loader(
     such as ``"/GPU:0"`` onto which batches are copied ahead (``prefetch`` of them lie there, while the model works
     on another). Raises OptionError for a field or device that does not exist.
 
+    The data set has the attribute ``loader``, and its methods ``close()`` and ``statistics()``. What is made of it,
+    by ``map()`` or the like, is another object, which has none of them: keep this one.
+
     Of a loader with ``sharing="shared"``, an iteration is what this consumer gets of the group's pass. So its
     cardinality is unknown, and its iterators cannot be checkpointed: what is used up, the loaders know together.
     What TensorFlow takes ahead counts as used when the pass ends; with ``prefetch=0`` it takes nothing ahead. For
     ``fit``, which takes the steps of its first epoch for those of all, connect with ``epochs=None`` and give it
     ``steps_per_epoch``.
     """
-    if device is not None:
-        check_device(device)
-    structure = _check_structure(structure, loader.schema)
+    is_loader = isinstance(loader, (loaderd.Loader, loaderd.ServedLoader))
+    require(is_loader, "loader", "a loaderd.Loader, or what loaderd.connect returned", loader)
+    structure, prefetch = check_element(structure, prefetch, device, loader.schema)
     names = list(dict.fromkeys(tf.nest.flatten(structure)))
     specs = [
         tf.TensorSpec([loader.static_batch_size, *spec.shape], tf.as_dtype(spec.dtype))
@@ -106,6 +141,7 @@ def from_loader(
     # TensorFlow keeps a numpy_function's Python function for ever, so the functions must not keep the loader: the
     # data set does, and so do iterators and whatever is made of it.
     weak_loader = weakref.ref(loader)
+    keep_with_graph(loader)
 
     @lru_cache(maxsize=16)
     def pass_of(text: bytes) -> Any:
@@ -116,22 +152,24 @@ def from_loader(
         return tf.nest.map_structure(lambda name: by_name[name], structure)
 
     if loader.sharing == "shared":
-        dataset = _of_turns(weak_loader, names, specs).map(
-            tf.autograph.experimental.do_not_convert(lambda *tensors: element(list(tensors)))
-        )
-        dataset = _ahead(dataset, prefetch, device)
-        dataset._loaderd_loader = loader
-        return dataset
+        dataset = _of_turns(weak_loader, names, specs).map(unconverted(lambda *tensors: element(list(tensors))))
+        return attach(_ahead(dataset, prefetch, device), loader)
 
     def fetch(text: bytes, step: int) -> list[np.ndarray[Any, Any]]:
-        batch = _alive(weak_loader).fetch(pass_of(text), step)
+        alive = weak_loader()
+        if alive is None:  # the iterator is being destroyed, and its data set was first
+            raise ProgramEnds
+        batch = alive.fetch(pass_of(text), step)
         assert batch is not None, "the range of steps ends where the pass does"
         return [batch[name] for name in names]
 
     def new_pass(_: Any) -> tuple[bytes, np.int64, np.int64]:
-        alive = _alive(weak_loader)
-        pass_, step = alive.new_pass()
-        num_steps = alive.num_steps(pass_)
+        try:
+            alive = _alive(weak_loader)
+            pass_, step = alive.new_pass()
+            num_steps = alive.num_steps(pass_)
+        except ProgramEnds:
+            return b"", np.int64(0), np.int64(0)
         text = alive.pass_to_json(pass_).encode()
         return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps)
 
@@ -140,7 +178,7 @@ def from_loader(
         batches_per_hop(loader.schema, loader.batch_size),
         max(1, loader.held_batches - prefetch - _HELD_BY_CONSUMER),
     )
-    hops = Hops(fetch, element, specs, size)
+    hops = Hops(fetch, element, specs, size, lambda: weak_loader() is None or program_has_ended())
 
     def which(number: tf.Tensor) -> list[tf.Tensor]:
         found = tf.numpy_function(new_pass, [number], [tf.string, tf.int64, tf.int64], stateful=False)
@@ -149,21 +187,20 @@ def from_loader(
     num_passes = loader.passes_of_an_iteration
     passes = tf.data.Dataset.counter() if num_passes is None else tf.data.Dataset.range(num_passes)
     # Not passes.map(which): TensorFlow would run that ahead; data that grow are to be listed when an epoch begins.
-    dataset = passes.flat_map(
+    dataset = while_true(passes, lambda: not program_has_ended()).flat_map(
         # Autograph writes what it translates to temporary files, which a process that is killed leaves behind.
-        tf.autograph.experimental.do_not_convert(
+        unconverted(
             lambda number: tf.data.Dataset.from_tensors(number).map(lambda n: tuple(which(n))).flat_map(hops.dataset)
         )
     )
-    if loader.next_is_whole and cardinality != tf.data.UNKNOWN_CARDINALITY:
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
+    if cardinality != tf.data.UNKNOWN_CARDINALITY and (cardinality < 0 or loader.next_is_whole):
+        dataset = _of_cardinality(dataset, cardinality, lambda: weak_loader() is None)
     dataset = _ahead(dataset, prefetch, device)
     if device is not None or not loader.next_is_whole:
         # What copies to a device is a generator to TensorFlow, which knows no cardinality of it, nor takes one there.
         # And a data set whose first pass is shorter than the next ones has none that TensorFlow could hold it to.
         dataset.cardinality = lambda: tf.constant(_cardinality(_alive(weak_loader)), tf.int64)
-    dataset._loaderd_loader = loader
-    return dataset
+    return attach(dataset, loader)
 
 
 def _of_turns(weak_loader: weakref.ref[Any], names: list[str], specs: list[tf.TensorSpec]) -> tf.data.Dataset:
@@ -182,6 +219,19 @@ def _of_turns(weak_loader: weakref.ref[Any], names: list[str], specs: list[tf.Te
     return tf.data.Dataset.from_generator(batches, output_signature=tuple(specs))
 
 
+def _of_cardinality(dataset: tf.data.Dataset, cardinality: int, is_gone: Callable[[], bool]) -> tf.data.Dataset:
+    """``dataset``, of which TensorFlow knows the cardinality: to it, something infinite comes behind all elements.
+
+    Nothing comes there. To assert the cardinality would make an error of an end that comes with the program, or
+    behind a broken batch. Where the loader is gone, though, nobody may take that for the end of the data: an error,
+    of the kind that is only printed if somebody takes it. (An iterator that is destroyed loses its data set first,
+    and goes on for a moment.)
+    """
+    too_few = unconverted(lambda _: dataset.take(0).apply(tf.data.experimental.assert_cardinality(1)))
+    behind = while_true(tf.data.Dataset.range(1), is_gone).flat_map(too_few).repeat()
+    return dataset.concatenate(behind).take(cardinality)  # -1, as of an infinite one, is all
+
+
 def _ahead(dataset: tf.data.Dataset, prefetch: int, device: str | None) -> tf.data.Dataset:
     """``prefetch`` elements of ``dataset`` taken ahead, onto a device if one is named."""
     if device is not None:
@@ -192,6 +242,8 @@ def _ahead(dataset: tf.data.Dataset, prefetch: int, device: str | None) -> tf.da
 
 def _alive(weak_loader: weakref.ref[Any]) -> Any:
     loader = weak_loader()
+    if program_has_ended():
+        raise ProgramEnds
     if loader is None:
         raise ClosedError("the data set of this iterator is gone", hint="Keep a reference to it while it is used.")
     return loader
@@ -206,22 +258,6 @@ def _cardinality(loader: loaderd.Loader | loaderd.ServedLoader) -> int:
         return len(loader)
     except TypeError:
         return int(tf.data.INFINITE_CARDINALITY)
-
-
-def _check_structure(structure: Structure, schema: loaderd.Schema) -> Structure:
-    if structure is None:
-        return {name: name for name in schema.fields}
-    unknown = [name for name in tf.nest.flatten(structure) if name not in schema.fields]
-    if unknown or not tf.nest.flatten(structure):
-        raise OptionError(f"structure must be made of the fields {list(schema.fields)}, got {unknown or structure!r}")
-    return _without_lists(structure)
-
-
-def _without_lists(structure: Structure) -> Structure:
-    """tf.data takes a list for a tensor; what it hands on in its place is a tuple."""
-    if isinstance(structure, Mapping):
-        return {key: _without_lists(part) for key, part in structure.items()}
-    return tuple(map(_without_lists, structure)) if isinstance(structure, (list, tuple)) else structure
 
 
 def schema_from_features(

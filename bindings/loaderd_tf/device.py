@@ -5,10 +5,12 @@ from __future__ import annotations
 import tensorflow as tf
 
 from loaderd.errors import OptionError
+from loaderd.options import require
 
 
 def check_device(device: str) -> None:
     """Raise OptionError unless TensorFlow has this device here and now."""
+    require(isinstance(device, str), "device", 'text such as "/GPU:0"', device)
     present = [logical.name for logical in tf.config.list_logical_devices()]
     try:
         wanted = tf.DeviceSpec.from_string(device)
@@ -24,3 +26,9 @@ def check_device(device: str) -> None:
     raise OptionError(
         f"device must be one of {present}, got {device!r}", hint="TensorFlow sees no other device here."
     )
+
+
+def is_host(device: str) -> bool:
+    """Whether this device, which there is, has the host's own memory."""
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.device_type == "CPU" and not spec.device_index

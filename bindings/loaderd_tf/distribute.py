@@ -12,14 +12,19 @@ the model works on a batch, the replica's next one lies on its device, and the o
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 
 import tensorflow as tf
 
 import loaderd
 from loaderd.errors import OptionError
-from loaderd_tf.dataset import Structure, make_dataset
+from loaderd.options import OnCorrupt, Refresh, Remainder, as_count, require
+from loaderd_tf.attached import attach
+from loaderd_tf.dataset import make_dataset
+from loaderd_tf.graphs import unconverted
 from loaderd_tf.hops import MAX_HOP_BATCHES
+from loaderd_tf.structure import Structure
 
 # Of each replica: the batch that it works on, the one that it gets next, one copied ahead, and three on their way.
 _HELD_BY_REPLICA = 6
@@ -34,15 +39,28 @@ def distribute(
     structure: Structure = None,
     prefetch: int = 2,
     unpack: Literal["worker", "device"] = "worker",
-    **options: Any,
+    epochs: int | None = 1,
+    shuffle: bool | loaderd.Shuffle = True,
+    seed: int = 0,
+    remainder: Remainder = "short",
+    workers: int | None = None,
+    on_corrupt: OnCorrupt = "raise",
+    held_batches: int | None = None,
+    index_cache: str = "user",
+    progress: bool | None = None,
+    refresh: Refresh = "never",
+    stall_timeout: float | None = 120.0,
+    report: str | os.PathLike[str] | None = None,
+    start: loaderd.Position | None = None,
 ) -> tf.distribute.DistributedDataset:
     """Batches of TFRecord shards for the replicas of ``strategy``: each gets rows of its own, onto its own device.
 
     ``strategy``: a MirroredStrategy, a MultiWorkerMirroredStrategy (then this is called in each of its processes), or
     another one whose replicas are fed by their own process. A step takes ``global_batch_size`` records, the same
-    number for each replica; every host reads its share of each epoch (``shard`` is the strategy's to say), and over
-    all replicas each record comes once an epoch. The rest is as in :func:`make_dataset`; ``prefetch`` counts batches
-    that a host has ready for all its replicas, beside one on each device and those on their way.
+    number for each replica; every host reads its share of each epoch (``shard`` and ``device`` follow from the
+    strategy), and over all replicas each record comes once an epoch. The rest is as in :func:`make_dataset`, and so
+    are ``loader``, ``close()`` and ``statistics()`` of what is returned, which are those of this host; ``prefetch``
+    counts batches that a host has ready for all its replicas, beside one on each device and those on their way.
 
     The ends of epochs: with ``remainder="drop"``, all replicas take the same number of batches of the same, static
     size, and what is left over waits for another epoch's order. Else nothing is lost: in an epoch's last step a
@@ -54,11 +72,13 @@ def distribute(
     TensorFlow cannot checkpoint iterators of it: after so many steps of an epoch, go on with ``start=Position(epoch,
     steps * replicas of a host)``. Raises exceptions of :mod:`loaderd.errors`.
     """
-    _check(strategy, global_batch_size, options)
+    global_batch_size = _check(strategy, global_batch_size)
+    prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
     opened: list[tuple[loaderd.Loader, int]] = []  # and the batches that a step takes of it
 
     def open_pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
+        held = MAX_HOP_BATCHES + prefetch + _HELD_BY_REPLICA * replicas
         dataset = make_dataset(
             shards,
             schema,
@@ -67,14 +87,26 @@ def distribute(
             structure=structure,
             prefetch=prefetch,
             unpack=unpack,
-            **{"held_batches": MAX_HOP_BATCHES + prefetch + _HELD_BY_REPLICA * replicas, **options},
+            epochs=epochs,
+            shuffle=shuffle,
+            seed=seed,
+            remainder=remainder,
+            workers=workers,
+            on_corrupt=on_corrupt,
+            held_batches=held if held_batches is None else held_batches,
+            index_cache=index_cache,
+            progress=progress,
+            refresh=refresh,
+            stall_timeout=stall_timeout,
+            report=report,
+            start=start,
         )
-        opened.append((dataset._loaderd_loader, replicas))
-        return _in_steps(dataset, replicas, options.get("remainder") == "drop")
+        opened.append((dataset.loader, replicas))
+        return _in_steps(dataset, replicas, remainder == "drop")
 
     distributed = strategy.distribute_datasets_from_function(open_pipeline)
-    ((distributed._loaderd_loader, distributed._loaderd_batches_per_step),) = opened
-    return distributed
+    ((loader, replicas),) = opened
+    return attach(distributed, loader, replicas)
 
 
 def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Dataset:
@@ -86,11 +118,9 @@ def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Da
         tuples = isinstance(dataset.element_spec, tuple)
         steps = dataset.window(replicas, drop_remainder=True).flat_map(
             # Without autograph, as in from_loader.
-            tf.autograph.experimental.do_not_convert(
-                lambda *parts: tf.data.Dataset.zip(parts if tuples else parts[0])
-            )
+            unconverted(lambda *parts: tf.data.Dataset.zip(parts if tuples else parts[0]))
         )
-        steps._loaderd_loader = dataset._loaderd_loader  # which lives as long as a data set holds it
+        attach(steps, dataset.loader)  # which lives as long as a data set holds it
     batches = int(dataset.cardinality())
     if batches > 0:
         batches = batches // replicas if drop else -(-batches // replicas)
@@ -98,20 +128,17 @@ def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Da
     return steps
 
 
-def _check(strategy: Any, global_batch_size: Any, options: dict[str, Any]) -> None:
-    if not isinstance(strategy, tf.distribute.Strategy):
-        raise OptionError(f"strategy must be a tf.distribute.Strategy, got {strategy!r}")
+def _check(strategy: Any, global_batch_size: Any) -> int:
+    """The global batch size. Raises OptionError."""
+    is_strategy = isinstance(strategy, tf.distribute.Strategy)
+    require(is_strategy, "strategy", "a tf.distribute.Strategy", strategy)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise OptionError(
             "strategy must feed its replicas from their own process, got a ParameterServerStrategy",
             hint="Use a MultiWorkerMirroredStrategy.",
         )
-    for name, instead in {"batch_size": "global_batch_size", "shard": "strategy", "device": "strategy"}.items():
-        if name in options:
-            raise OptionError(f"{name} follows from {instead} and must be left out, got {options[name]!r}")
     replicas = strategy.num_replicas_in_sync
-    if type(global_batch_size) is not int or global_batch_size < 1 or global_batch_size % replicas:
-        raise OptionError(
-            f"global_batch_size must be a positive multiple of the strategy's {replicas} replicas, "
-            f"got {global_batch_size!r}"
-        )
+    must = f"a positive multiple of the strategy's {replicas} replicas"
+    size = as_count(global_batch_size, "global_batch_size", must)
+    require(size % replicas == 0, "global_batch_size", must, global_batch_size)
+    return size

@@ -32,6 +32,12 @@ deliver the same values are named and not timed. Then they take turns, each run 
 the other. Leaves a table, a line of JSON for each run, and, where matplotlib is installed, a chart."""
 
 _NUM_SHARDS = 16
+_GIB = 4.0
+# A minute on two cores: each run is a process, and most of them import TensorFlow first. So: the candidates that a
+# newcomer asks about, fewer records, and no runs for the sake of the first batch without an index.
+_QUICK_CANDIDATES = ("tfdata_tuned", "tfdata_expert", "loaderd_tfdata", "loaderd_python")
+_QUICK_RECORDS = 200_000
+_QUICK_GIB = 0.25
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,23 @@ class _Pace:
 _FULL, _QUICK = _Pace(5, Window.seconds, Window.warmup_s, 2), _Pace(2, 1.0, 0.5, 1)
 
 
+def _shown(pace: _Pace) -> str:
+    options = [f"--{name.replace('_', '-')} {value:g}" for name, value in vars(pace).items()]
+    return " ".join(options)
+
+
+_QUICK_HELP = (
+    f"{_shown(_QUICK)} --candidates '{' '.join(_QUICK_CANDIDATES)}', --records {_QUICK_RECORDS} or --max-gib "
+    f"{_QUICK_GIB:g}, and no first batches without an index"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser, candidates: tuple[str, ...], results_dir: str) -> None:
     """The options; ``candidates`` and ``results_dir`` are the defaults."""
     parser.set_defaults(default_candidates=candidates)
     parser.add_argument("shards", nargs="*", metavar="SHARDS", help="paths or globs; default: synthetic shards")
     read = parser.add_argument_group("your shards")
-    read.add_argument("--max-gib", type=float, default=4.0, metavar="GIB", help="take no more of them; default: 4")
+    read.add_argument("--max-gib", type=float, metavar="GIB", help=f"take no more of them; default: {_GIB:g}")
     made = parser.add_argument_group("synthetic shards")
     made.add_argument("--records", type=int, metavar="N", help="how many; default: 1,500,000, or half a GiB of them")
     made.add_argument(
@@ -69,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser, candidates: tuple[str, ...], 
     what.add_argument("--candidates", metavar="'A B …'", help=f"default: {' '.join(candidates)}")
     add_options(what)
     pace = parser.add_argument_group("for how long")
-    pace.add_argument("--quick", action="store_true", help=f"for a first impression: {_shown(_QUICK)}")
+    pace.add_argument("--quick", action="store_true", help=f"for a first impression, of a minute: {_QUICK_HELP}")
     pace.add_argument("--rounds", type=int, metavar="N", help=f"default: {_FULL.rounds}")
     pace.add_argument("--seconds", type=float, metavar="S", help=f"a run, at least; default: {_FULL.seconds:g}")
     pace.add_argument(
@@ -83,11 +100,6 @@ def add_arguments(parser: argparse.ArgumentParser, candidates: tuple[str, ...], 
         "--results-dir", type=Path, default=Path(results_dir), metavar="FOLDER", help=f"default: {results_dir}"
     )
     left.add_argument("--name", metavar="NAME", help="of the files; default: date and time")
-
-
-def _shown(pace: _Pace) -> str:
-    options = [f"--{name.replace('_', '-')} {value:g}" for name, value in vars(pace).items()]
-    return " ".join(options)
 
 
 def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
@@ -114,15 +126,18 @@ def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"--schema {schema}: {error}") from None
     if options.shards:
-        return from_user(base, options.shards, scratch, int(options.max_gib * (1 << 30)))
-    return synthetic(base, options.work_dir, scratch, options.records, options.num_shards or _NUM_SHARDS)
+        max_gib = options.max_gib or (_QUICK_GIB if options.quick else _GIB)
+        return from_user(base, options.shards, scratch, int(max_gib * (1 << 30)))
+    records = options.records or (_QUICK_RECORDS if options.quick else None)
+    return synthetic(base, options.work_dir, scratch, records, options.num_shards or _NUM_SHARDS)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
     """The exit status: 1 if a candidate failed or delivered something else, 2 where nothing could be compared."""
     with tempfile.TemporaryDirectory(prefix="loaderd-bench-") as scratch:
         try:
-            specs = options.candidates.split() if options.candidates else list(options.default_candidates)
+            default = _QUICK_CANDIDATES if options.quick else options.default_candidates
+            specs = options.candidates.split() if options.candidates else list(default)
             for spec in specs:
                 configure(spec, Config(()))
             inputs = inputs_of(options, Path(scratch))
@@ -164,7 +179,9 @@ def _compare(
 
     warm_page_cache(inputs.timed.shards)
     cold, burst = cold_starts(
-        specs, lambda spec: measured(spec, inputs.timed, FIRST_BATCH, "first batch, no index"), keep
+        [] if options.quick else specs,
+        lambda spec: measured(spec, inputs.timed, FIRST_BATCH, "first batch, no index"),
+        keep,
     )
     show_failures(burst)
     failed |= burst

@@ -35,6 +35,7 @@ CANDIDATES = (
     "tfdata_xla:noshuffle,graph",
     "tfdata_service",
     "loaderd_python",
+    "loaderd_batches",
     "loaderd_tfdata",
     "loaderd_tfdata:graph",
     "floor",

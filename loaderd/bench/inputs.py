@@ -78,7 +78,7 @@ def _count(shards: int) -> str:
 def _compression_of(file: ShardFile) -> str:
     opened = open_shard(file)
     try:
-        return _COMPRESSIONS[detect_compression(opened)]
+        return _COMPRESSIONS[detect_compression(file.uri, opened)]
     finally:
         opened.close()
 

@@ -85,7 +85,7 @@ def decode(schema: Schema, stored: Mapping[str, npt.NDArray[Any]]) -> Arrays:
 def read(file: ShardFile) -> Iterator[bytes]:
     """The records of a shard, as they are stored. Raises ValueError where one is damaged."""
     with closing(open_shard(file)) as opened:
-        stream = open_stream(file.uri, opened, detect_compression(opened))
+        stream = open_stream(file.uri, opened, detect_compression(file.uri, opened))
         for found in scan(file.uri, stream.read_into):
             if isinstance(found, Damage):
                 raise ValueError(str(found))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from loaderd.client.batch import Batch
+from loaderd.client.batch import Batch, HandOver, as_it_is
+from loaderd.client.end import ProgramEnds
 from loaderd.client.sources import Source
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import LoaderdError, OptionError
@@ -33,7 +34,8 @@ class BaseLoader:
         self._options = source.options
         self._grows = source.grows
         self._stream = stream
-        self._next = self._here = stream.course.find(start)
+        self._next = stream.course.find(start)
+        self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
 
@@ -45,7 +47,16 @@ class BaseLoader:
         Where data sets grow, each epoch is a pass of its own, of the shards that there are when it begins. After an
         exception, the iterator goes on: behind a batch that could not be delivered.
         """
-        return _Iteration(self, self._stream)
+        return self.iterate()
+
+    def iterate(self, hand_over: HandOver = as_it_is, ahead: int = 0) -> Iterator[Any]:
+        """The same, of what ``hand_over(batch)()`` gives of each batch.
+
+        ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that what takes time
+        can begin; what it returns is called when its batch is taken. :attr:`position` is that of what was taken. An
+        exception from either loses no batch: it is the next one.
+        """
+        return _Iteration(self, self._stream, hand_over, ahead)
 
     @property
     def passes_of_an_iteration(self) -> int | None:
@@ -75,12 +86,12 @@ class BaseLoader:
         """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
 
         Any step can be asked for at any time and is always the same batch. Steps in order are fast; another one makes
-        the workers start anew there. Raises the error of a batch that cannot be delivered.
+        the workers start anew there. Raises the error of a batch that cannot be delivered. What is asked for by its
+        step is known by it: there is no :attr:`position` then.
         """
         with self._stream.lock:
             found = self._fetch(pass_, step)
-            if found is not None:
-                self._here = pass_, step + 1
+            self._here = None
         if isinstance(found, LoaderdError):
             raise found
         return found
@@ -97,12 +108,22 @@ class BaseLoader:
 
     @property
     def position(self) -> Position:
-        """Where the consumer stands: the batch that it will take next. What was read ahead does not count."""
+        """Where the consumer stands: the batch that it will take next. What was read ahead does not count.
+
+        Raises OptionError where a ``tf.data.Dataset`` takes the batches: it takes them ahead, and so does whatever is
+        made of it.
+        """
+        if self._here is None:
+            raise OptionError(
+                "loader.position must be that of a loop over the loader, but something else takes batches ahead",
+                hint="For a tf.data.Dataset save the iterator (tf.train.Checkpoint), use BackupAndRestore, or count: "
+                "begin = loader.next_position in front of the loop, loader.after(begin, batches) in it.",
+            )
         return self._stream.course_of(self._here[0]).position(*self._here)
 
     @property
     def next_position(self) -> Position:
-        """Where the next pass will begin."""
+        """Where the next pass will begin; and so, before an iteration, where that does."""
         return self._stream.course_of(self._next[0]).position(*self._next)
 
     @property
@@ -153,6 +174,16 @@ class BaseLoader:
         if num_steps is None:
             raise TypeError("a loader without an end, or of data that grow, has no length; see batches_per_epoch")
         return num_steps - step
+
+    def __repr__(self) -> str:
+        facts = self._stream.facts
+        at = ""
+        if self._here is not None:  # else something takes batches ahead, and nobody knows
+            at = f"; at batch {self.position.batch} of epoch {self.position.epoch}"
+        return (
+            f"<{type(self).__name__} of {facts['num_records']:,} records in {facts['num_shards']:,} shards: "
+            f"{', '.join(self.schema.fields)}, in batches of {self.batch_size:,}{at}>"
+        )
 
     @property
     def batches_per_epoch(self) -> int:
@@ -209,13 +240,17 @@ class BaseLoader:
         self.close()
 
 
-class _Iteration(Iterator[Batch]):
+class _Iteration(Iterator[Any]):
     """One pass; where data sets grow, as many as an iteration has. Of several threads, each batch goes to one."""
 
-    def __init__(self, loader: BaseLoader, stream: SupervisedStream) -> None:
+    def __init__(self, loader: BaseLoader, stream: SupervisedStream, hand_over: HandOver, ahead: int) -> None:
         self._loader = loader
         self._stream = stream
+        self._hand_over = hand_over
+        self._ahead = ahead
         self._begun = self._passes = 0
+        # What was read and is not taken yet, each with the place behind it; and the place behind all of them.
+        self._ready: tuple[tuple[Callable[[], Any] | LoaderdError, tuple[Pass, int]], ...] = ()
         self._at: tuple[Pass, int] | None = None
         if not loader._grows:
             with stream.lock:
@@ -230,30 +265,49 @@ class _Iteration(Iterator[Batch]):
         self._begun += 1
         return at
 
-    def __next__(self) -> Batch:
+    def _read(self) -> bool:
+        """Read one batch more; False where the next one is of another pass than those that are to be taken."""
+        while True:
+            if self._at is None:
+                if self._ready:
+                    return False
+                self._at = self._begin()
+            pass_, step = self._at
+            found = self._loader._fetch(pass_, step)
+            if found is None:
+                self._at = None
+                continue
+            item = found if isinstance(found, LoaderdError) else self._hand_over(found)
+            behind = pass_, step + 1
+            # No call between the two: so no interrupt, either.
+            self._ready = (*self._ready, (item, behind))
+            self._at = behind
+            return True
+
+    def __next__(self) -> Any:
         taken = None
         try:
             with self._stream.lock:
-                found = None
-                while found is None:
-                    if self._at is None:
-                        self._at = self._begin()
-                    before = self._at
-                    found = self._loader._fetch(*before)
-                    if found is None:
-                        self._at = None
-                batch, error = (None, found) if isinstance(found, LoaderdError) else (found, None)
-                taken = before[0], before[1] + 1
-                self._at = self._loader._here = taken
-        except BaseException:
-            if taken is not None and self._at is self._loader._here is taken:  # Ctrl-C, on the very last inch
-                self._at = self._loader._here = before
+                if self._ready:
+                    self._stream.check()
+                while len(self._ready) <= self._ahead and self._read():
+                    pass
+                item, behind = self._ready[0]
+                error, element = (item, None) if isinstance(item, LoaderdError) else (None, item())
+                before, taken = self._loader._here, self._ready[0]
+                self._ready = self._ready[1:]
+                self._loader._here = behind
+        except BaseException as caught:
+            if taken is not None and self._loader._here is behind:  # Ctrl-C, and the consumer does not have it yet
+                self._ready = (taken, *self._ready)
+                self._loader._here = before
+            if isinstance(caught, ProgramEnds):
+                raise caught.for_thread() from None
             raise
         # Nothing is called from here on, so an interrupt comes when the consumer has the batch.
         if error is not None:
             raise error
-        assert batch is not None
-        return batch
+        return element
 
 
 def checked_start(start: Position | None) -> Position:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,18 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         self._fields = fields
         self.num_records = num_records
 
+    def writable(self, name: str) -> npt.NDArray[Any] | None:
+        """The same memory as ``self[name]``, as an array that may be written to, or None if others read it too.
+
+        It starts at a multiple of 64 bytes. This is what DLPack and those who take memory over by it ask for.
+        """
+        array: npt.NDArray[Any] = self._fields[name].view()
+        try:
+            array.setflags(write=True)
+        except ValueError:  # the mapping itself is read-only
+            return None
+        return array
+
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._fields[name]
 
@@ -47,6 +59,15 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         return f"Batch({fields})"
 
 
+HandOver = Callable[[Batch], Callable[[], Any]]
+"""Begins to make of a batch what the consumer gets; the function that it returns gives that, or waits for it."""
+
+
+def as_it_is(batch: Batch) -> Callable[[], Batch]:
+    """The HandOver of a consumer who gets the batches themselves."""
+    return lambda: batch
+
+
 class _Lease:
     """Stands for a slot in the eyes of numpy, which keeps it alive as the base of every view."""
 
@@ -54,7 +75,8 @@ class _Lease:
 
     def __init__(self, memory: npt.NDArray[np.uint8], address: int, size: int) -> None:
         self._memory = memory  # the mapping must outlive the slot's views
-        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
+        read_only = not memory.flags.writeable
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, read_only)}
 
 
 class _LeaseEnd(weakref.ref[_Lease]):
@@ -82,6 +104,7 @@ class SlotReader:
             (name, offset, spec.record_bytes, spec.dtype, spec.shape)
             for (name, spec), offset in zip(layout.specs.items(), layout.offsets.values(), strict=True)
         ]
+        self._first_offset = self._fields[0][1]
 
     @property
     def num_lent(self) -> int:
@@ -104,18 +127,19 @@ class SlotReader:
         return self._batch(np.asarray(lease), num_records)
 
     def copy(self, slot: int, num_records: int) -> Batch:
-        """A copy of the batch in ``slot``, its fields still at multiples of 64 bytes."""
+        """A copy of the batch in ``slot``, its fields at multiples of 64 bytes."""
         start = slot * self._slot_bytes
         room = np.empty(self._slot_bytes + 64, dtype=np.uint8)
-        shift = -room.__array_interface__["data"][0] % 64
+        shift = -(room.__array_interface__["data"][0] + self._first_offset) % 64
         copied = room[shift : shift + self._slot_bytes]
         copied[:] = self._memory[start : start + self._slot_bytes]
-        copied.flags.writeable = False
         return self._batch(copied, num_records)
 
     def _batch(self, slot_bytes: npt.NDArray[np.uint8], num_records: int) -> Batch:
+        read_only = slot_bytes[:]
+        read_only.flags.writeable = False
         fields = {
-            name: slot_bytes[offset : offset + record_bytes * num_records].view(dtype).reshape(num_records, *shape)
+            name: read_only[offset : offset + record_bytes * num_records].view(dtype).reshape(num_records, *shape)
             for name, offset, record_bytes, dtype, shape in self._fields
         }
         return Batch(fields, num_records)

@@ -11,14 +11,14 @@ from typing import Any, Literal, NoReturn
 
 from loaderd.client.address import TOKEN_VARIABLE, unix_path
 from loaderd.client.base import BaseLoader, checked_start
-from loaderd.client.batch import Batch
+from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.link import LinkLost, link_to_relay, link_to_server
 from loaderd.client.progress import IndexProgress
 from loaderd.client.shared import SharedIteration, SharedStream
 from loaderd.client.sources import HOW_TO_START, ServedSource
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError, ServerError, from_wire
-from loaderd.options import Remainder, require
+from loaderd.options import Remainder, as_seconds, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import ChannelClosed
@@ -44,8 +44,9 @@ class SharedLoader(ServedLoader):
     sharing = "shared"
     _stream: SharedStream
 
-    def __iter__(self) -> Iterator[Batch]:
-        return SharedIteration(self._stream)
+    def iterate(self, hand_over: HandOver = as_it_is, ahead: int = 0) -> Iterator[Any]:
+        """``ahead`` is of no effect: each batch is asked for when it is needed."""
+        return SharedIteration(self._stream, hand_over)
 
     @property
     def position(self) -> Position:
@@ -121,9 +122,7 @@ def connect(
     """
     first = checked_start(start)
     require(isinstance(dataset, str) and bool(dataset), "dataset", "the name of one of the server's", dataset)
-    timeout = reconnect_timeout
-    is_time = isinstance(timeout, (int, float)) and timeout >= 0
-    require(is_time, "reconnect_timeout", "a number of seconds", timeout)
+    reconnect_timeout = as_seconds(reconnect_timeout, "reconnect_timeout", "a number of seconds")
     settings = _network_settings(address, compression, token, tls)
     subscription = Subscription(
         batch_size,
@@ -143,7 +142,7 @@ def connect(
         subscription,
         settings,
         stall_timeout=stall_timeout,
-        report=None if report is None else os.fspath(report),
+        report=report,  # type: ignore[arg-type]  # is made a str there
         reconnect_timeout=reconnect_timeout,
     )
     if sharing == "shared":
@@ -187,6 +186,8 @@ def _network_settings(
     address: str, compression: Compression | None, token: str | None, tls: TLS | None
 ) -> dict[str, Any] | None:
     """Those of Dial; None: the server is on this machine. Raises OptionError."""
+    require(isinstance(address, str), "address", '"unix:", "grpc+tls://host:port" or the like', address)
+    require(token is None or isinstance(token, str), "token", "a string or None", token)
     require(compression in (None, "lz4", "zstd"), "compression", '"lz4", "zstd" or None', compression)
     require(tls is None or isinstance(tls, TLS), "tls", "a loaderd.TLS or None", tls)
     if tls is not None and not address.startswith("grpc+tls:"):

@@ -30,6 +30,7 @@ from loaderd.memory.layout import SlotLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.channel import ChannelClosed
+from loaderd.protocol.descriptors import standard_is_taken
 from loaderd.protocol.messages import (
     Ask,
     Broken,
@@ -112,7 +113,8 @@ class Connection:
         self._workers_restarted = 0
 
     @property
-    def _process(self) -> subprocess.Popen[bytes] | None:
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """Of ours, that ends with the connection."""
         return self._link.process
 
     @property
@@ -150,11 +152,11 @@ class Connection:
         start_limit_s = None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S)
         self._wait(self._link.what, lambda: self._heard, start_limit_s)
         self._wait("the data", lambda: self._opened, limit_s)
-        memory = SharedMemory(self._channel.take_fd(), writable=False)
-        memory.close_fd()
-        self._reader = SlotReader(
-            memory.bytes, SlotLayout(self._source.schema.specs, self._source.options.batch_size)
-        )
+        with standard_is_taken():
+            memory = SharedMemory(self._channel.take_fd())
+            memory.close_fd()
+        specs, batch_size = self._source.schema.specs, self._source.options.batch_size
+        self._reader = SlotReader(memory.bytes, SlotLayout(specs, batch_size, several_readers=not memory.writable))
 
     def list_shards(self, listing: Listing | None) -> None:
         """Have the daemon use the shards that there are now, or those of ``listing``, where sets grow.
@@ -336,6 +338,10 @@ class Connection:
     def _give_up(self, error: LoaderdError) -> None:
         self.close()
         raise LinkLost(f"{self._link.what} gave up: {error.message}", error)
+
+    def wake(self) -> None:
+        """Have a wait in another thread end, and the daemon; without waiting for it."""
+        self._link.wake()
 
     def kill(self) -> None:
         """End the stream, whatever a daemon of ours is at. Its workers end with it, a moment later."""

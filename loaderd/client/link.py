@@ -12,12 +12,12 @@ import weakref
 import msgpack
 
 from loaderd.client.address import unix_path
+from loaderd.client.end import reap
 from loaderd.errors import LoaderdError, ServerError
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 from loaderd.protocol.process import how_it_ended, start_process
 
-_END_TIMEOUT_S = 1.0
 _CONNECT_TIMEOUT_S = 5  # while so many others want to connect that the server's queue is full
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
@@ -41,6 +41,7 @@ class Link:
         self.channel = Channel(sock)
         self.process = process
         self._end = weakref.finalize(self, _end, self.channel, process, os.getpid())
+        self._end.atexit = False  # that the program ends, client.end finds out, before the link does
 
     def receive(self) -> list[Message]:
         """As the channel's. Raises LinkLost at the end, ServerError where what comes is no message."""
@@ -60,7 +61,14 @@ class Link:
         self.close()
         if self.process is None:
             return f"{self.what} closed the connection"
-        return f"{self.what} {'does not end' if self.process.returncode is None else how_it_ended(self.process)}"
+        return (
+            f"{self.what} {'does not end' if self.process.returncode is None else how_it_ended(self.process.wait())}"
+        )
+
+    def wake(self) -> None:
+        """Have a wait end, and the process at the other end find out that it is over; without waiting for that."""
+        with contextlib.suppress(OSError):  # it is closed, or the other end is gone
+            self.channel.socket.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> str:
         """End it, whatever the other end is at; returns what became of that. Children of a process end with it."""
@@ -71,34 +79,26 @@ class Link:
 
     def close(self) -> None:
         """End it, and wait for a process's end; from any thread. A wait in another one ends, too."""
-        if self._end():
+        ending = self._end.detach()  # called, it would do nothing once the interpreter has ended all finalizers
+        if ending is not None and _end(*ending[2]):
             raise KeyboardInterrupt
 
 
 def _end(channel: Channel, process: subprocess.Popen[bytes] | None, creator: int) -> bool:
     """End the process, and wait for that; returns whether Ctrl-C has cut the wait short.
 
-    It is not raised: at the end of the interpreter it would be printed, and change nothing. A fork of the training
+    That is not raised: where garbage is collected, it would be printed, and change nothing. A fork of the training
     process inherits this, and must not end its parent's process.
     """
     if os.getpid() != creator:
         return False
     try:
         channel.close()
-        if process is None:
-            return False
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_TIMEOUT_S)
-            return False
-        process.kill()
-        # What hangs in the kernel, in a file system that is gone, ends later.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_TIMEOUT_S)
     except KeyboardInterrupt:
         if process is not None:
             process.kill()
         return True
-    return False
+    return process is not None and reap([process])
 
 
 def link_to_daemon() -> Link:

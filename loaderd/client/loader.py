@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import EmbeddedSource, check_remainder
 from loaderd.client.supervised import SupervisedStream
-from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, Refresh, StreamDescription
+from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
 from loaderd.errors import OptionError
-from loaderd.options import OnCorrupt, Remainder, Shuffle, StreamOptions, require
+from loaderd.options import OnCorrupt, Refresh, Remainder, Shuffle, StreamOptions, require
 from loaderd.plan.positions import Position
 from loaderd.schema import Schema
 
@@ -21,9 +21,9 @@ class Loader(BaseLoader):
 
     Options:
 
-    - ``shards``: a path, a glob, a URI, a list of them, or a :class:`~loaderd.Dataset`, :class:`~loaderd.Mix` or
-      :class:`~loaderd.Concat` (then ``schema``, ``shuffle``, ``seed``, ``on_corrupt``, ``index_cache`` and
-      ``refresh`` are the data set's).
+    - ``shards``: a path, a glob, a URI, or any number of them (a list, a set, a generator …), whose files come in the
+      order of their paths; or a :class:`~loaderd.Dataset`, :class:`~loaderd.Mix` or :class:`~loaderd.Concat` (then
+      ``schema``, ``shuffle``, ``seed``, ``on_corrupt``, ``index_cache`` and ``refresh`` are the data set's).
     - ``epochs``: of one pass; None: for ever.
     - ``shuffle``: True, False (the files' own order), or a :class:`~loaderd.Shuffle`.
     - ``remainder``: what becomes of an epoch's last, partial batch: ``"drop"``, ``"short"``, or ``"carry"`` (it is
@@ -70,7 +70,7 @@ class Loader(BaseLoader):
         report: str | os.PathLike[str] | None = None,
         start: Position | None = None,
     ) -> None:
-        dataset = _as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh)
+        dataset = anchored(as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh))
         common = dataset.leaves()[0]
         options = StreamOptions(
             batch_size=batch_size,
@@ -84,15 +84,16 @@ class Loader(BaseLoader):
             held_batches=held_batches,
             index_cache=common.index_cache,
             stall_timeout=stall_timeout,
-            report=None if report is None else os.fspath(report),
+            report=report,  # type: ignore[arg-type]  # is made a str there
         )
+        require(progress is None or isinstance(progress, bool), "progress", "True, False or None", progress)
         check_remainder(dataset.grows, remainder)
         first = checked_start(start)
         source = EmbeddedSource(StreamDescription(dataset, options))
         super().__init__(source, SupervisedStream(source, first, IndexProgress(progress)), first)
 
 
-def _as_dataset(
+def as_dataset(
     shards: Any,
     schema: Schema | None,
     shuffle: bool | Shuffle,
@@ -101,10 +102,9 @@ def _as_dataset(
     index_cache: str,
     refresh: Refresh,
 ) -> AnyDataset:
+    """The data set that the arguments of a Loader describe. Raises OptionError."""
     if not isinstance(shards, (Dataset, Concat, Mix)):
-        require(isinstance(schema, Schema), "schema", "a loaderd.Schema", schema)
-        assert schema is not None
-        return Dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh)
+        return Dataset(shards, cast(Schema, schema), shuffle, seed, on_corrupt, index_cache, refresh)
     given = (schema, shuffle, seed, on_corrupt, index_cache, refresh)
     if given != (None, True, 0, "raise", "user", "never"):
         raise OptionError(

@@ -19,8 +19,10 @@ could be over while somebody still uses its last batch, which would be lost with
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from loaderd.client.batch import Batch
+from loaderd.client.batch import Batch, HandOver
+from loaderd.client.end import ProgramEnds
 from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import Source
@@ -88,7 +90,7 @@ class SharedStream(SupervisedStream):
         self._taken.discard(step)
 
     def _join(self) -> None:
-        self._check()
+        self.check()
         self._is_member = False
         if self._now.torn:
             self._open_for(self._pass, None, self._mark)
@@ -109,15 +111,16 @@ class SharedStream(SupervisedStream):
         self._pass, self._mark = pass_, mark
 
 
-class SharedIteration(Iterator[Batch]):
+class SharedIteration(Iterator[Any]):
     """What of a pass this consumer gets. Of several threads, each batch goes to one."""
 
-    def __init__(self, stream: SharedStream) -> None:
+    def __init__(self, stream: SharedStream, hand_over: HandOver) -> None:
         self._stream = stream
+        self._hand_over = hand_over
         self._pass: Pass | None = None
         self._over = False
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Any:
         taken = None
         try:
             with self._stream.lock:
@@ -126,15 +129,16 @@ class SharedIteration(Iterator[Batch]):
                     self._over = True
                     raise StopIteration
                 self._pass, step, item = found
-                batch, error = (None, item) if isinstance(item, LoaderdError) else (item, None)
+                error, element = (item, None) if isinstance(item, LoaderdError) else (None, self._hand_over(item)())
                 taken = step
                 self._stream.keep(taken)
-        except BaseException:
+        except BaseException as error:
             if taken is not None:  # Ctrl-C, on the very last inch
                 self._stream.give_up(taken)
+            if isinstance(error, ProgramEnds):
+                raise error.for_thread() from None
             raise
         # Nothing is called from here on, so an interrupt comes when the consumer has the batch.
         if error is not None:
             raise error
-        assert batch is not None
-        return batch
+        return element

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import threading
 import time
 from typing import Any
-from weakref import WeakSet
 
 from loaderd.client.batch import Batch
 from loaderd.client.connection import Connection, Counts
+from loaderd.client.end import ProgramEnds, program_has_ended, register
 from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
 from loaderd.client.report import DamageReport
@@ -51,7 +52,7 @@ class SupervisedStream:
     def __init__(self, source: Source, start: Position, progress: IndexProgress) -> None:
         """Have the stream opened at ``start``. Raises LoaderdError."""
         self.lock = threading.Lock()
-        self._over: str | None = None
+        self._over: str | type[ProgramEnds] | None = None
         self._not_over = _held_lock()
         self._maker = os.getpid()
         self._source = source
@@ -60,12 +61,14 @@ class SupervisedStream:
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
         self.counts = Counts(report=DamageReport(source.options.report))
-        _streams.add(self)
+        register(self)
         try:
             self._open(start, None)
             self._room_for = self.course.find(start)[0].past
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, ProgramEnds):
+                raise error.for_thread() from None
             raise
 
     # ------------------------------------------------------------------------------------------- data
@@ -92,7 +95,7 @@ class SupervisedStream:
 
         Raises LoaderdError; then nothing has changed.
         """
-        self._check()
+        self.check()
         self._expected = None
         place = Position(listing=listing, of=self.data.of)
         if self._now.torn:
@@ -146,7 +149,7 @@ class SupervisedStream:
                 return batch
 
     def _start(self, pass_: Pass, step: int) -> None:
-        self._check()
+        self.check()
         if self._now.torn or (pass_.past and pass_.past != self._room_for):
             self._open_for(pass_, None, step)
         elif pass_.listing != self.course.listing:
@@ -209,7 +212,7 @@ class SupervisedStream:
             try:
                 self._connection = connection = Connection(self._source, self.counts)
                 self.counts.daemon_restarts += before is not None
-                self._check()  # close() may have come when there was nothing to be ended yet
+                self.check()  # close() may have come when there was nothing to be ended yet
                 connection.open(place.to_json(), self._progress)
                 break
             except LinkLost as lost:
@@ -225,12 +228,13 @@ class SupervisedStream:
 
     def _take_leave(self, before: Connection | None, end: LinkLost | None, at: str) -> None:
         """Raises LoaderdError if there should be no other link; returns when it is time for it."""
+        self.check()  # in the middle of a program's end nobody may wait here
         fruitful = False
         if before is not None:
             before.kill()
             before.torn = True
             fruitful, before.delivered = before.delivered, False
-        self._check()
+        self.check()
         if end is None:
             return
         if end.failure is not None and not self._source.may_pass(end.failure):
@@ -239,21 +243,34 @@ class SupervisedStream:
             raise end.failure
         if self._not_over.acquire(timeout=self._source.pause_s(end, fruitful, at)):
             self._not_over.release()
-        self._check()
+        self.check()
 
     # -------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
         """End the stream; from any thread. A :meth:`fetch` that waits in another one raises ClosedError."""
-        self._over = self._over or "the loader is closed"
-        with contextlib.suppress(RuntimeError):  # it is closed again
-            self._not_over.release()
+        self.end("the loader is closed")
         if self._connection is not None:
             self._connection.close()
 
-    def _check(self) -> None:
-        if self._over is not None:
+    def end(self, why: str | type[ProgramEnds]) -> None:
+        """What :class:`~loaderd.client.end.Ending` says."""
+        self._over = self._over or why
+        with contextlib.suppress(RuntimeError):  # it has ended before
+            self._not_over.release()
+        if self._connection is not None:
+            self._connection.wake()
+
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """Those of ours that end with the stream."""
+        process = None if self._connection is None else self._connection.process
+        return [] if process is None else [process]
+
+    def check(self) -> None:
+        if isinstance(self._over, str):
             raise ClosedError(self._over, hint="Make a new one.")
+        if self._over is not None or program_has_ended():
+            raise ProgramEnds
 
     def leave_to_parent(self) -> None:
         """In a fork of the process, whose parent goes on with the stream."""
@@ -267,14 +284,3 @@ def _held_lock() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
     return lock
-
-
-_streams: WeakSet[SupervisedStream] = WeakSet()
-
-
-def _leave_streams_to_parent() -> None:
-    for stream in _streams:
-        stream.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_leave_streams_to_parent)

@@ -66,14 +66,16 @@ class Served:
             raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')
         if dataset.grows and wanted.is_group:
             raise OptionError(f"sharing={wanted.sharing!r} is not for data that grow: each consumer lists them")
-        return StreamDescription(dataset, options, start)
+        return StreamDescription(dataset, options, start, several_readers=wanted.is_group)
 
     def report(self) -> dict[str, Any]:
         """For people to read."""
         preparation, state = self.preparation, "ready"
         num_shards, num_records = 0, 0
         passing = preparation.index_pass
-        if passing is not None:
+        if preparation.list_pass is not None:
+            state = "listing its shards"
+        elif passing is not None:
             state = f"indexing {100 * passing.done_bytes // max(1, passing.total_bytes)} %"
         elif preparation.error is not None:
             state = f"failed: {preparation.error}"

@@ -20,16 +20,18 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
-from loaderd.shards.files import ShardFile, list_shards
+from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
 
 _MOST_NAMED = 3
 _UNKNOWN = -1
 
 
-def list_sets(dataset: AnyDataset, listing: Listing | None) -> list[list[ShardFile]]:
-    """The shards of each set, as they are now, or those of ``listing`` where a set grows. Raises as list_shards."""
-    found = [list_shards(leaf.shards) for leaf in dataset.leaves()]
+def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[list[ShardFile]]:
+    """Of the shards ``found`` of each set, those of ``listing`` where a set grows; None: all.
+
+    Raises OptionError where they are not there any more.
+    """
     if listing is None:
         return found
     return [files if entry is None else _listed(files, *entry) for files, entry in zip(found, listing, strict=True)]
@@ -91,6 +93,11 @@ class Data:
             if entry is None:
                 content = f"{table.num_records} records in {table.num_shards} shards, digest {table.digest}"
                 self.of[f"{name} shards".strip()] = content
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all sets."""
+        return self._block_ends[-1]
 
     def block(self, number: int) -> list[Any]:
         """As ``BlockTable.block``."""

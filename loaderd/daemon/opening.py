@@ -8,12 +8,13 @@ from typing import Any
 
 from loaderd.daemon.data import Data
 from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import FillWork, LoadWork, Task
+from loaderd.daemon.tasks import FillWork, LoadWork, ProbeWork, Task
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError, to_wire
-from loaderd.machine import available_memory, in_mib
+from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
+from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed, Opened
@@ -54,7 +55,7 @@ class OpenedStream:
             num_arenas, max_rows = max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
         self._num_arenas, self._max_rows = num_arenas, max_rows
         self._window_layout = WindowLayout(schema.row_bytes, max_rows)
-        self._slot_layout = SlotLayout(schema.specs, options.batch_size)
+        self._slot_layout = SlotLayout(schema.specs, options.batch_size, description.several_readers)
         windows_bytes = num_arenas * self._window_layout.arena_bytes
         slots_bytes = options.num_slots * self._slot_layout.slot_bytes
         _check_memory(
@@ -66,7 +67,12 @@ class OpenedStream:
         )
         self.windows = SharedMemory.create("windows", windows_bytes)
         self.slots = SharedMemory.create("slots", slots_bytes)
-        self._client_fd = os.open(f"/proc/self/fd/{self.slots.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        # A consumer may write to slots that nobody else reads (see memory.layout).
+        access = os.O_RDONLY if description.several_readers else os.O_RDWR
+        try:
+            self._client_fd = os.open(f"/proc/self/fd/{self.slots.fd}", access | os.O_CLOEXEC)
+        except OSError as error:
+            raise DaemonError(f"cannot share the batches' memory: {error.strerror}", hint=remedy(error)) from None
         self.stream = Stream(
             self._plan_pass,
             num_slots=options.num_slots,
@@ -92,7 +98,7 @@ class OpenedStream:
 
     def _course_of(self, data: Data) -> Course:
         options = self._description.options
-        _check_batch_size(options.batch_size, options.shard[1], data.rows.num_records)
+        _check_batch_size(options, data.rows.num_records)
         return Course(options, data.rows.num_records, self._window_records, self._of(data), data.listing)
 
     def _of(self, data: Data) -> dict[str, Any]:
@@ -120,8 +126,13 @@ class OpenedStream:
 
     @property
     def client_fd(self) -> int:
-        """The descriptor of the slots' memory for a client, who cannot write there: others may read it too."""
+        """The descriptor of the slots' memory for a client: to write there too, unless it has several readers."""
         return self._client_fd
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all sets."""
+        return self._data.num_blocks
 
     def attach_message(self) -> Attach:
         """What a worker needs; goes with the descriptors of windows and slots."""
@@ -172,7 +183,8 @@ class OpenedStream:
                 for batch in work.batches
             ]
             return FillTask(task.number, self._number, batches)
-        return ProbeTask(task.number, self._number, self._data.block(0))
+        assert isinstance(work, ProbeWork)
+        return ProbeTask(task.number, self._number, self._data.block(work.block), work.any_fits)
 
     def close(self) -> None:
         """Give the memories back; nothing can be done with the stream any more.
@@ -202,11 +214,18 @@ def _check_memory(needs: Mapping[str, int]) -> None:
         )
 
 
-def _check_batch_size(batch_size: int, num_hosts: int, num_records: int) -> None:
-    if batch_size * num_hosts > num_records:
+def _check_batch_size(options: StreamOptions, num_records: int) -> None:
+    """Raise OptionError where no batch could be made: each host must have one, of which a record at least is its own.
+
+    With "short", that may be an epoch's last batch, and the only one.
+    """
+    batch_size, num_hosts = options.batch_size, options.shard[1]
+    hosts = f" for {num_hosts} hosts" if num_hosts > 1 else ""
+    if num_hosts > num_records:
+        raise OptionError(f"shard must be of at most {num_records} hosts, as there are {num_records} records{hosts}")
+    if options.remainder != "short" and batch_size * num_hosts > num_records:
         raise OptionError(
-            f"batch_size must be at most {num_records // num_hosts}, for there are {num_records} records"
-            + (f" for {num_hosts} hosts" if num_hosts > 1 else "")
-            + f", got {batch_size}",
-            hint="Choose a smaller batch, or check that shards names all of them.",
+            f"batch_size must be at most {num_records // num_hosts}, for there are {num_records} records{hosts} and "
+            f"remainder={options.remainder!r}, got {batch_size}",
+            hint='Choose a smaller batch, or remainder="short", or check that shards names all of them.',
         )

@@ -1,4 +1,8 @@
-"""The way from a description to data: list the shards, take their indexes from the cache or have them made, join.
+"""The way from a description to data: have the shards listed, take their indexes from the cache or have them made.
+
+::
+
+    ListPass (one task a set) ──► IndexPass (one task for each shard that the cache does not know) ──► Data
 
 One preparation may serve many streams of the same data set.
 """
@@ -8,18 +12,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from loaderd.daemon.data import Data, list_sets
+from loaderd.daemon.data import Data, of_listing
 from loaderd.daemon.index_pass import IndexPass
-from loaderd.daemon.tasks import IndexWork, Task
+from loaderd.daemon.list_pass import ListPass
+from loaderd.daemon.tasks import IndexWork, ListWork, Task
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing
-from loaderd.protocol.worker_messages import IndexTask
+from loaderd.protocol.worker_messages import IndexTask, ListTask
 from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
 from loaderd.shards.index_cache import IndexCache
+
+_SLOW_S = 5.0
 
 
 class Preparation:
@@ -46,34 +53,78 @@ class Preparation:
         self._dataset = dataset
         self._options = options
         self._workforce = workforce
+        self._listing = listing
+        self._known = known
+        self._slow_said: set[type] = set()
         self._began_s = time.monotonic()
-        try:
-            self._sets = list_sets(dataset, listing)
-        except LoaderdError as error:
-            self.error = error
-            return
-        files = [file for files in self._sets for file in files]
-        self.index_pass = IndexPass(files, IndexCache(options.index_cache, options.block_records), known)
-        workforce.add_source(self.index_pass, self._message_of)
-        if not self.index_pass.finished:
-            workforce.start(options.num_workers)
+        self._sets: list[list[ShardFile]] = []
+        self.list_pass: ListPass | None = ListPass(
+            [leaf.shards for leaf in dataset.leaves()], workforce.stall_timeout
+        )
+        workforce.add_source(self.list_pass, self._list_message)
+        workforce.start(1)
 
     @property
     def finished(self) -> bool:
         """Whether there are data, or an error."""
         return self.data is not None or self.error is not None
 
-    def _message_of(self, task: Task) -> IndexTask:
-        assert self.index_pass is not None and isinstance(task.work, IndexWork)
-        file = self.index_pass.files[task.work.file]
-        options = self._options
+    def _list_message(self, task: Task) -> ListTask:
+        assert self.list_pass is not None and isinstance(task.work, ListWork)
+        names = self.list_pass.sets[task.work.set]
+        return ListTask(task.number, [names] if isinstance(names, str) else list(names))
+
+    def _index_message(self, task: Task) -> IndexTask:
+        file, options = self._file_of(task), self._options
         place = [file.uri, file.size_bytes, file.mtime_ns]
         return IndexTask(task.number, place, options.index_cache, options.block_records)
 
+    def _file_of(self, task: Task) -> ShardFile:
+        assert self.index_pass is not None and isinstance(task.work, IndexWork)
+        return self.index_pass.files[task.work.file]
+
     def advance(self) -> None:
-        """Make the data of the indexes, if they are all there."""
-        done = self.index_pass
-        if done is None or not done.finished:
+        """Go on to the next pass, or to the data, if the one before is over."""
+        if self.list_pass is not None:
+            self._after_listing(self.list_pass)
+        if self.index_pass is not None:
+            self._after_indexing(self.index_pass)
+
+    def _after_listing(self, done: ListPass) -> None:
+        if not done.finished:
+            self._warn_if_slow(done)
+            return
+        self.cancel()
+        self.error = done.error
+        if self.error is None:
+            try:
+                self._sets = of_listing([done.files[number] for number in range(len(done.sets))], self._listing)
+            except LoaderdError as error:
+                self.error = error
+        if self.error is not None:
+            return
+        options = self._options
+        files = [file for files in self._sets for file in files]
+        self.index_pass = IndexPass(files, IndexCache(options.index_cache, options.block_records), self._known)
+        self._workforce.add_source(self.index_pass, self._index_message)
+        if not self.index_pass.finished:
+            self._workforce.start(options.num_workers)
+
+    def _warn_if_slow(self, source: ListPass | IndexPass) -> None:
+        """Say once of each pass what it waits for, long before patience ends: people watch a program that starts."""
+        task = None if type(source) in self._slow_said else self._workforce.silent(source, _SLOW_S)
+        if task is None:
+            return
+        self._slow_said.add(type(source))
+        what = task.work.shards if isinstance(task.work, ListWork) else self._file_of(task).uri
+        doing = "listed" if isinstance(task.work, ListWork) else "read for its index"
+        limit_s = self._workforce.stall_timeout
+        until = "" if limit_s is None else f"; that is given up after {limit_s:g} s"
+        self._warnings.append(f"{what} is being {doing}, and the storage has not answered for {_SLOW_S:g} s{until}")
+
+    def _after_indexing(self, done: IndexPass) -> None:
+        if not done.finished:
+            self._warn_if_slow(done)
             return
         self.cancel()
         self.num_cached = done.num_cached
@@ -97,6 +148,7 @@ class Preparation:
 
     def cancel(self) -> None:
         """Have nothing more done for it."""
-        if self.index_pass is not None:
-            self._workforce.remove_source(self.index_pass)
-            self.index_pass = None
+        for source in (self.list_pass, self.index_pass):
+            if source is not None:
+                self._workforce.remove_source(source)
+        self.list_pass = self.index_pass = None

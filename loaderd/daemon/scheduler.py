@@ -101,6 +101,13 @@ class Scheduler:
         """The tasks that ``worker`` has now, oldest first."""
         return list(self._workers[worker].tasks)
 
+    def silent(self, source: TaskSource, limit: int) -> Task | None:
+        """A task of ``source`` that is being worked on, and of which nothing has come for ``limit`` ticks or more."""
+        for worker in self._workers.values():
+            if worker.ready and worker.tasks and worker.tasks[0].source is source and worker.ticks >= limit:
+                return worker.tasks[0]
+        return None
+
     def work_of(self, number: int) -> Work:
         """What task ``number``, which some worker has, is."""
         return self._tasks[number].work
@@ -115,7 +122,7 @@ class Scheduler:
             del self._tasks[task.number]
             if position == 0:
                 task.deaths += 1
-            if task.deaths >= task.most_deaths:
+            if task.deaths >= task.most_deaths or (position == 0 and stalled and not task.survives_stalls):
                 workers = f"{task.deaths} workers in a row were" if task.deaths > 1 else "a worker was"
                 error = WorkerError(f"{workers} lost at {task.work}; the last one {reason}", hint=_HINT)
                 task.source.given_up(task, error, stalled)

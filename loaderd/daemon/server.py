@@ -28,9 +28,11 @@ from loaderd import logs
 from loaderd.daemon.bandwidth import Bandwidth
 from loaderd.daemon.catalog import Served, load_catalog
 from loaderd.daemon.consumers import Consumer, Limits, asked_once
+from loaderd.daemon.fork_server import ForkServer
 from loaderd.daemon.session import Session
 from loaderd.daemon.waits import describe
 from loaderd.daemon.wires import Wires
+from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.daemon.workforce import Workforce
 from loaderd.errors import BusyError, DaemonError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
@@ -55,6 +57,7 @@ from loaderd.protocol.messages import (
 from loaderd.protocol.process import enter_process
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION
+from loaderd.workers.main import main as work
 
 _SUPERVISOR = -1
 _LISTENER = -2
@@ -69,12 +72,12 @@ _logger = logging.getLogger("loaderd")
 class Server:
     """Serves until the supervisor says that it is enough, or is gone."""
 
-    def __init__(self, supervisor: Channel, parent: int) -> None:
+    def __init__(self, supervisor: Channel, parent: int, pool: WorkerPool) -> None:
         self._wires = Wires()
         self._supervisor = supervisor
         self._parent_fd = os.pidfd_open(parent)
         self._wires.add(_SUPERVISOR, supervisor, self._parent_fd)
-        self._workforce = Workforce(self._wires, _STALL_TIMEOUT_S, _logger.warning, _FIRST_WORKER)
+        self._workforce = Workforce(self._wires, pool, _STALL_TIMEOUT_S, _logger.warning)
         self._workers = 0
         self._limits = Limits()
         self._catalog: dict[str, Served] = {}
@@ -104,7 +107,7 @@ class Server:
             self._wires.finish(_SUPERVISOR, _LAST_WORDS_S)
         finally:
             self._wires.close()
-            self._workforce.pool.kill()
+            self._workforce.pool.close()
 
     def _received(self, number: int, messages: list[Message] | None) -> None:
         if number >= _FIRST_WORKER:
@@ -388,7 +391,8 @@ def _internal(error: Exception) -> DaemonError:
 def main() -> None:
     """Entry point of the daemon process: see ``protocol.process.start_process``."""
     sock, parent = enter_process("loaderd-server")
+    pool = WorkerPool(ForkServer(work, leave=sock), _FIRST_WORKER)
     with contextlib.suppress(ProcessLookupError):  # the supervisor was killed while this one started
-        server = Server(Channel(sock), parent)
+        server = Server(Channel(sock), parent, pool)
         signal.signal(signal.SIGUSR1, lambda *_: print(server.describe(), file=sys.stderr, flush=True))
         server.run()

@@ -2,12 +2,12 @@
 
 ::
 
-    client ──Open──►  list the shards, load cached indexes
+    client ──Open──►  ListTask …, load cached indexes
                       IndexTask … for the rest                   Preparation
                       plan, make the memories, Attach, ProbeTask    Probe
            ◄─Listed─
            ◄─Opened─
-           ──List──►  (where data sets grow) list them again, IndexTask …, Attach
+           ──List──►  (where data sets grow) ListTask …, IndexTask …, Attach
            ◄─Listed─
            ──Start──► LoadTask, FillTask …                       Stream
            ◄─Ready──
@@ -27,9 +27,11 @@ import time
 import traceback
 from dataclasses import replace
 
+from loaderd.daemon.fork_server import ForkServer
 from loaderd.daemon.session import Session
 from loaderd.daemon.waits import describe
 from loaderd.daemon.wires import Wires
+from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
@@ -37,6 +39,7 @@ from loaderd.machine import remedy
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import Ask, Failed, Message, Open, State
 from loaderd.protocol.process import enter_process
+from loaderd.workers.main import main as work
 
 _CLIENT = -1
 _STREAM = 0
@@ -47,7 +50,8 @@ _LAST_WORDS_S = 5.0
 class Service:
     """Serves one client until it goes, or its process ends."""
 
-    def __init__(self, client: Channel, parent: int) -> None:
+    def __init__(self, client: Channel, parent: int, pool: WorkerPool) -> None:
+        self._pool = pool
         self._wires = Wires()
         self._parent_fd = os.pidfd_open(parent)
         self._wires.add(_CLIENT, client, self._parent_fd)
@@ -82,8 +86,7 @@ class Service:
             )
         finally:
             self._wires.close()
-            if self._workforce is not None:
-                self._workforce.pool.kill()
+            self._pool.close()
             os.close(self._parent_fd)
 
     def _fail(self, error: LoaderdError) -> None:
@@ -120,7 +123,7 @@ class Service:
                 f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
-        self._workforce = Workforce(self._wires, description.options.stall_timeout, self._warn)
+        self._workforce = Workforce(self._wires, self._pool, description.options.stall_timeout, self._warn)
         self._session = Session(_STREAM, description, self._workforce, self._tell, pickled=message.description)
         self._session.join(_CLIENT)
 
@@ -142,8 +145,9 @@ class Service:
 def main() -> None:
     """Entry point of the daemon process: see ``protocol.process.start_process``."""
     sock, parent = enter_process("loaderd-daemon")
+    pool = WorkerPool(ForkServer(work, leave=sock))
     try:
-        service = Service(Channel(sock), parent)
+        service = Service(Channel(sock), parent, pool)
     except ProcessLookupError:  # the training process was killed while this one started
         return
     signal.signal(signal.SIGUSR1, lambda *_: print(service.describe(), file=sys.stderr, flush=True))

@@ -133,7 +133,7 @@ class Session:
         elif isinstance(message, Start):
             members.start(member, message.generation, Pass.from_wire(message.which), message.step, message.taken)
         elif isinstance(message, Want):
-            members.want(member, message.count)
+            members.want(member, message.num_batches)
         elif isinstance(message, List):
             require(self._own is not None, "List", "for a data set that grows", message)
             members.stop(member)
@@ -173,15 +173,16 @@ class Session:
             self._tell_all(Progress(passing.done_bytes, passing.total_bytes))
         if preparation is self._own:
             preparation.advance()
+            for text in preparation.take_warnings():
+                self.warn(text)
         if not preparation.finished:
             return
         self._preparation = None
-        for text in preparation.take_warnings() if preparation is self._own else []:
-            self.warn(text)
+        is_new = self.opened is None
         try:
             self._use(preparation)
         except LoaderdError as error:
-            if self.opened is None:
+            if is_new or self.opened is None:
                 raise
             # What goes wrong with the shards of sets that have grown costs the client nothing more.
             self._tell_all(self.opened.listed_message(error))
@@ -202,7 +203,7 @@ class Session:
         self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached)
         workforce.attach(self)
         workforce.start(self._description.options.num_workers)
-        self._probe = Probe()
+        self._probe = Probe(opened.num_blocks, self._description.options.on_corrupt != "raise")
         workforce.add_source(self._probe, opened.task_message)
 
     def _after_probe(self, probe: Probe) -> None:
@@ -210,7 +211,8 @@ class Session:
         self._probe = None
         if probe.error is not None:
             raise probe.error
-        assert self.opened is not None
+        assert self.opened is not None and self._sizes is not None
+        self._sizes = Opened({**self._sizes.facts, "kernels": probe.kernels})
         self._workforce.add_source(self.opened.stream, self.opened.task_message)
         self.members = MEMBERS_OF[self._sharing](self.opened.stream, self._num_members)
         for member in self.present:
@@ -299,7 +301,8 @@ class Session:
     def waits_for(self, member: int) -> str:
         """Who a member waits for, or who waits for it."""
         if self._preparation is not None:
-            return "waits for the data set to be indexed"
+            listing = self._preparation.list_pass is not None
+            return f"waits for the data set to be {'listed' if listing else 'indexed'}"
         return "waits for the stream to begin" if self.members is None else self.members.describe(member)
 
     def report(self, member: int) -> dict[str, Any]:

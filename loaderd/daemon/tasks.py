@@ -16,6 +16,17 @@ from loaderd.plan.epoch import Slice
 
 
 @dataclass(frozen=True)
+class ListWork:
+    """List the shards of set ``set`` (counted from 0), which the user calls ``shards``."""
+
+    set: int
+    shards: str
+
+    def __str__(self) -> str:
+        return f"the listing of {self.shards}"
+
+
+@dataclass(frozen=True)
 class IndexWork:
     """Index file ``file`` (counted from 0)."""
 
@@ -27,10 +38,13 @@ class IndexWork:
 
 @dataclass(frozen=True)
 class ProbeWork:
-    """See whether the first record fits the schema."""
+    """See whether the first record of ``block`` fits the schema; or, with ``any_fits``, any of its records."""
+
+    block: int
+    any_fits: bool
 
     def __str__(self) -> str:
-        return "the first record"
+        return f"the first records of block {self.block}" if self.any_fits else "the first record"
 
 
 @dataclass(frozen=True)
@@ -89,14 +103,14 @@ class TrialWork(FillWork):
 
 MAX_DEATHS = 3
 
-Work = IndexWork | ProbeWork | LoadWork | FillWork
+Work = ListWork | IndexWork | ProbeWork | LoadWork | FillWork
 
 
 @dataclass(eq=False)
 class Task:
     """Work that was handed out: by which source, in which generation of it, and how often its worker died.
 
-    After ``most_deaths`` it is given up.
+    After ``most_deaths`` it is given up; unless it ``survives_stalls``, after the first stall.
     """
 
     source: TaskSource
@@ -104,6 +118,7 @@ class Task:
     generation: int = 0
     most_deaths: int = MAX_DEATHS
     deaths: int = 0
+    survives_stalls: bool = True
     number: int = field(default=-1)
 
 

@@ -47,18 +47,18 @@ class Attachable(Protocol):
 class Workforce:
     """See the module's docstring.
 
-    ``warn`` is told of every worker that is replaced. ``first_number``: from which on workers are numbered.
+    ``warn`` is told of every worker that is replaced.
     """
 
     def __init__(
-        self, wires: Wires, stall_timeout: float | None, warn: Callable[[str], None], first_number: int = 0
+        self, wires: Wires, pool: WorkerPool, stall_timeout: float | None, warn: Callable[[str], None]
     ) -> None:
         self.scheduler = Scheduler()
-        self.pool = WorkerPool(first_number)
+        self.pool = pool
         self.tick_s = _MAX_TICK_S
         if stall_timeout is not None:
             self.tick_s = min(_MAX_TICK_S, stall_timeout / _MIN_TICKS)
-        self._stall_timeout = stall_timeout
+        self.stall_timeout = stall_timeout
         self._wires = wires
         self._warn = warn
         self._streams: dict[int, Attachable] = {}
@@ -95,10 +95,9 @@ class Workforce:
     # ------------------------------------------------------------------------------------------ workers
 
     def start(self, number: int) -> None:
-        """Start workers, unless there are some."""
-        if not self.pool.numbers:
-            for _ in range(number):
-                self._start_worker()
+        """Have at least so many workers."""
+        while len(self.pool.numbers) < number:
+            self._start_worker()
 
     def _start_worker(self) -> None:
         worker, channel, pidfd = self.pool.start()
@@ -139,11 +138,14 @@ class Workforce:
             return [Fault(tuple(places), from_wire(error)) for places, error in message.result]
         return message.result
 
+    def silent(self, source: TaskSource, limit_s: float) -> Task | None:
+        """A task of ``source`` that a worker is at, and of which nothing has come for so long."""
+        return self.scheduler.silent(source, math.ceil(limit_s / self.tick_s))
+
     def tick(self) -> None:
         """``tick_s`` have passed, in which this process ran: replace workers that have stalled."""
-        self.pool.reap()
         self.scheduler.tick()
-        timeout_s = self._stall_timeout
+        timeout_s = self.stall_timeout
         if timeout_s is None:
             return
         limit = math.ceil(timeout_s / self.tick_s)

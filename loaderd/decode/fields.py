@@ -2,7 +2,7 @@
 
 ::
 
-    rows (n, row_bytes) ──┬── Bits ─────► loaderd.decode.bits
+    rows (n, row_bytes) ──┬── Bits ─────► loaderd.decode.compiled, or loaderd.decode.bits
                           ├── Packed ───► CopyBytes
                           ├── Array ────► CastValues or LookUpValues
                           └── other fields ── Derived ──► the user's function
@@ -21,10 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.decode.bits import AnyArray, Bytes, Engine, bits_engine
+from loaderd.decode.bits import bits_engine
+from loaderd.decode.compiled import SelectBits
+from loaderd.decode.layout import AnyArray, Bytes, Engine
 from loaderd.errors import OptionError, WorkerError
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Packed, Schema
+from loaderd.statistics import Kernels
 
 # A chunk of chess makes 40 calls of numpy, which take 25 µs however few its records are: 890 ns a record in chunks of
 # 98, 640 in chunks of 196, 500 in chunks of 512. That weighs more than staying inside a cache of 1 MiB.
@@ -49,6 +52,8 @@ class BatchDecoder:
         self._chunk_records = max(1, min(_MAX_CHUNK_RECORDS, _MAX_SCRATCH_BYTES // max(1, scratch_record_bytes)))
         for engine in engines:
             engine.reserve(self._chunk_records)
+        self.kernels: Kernels = "compiled" if any(isinstance(each, SelectBits) for each in engines) else "numpy"
+        """Whether any field is decoded by compiled code."""
         self._intermediates = {
             name: np.empty((self._chunk_records, *spec.shape), spec.dtype) for name, spec in intermediates.items()
         }

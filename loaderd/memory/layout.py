@@ -7,8 +7,11 @@
     windows   │ arena 0                                 │ arena 1 …
               │ rows (rows, row_bytes)                  │
 
-A slot holds one batch. TensorFlow takes an array over without a copy only if it starts at a multiple of 64 bytes. An
-arena holds one window of packed rows, each at the place that the shuffle gives it.
+A slot holds one batch. An arena holds one window of packed rows, each at the place that the shuffle gives it.
+
+TensorFlow takes an array over without a copy only if it starts at a multiple of 64 bytes, and then it may write
+there: into a slice that it believes nobody else needs. That is fine where one consumer has the slot for itself. Where
+several consumers read the same slots, every field starts 32 bytes behind a multiple of 64: TensorFlow makes a copy.
 """
 
 from __future__ import annotations
@@ -34,10 +37,11 @@ def _align(size: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """The fields of one batch in a slot."""
+    """The fields of one batch in a slot. ``several_readers``: whether more than one consumer reads it."""
 
     specs: Mapping[str, FieldSpec]
     batch_size: int
+    several_readers: bool = False
 
     @property
     def offsets(self) -> dict[str, int]:
@@ -45,14 +49,21 @@ class SlotLayout:
         found: dict[str, int] = {}
         end = 0
         for name, spec in self.specs.items():
-            found[name] = end
-            end = _align(end + spec.record_bytes * self.batch_size, FIELD_ALIGNMENT_BYTES)
+            found[name] = end + self._shift
+            end = _align(end + self._shift + spec.record_bytes * self.batch_size, FIELD_ALIGNMENT_BYTES)
         return found
+
+    @property
+    def _shift(self) -> int:
+        return FIELD_ALIGNMENT_BYTES // 2 if self.several_readers else 0
 
     @property
     def slot_bytes(self) -> int:
         """Bytes from one slot to the next."""
-        used = sum(_align(spec.record_bytes * self.batch_size, FIELD_ALIGNMENT_BYTES) for spec in self.specs.values())
+        used = sum(
+            _align(self._shift + spec.record_bytes * self.batch_size, FIELD_ALIGNMENT_BYTES)
+            for spec in self.specs.values()
+        )
         return _align(max(used, 1), _PAGE_BYTES)
 
     def views(self, memory: Bytes1D, slot: int) -> dict[str, npt.NDArray[Any]]:

@@ -8,6 +8,7 @@ slots took as long with them as without.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -19,17 +20,18 @@ from loaderd.machine import in_mib, remedy
 
 
 class SharedMemory:
-    """A mapping of a memfd. ``bytes``: uint8, (size,). It is unmapped when its last view is gone."""
+    """A mapping of a memfd. ``bytes``: uint8, (size,). It is unmapped when its last view is gone.
 
-    def __init__(self, fd: int, *, writable: bool = True) -> None:
-        """Map the memfd ``fd``, which this object owns from now on; raises DaemonError.
+    ``writable``: whether the descriptor was opened for writing, too. It is the same for every process that has it.
+    """
 
-        Not ``writable``: to be read only, as it must be where ``fd`` was opened for reading.
-        """
+    def __init__(self, fd: int) -> None:
+        """Map the memfd ``fd``, which this object owns from now on; raises DaemonError."""
         self.fd = fd
+        self.writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
         size = os.fstat(fd).st_size
         try:
-            mapped = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+            mapped = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ)
         except OSError as error:
             self.close_fd()
             raise _error(size, error) from None
@@ -40,8 +42,10 @@ class SharedMemory:
         """New, zeroed memory of ``size`` bytes; ``name`` shows in /proc/PID/maps. Raises DaemonError."""
         fd = -1
         try:
-            fd = os.memfd_create(f"loaderd-{name}", os.MFD_CLOEXEC)
+            fd = os.memfd_create(f"loaderd-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, max(size, mmap.PAGESIZE))
+            # Whoever may write must not be able to cut it off: a process that reads behind the end dies of SIGBUS.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)

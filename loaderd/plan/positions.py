@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from loaderd.errors import OptionError
-from loaderd.options import StreamOptions, is_count, require
+from loaderd.options import StreamOptions, as_count, is_count, require
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Listing, Pass, Past, listing_of, past_of
 from loaderd.plan.shares import HostShare, Rest, split_evenly
@@ -47,11 +47,13 @@ class Position:
     """What it belongs to: the shards, the schema's stored features, the seed, …; empty: not to be compared."""
 
     def __post_init__(self) -> None:
-        require(is_count(self.epoch, 0), "Position.epoch", "an integer from 0 on", self.epoch)
-        require(is_count(self.batch, 0), "Position.batch", "an integer from 0 on", self.batch)
+        for what in ("epoch", "batch"):
+            value = as_count(getattr(self, what), f"Position.{what}", "an integer from 0 on", 0)
+            object.__setattr__(self, what, value)
         for what in ("hosts", "batch_size"):
-            value = getattr(self, what)
-            require(value is None or is_count(value), f"Position.{what}", "a positive integer or None", value)
+            if getattr(self, what) is not None:
+                value = as_count(getattr(self, what), f"Position.{what}", "a positive integer or None")
+                object.__setattr__(self, what, value)
         first = self.first_epoch
         is_first = first is None or (is_count(first, 0) and first <= self.epoch)
         require(is_first, "Position.first_epoch", f"an integer from 0 to {self.epoch} or None", first)
@@ -191,7 +193,8 @@ class Course:
         if (was_hosts, was_batch_size) == (num_hosts, batch_size):
             pass_ = self._pass_from(first_epoch, position.past)
             return pass_, self._step(self.batches(pass_), pass_, position)
-        if was_hosts * was_batch_size > self._num_records:
+        least = was_hosts * (1 if self._options.remainder == "short" else was_batch_size)
+        if least > self._num_records:
             raise OptionError(
                 f"the position counts in batches of {was_batch_size} on {was_hosts} hosts, "
                 f"and there are {self._num_records} records"

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.options import is_count, require
+from loaderd.options import as_count
 from loaderd.plan.permutation import random_words
 from loaderd.randomness import key_of
 
@@ -67,7 +67,7 @@ class _Part:
 
     def __post_init__(self) -> None:
         what = f"the number of records of {self._name}"
-        require(is_count(self.count, 0), what, "an integer of at least 0", self.count)
+        object.__setattr__(self, "count", as_count(self.count, what, "an integer of at least 0", 0))
 
     def __str__(self) -> str:
         return f"{self._name}({self.count})"

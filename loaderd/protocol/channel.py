@@ -14,6 +14,7 @@ import msgpack
 
 from loaderd.errors import DaemonError
 from loaderd.machine import remedy
+from loaderd.protocol.descriptors import above_standard, socket_above_standard
 from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
 MAX_MESSAGE_BYTES = 256 << 20
@@ -37,7 +38,7 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
+        self.socket = socket_above_standard(sock)
         self.posted_bytes = 0
         """What waits for the other end to read it."""
         _channels.add(self)
@@ -117,7 +118,7 @@ class Channel:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-                self._fds.extend(received)
+                self._fds.extend(map(above_standard, received))
         if flags & socket.MSG_CTRUNC:
             too_many = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             raise DaemonError(f"cannot take shared memory over: {too_many.strerror}", hint=remedy(too_many))

@@ -1,4 +1,4 @@
-"""What the processes say to each other: one frozen dataclass a message, one encoding for all.
+"""What the processes say to each other: one named tuple a message, one encoding for all.
 
 ::
 
@@ -22,8 +22,7 @@ this way: it lies in shared memory, whose file descriptors travel beside Opened 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgpack
 
@@ -35,6 +34,7 @@ from loaderd.protocol.worker_messages import (
     Done,
     FillTask,
     IndexTask,
+    ListTask,
     LoadTask,
     ProbeTask,
     TaskFailed,
@@ -48,8 +48,7 @@ UNICODE_ERRORS = "surrogatepass"
 PROTOCOL = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """Consumer, first: which ``PROTOCOL`` and version of loaderd it is of, and which data set it is about.
 
     ``dataset`` is "" where only the status is wanted. This message and Failed are the same in every protocol.
@@ -60,38 +59,33 @@ class Hello:
     dataset: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """Daemon: the stream is at its end, for this reason."""
 
     error: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(NamedTuple):
     """Server: its version, and what a consumer must know of the data set (``daemon.catalog``)."""
 
     version: str
     dataset: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
+class Subscribe(NamedTuple):
     """Consumer: make a stream with these ``options`` (``dataset.Subscription``); ``start`` as in Open."""
 
     options: dict[str, Any]
     start: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
-    """Consumer of a "shared" stream: it can take ``count`` batches more."""
+class Want(NamedTuple):
+    """Consumer of a "shared" stream: it can take ``num_batches`` more."""
 
-    count: int
+    num_batches: int
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(NamedTuple):
     """Server, of a "shared" stream: the pass that its consumers are at; every batch before ``step`` is used up.
 
     Comes after Start, and in front of a Ready when ``step`` has moved.
@@ -102,61 +96,52 @@ class Joined:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(NamedTuple):
     """Server: it ends now, for this reason. What it has delivered stays the consumer's."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class AskStatus:
+class AskStatus(NamedTuple):
     """Consumer or supervisor: how are you?"""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """Server: what it serves, to whom, and how it goes (``daemon.status``)."""
 
     report: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Serve:
+class Serve(NamedTuple):
     """Supervisor: serve this (``daemon.server.Settings``); the listening Unix socket comes with the message."""
 
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(NamedTuple):
     """Supervisor: take no more consumers, and end when the last one has gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Supervisor: tell all consumers Bye, for this reason, and end."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Gateway:
+class Gateway(NamedTuple):
     """Supervisor: listen on the network, for the server whose Unix socket the settings name (``remote.gateway``)."""
 
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Dial:
+class Dial(NamedTuple):
     """Client: be my end of a connection to this server (``remote.relay``)."""
 
     address: str
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(NamedTuple):
     """Client: make a stream of this description (a pickle of ``dataset.StreamDescription``).
 
     ``start``: the JSON of the position from which on it is wanted, in place of the description's; it says what the
@@ -167,23 +152,20 @@ class Open:
     start: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Daemon: the index pass has come so far."""
 
     done_bytes: int
     total_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class List:
+class List(NamedTuple):
     """Client: of sets that grow, use the shards that there are now, or those of ``listing`` (``plan.passes``)."""
 
     listing: list[Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(NamedTuple):
     """Daemon: the data are these; or, with an ``error``, they could not be had, and are what they were.
 
     ``facts`` are fields of ``Statistics``; ``of`` and ``listing`` are what positions are to say
@@ -197,8 +179,7 @@ class Listed:
     error: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """Daemon: the stream exists; the memory of its slots comes with this message.
 
     ``facts`` are fields of ``Statistics``. Listed has come before it.
@@ -207,8 +188,7 @@ class Opened:
     facts: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Client: deliver the batches of a pass (as ``plan.passes.Pass.to_wire`` has it) from ``step`` on.
 
     Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches behind ``step``
@@ -218,19 +198,17 @@ class Start:
     generation: int
     which: list[Any]
     step: int
-    taken: list[int] = field(default_factory=list)
+    taken: list[int] = []  # noqa: RUF012 - nobody changes it
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """Daemon: ``batches`` follow each other; each is [step, slot, records] and lent to the client from now on."""
 
     generation: int
     batches: list[list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(NamedTuple):
     """Daemon: batch ``step`` cannot be delivered; the next ones can."""
 
     generation: int
@@ -238,42 +216,36 @@ class Broken:
     error: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """Daemon: the pass is over."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """Client: these slots are not used any more."""
 
     slots: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """Client: is anybody there, and what do I wait for?"""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """Daemon: who waits for whom, as text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(NamedTuple):
     """Daemon: something to tell the user; ``workers_restarted`` is the count so far."""
 
     text: str
     workers_restarted: int
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """Daemon: ``num_records`` records are left out of batch ``step``, for these reasons; its Ready comes next."""
 
     generation: int
@@ -313,6 +285,7 @@ Message = (
     | Skipped
     | Attach
     | Detach
+    | ListTask
     | IndexTask
     | ProbeTask
     | LoadTask
@@ -324,14 +297,11 @@ Message = (
 )
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(_MESSAGES)}
-_FIELDS_OF = {cls: tuple(field.name for field in fields(cls)) for cls in _MESSAGES}
 
 
 def encode(message: Message) -> bytes:
     """The message as bytes; it is its own frame."""
-    cls = type(message)
-    values = [_NUMBER_OF[cls], *[getattr(message, name) for name in _FIELDS_OF[cls]]]
-    packed: bytes = msgpack.packb(values, unicode_errors=UNICODE_ERRORS)
+    packed: bytes = msgpack.packb([_NUMBER_OF[type(message)], *message], unicode_errors=UNICODE_ERRORS)
     return packed
 
 

@@ -2,7 +2,7 @@
 
 A child is a fresh interpreter with its end of a socket pair; it is not forked (threads of TensorFlow would be lost
 half-way through what they hold) and not spawned by ``multiprocessing`` (that would run the user's main script, and
-import TensorFlow, once more).
+import TensorFlow, once more). Workers are forks, but of what has nothing to lose: ``daemon.fork_server``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 
 from loaderd.errors import DaemonError
 from loaderd.machine import raise_max_open_files, remedy
+from loaderd.protocol.descriptors import is_open, socket_above_standard
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -42,15 +43,19 @@ def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     Raises DaemonError where the machine lets us have no more processes or files.
     """
     # Not os.pathsep: a folder's name may hold a colon. What is no string, the import system passes over too.
-    path = "\n".join(entry or os.getcwd() for entry in sys.path if isinstance(entry, str))
+    path = "\n".join(entry or _working_directory() for entry in sys.path if isinstance(entry, str))
     try:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
     except OSError as error:
         raise _not_started(module, error) from None
+    # What a child writes there, without one of its own, would go into the file that it opens next.
+    stdout, stderr = (None if is_open(fd) else subprocess.DEVNULL for fd in (1, 2))
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, module, str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
             pass_fds=[theirs.fileno()],
             # A session of its own: Ctrl-C on the terminal is the training process's business.
             start_new_session=True,
@@ -66,6 +71,14 @@ def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     return process, ours
 
 
+def _working_directory() -> str:
+    """ "": it is deleted, and nothing can be imported from there."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
 def _not_started(module: str, error: OSError) -> DaemonError:
     return DaemonError(f"cannot start a process for {module}: {error.strerror}", hint=remedy(error))
 
@@ -73,11 +86,15 @@ def _not_started(module: str, error: OSError) -> DaemonError:
 def enter_process(name: str) -> tuple[socket.socket, int]:
     """The child's side of :func:`start_process`: its end of the socket, and the parent's process number."""
     raise_max_open_files()
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    name_process(name)
     sock = socket.socket(fileno=int(sys.argv[2]))
     sock.set_inheritable(False)  # a program that a user's function starts must not hold the socket open
     return sock, int(sys.argv[3])
+
+
+def name_process(name: str) -> None:
+    """What ``ps`` and ``top`` call it: at most 15 characters."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
@@ -87,9 +104,8 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    """How an ended process ended, in words; waits for it."""
-    code = process.wait()
+def how_it_ended(code: int) -> str:
+    """In words; ``code``: an exit status, or minus the number of a signal, as ``subprocess`` has it."""
     if code >= 0:
         return f"ended with status {code}"
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -198,8 +197,12 @@ def _check_of(kind: Any) -> Check:
 def _fields_of(cls: type[Message]) -> tuple[list[tuple[str, str, Check]], int]:
     """Of each field its name, its type as text, and the check of it; and how many fields have no default."""
     kinds = get_type_hints(cls)
-    checks = [(each.name, str(each.type), _check_of(kinds[each.name])) for each in fields(cls)]
-    return checks, sum(each.default is MISSING and each.default_factory is MISSING for each in fields(cls))
+    checks = [(name, _named(kinds[name]), _check_of(kinds[name])) for name in cls._fields]
+    return checks, len(cls._fields) - len(cls._field_defaults)
+
+
+def _named(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
 
 
 _FIELDS_OF = {cls: _fields_of(cls) for cls in _MESSAGES}

@@ -2,7 +2,7 @@
 
 ::
 
-    daemon  ──► worker   Attach, Detach, IndexTask, ProbeTask, LoadTask, FillTask
+    daemon  ──► worker   Attach, Detach, ListTask, IndexTask, ProbeTask, LoadTask, FillTask
     daemon  ◄── worker   Attached, Advanced, Done, TaskFailed
 
 Tasks are numbered by the daemon, streams too: a worker has a place for each stream that it is attached to.
@@ -10,15 +10,13 @@ Tasks are numbered by the daemon, streams too: a worker has a place for each str
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 ATTACH_TASK = -1
 NO_STREAM = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(NamedTuple):
     """Daemon: what a worker needs for the tasks of a stream; ``description`` as in Open.
 
     The memory of its windows and of its slots comes along. It may come again for the same stream, with other files.
@@ -31,15 +29,20 @@ class Attach:
     max_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Detach:
+class Detach(NamedTuple):
     """Daemon: the stream is over; forget its memory."""
 
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class IndexTask:
+class ListTask(NamedTuple):
+    """Daemon: list these shards: paths, globs, URIs."""
+
+    task: int
+    shards: list[str]
+
+
+class IndexTask(NamedTuple):
     """Daemon: index this file ([uri, size_bytes, mtime_ns]), and keep that in the cache (``options.index_cache``)."""
 
     task: int
@@ -48,17 +51,19 @@ class IndexTask:
     block_records: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeTask:
-    """Daemon: see whether the first record of this block (to ``left``, as in LoadTask) fits the schema."""
+class ProbeTask(NamedTuple):
+    """Daemon: see whether the first record of this block (to ``left``, as in LoadTask) fits the schema.
+
+    ``any_fits``: whether any of its first records does.
+    """
 
     task: int
     stream: int
     block: list[Any]
+    any_fits: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTask:
+class LoadTask(NamedTuple):
     """Daemon: bring records into a window, whose rows go where ``order`` (as in ``plan.epoch.WindowOrder``) says.
 
     Each slice is [shard, offset, num_bytes, count, first_record, anchors, left, first, stop, row, key]: the block's
@@ -74,8 +79,7 @@ class LoadTask:
     slices: list[list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class FillTask:
+class FillTask(NamedTuple):
     """Daemon: decode batches; each is [slot, [[arena, start, stop], …], [rows of the batch to leave out]]."""
 
     task: int
@@ -83,34 +87,31 @@ class FillTask:
     batches: list[list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
+class Attached(NamedTuple):
     """Worker: it has done what Attach says; of stream -1: it has started."""
 
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class Advanced:
-    """Worker: the task goes on, and stands at byte ``done_bytes`` of its file."""
+class Advanced(NamedTuple):
+    """Worker: the task goes on, and stands at byte ``done_bytes`` of its file, if it reads one."""
 
     task: int
     done_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """Worker: the task is done.
 
-    ``result``: [index, why it could not be cached] (IndexTask); faults (LoadTask), each [places, error].
+    ``result``: [uri, size_bytes, mtime_ns] of each shard (ListTask); [index, why it could not be cached] (IndexTask);
+    what it decodes with, as in ``Statistics`` (ProbeTask); faults (LoadTask), each [places, error].
     """
 
     task: int
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
+class TaskFailed(NamedTuple):
     """Worker: the task cannot be done; or, with ``task`` -1, the stream cannot be attached."""
 
     task: int

@@ -135,6 +135,8 @@ class Relay:
         for slot in range(num_slots):
             self._free.put(slot)
         facts = {**message.facts, "slots": num_slots, "slot_bytes": layout.slot_bytes}
+        if self._filler.kernels is not None:
+            facts["kernels"] = self._filler.kernels
         self._channel.send(Opened(facts), (memory.fd,))
         memory.close_fd()
 

@@ -126,9 +126,10 @@ class Tunnel:
         schema, subscription = self._schema, self._subscription
         assert schema is not None and subscription is not None
         specs = stored_specs(schema) if subscription.packed else schema.specs
-        memory = SharedMemory(self._channel.take_fd(), writable=False)
+        memory = SharedMemory(self._channel.take_fd())
         memory.close_fd()
-        self._slots = SlotReader(memory.bytes, SlotLayout(specs, subscription.batch_size))
+        layout = SlotLayout(specs, subscription.batch_size, several_readers=not memory.writable)
+        self._slots = SlotReader(memory.bytes, layout)
         self._slots.ended = self._ended
         self._arrow_schema = arrow_schema(specs)
         self._to_consumer.begin(self._arrow_schema, options=write_options(self._compression))

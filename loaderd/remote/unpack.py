@@ -25,6 +25,8 @@ class SlotFiller:
         self._specs = stored_specs(unpacking) if packed else unpacking.specs
         self._arrow_schema = arrow_schema(self._specs)
         self._decoder = BatchDecoder(unpacking) if packed else None
+        self.kernels = self._decoder.kernels if self._decoder else None
+        """What it unpacks with, if it does: as in ``Statistics``."""
         self._rows = np.zeros(layout.batch_size if packed else 0, unpacking.row_dtype)
         self._row_bytes = self._rows.view(np.uint8).reshape(-1, unpacking.row_bytes)
 

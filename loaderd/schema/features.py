@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,25 +16,44 @@ Shape = tuple[int, ...]
 
 
 def resolve_dtype(dtype: Any) -> np.dtype[Any]:
-    """``dtype`` as a numpy dtype; "bfloat16" (and the other names of ml_dtypes) included."""
-    try:
-        resolved: np.dtype[Any] = np.dtype(dtype)
-        return resolved
-    except TypeError:
+    """``dtype`` as a numpy dtype: a name, a class, ``tf.float32``; "bfloat16" and ml_dtypes' others, too.
+
+    Raises SchemaError for what is none, or has no fixed size.
+    """
+    resolved: np.dtype[Any] | None = None
+    if dtype is not None:  # which is float64 to numpy
+        with contextlib.suppress(TypeError, ValueError):
+            resolved = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
+    if resolved is None:
         import ml_dtypes
 
-        found = getattr(ml_dtypes, str(dtype), None)
-        if found is None:
-            raise SchemaError(f"dtype must be one that numpy or ml_dtypes knows, got {dtype!r}") from None
+        found = getattr(ml_dtypes, dtype, None) if isinstance(dtype, str) else None
+        if not isinstance(found, type):
+            raise SchemaError(f"dtype must be one that numpy or ml_dtypes knows, got {dtype!r}")
         resolved = np.dtype(found)
-        return resolved
+    if resolved.hasobject:
+        raise SchemaError(f"dtype must have a fixed size, got {resolved}")
+    return resolved
 
 
 def check_shape(shape: Any, of: str) -> Shape:
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(dim, (int, np.integer)) and dim > 0 for dim in dims):
+    """A shape as a tuple of ints; an integer is a shape of one axis. Raises SchemaError."""
+    try:
+        dims = (shape,) if isinstance(shape, Integral) else tuple(shape)
+    except TypeError:
+        dims = (shape,)
+    if not all(isinstance(dim, Integral) and int(dim) > 0 for dim in dims):
         raise SchemaError(f"{of}: shape must be a tuple of positive integers, got {shape!r}")
     return tuple(int(dim) for dim in dims)
+
+
+def check_integer(value: Any, what: str, least: int) -> int:
+    """``value`` as an int of at least ``least`` (0 or 1). Raises SchemaError."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise SchemaError(
+            f"{what} must be {'a positive integer' if least else 'an integer from 0 on'}, got {value!r}"
+        )
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -49,8 +70,9 @@ class PackedBits:
     wire_kind = "bytes"
 
     def __post_init__(self) -> None:
-        if self.num_bits <= 0:
-            raise SchemaError(f"PackedBits: num_bits must be positive, got {self.num_bits}")
+        object.__setattr__(self, "num_bits", check_integer(self.num_bits, "PackedBits: num_bits", 1))
+        if self.default is not None and not isinstance(self.default, bytes):
+            raise SchemaError(f"PackedBits: default must be bytes or None, got {self.default!r:.200}")
         if self.default is not None and len(self.default) != self.num_bytes:
             raise SchemaError(f"PackedBits: default must have {self.num_bytes} bytes, got {len(self.default)}")
 
@@ -107,6 +129,12 @@ class _Values:
         return full.tobytes()
 
 
+def _keep_default(feature: Any) -> None:
+    """An array as lists: features are compared, and arrays do not say whether they are equal."""
+    if isinstance(feature.default, (np.ndarray, np.generic)):
+        object.__setattr__(feature, "default", feature.default.tolist())
+
+
 @dataclass(frozen=True)
 class Raw(_Values):
     """A bytes feature that holds the values of an array: ``dtype`` in C order, little-endian unless it says so.
@@ -123,8 +151,11 @@ class Raw(_Values):
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
         object.__setattr__(self, "shape", check_shape(self.shape, "Raw"))
-        if self.dtype.hasobject:
-            raise SchemaError(f"Raw: dtype must have a fixed size, got {self.dtype}")
+        if self.dtype.itemsize == 0:
+            raise SchemaError(
+                f"Raw: dtype must have a fixed size, got {self.dtype}; a string's is that of its bytes: S16"
+            )
+        _keep_default(self)
         _ = self.default_bytes
 
     @property
@@ -147,6 +178,7 @@ class Int64(_Values):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_shape(self.shape, "Int64"))
+        _keep_default(self)
         _ = self.default_bytes
 
     @property
@@ -169,6 +201,7 @@ class Float(_Values):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_shape(self.shape, "Float"))
+        _keep_default(self)
         _ = self.default_bytes
 
     @property

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Shape, check_shape, resolve_dtype
+from loaderd.schema.features import Shape, check_integer, check_shape, resolve_dtype
+from loaderd.schema.functions import same_function
 
 
 @dataclass(frozen=True)
@@ -31,23 +33,23 @@ class Bits:
     dtype: Any = "float32"
 
     def __post_init__(self) -> None:
+        check_name(self.feature, "Bits: feature")
         object.__setattr__(self, "shape", check_shape(self.shape, "Bits"))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
-        if self.start < 0:
-            raise SchemaError(f"Bits: start must not be negative, got {self.start}")
+        object.__setattr__(self, "start", check_integer(self.start, "Bits: start", 0))
         if self.dtype.kind not in "biufV" or self.dtype.names or self.dtype.itemsize > 8:
             raise SchemaError(f"Bits: dtype must be a real number of up to 64 bits or bool, got {self.dtype}")
         object.__setattr__(self, "dtype", self.dtype.newbyteorder("="))
         if self.channel_order is not None:
-            order = tuple(int(c) for c in self.channel_order)
-            if sorted(order) != list(range(self.num_channels)):
+            order = tuple(self.channel_order) if isinstance(self.channel_order, Iterable) else (self.channel_order,)
+            if not all(isinstance(c, Integral) for c in order) or sorted(order) != list(range(self.num_channels)):
                 raise SchemaError(
                     f"Bits: channel_order must be a permutation of 0…{self.num_channels - 1} "
                     f"(the last axis of shape {self.shape}), got {order}"
                 )
-            object.__setattr__(self, "channel_order", order)
-        if self.scale is not None and not isinstance(self.scale, (int, float)):
-            object.__setattr__(self, "scale", tuple(float(s) for s in self.scale))
+            object.__setattr__(self, "channel_order", tuple(int(c) for c in order))
+        if self.scale is not None:
+            object.__setattr__(self, "scale", _numbers(self.scale, "Bits: scale"))
         exact = self.channel_scale
         if not np.array_equal(exact.astype(self.dtype).astype(np.float64), exact) and self.dtype.kind in "iub":
             raise SchemaError(f"Bits: scale must be representable in {self.dtype}, got {self.scale!r}")
@@ -85,6 +87,9 @@ class Packed:
 
     dtype = np.dtype(np.uint8)
 
+    def __post_init__(self) -> None:
+        check_name(self.feature, "Packed: feature")
+
 
 @dataclass(frozen=True)
 class Array:
@@ -101,8 +106,15 @@ class Array:
     shape: Shape | None = None
 
     def __post_init__(self) -> None:
+        check_name(self.feature, "Array: feature")
         if self.dtype is not None:
             object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+        for what in ("scale", "offset"):
+            value = getattr(self, what)
+            if value is not None:
+                if not isinstance(value, Real):
+                    raise SchemaError(f"Array: {what} must be a number or None, got {value!r:.200}")
+                object.__setattr__(self, what, _numbers(value, what))
         if self.shape is not None:
             object.__setattr__(self, "shape", check_shape(self.shape, "Array"))
 
@@ -130,7 +142,10 @@ class Derived:
     random: bool | str = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", (self.inputs,) if isinstance(self.inputs, str) else tuple(self.inputs))
+        inputs = (
+            (self.inputs,) if isinstance(self.inputs, str) or not isinstance(self.inputs, Iterable) else self.inputs
+        )
+        object.__setattr__(self, "inputs", tuple(check_name(name, "Derived: each of inputs") for name in inputs))
         object.__setattr__(self, "shape", check_shape(self.shape, "Derived"))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
         if not callable(self.function):
@@ -138,5 +153,33 @@ class Derived:
         if not isinstance(self.random, (bool, str)) or self.random == "":
             raise SchemaError(f"Derived: random must be True, False or the name of a stream, got {self.random!r}")
 
+    def __eq__(self, other: object) -> bool:
+        """Functions are equal where they are one, or made alike: of the same code, and of equal values."""
+        if not isinstance(other, Derived):
+            return NotImplemented
+        names = ("inputs", "shape", "dtype", "random")
+        alike = all(getattr(self, name) == getattr(other, name) for name in names)
+        return alike and same_function(self.function, other.function)
+
+    def __hash__(self) -> int:
+        return hash((self.inputs, self.shape, self.random))
+
 
 Field = Bits | Packed | Array | Derived
+
+
+def check_name(name: Any, what: str) -> str:
+    """Raises SchemaError for what is no text."""
+    if not isinstance(name, str):
+        raise SchemaError(f"{what} must be a name, got {name!r:.200}")
+    return name
+
+
+def _numbers(value: Any, what: str) -> Any:
+    """A number, or a tuple of floats, from whatever holds them. Raises SchemaError."""
+    if isinstance(value, Real):
+        return value.item() if isinstance(value, np.generic) else value
+    try:
+        return tuple(float(each) for each in value)
+    except (TypeError, ValueError):
+        raise SchemaError(f"{what} must be a number, or as many as there are channels, got {value!r:.200}") from None

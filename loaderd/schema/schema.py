@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape
-from loaderd.schema.fields import Array, Derived, Field, Packed
+from loaderd.schema.fields import Array, Bits, Derived, Field, Packed, check_name
 
 _ROW_ALIGNMENT_BYTES = 8
 
@@ -55,8 +55,15 @@ class Schema:
     intermediates: Mapping[str, Field] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("features", "fields", "intermediates"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        for name, kinds, hint in _PARTS:
+            parts = getattr(self, name)
+            if not isinstance(parts, Mapping):
+                raise SchemaError(f"{name} must be a mapping of names to {_named(kinds)}, got {parts!r:.200}")
+            for key, part in parts.items():
+                check_name(key, f"each key of {name}")
+                if not isinstance(part, kinds):
+                    raise SchemaError(f"{name}[{key!r}] must be {_named(kinds)}, got {part!r:.200}", hint=hint)
+            object.__setattr__(self, name, MappingProxyType(dict(parts)))
         if not self.features or not self.fields:
             raise SchemaError("a schema must have at least one stored feature and one field")
         both = sorted(set(self.fields) & set(self.intermediates))
@@ -64,6 +71,16 @@ class Schema:
             raise SchemaError(f"a name must be a field or an intermediate, not both: {both}")
         for name in self.evaluation_order:
             _ = self.spec_of(name)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both read and deliver the same, in the same order; functions as :class:`Derived` compares them."""
+        if not isinstance(other, Schema):
+            return NotImplemented
+        orders = [(list(each.features), list(each.fields)) for each in (self, other)]
+        return orders[0] == orders[1] and all(getattr(self, name) == getattr(other, name) for name, _, _ in _PARTS)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.features), tuple(self.fields)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (dict(self.features), dict(self.fields), dict(self.intermediates))
@@ -187,6 +204,22 @@ class Schema:
         """A digest of the stored features (not of the fields): which bytes of a record are read."""
         text = repr([(name, repr(feature)) for name, feature in self.features.items()])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_FEATURE_KINDS = (PackedBits, Raw, Int64, Float)
+_FIELD_KINDS = (Bits, Packed, Array, Derived)
+_HINT_FEATURES = "What is stored; what comes out of it belongs in fields. See loaderd_tf.schema_from_features, too."
+_HINT_FIELDS = "What comes out; what is stored in a record belongs in features."
+_PARTS: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("features", _FEATURE_KINDS, _HINT_FEATURES),
+    ("fields", _FIELD_KINDS, _HINT_FIELDS),
+    ("intermediates", _FIELD_KINDS, _HINT_FIELDS),
+)
+
+
+def _named(kinds: tuple[type, ...]) -> str:
+    *first, last = (kind.__name__ for kind in kinds)
+    return f"{', '.join(first)} or {last}"
 
 
 def _array_spec(name: str, definition: Array, feature: Raw | Int64 | Float) -> FieldSpec:

@@ -23,7 +23,7 @@ def datasets(report: Mapping[str, Any], told: dict[str, str]) -> list[Line]:
     lines: list[Line] = []
     for dataset in report["datasets"]:
         name, state = dataset["name"], dataset["state"]
-        if state == "indexing 0 %":  # soon ready, if the index is kept
+        if state in ("listing its shards", "indexing 0 %"):  # soon ready, if storage answers and the index is kept
             continue
         text = _about(dataset) if state == "ready" else f"{name}: {state.rstrip(' %0123456789')}"
         if told.get(name) != text:

@@ -70,4 +70,4 @@ class Child:
         self.channel.close()
         self.process.kill()
         os.close(self.pid_fd)
-        return how_it_ended(self.process)
+        return how_it_ended(self.process.wait())

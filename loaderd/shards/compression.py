@@ -1,8 +1,8 @@
 """Plain, GZIP or ZLIB: told by a shard's content, and read as one stream of bytes.
 
 A TFRecord file starts with a length and its CRC. Where these match, the file is plain, whatever its first bytes look
-like; otherwise the first bytes of GZIP (RFC 1952) or ZLIB (RFC 1950) tell, and a file with neither is taken for plain
-(and its first record for damaged).
+like; otherwise the first bytes of GZIP (RFC 1952) or ZLIB (RFC 1950) tell. What begins as a file of another known
+kind does is refused as that; anything else is taken for plain (and its first record for damaged).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
 from loaderd.shards.files import OpenFile
 
@@ -22,22 +22,58 @@ OnRead = Callable[[int], None]
 """Is told, after each read of a shard from front to back, at which of the file's bytes that stands."""
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
+_OTHERS = {
+    b"\xfd7zXZ\x00": "compressed with xz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\x04\x22\x4d\x18": "compressed with lz4",
+    b"\xff\x06\x00\x00sNaPpY": "compressed with snappy",
+    b"PK\x03\x04": "a zip archive (as an .npz is)",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"\x93NUMPY": "an array of numpy's",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"version https://": "a pointer of Git LFS, in place of the file itself",
+}
+"""How files begin that are no shards, and what they are."""
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+_HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
+_HINT_OTHER = "Shards are TFRecord files, plain or compressed with GZIP or ZLIB."
+_HINT_COMPRESSED = "Decompress it, or compress it with gzip instead."
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 
 
-def detect_compression(file: OpenFile) -> Compression:
-    """How the file is compressed, from its first twelve bytes."""
-    head = bytearray(HEADER_BYTES)
+def detect_compression(shard: str, file: OpenFile) -> Compression:
+    """How the file is compressed, from its first bytes; ``shard`` is its name.
+
+    Raises ShardReadError where it is a file of a kind that loaderd knows, and does not read.
+    """
+    head = bytearray(_HEAD_BYTES)
     got = file.read_at(0, memoryview(head))
-    if got == HEADER_BYTES and masked_crc(bytes(head[:8])) == int.from_bytes(head[8:], "little"):
+    header_crc = int.from_bytes(head[8:HEADER_BYTES], "little")
+    if got >= HEADER_BYTES and masked_crc(bytes(head[:8])) == header_crc:
         return "none"
+    _refuse_others(shard, bytes(head[:got]))
     if head.startswith(_GZIP_MAGIC):
         return "gzip"
     # The first byte says "deflate, 32 KiB window"; the two bytes together are a multiple of 31. One length in 500
     # looks like that too, but a length has four zeros behind it, and no stream that zlib writes has.
     looks_like_zlib = got >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
     return "zlib" if looks_like_zlib and (got < 8 or any(head[4:8])) else "none"
+
+
+def _refuse_others(shard: str, head: bytes) -> None:
+    found = [what for magic, what in _OTHERS.items() if head.startswith(magic)]
+    if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
+        found.append("a tar archive")
+    if found:
+        damage = Damage(shard, 0, 0, "a TFRecord file, plain, GZIP or ZLIB", f"one that is {found[0]}", lost_bytes=-1)
+        compressed = found[0].startswith("compressed")
+        text = f"{shard} is {found[0]}, {'which loaderd does not read' if compressed else 'and no shard'}"
+        hint = f"{_HINT_OTHER} {_HINT_COMPRESSED}" if compressed else _HINT_OTHER
+        raise ShardReadError(text, hint=hint, damage=damage)
 
 
 def tell_nobody(offset: int) -> None:

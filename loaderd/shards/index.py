@@ -149,7 +149,7 @@ def build_index(file: ShardFile, block_records: int, on_read: OnRead = tell_nobo
     """
     opened = open_shard(file)
     try:
-        compression = detect_compression(opened)
+        compression = detect_compression(file.uri, opened)
         blocks = _Blocks(block_records if compression == "none" else None)
         damages: list[Damage] = []
         next_record = digest = 0

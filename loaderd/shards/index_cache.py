@@ -3,7 +3,7 @@
 A cached index is found by the shard's name, size and time of change, and by the block size: a shard that changed
 has another key. Files are written beside their place and renamed, so that a reader sees a whole one or none; one
 that is damaged or of another version is made again. A cache that cannot be written costs the next start an index
-pass, and no more.
+pass, and no more. A folder of indexes stays bounded (``index_pruning``); those beside their shards are the user's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 
 from loaderd.shards.files import ShardFile
 from loaderd.shards.index import INDEX_VERSION, ShardIndex, decode_index
-
-_SUFFIX = ".loaderd-index"
+from loaderd.shards.index_pruning import SUFFIX, mark_used, prune_if_due
 
 _logger = logging.getLogger(__name__)
 
@@ -53,9 +52,9 @@ class IndexCache:
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
         if self._where == "beside" and "://" not in file.uri:
             shard = Path(file.uri)
-            return shard.with_name(f".{shard.name}.{digest[:12]}{_SUFFIX}")
+            return shard.with_name(f".{shard.name}.{digest[:12]}{SUFFIX}")
         folder = default_cache_dir() if self._where in ("user", "beside") else _expanded(self._where)
-        return folder / "index" / digest[:2] / (digest[2:] + _SUFFIX)
+        return folder / "index" / digest[:2] / (digest[2:] + SUFFIX)
 
     def load(self, file: ShardFile) -> ShardIndex | None:
         """The index of ``file``, or None if there is none that can be used."""
@@ -71,7 +70,10 @@ class IndexCache:
         except Exception as error:  # whatever is wrong with a cached file, the answer is to make it again
             _logger.info("the cached index %s is made again: %s", path, error)
             return None
-        return index if index.file == file else None
+        if index.file != file:
+            return None
+        mark_used(path)
+        return index
 
     def store(self, index: ShardIndex) -> OSError | None:
         """Keep ``index``; returns the error where the cache could not be written."""
@@ -86,6 +88,8 @@ class IndexCache:
                 with open(temporary, "xb") as out:
                     out.write(index.encode())
                 os.replace(temporary, path)
+                if not path.name.startswith("."):  # it is in a folder of indexes
+                    prune_if_due(path.parent.parent)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)

@@ -14,13 +14,22 @@ from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.epoch import WindowOrder
 from loaderd.plan.selection import numbers_that
-from loaderd.protocol.worker_messages import FillTask, IndexTask, LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import FillTask, IndexTask, ListTask, LoadTask, ProbeTask
 from loaderd.shards.blocks import Block
 from loaderd.shards.compression import OnRead, tell_nobody
-from loaderd.shards.files import ShardFile
+from loaderd.shards.files import ShardFile, list_shards
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
+from loaderd.statistics import Kernels
 from loaderd.workers.load import Part, WindowLoader
+
+_MAX_PROBED = 1000
+
+
+def list_set(task: ListTask, on_name: OnRead = tell_nobody) -> list[list[Any]]:
+    """[uri, size_bytes, mtime_ns] of each shard. Raises as ``list_shards``."""
+    files = list_shards(task.shards, on_name)
+    return [[file.uri, file.size_bytes, file.mtime_ns] for file in files]
 
 
 def index_shard(task: IndexTask, on_read: OnRead = tell_nobody) -> list[Any]:
@@ -55,7 +64,7 @@ class Executor:
         window_layout = WindowLayout(schema.row_bytes, max_rows)
         num_arenas = len(windows.bytes) // window_layout.arena_bytes
         self._rows = [window_layout.rows(windows.bytes, arena) for arena in range(num_arenas)]
-        slot_layout = SlotLayout(schema.specs, description.options.batch_size)
+        slot_layout = SlotLayout(schema.specs, description.options.batch_size, description.several_readers)
         num_slots = len(slots.bytes) // slot_layout.slot_bytes
         self._slots = [slot_layout.views(slots.bytes, slot) for slot in range(num_slots)]
 
@@ -63,11 +72,17 @@ class Executor:
         """Close the shards' files. The memory goes with the object."""
         self._loader.close()
 
-    def probe(self, task: ProbeTask) -> None:
-        """See whether the first record that is left of a block fits the schema; raises RecordMismatchError if not."""
+    def probe(self, task: ProbeTask) -> Kernels:
+        """What batches are decoded with.
+
+        Raises RecordMismatchError where the first record that is left of a block does not fit the schema; or, if the
+        task asks whether any of them does, where none of the first thousand fits.
+        """
         *fields, left = task.block
         block = Block(*fields)
-        self._loader.check_record(block, 0 if left is None else int(_numbers_left(block, left)[0]))
+        numbers = np.arange(block.count) if left is None else _numbers_left(block, left)
+        self._loader.check_fits(block, numbers[: _MAX_PROBED if task.any_fits else 1])
+        return self._decoder.kernels
 
     def load(self, task: LoadTask) -> list[list[Any]]:
         """Bring records into a window; returns the faults: [places, error] each."""

@@ -118,12 +118,18 @@ class WindowLoader:
                 alone += together
         return [fault for part in alone for fault in self._load_one(part, window)]
 
-    def check_record(self, block: Block, number: int) -> None:
-        """Raise RecordMismatchError where record ``number`` (from 0) of ``block`` does not fit the schema."""
-        part = Part(block, np.where(np.arange(block.count) == number, 0, -1))
-        for _, error in self._load_one(part, np.empty((1, self._row_bytes), dtype=np.uint8)):
-            if isinstance(error, RecordMismatchError):
-                raise error
+    def check_fits(self, block: Block, numbers: npt.NDArray[np.int64]) -> None:
+        """Raise RecordMismatchError where none of the records ``numbers`` (from 0, rising) of a block fit the schema.
+
+        Damage tells nothing of the schema.
+        """
+        places = np.full(block.count, -1)
+        places[numbers] = np.arange(len(numbers))
+        window = np.empty((len(numbers), self._row_bytes), dtype=np.uint8)
+        faults = self._load_one(Part(block, places), window)
+        mismatches = [error for _, error in faults if isinstance(error, RecordMismatchError)]
+        if mismatches and sum(len(faulty) for faulty, _ in faults) == len(numbers):
+            raise mismatches[0]
 
     def _load_together(self, parts: list[Part], window: Bytes2D) -> bool:
         """The hot path; False where anything is wrong with any of the records."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import socket
+import sys
 import time
 import traceback
 
@@ -12,7 +14,6 @@ from loaderd.machine import be_killed_first, remedy
 from loaderd.memory.shared import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
-from loaderd.protocol.process import die_with_parent, enter_process
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
     NO_STREAM,
@@ -23,14 +24,17 @@ from loaderd.protocol.worker_messages import (
     Done,
     FillTask,
     IndexTask,
+    ListTask,
     LoadTask,
     ProbeTask,
     TaskFailed,
 )
 from loaderd.shards.files import ShardFile
-from loaderd.workers.execute import Executor, index_shard
+from loaderd.workers.execute import Executor, index_shard, list_set
 
 _TELL_EVERY_S = 0.2
+
+AnyTask = ListTask | IndexTask | ProbeTask | LoadTask | FillTask
 
 
 class Worker:
@@ -85,7 +89,7 @@ class Worker:
             self._told_s = now_s
             self._channel.send(Advanced(self._task, done_bytes))
 
-    def answer(self, task: IndexTask | ProbeTask | LoadTask | FillTask) -> Message:
+    def answer(self, task: AnyTask) -> Message:
         """Do the task; whatever goes wrong in it becomes an answer."""
         self._task = task.task
         try:
@@ -100,16 +104,17 @@ class Worker:
             )
             return TaskFailed(task.task, NO_STREAM, to_wire(failure))
 
-    def _do(self, task: IndexTask | ProbeTask | LoadTask | FillTask) -> object:
+    def _do(self, task: AnyTask) -> object:
+        if isinstance(task, ListTask):
+            return list_set(task, self._tell)
         if isinstance(task, IndexTask):
             return index_shard(task, self._tell)
         executor = self._executors[task.stream]
         if isinstance(task, LoadTask):
             return executor.load(task)
-        if isinstance(task, FillTask):
-            executor.fill(task)
-        else:
-            executor.probe(task)
+        if isinstance(task, ProbeTask):
+            return executor.probe(task)
+        executor.fill(task)
         return None
 
     def run(self) -> None:
@@ -121,14 +126,14 @@ class Worker:
                     self._channel.send(self._try_attach(message))
                 elif isinstance(message, Detach):
                     self.detach(message.stream)
-                elif isinstance(message, (IndexTask, ProbeTask, LoadTask, FillTask)):
+                elif isinstance(message, AnyTask):
                     self._channel.send(self.answer(message))
 
 
-def main() -> None:
-    """Entry point of a worker process: see ``protocol.process.start_process``."""
-    sock, parent = enter_process("loaderd-worker")
-    die_with_parent(parent)
+def main(sock: socket.socket) -> None:
+    """What a worker process does; it speaks with the daemon through ``sock``."""
     be_killed_first()
+    if "numpy.random" in sys.modules:  # a fork's state is that of all other workers
+        sys.modules["numpy.random"].seed()
     with contextlib.suppress(ChannelClosed):
         Worker(Channel(sock)).run()

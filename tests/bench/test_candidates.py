@@ -1,4 +1,7 @@
-"""Every candidate delivers exactly what was written; each runs in a process of its own, as it does when measured."""
+"""Every candidate delivers exactly what was written.
+
+Each runs in a process of its own, as it does when measured; but most of those of tf.data here, to import it once.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from loaderd_tf.bench import tfdata_tuned, tfdata_xla
 from loaderd.bench import reference
 from loaderd.bench.digest import Digest
 from loaderd.bench.interface import Config, configure, load, why_not
+from loaderd.bench.measured import digest
 from loaderd.bench.run_candidate import CandidateError, LeftOut, run_candidate
 from loaderd.bench.synthetic import shard_records, write_shards
 
@@ -50,14 +54,7 @@ def delivered(spec: str, config: Config) -> Any:
 @pytest.mark.parametrize(
     "spec",
     [
-        "tfdata_seed",
-        "tfdata_batched:int8",
-        "tfdata_tuned",
-        "tfdata_expert",
-        "tfdata_expert:int8,noshuffle",
-        "tfdata_xla",
-        "tfdata_parse:packed",
-        "tfdata_service",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("tfdata_expert", "tfdata_service")),
         "mp_queue",
         "torch_dataloader",
         "grain_loader",
@@ -69,6 +66,23 @@ def delivered(spec: str, config: Config) -> Any:
 )
 def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
     assert delivered(spec, config) == written(configure(spec, config)[1])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "tfdata_seed",
+        "tfdata_batched:int8",
+        "tfdata_tuned",
+        "tfdata_expert:int8,noshuffle",
+        "tfdata_xla",
+        "tfdata_parse:packed",
+        "loaderd_batches",
+    ],
+)
+def test_tfdata_delivers_what_was_written(spec: str, config: Config) -> None:
+    name, configured = configure(spec, config)
+    assert digest(load(name).steps(configured), configured.delivered()) == written(configured)
 
 
 @pytest.mark.parametrize("spec", ["lczero:int8,noshuffle", "spdl_checked:noshuffle"])
@@ -110,7 +124,9 @@ print(others())
 """
 
 
-@pytest.mark.parametrize("name", ["lczero", "mp_queue", "grain_loader", "torch_dataloader"])
+@pytest.mark.parametrize(
+    "name", ["lczero", pytest.param("mp_queue", marks=pytest.mark.slow), "grain_loader", "torch_dataloader"]
+)
 def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None:
     if name in ("grain_loader", "torch_dataloader"):
         pytest.importorskip(name.split("_")[0])

@@ -79,6 +79,7 @@ def rows_of(tmp_path: Path) -> dict[str, list[str]]:
     return {row[0]: row for row in rows}
 
 
+@pytest.mark.slow
 def test_synthetic_chess_records(loaderd_bench: Bench, tmp_path: Path) -> None:
     specs = ["tfdata_expert", "loaderd_python", "floor"]
     done = loaderd_bench("--records", "6000", "--num-shards", "4", "--rounds", "1", "--candidates", " ".join(specs))
@@ -108,6 +109,17 @@ def test_synthetic_chess_records(loaderd_bench: Bench, tmp_path: Path) -> None:
     assert all(f">{spec}</text>" in (tmp_path / "loaderd-bench" / "x.svg").read_text() for spec in specs)
 
 
+def test_a_first_impression(loaderd_bench: Bench, tmp_path: Path) -> None:
+    """Two rounds, and no runs for the first batch; what takes the time beside that is the number of candidates."""
+    add_candidates(tmp_path, mine="")
+    done = loaderd_bench("--quick", "--records", "600", "--num-shards", "2", "--candidates", "mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(run["candidate"], run["round"], "cold" in run) for run in runs_of(tmp_path)] == [
+        ("mine", 0, False),
+        ("mine", 1, False),
+    ]
+
+
 def test_the_users_shards_with_a_schema_of_their_folder(loaderd_bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "my_records.py").write_text(_SCHEMA)
     write_shards(tmp_path / "mine", 3_000, num_shards=5, compression="GZIP")
@@ -128,6 +140,7 @@ def test_the_users_shards_with_a_schema_of_their_folder(loaderd_bench: Bench, tm
     assert "absent (needs a_package_that_is_not_there, which is not installed)" in page
 
 
+@pytest.mark.slow
 def test_synthetic_records_of_another_size(loaderd_bench: Bench, tmp_path: Path) -> None:
     done = loaderd_bench(
         *("--record-size", "300", "--records", "2000", "--num-shards", "2", "--compression", "ZLIB"),
@@ -140,6 +153,7 @@ def test_synthetic_records_of_another_size(loaderd_bench: Bench, tmp_path: Path)
     assert "2,000 synthetic records of 300 bytes of bits in 2 shards, compression ZLIB" in page
 
 
+@pytest.mark.slow
 def test_what_fails_is_named_and_the_first_batch_without_an_index_is_timed_apart(
     loaderd_bench: Bench, tmp_path: Path
 ) -> None:

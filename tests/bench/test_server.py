@@ -17,8 +17,6 @@ from loaderd.bench.interface import Config
 from loaderd.bench.run_candidate import run_candidate
 from loaderd.bench.synthetic import write_shards
 
-BOTH_SIDES = ("loaderd_served", "loaderd_flight", "loaderd_flight_unpacked")
-
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
@@ -26,7 +24,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return Config(tuple(map(str, paths)), batch_size=128, epochs=1, workers=1)
 
 
-@pytest.mark.parametrize("spec", BOTH_SIDES)
+@pytest.mark.parametrize(
+    "spec", ["loaderd_served", "loaderd_flight", pytest.param("loaderd_flight_unpacked", marks=pytest.mark.slow)]
+)
 def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
     assert run_candidate(spec, config, None, timeout_s=60)["digest"] == asdict(expected_digest(config))
 
@@ -47,7 +47,7 @@ print(json.dumps([examples, process_tree(os.getpid())[1:]]))
 """
 
 
-@pytest.mark.parametrize("name", ["loaderd_served_twice", "loaderd_flight"])
+@pytest.mark.parametrize("name", ["loaderd_served_twice", pytest.param("loaderd_flight", marks=pytest.mark.slow)])
 def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None:
     job = json.dumps(asdict(replace(config, epochs=None)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -67,6 +67,7 @@ def test_the_second_consumer_counts(config: Config) -> None:
     assert 2_000 < json.loads(done.stdout)[0] <= 4_000
 
 
+@pytest.mark.slow
 def test_the_script_says_what_it_found(tmp_path: Path) -> None:
     command = [sys.executable, server.__file__, "--records", "4096", "--rounds", "1", "--seconds", "0.1"]
     command += ["--warmup-seconds", "0", "--attempts", "1", "--batch-size", "64", "--workers", "1"]

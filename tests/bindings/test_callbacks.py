@@ -82,7 +82,7 @@ def fit(
     for variable, value in initial:
         variable.assign(value)
     model.seen = {}
-    dataset._loaderd_loader.seek(loaderd.Position())
+    dataset.loader.seek(loaderd.Position())
     ours = loaderd_tf.BackupAndRestore(directory, dataset, **(backup or {"save_freq": 4}))
     history: dict[str, list[float]] = {}
     with warnings.catch_warnings(), suppress(KeyboardInterrupt):
@@ -122,7 +122,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case == "two steps a call")) for case in CASES]
+)
 def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Path, case: str):
     of_dataset, of_fit = CASES[case]
     dataset = open_dataset(**of_dataset)
@@ -138,6 +140,7 @@ def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Pa
     assert not (tmp_path / "parts").exists(), "deleted at the end"
 
 
+@pytest.mark.slow
 def test_fit_on_two_replicas(
     mirrored: tf.distribute.Strategy,
     write_numbered: Callable[..., list[Path]],
@@ -209,7 +212,7 @@ def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Pa
         fit(tmp_path, dataset, steps_per_epoch=7)
     with pytest.raises(OptionError, match="steps_per_execution must divide the 22 steps of an epoch, got 4"):
         fit(tmp_path, dataset, together=4)
-    dataset._loaderd_loader.seek(loaderd.Position(0, 3))
+    dataset.loader.seek(loaderd.Position(0, 3))
     with pytest.raises(OptionError, match="the data set begins in the middle of an epoch"):
         build(DEFAULT, 1)[0].fit(dataset, callbacks=[loaderd_tf.BackupAndRestore(tmp_path, dataset)], shuffle=False)
     with pytest.raises(
@@ -226,7 +229,7 @@ def test_the_callback_of_keras(open_dataset: Callable[..., Any], tmp_path: Path)
     model, initial = build(DEFAULT, 1)
 
     dataset = open_dataset()
-    loader = dataset._loaderd_loader
+    loader = dataset.loader
 
     def run(interrupt: float) -> dict[int, list[int]]:
         for variable, value in initial:

@@ -23,23 +23,23 @@ def test_a_hop_takes_fewer_of_larger_batches():
     assert [batches_per_hop(schema, size) for size in (1, 512, 1024, 4096, 100_000)] == [4, 4, 2, 1, 1]
 
 
-@pytest.mark.parametrize("stored", range(1, 11))  # before the first, an iterator belongs to no pass yet
 def test_an_iterator_is_restored_at_every_step(
-    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path, stored: int
+    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
 ):
     paths = write_numbered([60, 40])
     ds = loaderd_tf.make_dataset(paths, numbered_schema, batch_size=10, structure="id", workers=1, prefetch=1)
-    iterator = iter(ds)
-    for _ in range(stored):
-        next(iterator)
-    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
-    assert sum(file.stat().st_size for file in tmp_path.glob("checkpoint*")) < 20_000, "numbers, and no batches"
-    expected = [ids.numpy().tolist() for ids in iterator]
-    assert len(expected) == 10 - stored
-    other = iter(ds)
-    next(other)
-    tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
-    assert [ids.numpy().tolist() for ids in other] == expected
+    for stored in range(1, 11):  # before the first, an iterator belongs to no pass yet
+        iterator = iter(ds)
+        for _ in range(stored):
+            next(iterator)
+        path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
+        assert sum(file.stat().st_size for file in tmp_path.glob("checkpoint*")) < 20_000, "numbers, and no batches"
+        expected = [ids.numpy().tolist() for ids in iterator]
+        assert len(expected) == 10 - stored
+        other = iter(ds)
+        next(other)
+        tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
+        assert [ids.numpy().tolist() for ids in other] == expected
 
 
 def test_an_iterator_of_other_data_is_refused(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
@@ -114,13 +114,13 @@ def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, 
     assert again[0] == found[4], "of the shards that there were"
 
 
-@pytest.mark.parametrize("broken", range(10))
+@pytest.mark.parametrize("first", range(5))  # one of each hop of four is broken
 def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
-    write_numbered: Write, numbered_schema: loaderd.Schema, broken: int
+    write_numbered: Write, numbered_schema: loaderd.Schema, first: int
 ):
     def refuse(ids: np.ndarray) -> np.ndarray:
-        if (ids == 10 * broken).any():
-            raise ValueError(f"no batch {broken}")
+        if ids[0] // 10 in (first, first + 5):
+            raise ValueError(f"no batch {ids[0] // 10}")
         return ids
 
     schema = loaderd.Schema(
@@ -135,14 +135,13 @@ def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
     while len(found) < 20:
         try:
             found.append(next(iterator).numpy().tolist())
-        except tf.errors.FailedPreconditionError as error:
-            assert "expected to contain 10 elements but contained only 9" in str(error), "that is how TF ends"
+        except StopIteration:
             break
         except tf.errors.UnknownError as error:
+            assert f"no batch {len(found)}" in str(error)
             found.append("error")
-            assert f"no batch {broken}" in str(error)
     expected: list[list[int] | str] = [list(range(10 * step, 10 * step + 10)) for step in range(10)]
-    expected[broken] = "error"
+    expected[first] = expected[first + 5] = "error"
     assert found == expected
 
 

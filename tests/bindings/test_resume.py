@@ -86,6 +86,7 @@ class Training:
         return list(found.values()), starts
 
 
+@pytest.mark.slow  # of the example, a training that is killed goes on in `make test`
 @pytest.mark.timeout(240)  # four processes that build and compile a model, most of them in turn
 @pytest.mark.parametrize("name", ["train_in_a_loop", "train_by_fit"])
 def test_a_training_that_is_killed(forks: Any, write_numbered: Callable[..., list[Path]], tmp_path: Path, name: str):

@@ -76,6 +76,7 @@ def fit(server: Restarted, folder: Path, *callbacks: Any, epochs: int = 2) -> Lo
         return model
 
 
+@pytest.mark.slow
 def test_fit_while_the_server_and_the_training_are_killed(server: Restarted, tmp_path: Path):
     """Each step gets exactly the batch that it would have got, and the weights are those of who was left alone."""
     undisturbed = fit(server, tmp_path / "a")

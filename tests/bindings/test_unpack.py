@@ -90,7 +90,7 @@ def bits(draw: st.DrawFn) -> Bits:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=12, deadline=None, database=None, derandomize=True)
+@settings(max_examples=settings.default.max_examples // 6, deadline=None, database=None, derandomize=True)
 @given(fields=st.lists(bits(), min_size=4, max_size=4))
 def test_bits_of_any_kind(mode: str, fields: list[Bits]) -> None:
     schema = Schema(
@@ -125,7 +125,16 @@ def test_chess(mode: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", ">i2", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int8", "uint16")),
+        "uint8",
+        ">i2",
+        "float16",
+        "bfloat16",
+    ],
+)
 def test_every_value_of_one_or_two_bytes(mode: str, dtype: str) -> None:
     """Scaled and shifted in two roundings, where XLA would round once; NaNs and subnormal numbers are kept."""
     feature = Raw(dtype)
@@ -300,7 +309,7 @@ def test_structure_names_what_is_sent(kind: tuple[str, Schema]) -> None:
     )
     inputs, targets = packed.element_spec
     assert inputs.dtype == tf.uint8 and len(targets) == len(names) - 1
-    with pytest.raises(OptionError, match=r"structure must be made of the fields \['.*'\], got \['nonsense'\]"):
+    with pytest.raises(OptionError, match=r"structure must be made of the fields \['.*'\], got 'nonsense'"):
         loaderd_tf.make_dataset(path, schema, batch_size=64, structure="nonsense", unpack="device", workers=1)
     with pytest.raises(OptionError, match='unpack must be "worker" or "device", got \'gpu\''):
         loaderd_tf.make_dataset(path, schema, batch_size=64, unpack="gpu")
@@ -333,7 +342,7 @@ def test_fit_learns_the_same_from_packed_batches(tmp_path: Path) -> None:
             str(tmp_path / "a.tfrecord"), schema, batch_size=80, structure=structure, workers=1, unpack=unpack
         )
         model = network(schema, packed=unpack == "device")
-        losses.append(model.fit(ds, epochs=2, validation_data=ds, verbose=0).history["loss"])
+        losses.append(model.fit(ds, epochs=2, verbose=0).history["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-5)
     model.save(tmp_path / "model.keras")
     ((batch, _),) = ds.take(1)

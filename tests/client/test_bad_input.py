@@ -20,6 +20,7 @@ from loaderd.errors import (
     WorkerError,
 )
 from loaderd.plan.passes import Pass
+from loaderd.shards.crc import masked_crc
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -101,8 +102,27 @@ def test_records_that_do_not_fit(write_numbered: Write, numbered_schema: loaderd
     shards = write_numbered([10])
     schema = loaderd.Schema({"bits": loaderd.PackedBits(64)}, {"bits": loaderd.Packed("bits")})
     with pytest.raises(RecordMismatchError) as caught:
+        loaderd.Loader(shards, schema, batch_size=5, workers=1)
+    mismatch = f"{shards[0]}: record 0 at byte 0: expected feature 'bits' of 8 bytes, found 4 bytes"
+    assert caught.value.message == mismatch
+    with pytest.raises(RecordMismatchError) as caught:
         loaderd.Loader(shards, schema, batch_size=5, workers=1, on_corrupt="skip_record")
-    assert f"{shards[0]}: record 0 at byte 0: expected feature 'bits' of 8 bytes, found 4 bytes" in str(caught.value)
+    assert caught.value.message == f"no record of the only block fits the schema; the first of them: {mismatch}"
+
+
+def test_a_first_record_that_does_not_fit_is_left_out_as_any_other(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    """Here all of the first shard: the schema is not wrong, for others fit it."""
+    shards = write_numbered([30, 30, 30])
+    first = b"".join([bytes(8), masked_crc(bytes(8)).to_bytes(4, "little"), masked_crc(b"").to_bytes(4, "little")])
+    shards[0].write_bytes(30 * first)
+    options = {"batch_size": 10, "workers": 1}
+    with pytest.raises(RecordMismatchError, match="record 0 at byte 0"):
+        loaderd.Loader(shards, numbered_schema, **options)
+    with loaderd.Loader(shards, numbered_schema, on_corrupt="skip_record", **options) as loader:
+        assert sorted(chain.from_iterable(map(check_batch, loader))) == list(range(30, 90))
+        assert loader.statistics().records_skipped == 30
 
 
 def test_a_function_that_fails_names_its_field(write_numbered: Write, check_batch: Check):

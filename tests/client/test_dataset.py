@@ -196,7 +196,7 @@ def test_other_arguments(numbered_schema: loaderd.Schema):
     whole = loaderd.Dataset("a", numbered_schema)
     with pytest.raises(OptionError, match="by must be record or shard, got 'file'"):
         whole.split(0.5, 0.5, by="file")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="seed must be an integer, got None"):
+    with pytest.raises(OptionError, match=r"seed must be an integer from 0 to 2\*\*63 - 1, got None"):
         whole.split(0.5, 0.5, seed=None)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="number of records of take must be an integer of at least 0, got -1"):
         whole.take(-1)

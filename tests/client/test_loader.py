@@ -99,6 +99,24 @@ def test_hosts_share_an_epoch(write_numbered: Write, numbered_schema: loaderd.Sc
     assert {len(numbers) for numbers in seen} == {333, 334}
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_hosts_that_are_given_the_same_files_in_other_orders(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, shuffle: bool
+):
+    """Other folders, too: each record comes once over all hosts, and a position of one is good for the other."""
+    folders = "on/host/0", "1"
+    shards, others = (write_numbered([301, 400, 100, 200], folder) for folder in folders)
+    seen, positions = [], []
+    for host, files in enumerate(([shards[2], shards[0], shards[3], shards[1]], set(others), (p for p in others))):
+        with loaderd.Loader(
+            files, numbered_schema, batch_size=50, shard=(host, 3), shuffle=shuffle, workers=1
+        ) as loader:
+            seen.append(flat(passes(loader, check_batch)[0]))
+            positions.append(loader.position)
+    assert sorted(flat(seen)) == list(range(1001))
+    assert positions[0] == positions[1] == positions[2] and positions[0].of
+
+
 def test_an_endless_loader_goes_on(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
     shards = write_numbered([100])
     with loaderd.Loader(shards, numbered_schema, batch_size=64, epochs=None, remainder="carry", workers=1) as loader:
@@ -121,6 +139,10 @@ def test_any_step_can_be_fetched(write_numbered: Write, numbered_schema: loaderd
             assert batch is not None
             assert check_batch(batch) == order[step]
         assert loader.fetch(first_pass, 28) is None
+        with pytest.raises(OptionError, match="must be that of a loop over the loader"):
+            _ = loader.position
+        next(iter(loader))
+        assert (loader.position.epoch, loader.position.batch) == (2, 1), "behind a pass of two epochs"
 
 
 def test_position_counts_what_the_consumer_took(write_numbered: Write, numbered_schema: loaderd.Schema):
@@ -216,6 +238,40 @@ def test_batches_outlive_the_loader(write_numbered: Write, numbered_schema: load
         next(iter(loader))
 
 
+def test_read_ahead_is_not_taken(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
+    begun: list[int] = []
+
+    def hand_over(batch: loaderd.Batch) -> Callable[[], list[int]]:
+        begun.append(batch.num_records)
+        return lambda: check_batch(batch)
+
+    with loaderd.Loader(write_numbered([45]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
+        iterator = loader.iterate(hand_over, ahead=2)
+        assert not begun
+        for step, numbers in enumerate(iterator):
+            assert numbers == list(range(45))[10 * step : 10 * step + 10]
+            assert len(begun) == min(step + 3, 5)
+            assert loader.position.epoch * 5 + loader.position.batch == step + 1
+        assert begun == [10, 10, 10, 10, 5] and loader.statistics().starts == 1
+
+
+def test_a_writable_array_is_the_same_memory(write_numbered: Write, numbered_schema: loaderd.Schema):
+    """In a slot and in a copy, at a multiple of 64 bytes; and it holds the lease."""
+    with loaderd.Loader(write_numbered([40]), numbered_schema, batch_size=10, workers=1, held_batches=2) as loader:
+        kept = list(loader)
+        assert loader.statistics().batches_copied == 2
+        for batch in kept:
+            array = batch.writable("bits")
+            array[0] = 7
+            assert (batch["bits"][0] == 7).all() and array.ctypes.data % 64 == 0
+            assert not batch["bits"].flags.writeable
+        array = kept[0].writable("id")
+        del kept, batch
+        assert loader.statistics().slots_lent == 1
+        del array
+        assert loader.statistics().slots_lent == 0
+
+
 def test_batches_are_read_only(write_numbered: Write, numbered_schema: loaderd.Schema):
     with loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=50, workers=1) as loader:
         batch = next(iter(loader))
@@ -258,7 +314,11 @@ def test_the_index_is_made_once(write_numbered: Write, numbered_schema: loaderd.
     assert cached == [0, 3, 2]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any),
     batch_size=st.integers(1, 70),

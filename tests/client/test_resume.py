@@ -23,6 +23,7 @@ Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
 
 SMALL = loaderd.Shuffle(window_records=60, block_records=8)
+BRIEFLY = settings.default.max_examples // 20  # each starts many daemons; tests/plan has all positions without any
 
 
 def batches_and_positions(loader: loaderd.Loader, check: Check) -> tuple[list[list[int]], list[Position]]:
@@ -34,7 +35,7 @@ def batches_and_positions(loader: loaderd.Loader, check: Check) -> tuple[list[li
     return batches, positions
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=BRIEFLY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda s: sum(s) > 3))
 def test_restored_at_every_step(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, sizes: list[int], data: st.DataObject
@@ -78,7 +79,7 @@ def test_restored_at_every_step(
         assert found == expected
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=BRIEFLY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), remainder=st.sampled_from(["short", "carry"]), shuffle=st.sampled_from([SMALL, False]))
 def test_an_epoch_goes_on_with_other_hosts(
     write_numbered: Write,
@@ -216,15 +217,48 @@ def test_a_batch_larger_than_the_data_set(
     shards = write_numbered([60, 40])
     for remainder in get_args(Remainder):
         options: dict[str, Any] = {"shard": (hosts - 1, hosts), "remainder": remainder}
-        refused(
-            f"batch_size must be at most {most}, for there are 100 records",
-            shards,
-            numbered_schema,
-            batch_size=most + 1,
-            **options,
-        )
+        if remainder != "short":
+            refused(
+                f"batch_size must be at most {most}, for there are 100 records",
+                shards,
+                numbered_schema,
+                batch_size=most + 1,
+                **options,
+            )
         with loaderd.Loader(shards, numbered_schema, batch_size=most, workers=1, **options) as loader:
             assert len(loader) >= 1
+
+
+@pytest.mark.parametrize(
+    ("hosts", "batch_size"),
+    [(3, 34), (100, 512), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(1, 512), (3, 512)])],
+)
+def test_one_short_batch(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, hosts: int, batch_size: int
+):
+    """Fewer records than a batch; each host has one, and one epoch follows the other. A position of it is good."""
+    shards = write_numbered([60, 40])
+    options: dict[str, Any] = {"epochs": 2, "workers": 1}
+    seen = []
+    for host in {0, hosts - 1} if hosts > 3 else range(hosts):
+        with loaderd.Loader(shards, numbered_schema, batch_size=batch_size, shard=(host, hosts), **options) as loader:
+            assert (len(loader), loader.batches_per_epoch) == (2, 1)
+            iterator = iter(loader)
+            seen.append(check_batch(next(iterator)))
+            position = loader.position
+            assert len(seen[-1]) in (100 // hosts, -(-100 // hosts))
+            following = check_batch(next(iterator))
+            assert next(iterator, None) is None
+    if hosts <= 3:
+        assert sorted(number for numbers in seen for number in numbers) == list(range(100))
+    with loaderd.Loader(
+        shards, numbered_schema, batch_size=batch_size, shard=(host, hosts), start=position, **options
+    ) as loader:
+        assert [check_batch(batch) for batch in loader] == [following]
+    # Of as many hosts, or of one, in batches that do fit.
+    with loaderd.Loader(shards, numbered_schema, batch_size=40, start=position, **options) as loader:
+        assert sorted(number for batch in loader for number in check_batch(batch)) == list(range(100))
+    refused(r"shard must be of at most 100 hosts", shards, numbered_schema, batch_size=1, shard=(0, 101))
 
 
 def test_a_refusal_starts_no_worker(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
@@ -254,7 +288,7 @@ def test_a_refusal_starts_no_worker(write_numbered: Write, numbered_schema: load
     with loaderd.Loader(shards, schema, batch_size=10, workers=2) as loader:
         position = loader.position
     assert len(set(notes.read_text().split())) > 1, "a daemon, and workers as far as they have started"
-    for options in ({"seed": 1, "start": position}, {"batch_size": 101}):
+    for options in ({"seed": 1, "start": position}, {"batch_size": 101, "remainder": "drop"}):
         notes.write_text("")
         with pytest.raises(OptionError):
             loaderd.Loader(shards, schema, **{"batch_size": 10, "workers": 2, **options})  # type: ignore[arg-type]

@@ -87,10 +87,10 @@ def test_a_server_that_is_killed_at_every_batch(
 ):
     """The daemon alone, and all of it: the next batch is the next batch, and what is held stays right."""
     number = 2 if sharing == "split" else 1
-    expected = [embedded(shard=(i, number), batch_size=25) for i in range(number)]
+    expected = [embedded(shard=(i, number), batch_size=40) for i in range(number)]
     held: list[tuple[loaderd.Batch, list[int]]] = []
     with contextlib.ExitStack() as opened:
-        options = {"sharing": sharing, "batch_size": 25}
+        options = {"sharing": sharing, "batch_size": 40}
         ranks = [opened.enter_context(server.connect(shard=(i, number), **options)) for i in range(number)]
         for step in range(len(ranks[0])):
             for rank in ranks:
@@ -166,7 +166,7 @@ def test_what_a_server_refuses(server: Restarted, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ServerError, match="there is no data set 'test'; there are \\['train'\\]"):
         loaderd.connect(server.address, dataset="test", batch_size=20)
     with pytest.raises(OptionError, match="batch_size must be at most 150"):
-        server.connect(151)
+        server.connect(151, remainder="drop")
     with pytest.raises(ServerError, match="held_batches"):
         server.connect(held_batches=1000)
     monkeypatch.setattr("loaderd.client.sources.PROTOCOL", 99)

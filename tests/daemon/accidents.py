@@ -35,12 +35,21 @@ def children_of(parent: int) -> list[int]:
 
 
 def daemon_of(loader: loaderd.Loader) -> int:
-    return loader._stream._now._process.pid
+    return loader._stream._now.process.pid
 
 
-def family_of(loader: loaderd.Loader) -> list[int]:
-    """The daemon and its workers."""
-    return [daemon_of(loader), *children_of(daemon_of(loader))]
+def fork_server_of(daemon: int) -> int:
+    (found,) = children_of(daemon)
+    return found
+
+
+def workers_of(daemon: int) -> list[int]:
+    return children_of(fork_server_of(daemon))
+
+
+def family_of(daemon: int) -> list[int]:
+    """The daemon, what its workers are forks of, and these."""
+    return [daemon, fork_server_of(daemon), *workers_of(daemon)]
 
 
 def wait_ends(pid_fds: list[int], limit_s: float) -> None:
@@ -99,6 +108,6 @@ def job_of(script: Path, code: str, first_line: str) -> Iterator[tuple[subproces
         try:
             assert job.stdout is not None and job.stdout.readline() == f"{first_line}\n"
             (daemon,) = children_of(job.pid)
-            yield job, daemon, children_of(daemon)
+            yield job, daemon, workers_of(daemon)
         finally:
             job.kill()

@@ -85,7 +85,7 @@ class Consumer:
         self.schema = schema_from_wire(self.hello(dataset).dataset["schema"])
         self.send(Subscribe(Subscription(batch_size, **options).to_wire(), None))
         self.receive(Opened)
-        self.memory = SharedMemory(self.channel.take_fd(), writable=False)
+        self.memory = SharedMemory(self.channel.take_fd())
         self.layout = SlotLayout(self.schema.specs, batch_size)
         return self
 

@@ -18,7 +18,18 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from accidents import Check, children_of, crashing_schema, daemon_of, family_of, fetch_all, kill, wait_ends
+from accidents import (
+    Check,
+    children_of,
+    crashing_schema,
+    daemon_of,
+    family_of,
+    fetch_all,
+    fork_server_of,
+    kill,
+    wait_ends,
+    workers_of,
+)
 
 import loaderd
 from loaderd.errors import ClosedError, DaemonError, LoaderdError, OptionError, WorkerError
@@ -46,7 +57,7 @@ def test_workers_may_be_killed_at_any_time(
         def before(step: int) -> None:
             nonlocal killed
             if step in (3, 30, 31, 75):
-                victims = children_of(daemon_of(loader))[: 1 + step % 2]
+                victims = workers_of(daemon_of(loader))[: 1 + step % 2]
                 kill(*victims)
                 killed += len(victims)
 
@@ -57,6 +68,40 @@ def test_workers_may_be_killed_at_any_time(
     for record in caplog.records:
         warning = r"worker process \d+ was killed by SIGKILL( at .*)?; another one does its work again"
         assert re.fullmatch(warning, record.getMessage())
+
+
+def test_what_workers_are_forks_of_may_be_killed(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, caplog: pytest.LogCaptureFixture
+):
+    """All workers die with it; so another daemon goes on."""
+    with loaderd.Loader(write_numbered([400]), numbered_schema, batch_size=20, workers=2) as loader:
+        undisturbed = fetch_all(loader, check_batch)
+
+        def before(step: int) -> None:
+            if step == 5:
+                fork_server = fork_server_of(daemon_of(loader))
+                workers = [os.pidfd_open(pid) for pid in children_of(fork_server)]
+                assert len(workers) == 2
+                kill(fork_server)
+                wait_ends(workers, 2)
+
+        assert fetch_all(loader, check_batch, before=before) == undisturbed
+        assert loader.statistics().daemon_restarts == 1
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("the daemon process ended with status 1; another one goes on at batch ")
+
+
+def test_a_worker_has_nothing_of_the_daemon(write_numbered: Write, numbered_schema: loaderd.Schema):
+    """One thread, one socket, and no memory but what it was sent."""
+    with loaderd.Loader(write_numbered([400]), numbered_schema, batch_size=20, workers=1) as loader:
+        next(iter(loader))
+        daemon = daemon_of(loader)
+        for pid in (fork_server_of(daemon), *workers_of(daemon)):
+            assert len(os.listdir(f"/proc/{pid}/task")) == 1
+            sockets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if int(fd) > 2]
+            assert len([name for name in sockets if name.startswith("socket:")]) == 1, sockets
+        mapped = Path(f"/proc/{fork_server_of(daemon)}/maps").read_text()
+        assert "memfd" not in mapped and "memfd" in Path(f"/proc/{daemon}/maps").read_text()
 
 
 @pytest.mark.parametrize("leaves_a_fork", [False, True])
@@ -214,7 +259,10 @@ def order_of(shards: list[Path], schema: loaderd.Schema, check: Check, **options
 SMALL: dict[str, Any] = {"batch_size": 10, "shuffle": loaderd.Shuffle(window_records=120, block_records=16)}
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "sign",
+    [signal.SIGKILL, *(pytest.param(sign, marks=pytest.mark.slow) for sign in (signal.SIGSEGV, signal.SIGTERM))],
+)
 def test_the_daemon_may_die_again_and_again(
     write_numbered: Write,
     numbered_schema: loaderd.Schema,
@@ -230,7 +278,7 @@ def test_the_daemon_may_die_again_and_again(
         def before(step: int) -> None:
             nonlocal deaths
             if step in (0, 1, 30, 63):  # before the first batch, between two, before the last
-                family = [os.pidfd_open(pid) for pid in family_of(loader)]
+                family = [os.pidfd_open(pid) for pid in family_of(daemon_of(loader))]
                 signal.pidfd_send_signal(family[0], sign)
                 wait_ends(family, 2)
                 deaths += 1
@@ -304,7 +352,7 @@ def test_a_daemon_that_stalls(
     with loaderd.Loader(shards, numbered_schema, batch_size=10, shuffle=False, workers=2, stall_timeout=2) as loader:
         batches = iter(loader)
         numbers = check_batch(next(batches))
-        family = [os.pidfd_open(pid) for pid in family_of(loader)]
+        family = [os.pidfd_open(pid) for pid in family_of(daemon_of(loader))]
         signal.pidfd_send_signal(family[0], signal.SIGSTOP)
         with caplog.at_level(logging.WARNING, "loaderd"):
             for batch in batches:
@@ -487,7 +535,7 @@ def test_what_the_daemon_said_last_is_not_lost(write_numbered: Write, numbered_s
 def test_nothing_is_left_by_close(write_numbered: Write, numbered_schema: loaderd.Schema):
     loader = loaderd.Loader(write_numbered([1000]), numbered_schema, batch_size=10, workers=2)
     next(iter(loader))
-    pid_fds = [os.pidfd_open(pid) for pid in family_of(loader)]
+    pid_fds = [os.pidfd_open(pid) for pid in family_of(daemon_of(loader))]
     loader.close()
     wait_ends(pid_fds, 0)
 
@@ -540,8 +588,8 @@ def test_nothing_outlives_the_training_process(write_numbered: Write, tmp_path: 
         (daemon,) = [pid for pid, comm in comms.items() if comm == "loaderd-daemon"]
         forks = [pid for pid in comms if pid != daemon]
         try:
-            family = [daemon, *children_of(daemon)]
-            assert len(family) == 3 and len(forks) == ("fork" in rest)
+            family = family_of(daemon)
+            assert len(family) == 4 and len(forks) == ("fork" in rest)
             pid_fds = [os.pidfd_open(pid) for pid in family]
             if status < 0:
                 training.kill()

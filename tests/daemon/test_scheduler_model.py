@@ -506,5 +506,5 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sorted(consumer.stream._windows._free_arenas) == list(range(consumer.num_arenas))
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 TestScheduler = SchedulerMachine.TestCase

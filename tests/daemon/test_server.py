@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from accidents import children_of, kill
+from accidents import kill, workers_of
 from served import Consumer, ServedDaemon, flat, goodbye, serve
 
 import loaderd
@@ -36,7 +36,7 @@ from loaderd.protocol.messages import (
     Subscribe,
     Want,
 )
-from loaderd.subscription import Subscription
+from loaderd.subscription import Sharing, Subscription
 
 Write = Callable[..., list[Path]]
 
@@ -153,7 +153,7 @@ def test_killed_workers_cost_nobody_anything(daemon: ServedDaemon, tmp_path: Pat
         thread.start()
     for _ in range(4):
         time.sleep(0.15)
-        kill(children_of(daemon.process.pid)[0])
+        kill(workers_of(daemon.process.pid)[0])
     for thread in threads:
         thread.join(60)
     assert found[0] == found[1] and found[0][:80] == expected(tmp_path)
@@ -175,13 +175,17 @@ def test_sets_that_grow_are_listed_by_each_consumer(daemon: ServedDaemon, write_
     assert len(flat(daemon.subscribe("growing").read())) == 50
 
 
-def test_memory_for_consumers_can_only_be_read(daemon: ServedDaemon):
+@pytest.mark.parametrize("sharing", ["independent", "split", "shared", "mirrored"])
+def test_slots_of_several_consumers_can_only_be_read(daemon: ServedDaemon, sharing: Sharing):
     consumer = daemon.connect()
     consumer.hello()
-    consumer.send(Subscribe(Subscription(10).to_wire(), None)).receive(Opened)
+    consumer.send(Subscribe(Subscription(10, sharing=sharing).to_wire(), None)).receive(Opened)
     fd = consumer.channel.take_fd()
-    with pytest.raises(PermissionError):
-        mmap.mmap(fd, 4096)
+    if sharing in ("shared", "mirrored"):
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, 4096)
+    else:
+        mmap.mmap(fd, 4096).close()
     with pytest.raises(OSError):
         os.ftruncate(fd, 0)
     os.close(fd)
@@ -196,7 +200,7 @@ def test_what_a_consumer_had_is_given_back(daemon: ServedDaemon):
 
     visit()
     before = daemon.descriptors()
-    workers = children_of(daemon.process.pid)
+    workers = workers_of(daemon.process.pid)
 
     def mapped(pid: int) -> int:
         return Path(f"/proc/{pid}/maps").read_text().count("memfd:loaderd")
@@ -207,7 +211,7 @@ def test_what_a_consumer_had_is_given_back(daemon: ServedDaemon):
     assert daemon.report()["memory_bytes"] == 0
     daemon.subscribe().read()  # every worker has taken note of the ends by now
     assert max(mapped(pid) for pid in workers) <= 4
-    assert children_of(daemon.process.pid) == workers
+    assert workers_of(daemon.process.pid) == workers
 
 
 # ---------------------------------------------------------------------------------------------- refusals
@@ -232,7 +236,7 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         ([hello, Release([1])], ServerError, "Release came before Subscribe"),
         ([hello, Subscribe(options, None), Release([1])], LoaderdError, "before the stream was there|not lent"),
         ([hello, Subscribe({}, None)], OptionError, "batch_size among them"),
-        ([hello, Subscribe({**options, "batch_size": 900}, None)], OptionError, "at most 800"),
+        ([hello, Subscribe({**options, "batch_size": 900, "remainder": "drop"}, None)], OptionError, "at most 800"),
         ([hello, Subscribe({**options, "held_batches": 65}, None)], ServerError, "at most 64 here, got 65"),
         (
             [hello, Subscribe({**options, "batch_size": 1 << 62}, None)],

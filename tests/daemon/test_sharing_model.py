@@ -512,7 +512,7 @@ class SharedMachine(RuleBasedStateMachine):
         self.work.everything_is_free()
 
 
-MirroredMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-SharedMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+MirroredMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
+SharedMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 TestMirrored = MirroredMachine.TestCase
 TestShared = SharedMachine.TestCase

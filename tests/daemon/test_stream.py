@@ -428,5 +428,5 @@ class StreamMachine(RuleBasedStateMachine):
         self.an_arena_has_one_owner()
 
 
-StreamMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+StreamMachine.TestCase.settings = settings(stateful_step_count=50, deadline=None)
 TestStream = StreamMachine.TestCase

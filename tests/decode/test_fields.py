@@ -18,6 +18,7 @@ from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBit
 from loaderd.schemas import chess_eval, mnist
 
 AnyArray = npt.NDArray[Any]
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def rows_of(schema: Schema, **features: Any) -> npt.NDArray[np.uint8]:

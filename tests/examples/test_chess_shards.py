@@ -153,7 +153,7 @@ def test_stockfish_scores_where_it_is_installed() -> None:
 
 # ------------------------------------------------------------------------------------------------ the shards
 
-NUM_POSITIONS = 700
+NUM_POSITIONS = 400
 
 
 def arguments(folder: Path, processes: int) -> list[str]:

@@ -24,16 +24,18 @@ specs_of = st.dictionaries(
 )
 
 
-@given(specs=specs_of, batch_size=st.integers(1, 40), slots=st.integers(1, 3))
-def test_fields_of_slots_are_aligned_and_apart(specs: Mapping[str, FieldSpec], batch_size: int, slots: int):
-    layout = SlotLayout(specs, batch_size)
+@given(specs=specs_of, batch_size=st.integers(1, 40), slots=st.integers(1, 3), several_readers=st.booleans())
+def test_fields_of_slots_are_aligned_and_apart(
+    specs: Mapping[str, FieldSpec], batch_size: int, slots: int, several_readers: bool
+):
+    layout = SlotLayout(specs, batch_size, several_readers)
     memory = np.zeros(slots * layout.slot_bytes + 64, dtype=np.uint8)
     memory = memory[-memory.ctypes.data % 64 :][: slots * layout.slot_bytes]
     views = [layout.views(memory, slot) for slot in range(slots)]
     for slot in views:
         for name, view in slot.items():
             assert view.shape == (batch_size, *specs[name].shape) and view.dtype == specs[name].dtype
-            assert view.ctypes.data % 64 == 0
+            assert view.ctypes.data % 64 == (32 if several_readers else 0)
             bytes_of = view.reshape(-1).view(np.uint8)
             assert not bytes_of.any(), "no two fields overlap"
             bytes_of[:] = 1

@@ -101,14 +101,22 @@ def test_memory_that_cannot_be_had_leaves_no_descriptor():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_it_can_be_mapped_to_be_read_only():
+def test_a_descriptor_for_reading_gives_a_mapping_for_reading():
     memory = SharedMemory.create("read", 100)
-    reader = SharedMemory(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY), writable=False)
+    reader = SharedMemory(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY))
+    assert memory.writable and not reader.writable
     memory.bytes[5] = 7
     assert reader.bytes[5] == 7
     with pytest.raises(ValueError, match="read-only"):
         reader.bytes[5] = 8
-    with pytest.raises(DaemonError, match="cannot have 0 MiB of shared memory: Permission denied"):
-        SharedMemory(os.dup(reader.fd))
     memory.close_fd()
     reader.close_fd()
+
+
+def test_nobody_can_cut_it_off():
+    memory = SharedMemory.create("sealed", 10_000)
+    for size in (0, 20_000):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.fd, size)
+    memory.bytes[-1] = 1
+    memory.close_fd()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from loaderd.options import Remainder
@@ -31,7 +31,6 @@ def steps_of(plan: BatchPlan) -> range:
     return range(40 if plan.num_steps is None else plan.num_steps)
 
 
-@settings(max_examples=300)
 @given(plan=plans)
 def test_windows_smaller_than_batches(plan: BatchPlan):
     """As many windows as the bound says are enough, and rows are those of the plan, whatever the sizes."""
@@ -52,7 +51,6 @@ def test_windows_smaller_than_batches(plan: BatchPlan):
             assert plan.last_step_in(windows[0] - 1) < step
 
 
-@settings(max_examples=300)
 @given(plan=plans)
 def test_a_place_is_a_step(plan: BatchPlan):
     places = [plan.place_of(step) for step in steps_of(plan)]
@@ -63,7 +61,6 @@ def test_a_place_is_a_step(plan: BatchPlan):
         assert batch == sum(other == epoch for other, _ in places[:step])
 
 
-@settings(max_examples=300)
 @given(plan=plans)
 def test_the_place_behind_a_pass_is_the_next_epoch(plan: BatchPlan):
     assume(plan.num_steps and plan.epochs is not None)

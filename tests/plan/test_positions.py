@@ -72,7 +72,7 @@ jobs = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(job=jobs)
 def test_every_position_of_a_pass_leads_back_to_its_batch(job: Job):
     for host in range(job.hosts):
@@ -104,7 +104,7 @@ def course_steps(course: Course, pass_: Pass) -> int:
     return steps
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(job=jobs)
 def test_all_hosts_have_as_many_batches_and_each_row_is_in_one(job: Job):
     pass_ = Pass(0, job.options.epochs)
@@ -142,7 +142,7 @@ def test_all_hosts_have_as_many_batches_and_each_row_is_in_one(job: Job):
         }
 
 
-@settings(max_examples=400, deadline=None)
+@settings(deadline=None)
 @given(job=jobs, changes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), max_size=4), data=st.data())
 def test_hosts_that_come_and_go_lose_nothing_and_repeat_nothing(
     job: Job, changes: list[tuple[int, int]], data: st.DataObject
@@ -172,6 +172,8 @@ def test_hosts_that_come_and_go_lose_nothing_and_repeat_nothing(
         position = Position.from_json(text)
         if hosts:
             smaller = max(1, min(batch_size, sum(job.counts) // hosts))
+            if job.options.remainder == "short":
+                smaller = batch_size
             job = replace(job, hosts=hosts, options=replace(job.options, batch_size=smaller))
             if sum(job.counts) < hosts:
                 return
@@ -245,7 +247,7 @@ def plan_of(job: Job, pass_: Pass, step: int) -> None:
         plan.order_of(window), plan.slices_of(window), plan.segments_of(step)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(deadline=None)
 @given(
     job=jobs, wire=st.tuples(wild, wild, wild_past, wild_listing).map(list) | wild, step=st.sampled_from(WILD[:12])
 )
@@ -259,7 +261,7 @@ def test_a_pass_of_any_values_can_be_planned_or_is_refused(job: Job, wire: Any, 
         plan_of(job, pass_, step)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(deadline=None)
 @given(
     job=jobs,
     changes=st.fixed_dictionaries(

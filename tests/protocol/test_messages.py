@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -35,7 +34,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(values_of(get_args(kind)[0]), values_of(get_args(kind)[1]), max_size=3)
     if get_origin(kind) is UnionType:
         return st.one_of(*map(values_of, get_args(kind)))
-    return {Any: VALUES, type(None): st.none(), int: INTEGERS, str: TEXTS, bytes: st.binary(max_size=20)}[kind]
+    plain = {bool: st.booleans(), int: INTEGERS, str: TEXTS, bytes: st.binary(max_size=20)}
+    return {Any: VALUES, type(None): st.none(), **plain}[kind]
 
 
 def instances_of(cls: type[Message]) -> st.SearchStrategy[Message]:
@@ -55,9 +55,9 @@ def test_a_message_survives_the_way(cls: type[Message], data: st.DataObject):
 
 
 def test_every_message_has_a_number_of_its_own():
-    defined = [value for value in vars(messages).values() if dataclasses.is_dataclass(value)]
+    defined = [value for value in vars(messages).values() if hasattr(value, "_fields")]
     assert set(defined) == set(CLASSES) and len(CLASSES) == len(set(CLASSES))
-    numbers = [unpack(encode(cls(*[0] * len(dataclasses.fields(cls)))))[0] for cls in CLASSES]
+    numbers = [unpack(encode(cls(*[0] * len(cls._fields))))[0] for cls in CLASSES]
     assert sorted(numbers) == list(range(len(CLASSES)))
 
 

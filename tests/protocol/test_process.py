@@ -91,7 +91,7 @@ def main():
     assert Path(f"/proc/{process.pid}/comm").read_text() == "loaderd-seer\n"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
     sock.send(b"x")
-    assert how_it_ended(process) == "ended with status 0"
+    assert how_it_ended(process.wait()) == "ended with status 0"
 
 
 def test_the_main_script_is_not_run_again(tmp_path: Path):
@@ -184,4 +184,4 @@ def test_only_one_end_of_the_socket_is_with_the_child(start: Start):
     ],
 )
 def test_how_it_ended(command: str, expected: str):
-    assert how_it_ended(subprocess.Popen(["/bin/sh", "-c", command])) == expected
+    assert how_it_ended(subprocess.run(["/bin/sh", "-c", command]).returncode) == expected

@@ -7,7 +7,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -95,11 +94,11 @@ WRONG = [
     (packed(Want), "Want must have 1 fields, got 0"),
     (packed(Want, 1, 2), "Want must have 1 fields, got 2"),
     (packed(Start, 1, [0, 1, [], None]), "Start must have 4 fields, got 2"),
-    (packed(Want, True), "Want.count must be int, got another bool"),
-    (packed(Want, 1.0), "Want.count must be int, got another float"),
-    (packed(Want, "1"), "Want.count must be int, got another str"),
-    (packed(Want, None), "Want.count must be int, got another NoneType"),
-    (packed(Want, 2**63), "Want.count must be int, got another int"),
+    (packed(Want, True), "Want.num_batches must be int, got another bool"),
+    (packed(Want, 1.0), "Want.num_batches must be int, got another float"),
+    (packed(Want, "1"), "Want.num_batches must be int, got another str"),
+    (packed(Want, None), "Want.num_batches must be int, got another NoneType"),
+    (packed(Want, 2**63), "Want.num_batches must be int, got another int"),
     (packed(Release, [1, [2]]), "Release.slots must be list.int., got another list"),
     (packed(Release, [1, True]), "Release.slots must be list.int., got another list"),
     (packed(Release, {"a": 1}), "Release.slots must be list.int., got another dict"),
@@ -156,8 +155,8 @@ VALUES = st.recursive(
 
 def of_right_type(cls: type[Message], values: list[Any]) -> bool:
     """Whether the fields have the types of ``VALID``'s message of this class, as far as a look at them says."""
-    names = [each.name for each in fields(cls)][: len(values)]
-    kinds: dict[str, Any] = {each.name: each.type for each in fields(cls)}
+    names = cls._fields[: len(values)]
+    kinds = {name: kind.__forward_arg__ for name, kind in cls.__annotations__.items()}
     looks = {
         "int": lambda value: type(value) is int and abs(value) <= 2**63,
         "str": lambda value: type(value) is str,

@@ -2,7 +2,8 @@
 
 ::
 
-    python tests/reliability/fuzz_sockets.py [--unix 100000] [--network 100000] [--seed 0]
+    python tests/reliability/fuzz_sockets.py [--unix 100000] [--network 100000] [--warm-up 500] [--slow 12]
+        [--seed 0]
 
 A message here is what one connection, or one call, says that it should not. Each must cost its sender the connection,
 and nobody else anything: the readers (``readers.py``) lose nothing, no process ends, and afterwards the server has
@@ -73,10 +74,7 @@ _LIMIT_S = 30.0
 # A message, or the first one of a connection, may take 10 s; and the server looks once a second.
 _SLOW_LIMIT_S = 14.0
 _SLOW_ON_NETWORK_LIMIT_S = 20.0
-_NUM_SLOW = 12
 _FLOOD = 200
-_WARM_UP = 500
-"""Messages before the server's state is looked at: what a process does for the first time, it has memory for."""
 _EVERY = 5_000
 """After how many messages there is a flood, and a consumer that does not read."""
 _MOST_MIB, _MOST_MIB_OF_GATEWAY = 8.0, 256.0
@@ -161,11 +159,11 @@ class Served:
 class UnixFuzzer:
     """Says one thing a connection, and sees how it ends."""
 
-    def __init__(self, served: Served, rng: random.Random, figures: Figures) -> None:
+    def __init__(self, served: Served, num_slow: int, rng: random.Random, figures: Figures) -> None:
         self._served = served
         self._rng = rng
         self._figures = figures
-        self._slow = SlowOnes(SLOW, lambda: served.connect().socket, _SLOW_LIMIT_S, rng, figures)
+        self._slow = SlowOnes(num_slow, SLOW, lambda: served.connect().socket, _SLOW_LIMIT_S, rng, figures)
 
     def run(self, count: int) -> None:
         for number in range(count):
@@ -260,11 +258,11 @@ class UnixFuzzer:
 class NetworkFuzzer:
     """Makes one call, or one connection, for each message."""
 
-    def __init__(self, served: Served, rng: random.Random, figures: Figures) -> None:
+    def __init__(self, served: Served, num_slow: int, rng: random.Random, figures: Figures) -> None:
         self._port = served.port
         self._rng = rng
         self._figures = figures
-        self._slow = SlowOnes(SLOW_ON_NETWORK, self._connect, _SLOW_ON_NETWORK_LIMIT_S, rng, figures)
+        self._slow = SlowOnes(num_slow, SLOW_ON_NETWORK, self._connect, _SLOW_ON_NETWORK_LIMIT_S, rng, figures)
 
     def _connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self._port), _LIMIT_S)
@@ -338,16 +336,18 @@ class Slow:
 
 
 class SlowOnes:
-    """Some connections that come to no end, of ``kinds``; the server is to end each within ``limit_s``."""
+    """``number`` connections that come to no end, of ``kinds``; the server is to end each within ``limit_s``."""
 
     def __init__(
         self,
+        number: int,
         kinds: dict[str, tuple[bytes, bytes]],
         connect: Callable[[], socket.socket],
         limit_s: float,
         rng: random.Random,
         figures: Figures,
     ) -> None:
+        self._number = number
         self._kinds = kinds
         self._connect = connect
         self._limit_s = limit_s
@@ -358,7 +358,7 @@ class SlowOnes:
     def tend(self) -> None:
         """Look after them, and let others come for those that are ended."""
         self._look()
-        while len(self._present) < _NUM_SLOW:
+        while len(self._present) < self._number:
             kind = self._rng.choice(list(self._kinds))
             self._present.append(Slow(kind, self._connect(), *self._kinds[kind]))
             self._figures.messages[kind] += 1
@@ -391,8 +391,8 @@ def flood(connect: Callable[[], socket.socket], figures: Figures) -> None:
 # -------------------------------------------------------------------------------------------- everything
 
 
-def fuzz(folder: Path, num_unix: int, num_network: int, seed: int) -> Figures:
-    """So many messages to each socket of a server, with readers beside."""
+def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: int, seed: int) -> Figures:
+    """So many messages to each socket of a server, with readers beside, and ``num_slow`` connections that stay."""
     figures = Figures()
     rng = random.Random(seed)
     began_s = time.perf_counter()
@@ -404,10 +404,10 @@ def fuzz(folder: Path, num_unix: int, num_network: int, seed: int) -> Figures:
         assert readers.stdin is not None and readers.stdout is not None
         assert readers.stdout.readline() == "all read\n", "the readers do not begin"
         for fuzzer in (UnixFuzzer, NetworkFuzzer):
-            fuzzer(served, rng, Figures()).run(_WARM_UP)
+            fuzzer(served, num_slow, rng, Figures()).run(warm_up)
         before = settled(served)
-        UnixFuzzer(served, rng, figures).run(num_unix)
-        NetworkFuzzer(served, rng, figures).run(num_network)
+        UnixFuzzer(served, num_slow, rng, figures).run(num_unix)
+        NetworkFuzzer(served, num_slow, rng, figures).run(num_network)
         compare(before, settled(served), figures)
         rest, _ = readers.communicate("over\n")
         figures.readers = json.loads(rest)
@@ -455,11 +455,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unix", type=int, default=100_000)
     parser.add_argument("--network", type=int, default=100_000)
+    parser.add_argument(
+        "--warm-up", type=int, default=500, help="messages first: a process keeps memory for what it has done once"
+    )
+    parser.add_argument("--slow", type=int, default=12, help="connections that say too little for too long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="kept, with the server's log in it; without it, a temporary one")
     args = parser.parse_args()
     with contextlib.nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
-        figures = fuzz(Path(folder).resolve(), args.unix, args.network, args.seed)
+        figures = fuzz(Path(folder).resolve(), args.warm_up, args.unix, args.network, args.slow, args.seed)
     print(json.dumps(vars(figures)))
     return 1 if figures.wrong else 0
 

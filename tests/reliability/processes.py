@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 MARK = "LOADERD_TEST_MARK"
 """An environment variable by which a process and all that it starts can be found, whoever is their parent by then."""
 
-DAEMON, WORKER = "loaderd.daemon.service", "loaderd.workers.main"
+DAEMON, FORKS, WORKER = "loaderd-daemon", "loaderd-forks", "loaderd-worker"
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
@@ -44,8 +48,8 @@ def marked(mark: str) -> list[int]:
 
 
 def roles(mark: str, role: str) -> list[int]:
-    """Daemons or workers among the processes of that mark."""
-    return [pid for pid in marked(mark) if role.encode() in read(pid, "cmdline").split(b"\0")]
+    """Daemons, workers or what these are forks of among the processes of that mark."""
+    return [pid for pid in marked(mark) if name_of(pid) == role]
 
 
 def name_of(pid: int) -> str:
@@ -83,3 +87,29 @@ def shm_names(of: list[int]) -> set[str]:
                 with contextlib.suppress(*_GONE):
                     found.update(re.findall(r"^/dev/shm/\S+", os.readlink(f"/proc/{pid}/fd/{fd}")))
     return found
+
+
+def wait_for_none(mark: str, session: int, until_s: float) -> list[int]:
+    """The processes that are left of a program at that time, by its mark or in its session."""
+    while True:
+        in_session = [pid for pid in pids() if session_of(pid) == session and state_of(pid) not in ("Z", "")]
+        left = sorted({*marked(mark), *in_session})
+        if not left or time.monotonic() >= until_s:
+            return left
+        time.sleep(0.02)
+
+
+def session_of(pid: int) -> int:
+    """0 where the process is gone."""
+    fields = read(pid, "stat").rpartition(b") ")[2].split()
+    return int(fields[3]) if len(fields) > 3 else 0
+
+
+def stacks_of(pid: int) -> str:
+    """Where its threads are, if there is py-spy to tell."""
+    py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if py_spy is None:
+        return ""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run([py_spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=20).stdout
+    return ""

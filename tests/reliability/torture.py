@@ -4,9 +4,10 @@
 
     python tests/reliability/torture.py [--signals 1000] [--kinds kill-worker=6 stop-worker=2 …] [--seed 0]
 
-A thread sends SIGKILL and SIGSTOP to the loader's processes, whatever they are at (starting, too), sometimes to
-several at once. Each record must come once an epoch, in the order in which an undisturbed loader delivers it, and
-nothing may be left at the end. Prints what happened as a line of JSON; the exit status is 1 if anything went wrong.
+A thread sends SIGKILL and SIGSTOP to the loader's processes (to what workers are forks of, too), whatever they are at
+(starting, too), sometimes to several at once. Each record must come once an epoch, in the order in which an
+undisturbed loader delivers it, and nothing may be left at the end. Prints what happened as a line of JSON; the exit
+status is 1 if anything went wrong.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ from pathlib import Path
 
 import numpy as np
 from numbered import SCHEMA, numbers_of, write_shards
-from processes import DAEMON, MARK, WORKER, marked, name_of, num_fds, roles, send, shm_names, state_of
+from processes import DAEMON, FORKS, MARK, WORKER, marked, name_of, num_fds, roles, send, shm_names, state_of
 
 import loaderd
 
-KINDS = {"kill-worker": 6.0, "stop-worker": 2.0, "kill-daemon": 1.0, "stop-daemon": 0.5}
+KINDS = {
+    **{"kill-worker": 6.0, "stop-worker": 2.0, "kill-daemon": 1.0, "stop-daemon": 0.5},
+    **{"kill-forks": 0.5, "stop-forks": 0.3},
+}
+_ROLES = {"worker": WORKER, "daemon": DAEMON, "forks": FORKS}
 _SIZES = (9_000, 1_000, 6_500, 3_500)
 _BATCH_SIZE = 50
 _BATCHES_PER_SIGNAL = 60
@@ -93,7 +98,7 @@ class Tormentor(threading.Thread):
 
     def _torment(self, kind: str) -> None:
         what, _, whom = kind.partition("-")
-        victims = roles(self._mark, DAEMON if whom == "daemon" else WORKER)
+        victims = roles(self._mark, _ROLES[whom])
         if what == "stop":
             # A process that starts is given a minute and more; that wait is for another test.
             victims = [pid for pid in victims if state_of(pid) != "T" and name_of(pid).startswith("loaderd-")]

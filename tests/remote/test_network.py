@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from importlib.util import find_spec
 from itertools import chain
 
 import numpy as np
@@ -48,6 +49,8 @@ def test_batches_are_those_of_an_embedded_loader(server, embedded, packed, compr
     with connect(server, epochs=2, packed=packed, compression=compression) as loader:
         assert [check(batch) for batch in loader] == embedded
         assert loader.statistics().num_records == 1000
+        # Of a packed stream, what the consumer unpacks with.
+        assert loader.statistics().kernels == ("compiled" if find_spec("llvmlite") else "numpy")
     assert sorted(chain(*embedded[:16])) == list(range(1000))
 
 

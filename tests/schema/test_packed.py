@@ -57,7 +57,7 @@ def check(schema: Schema) -> None:
         assert found[name].tobytes() == values.tobytes(), name
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(schemas())
 def test_any_schema(schema: Schema) -> None:
     check(schema)

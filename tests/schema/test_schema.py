@@ -98,6 +98,62 @@ def test_derived_fields_come_behind_their_inputs():
     assert list(schema.specs) == ["c", "a"]
 
 
+def test_schemas_that_are_made_alike_are_equal():
+    assert loaderd.schemas.chess_eval() == loaderd.schemas.chess_eval()
+    assert hash(loaderd.schemas.chess_eval()) == hash(loaderd.schemas.chess_eval())
+    assert loaderd.schemas.chess_eval() != loaderd.schemas.chess_eval(value_k=500)
+    assert loaderd.schemas.chess_eval() != loaderd.schemas.chess_eval(dtype="float16")
+    assert loaderd.schemas.mnist() == loaderd.schemas.mnist() != loaderd.schemas.chess_eval()
+    assert (loaderd.schemas.mnist() == 5) is False
+
+    def schema(
+        number: int, *, table: Any = None, names: str = "xy", of: Any = None, default: Any = None
+    ) -> loaderd.Schema:
+        fields: dict[str, Any] = {"x": loaderd.Array("i"), "y": loaderd.Array("i", scale=2)}
+        table = np.arange(3) if table is None else table
+        function = of or (lambda i, by=number: table[i % 3] * by)
+        return loaderd.Schema(
+            {"i": loaderd.Int64((2,), default=default)},
+            {**{name: fields[name] for name in names}, "z": loaderd.Derived(function, "x")},
+        )
+
+    assert schema(1) == schema(1, table=np.arange(3)) == schema(1, default=None)
+    assert schema(1, default=np.zeros(2)) == schema(1, default=np.zeros(2)) != schema(1)
+    assert schema(1) != schema(2), "another default"
+    assert schema(1) != schema(1, table=np.arange(1, 4)), "another closure"
+    assert schema(1) != schema(1, names="yx"), "another order of delivery"
+    assert schema(1, of=np.abs) == schema(1, of=np.abs) != schema(1, of=np.negative)
+    sets = [loaderd.Dataset("a", schema(1)), loaderd.Dataset("b", schema(1))]
+    assert loaderd.Concat(sets).schema == schema(1), "sets that agree need not share one object"
+
+
+def test_functions_that_may_differ_are_not_equal():
+    def recursive(n: int) -> Any:
+        def down(x: Any) -> Any:
+            return x if n == 0 else down(x - 1)
+
+        return down
+
+    def unfinished() -> Any:
+        def function(x: Any) -> Any:
+            return x + later
+
+        if False:
+            later = 0
+        return function
+
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("not to be compared")
+
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    for make in (lambda: recursive(2), unfinished, Odd):
+        one, other = make(), make()
+        assert loaderd.Derived(one, "x") == loaderd.Derived(one, "x") != loaderd.Derived(other, "x")
+
+
 def test_schemas_cross_processes():
     schema = loaderd.Schema(
         {"i": loaderd.Int64()}, {"y": loaderd.Derived(lambda i: i * 2, "x")}, {"x": loaderd.Array("i")}
@@ -115,7 +171,24 @@ def test_the_fingerprint_is_that_of_the_stored_features():
     assert fingerprint(8, 1.0) == fingerprint(8, 2.0) != fingerprint(16, 1.0)
 
 
+def test_numbers_of_numpy():
+    """They are kept as Python's: messages know no others."""
+    bits = loaderd.Bits(
+        "b", shape=np.array([2, 3]), start=np.int64(4), channel_order=np.array([2, 0, 1]), scale=np.float32(2)
+    )
+    assert [type(each) for each in (bits.start, bits.scale, *bits.shape)] == [int, float, int, int]
+    assert (bits.channel_order, bits.shape) == ((2, 0, 1), (2, 3))
+    assert type(loaderd.PackedBits(np.uint16(32)).num_bits) is int
+    assert loaderd.Array("i", shape=np.int64(4), scale=np.float64(2)) == loaderd.Array("i", shape=(4,), scale=2.0)
+
+
 def test_dtypes_by_any_name():
+    assert loaderd.Bits("b", dtype=np.float16).dtype == np.dtype("float16")
+
+    class Named:  # as tf.float32 is, which this room does not import
+        as_numpy_dtype = ml_dtypes.bfloat16
+
+    assert loaderd.Array("b", dtype=Named()).dtype == np.dtype(ml_dtypes.bfloat16)
     assert loaderd.Bits("b", dtype="bfloat16").dtype == np.dtype(ml_dtypes.bfloat16)
     assert loaderd.Bits("b", dtype=">f4").dtype == np.dtype("=f4"), "what is computed has the machine's byte order"
     assert loaderd.Raw(">u2").value_dtype == np.dtype(">u2"), "what is stored has its own"
@@ -128,13 +201,40 @@ BITS = {"b": loaderd.PackedBits(32)}
     ("make", "text"),
     [
         (lambda: loaderd.Schema({}, {}), "at least one stored feature and one field"),
-        (lambda: loaderd.PackedBits(0), "num_bits must be positive, got 0"),
+        (lambda: loaderd.PackedBits(0), "num_bits must be a positive integer, got 0"),
+        (lambda: loaderd.PackedBits("8"), "num_bits must be a positive integer, got '8'"),
+        (lambda: loaderd.PackedBits(8.0), "num_bits must be a positive integer, got 8.0"),
+        (lambda: loaderd.PackedBits(True), "num_bits must be a positive integer, got True"),
+        (lambda: loaderd.PackedBits(8, default=7), "default must be bytes or None, got 7"),
         (lambda: loaderd.PackedBits(16, default=b"abc"), "default must have 2 bytes, got 3"),
         (lambda: loaderd.Int64((2,), default=[1, 2, 3]), r"default must fit int64 of shape \(2,\)"),
         (lambda: loaderd.Int64((0,)), "shape must be a tuple of positive integers"),
         (lambda: loaderd.Raw("object"), "dtype must have a fixed size, got object"),
         (lambda: loaderd.Raw("float33"), "dtype must be one that numpy or ml_dtypes knows, got 'float33'"),
-        (lambda: loaderd.Bits("b", start=-1), "start must not be negative, got -1"),
+        (lambda: loaderd.Bits("b", start=-1), "start must be an integer from 0 on, got -1"),
+        (lambda: loaderd.Bits("b", start="1"), "start must be an integer from 0 on, got '1'"),
+        (lambda: loaderd.Bits(3), "Bits: feature must be a name, got 3"),
+        (lambda: loaderd.Packed(None), "Packed: feature must be a name, got None"),
+        (lambda: loaderd.Array(b"b"), "Array: feature must be a name, got b'b'"),
+        (lambda: loaderd.Array("b", scale="2"), "Array: scale must be a number or None, got '2'"),
+        (lambda: loaderd.Array("b", shape="ab"), "shape must be a tuple of positive integers, got 'ab'"),
+        (lambda: loaderd.Array("b", shape=(None, 3)), r"shape must be a tuple of positive integers, got \(None, 3\)"),
+        (lambda: loaderd.Array("b", shape=2.5), "shape must be a tuple of positive integers, got 2.5"),
+        (lambda: loaderd.Array("b", dtype=object), "dtype must have a fixed size, got object"),
+        (lambda: loaderd.Bits("b", dtype=None), "dtype must be one that numpy or ml_dtypes knows, got None"),
+        (lambda: loaderd.Bits("b", dtype=5), "dtype must be one that numpy or ml_dtypes knows, got 5"),
+        (lambda: loaderd.Bits("b", scale="x"), "scale must be a number, or as many as there are channels, got 'x'"),
+        (lambda: loaderd.Bits("b", shape=(3,), channel_order=5), r"permutation of 0…2 .* got \(5,\)"),
+        (lambda: loaderd.Bits("b", shape=(2,), channel_order="ab"), r"permutation of 0…1 .* got \('a', 'b'\)"),
+        (lambda: loaderd.Derived(abs, 5), "each of inputs must be a name, got 5"),
+        (lambda: loaderd.Raw("S"), "dtype must have a fixed size, got .*: S16"),
+        (lambda: loaderd.Schema(["a"], {}), "features must be a mapping of names to PackedBits, Raw, Int64 or Float"),
+        (
+            lambda: loaderd.Schema({"a": loaderd.Array("a")}, {}),
+            r"features\['a'\] must be PackedBits, (.|\n)*belongs in fields",
+        ),
+        (lambda: loaderd.Schema(BITS, BITS), r"fields\['b'\] must be Bits, Packed, Array or Derived, got PackedBits"),
+        (lambda: loaderd.Schema({1: loaderd.Int64()}, {}), "each key of features must be a name, got 1"),
         (lambda: loaderd.Bits("b", dtype="complex64"), "real number of up to 64 bits or bool, got complex64"),
         (lambda: loaderd.Bits("b", dtype="U3"), "real number of up to 64 bits or bool, got <U3"),
         (lambda: loaderd.Bits("b", shape=(3,), channel_order=(0, 1, 1)), r"permutation of 0…2 .* got \(0, 1, 1\)"),

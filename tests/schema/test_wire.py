@@ -20,7 +20,7 @@ from loaderd.schema.wire import MAX_PARTS, from_wire, to_wire
 from loaderd.schemas import chess_eval, mnist
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(schemas(derived=False))
 def test_any_schema_comes_back(schema: Schema) -> None:
     wire = to_wire(schema)
@@ -144,7 +144,7 @@ def nearly_good(draw: st.DrawFn) -> Any:
     return wire
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(nearly_good() | values())
 def test_garbage_is_an_error_or_a_schema_of_its_own(wire: Any) -> None:
     try:

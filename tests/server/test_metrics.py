@@ -98,7 +98,7 @@ def test_two_daemons_after_a_reload():
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=3), min_size=1, max_size=6), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_counters_never_fall_and_miss_nothing(daemons: list[list[int]], rng: Any):
     """Daemons one after the other, each with consumers that get so many batches, come and go."""
     metrics = Metrics()

@@ -21,7 +21,7 @@ import loaderd
 
 PORT, LINE_PORT = 8471, 8472
 LINE = f"grpc://127.0.0.1:{LINE_PORT}"
-OPTIONS: dict[str, Any] = {"dataset": "train", "batch_size": 500, "epochs": 10, "packed": False, "held_batches": 2}
+OPTIONS: dict[str, Any] = {"dataset": "train", "batch_size": 500, "epochs": 4, "packed": False, "held_batches": 2}
 BATCH_BYTES = OPTIONS["batch_size"] * (32 * 4 + 8)
 RECORDS = 20_000
 NUM_BATCHES = OPTIONS["epochs"] * RECORDS // OPTIONS["batch_size"]
@@ -136,7 +136,7 @@ def test_unplugged_and_plugged_in_again(site: Site):
     site.network.plug(False)
     with ThreadPoolExecutor() as pool:
         again = [pool.submit(site.check, reader, 1) for reader in (patient, impatient)]
-        time.sleep(6.0)
+        time.sleep(4.0)
         assert not any(each.done() for each in again), "all had come before the line was unplugged"
         site.network.plug(True)
     assert again[0].result() == 0 and again[1].result() > 0

@@ -16,11 +16,18 @@ from serving import COMMAND, MODULE, Server
 import loaderd
 
 
-@pytest.fixture
-def server(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Server]:
-    write_numbered([100, 200])
-    (tmp_path / "sets.py").write_text(MODULE)
-    server = Server(tmp_path, "sets:train", "sets:valid", "--workers", "1", "--listen", "127.0.0.1:0")
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
+) -> Iterator[Server]:
+    """It is ready."""
+    folder = tmp_path_factory.mktemp("status")
+    write_numbered_to(folder / "shards", [100, 200])
+    (folder / "sets.py").write_text(MODULE)
+    server = Server(folder, "sets:train", "sets:valid", "--workers", "1", "--listen", "127.0.0.1:0")
+    for text in ("grpc://", "memory:"):
+        if not any(text in line for line in server.said):
+            server.wait_line(text)
     yield server
     server.close()
 
@@ -32,8 +39,7 @@ def status(*arguments: str) -> str:
 
 
 def test_on_this_machine_and_over_the_network(server: Server):
-    network = server.wait_line("grpc://").split('"')[1]
-    server.wait_line("memory:")
+    (network,) = (line.split('"')[1] for line in server.said if "grpc://" in line)
     with loaderd.connect(f"unix://{server.path}", dataset="valid", batch_size=10, name="trainer") as loader:
         next(iter(loader))
         for address in (f"unix://{server.path}", network):
@@ -48,7 +54,6 @@ def test_on_this_machine_and_over_the_network(server: Server):
 
 
 def test_again_and_again_on_a_terminal(server: Server):
-    server.wait_line("memory:")
     ours, theirs = pty.openpty()
     command = [COMMAND, "status", f"unix://{server.path}", "--watch"]
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, stdin=theirs, text=True) as process:

@@ -71,7 +71,7 @@ def test_what_it_says_and_how_it_ends(start: Start, tmp_path: Path):
     assert stat.S_IMODE(os.stat(server.path).st_mode) == 0o600
     assert [each["name"] for each in server.report()["datasets"]] == ["train", "valid"]
     family = handles_of(server.family())
-    assert len(family) == 4
+    assert len(family) == 5
     with server.connected("train") as consumer:
         assert isinstance(receive(consumer)[0], Welcome)
         server.process.send_signal(signal.SIGTERM)

@@ -63,7 +63,7 @@ def together(reader: BlockReader, blocks: list[Block]) -> list[bytes] | None:
 # ------------------------------------------------------------------------------------------------------- healthy
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     counts=st.lists(st.integers(1, 200), min_size=1, max_size=3),
     block_records=st.sampled_from([1, 5, 31, 32, 33, 64, 100, 500]),
@@ -184,7 +184,7 @@ def test_every_changed_byte_costs_its_record(shard: Shard, make_reader: MakeRead
         assert damage.expected and damage.found
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     block_records=st.sampled_from([7, 40, 100]),
     scan_bytes=st.sampled_from([64, 500, 1 << 20]),

@@ -111,7 +111,7 @@ def test_every_flipped_bit_in_small_buffers(small_buffers: None):
     check_every_flipped_bit(11)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(count=st.integers(1, 40), hits=st.lists(st.tuples(st.integers(0, 2**32), st.integers(1, 255)), max_size=8))
 def test_what_is_untouched_is_found(small_buffers: None, count: int, hits: list[tuple[int, int]]):
     payloads = payloads_of(count)

@@ -7,6 +7,7 @@ import resource
 import stat
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import ShardFile, list_shards
 from loaderd.shards.index import INDEX_VERSION, build_index, decode_index
 from loaderd.shards.index_cache import IndexCache, default_cache_dir
+from loaderd.shards.index_pruning import prune
 
 
 @pytest.fixture
@@ -252,3 +254,55 @@ def test_a_user_without_a_home(file: ShardFile, monkeypatch: pytest.MonkeyPatch)
     assert cache.load(file) is None
     error = cache.store(build_index(file, 4))
     assert isinstance(error, OSError) and "LOADERD_CACHE_DIR" in str(error)
+
+
+# ------------------------------------------------------------------------------------------------------- bounded
+
+DAY_S = 86_400
+
+
+def used_days_ago(path: Path, days: float) -> None:
+    then = time.time() - days * DAY_S
+    os.utime(path, (then, then))
+
+
+def test_what_nobody_has_used_for_long_goes(tmp_path: Path):
+    """Of a folder; one file more a shard that was deleted or changed, else. Once a day, and nothing but indexes."""
+    cache = IndexCache(str(tmp_path / "chosen"), 4)
+    files = [make_shard(tmp_path / f"{number}.tfrecord", frames(payloads_of(5))) for number in range(4)]
+    gone, used, lately, new = files
+    for file in (gone, used, lately):
+        cache.store(build_index(file, 4))
+    left = path_in(cache, gone).with_name(f".{16 * 'a'}.tmp")
+    alien = path_in(cache, gone).with_name("mine")
+    for path in (left, alien):
+        path.touch()
+    for path in (left, alien, path_in(cache, gone), path_in(cache, used)):
+        used_days_ago(path, 61)
+    used_days_ago(path_in(cache, lately), 59)
+    assert cache.load(used) is not None
+    cache.store(build_index(new, 4))
+    assert path_in(cache, gone).exists(), "it was pruned today"
+    used_days_ago(tmp_path / "chosen" / "index" / ".pruned", 2)
+    cache.store(build_index(new, 4))
+    assert cache.load(gone) is None and not left.exists() and alien.exists()
+    assert all(cache.load(file) is not None for file in (used, lately, new))
+
+
+def test_the_least_used_go_where_there_are_too_many(tmp_path: Path):
+    cache = IndexCache(str(tmp_path / "chosen"), 4)
+    files = [make_shard(tmp_path / f"{number}.tfrecord", frames(payloads_of(5))) for number in range(4)]
+    for days, file in enumerate(files):
+        cache.store(build_index(file, 4))
+        used_days_ago(path_in(cache, file), days)
+    prune(tmp_path / "chosen" / "index", max_bytes=5 * path_in(cache, files[0]).stat().st_size // 2)
+    assert [path_in(cache, file).exists() for file in files] == [True, True, False, False]
+
+
+def test_indexes_beside_their_shards_are_left_alone(tmp_path: Path):
+    cache = IndexCache("beside", 4)
+    file = make_shard(tmp_path / "a.tfrecord", frames(payloads_of(5)))
+    cache.store(build_index(file, 4))
+    used_days_ago(path_in(cache, file), 100)
+    cache.store(build_index(make_shard(tmp_path / "b.tfrecord", frames(payloads_of(5))), 4))
+    assert cache.load(file) is not None and not (tmp_path / ".pruned").exists()

@@ -22,6 +22,7 @@ from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
 from loaderd.protocol.worker_messages import FillTask, IndexTask, LoadTask, ProbeTask
+from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
 from loaderd.shards.index import build_index, decode_index
 from loaderd.shards.index_cache import IndexCache
@@ -204,12 +205,23 @@ def test_the_files_of_a_stream_that_is_over_are_closed(
     assert num_open() == 0
 
 
-def test_a_probe_reads_the_first_record(write_numbered: Write, stage: Stage):
-    stage.executor.probe(ProbeTask(0, 0, stage.table.block(0)))
+@pytest.mark.parametrize("any_fits", [False, True])
+def test_a_probe_reads_the_first_record(write_numbered: Write, stage: Stage, any_fits: bool):
+    stage.executor.probe(ProbeTask(0, 0, stage.table.block(0), any_fits))
     other = loaderd.Schema({"id": loaderd.Float()}, {"id": loaderd.Array("id")})
     wrong = Stage(write_numbered([60], "others"), other)
     with pytest.raises(RecordMismatchError, match=r"record 0 at byte 0: expected .*float"):
-        wrong.executor.probe(ProbeTask(0, 0, wrong.table.block(0)))
+        wrong.executor.probe(ProbeTask(0, 0, wrong.table.block(0), any_fits))
+
+
+def test_a_probe_of_many_finds_the_one_that_fits(write_numbered: Write, numbered_schema: loaderd.Schema):
+    (path,) = write_numbered([1])
+    empty = b"".join([bytes(8), masked_crc(bytes(8)).to_bytes(4, "little"), masked_crc(b"").to_bytes(4, "little")])
+    path.write_bytes(empty + empty + path.read_bytes() + empty)
+    stage = Stage([path], numbered_schema)
+    stage.executor.probe(ProbeTask(0, 0, stage.table.block(0), True))
+    with pytest.raises(RecordMismatchError, match="record 0 at byte 0"):
+        stage.executor.probe(ProbeTask(0, 0, stage.table.block(0), False))
 
 
 def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):

@@ -1,0 +1,174 @@
+"""A loader's batches as eager tensors, without tf.data: for training loops of one's own.
+
+::
+
+    slot ──► arrays ──DLPack──► tensors on the host ─┬──────────────────────────────────────────► the loop
+                                                     └──► a thread that copies to a device ──►
+
+DLPack hands memory over as it is. The capsule holds the array, the array the batch's lease, and TensorFlow the
+capsule until the last tensor that looks there is gone: so the slot comes back then, and not before. TensorFlow does
+not write there in place, as it may into arrays of a ``tf.numpy_function``: what came by DLPack is not its own.
+
+A copy to a GPU waits for all that the GPU was given before, and whoever asked for it waits, too. So a thread asks.
+(Tested with a second CPU of TensorFlow as the device, to which it hands tensors without a copy; not yet with a GPU.)
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+import loaderd
+from loaderd.errors import OptionError
+from loaderd.options import require
+from loaderd_tf.device import is_host
+from loaderd_tf.graphs import unconverted
+from loaderd_tf.structure import Structure, check_element, packer
+
+_from_dlpack = tf.experimental.dlpack.from_dlpack
+
+
+@unconverted
+def batches(
+    loader: loaderd.Loader | loaderd.ServedLoader,
+    structure: Structure = None,
+    *,
+    device: str | None = None,
+    prefetch: int = 2,
+) -> Batches:
+    """The batches of ``loader`` as eager tensors, for a training loop of one's own; without what tf.data costs.
+
+    Each iteration is one of the loader: a pass in an order of its own. ``loader.position`` stands behind the batch
+    that the loop has, ``len()`` is the loader's, and so are errors, closing and the end. ``structure`` is that of
+    :func:`from_loader`. A tensor's shape is (records, …), its dtype that of the schema.
+
+    Tensors lie in the loader's shared memory, which is lent as long as any of them, or what was made of it without a
+    copy, is alive; who keeps more than ``held_batches`` gets copies. Copied by TensorFlow are text, and numbers of
+    less than 16 bits that numpy does not have (float8, int4); and everything where several consumers read the same
+    memory (``sharing="shared"`` and ``"mirrored"`` of :func:`loaderd.connect`).
+
+    ``device``: such as ``"/GPU:0"``: batches are copied there, the next ``prefetch`` of them while the loop works on
+    this one. They don't count in ``loader.position``, and none is taken ahead of a pass's end, or with
+    ``sharing="shared"``. Where they stay on the host (``device`` None or ``"/CPU:0"``), ``prefetch`` is of no effect.
+    This was tested with a second CPU of TensorFlow in place of a GPU.
+
+    It is no data set: for ``model.fit``, or to be iterated in a ``tf.function``, there is :func:`from_loader`. Raises
+    OptionError for a field or a device that does not exist, and in a ``tf.function`` that is being traced.
+    """
+    is_loader = isinstance(loader, (loaderd.Loader, loaderd.ServedLoader))
+    require(is_loader, "loader", "a loaderd.Loader, or what loaderd.connect returned", loader)
+    structure, prefetch = check_element(structure, prefetch, device, loader.schema)
+    return Batches(loader, structure, None if device is None or is_host(device) else device, prefetch)
+
+
+class Batches(Iterable[Any]):
+    """What :func:`batches` returns."""
+
+    def __init__(
+        self, loader: loaderd.Loader | loaderd.ServedLoader, structure: Structure, device: str | None, prefetch: int
+    ) -> None:
+        """``structure`` as it was checked; ``device``: None is the host."""
+        self._loader = loader
+        self._element = packer(structure)
+        self._device = device
+        self._prefetch = prefetch
+        names = dict.fromkeys(tf.nest.flatten(structure))
+        self._fields = {name: _reader_of(loader.schema.specs[name].dtype) for name in names}
+
+    def __len__(self) -> int:
+        """Batches of the next iteration; TypeError if it has no end."""
+        return len(self._loader)
+
+    @unconverted
+    def __iter__(self) -> Iterator[Any]:
+        _check_eager()
+        if self._device is None:
+            return self._loader.iterate(lambda batch: lambda: self._element(self._tensors(batch)))
+        return self._loader.iterate(partial(self._begin_copy, _Copier(self._device)), self._prefetch)
+
+    def _begin_copy(self, copier: _Copier, batch: loaderd.Batch) -> Callable[[], Any]:
+        copies = copier.begin(self._tensors(batch))
+        return lambda: self._element(copies.result())
+
+    def _tensors(self, batch: loaderd.Batch) -> dict[str, tf.Tensor]:
+        _check_eager()
+        return {name: read(batch, name) for name, read in self._fields.items()}
+
+
+def _check_eager() -> None:
+    """Raise OptionError in a function that is being traced: the batch of now would be a constant of its graph."""
+    if not tf.executing_eagerly():
+        raise OptionError(
+            "loaderd_tf.batches are eager tensors, and this is a tf.function that is being traced",
+            hint="Iterate outside, and give it the tensors; or iterate over a data set: "
+            "loaderd_tf.make_dataset, loaderd_tf.from_loader.",
+        )
+
+
+# ------------------------------------------------------------------------------------- one field
+
+
+def _reader_of(dtype: np.dtype[Any]) -> Callable[[loaderd.Batch, str], tf.Tensor]:
+    """What makes a tensor of a batch's field of this dtype. Raises TypeError where TensorFlow has none such."""
+    tf.as_dtype(dtype)
+    if dtype.kind in "biufc" and dtype.type.__module__ == "numpy":
+        return _alias
+    return _alias_bits if dtype == ml_dtypes.bfloat16 else _copy
+
+
+def _alias(batch: loaderd.Batch, name: str) -> tf.Tensor:
+    array = batch.writable(name)
+    return _copy(batch, name) if array is None else _from_dlpack(array.__dlpack__())
+
+
+def _alias_bits(batch: loaderd.Batch, name: str) -> tf.Tensor:
+    """Of bfloat16, which DLPack has and numpy's does not."""
+    array = batch.writable(name)
+    if array is None:
+        return _copy(batch, name)
+    return tf.bitcast(_from_dlpack(array.view(np.uint16).__dlpack__()), tf.bfloat16)
+
+
+def _copy(batch: loaderd.Batch, name: str) -> tf.Tensor:
+    return tf.constant(batch[name])
+
+
+# ----------------------------------------------------------------------------------- to a device
+
+
+class _Copier:
+    """A thread that copies tensors to a device, in order. It ends with this object, or with the program."""
+
+    def __init__(self, device: str) -> None:
+        self._jobs: _Jobs = SimpleQueue()
+        threading.Thread(target=_copy_all, args=(self._jobs, device), name="loaderd-copy", daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None).atexit = False
+
+    def begin(self, tensors: dict[str, tf.Tensor]) -> Future[dict[str, tf.Tensor]]:
+        """The copies, when they are there."""
+        copies: Future[dict[str, tf.Tensor]] = Future()
+        self._jobs.put((tensors, copies))
+        return copies
+
+
+_Jobs = SimpleQueue[tuple[dict[str, tf.Tensor], Future[dict[str, tf.Tensor]]] | None]
+
+
+def _copy_all(jobs: _Jobs, device: str) -> None:
+    while (job := jobs.get()) is not None:
+        tensors, copies = job
+        try:
+            with tf.device(device):
+                copies.set_result({name: tf.identity(tensor) for name, tensor in tensors.items()})
+        except Exception as error:  # such as that the device has no memory left: for who waits for it
+            copies.set_exception(error)
+        del job, tensors, copies  # or they would be held until the next job comes

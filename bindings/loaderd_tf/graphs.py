@@ -1,0 +1,49 @@
+"""Graphs that call Python: where they run, how they are traced, what they keep alive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import tensorflow as tf
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MESSAGE = (
+    "The batches are read in the process that made the data set, and this is another one: a worker of tf.data "
+    "service, or of a parameter server. Instead of tf.data service, run `loaderd serve` and give each consumer "
+    "loaderd_tf.from_loader(loaderd.connect(…)). For several hosts, use loaderd_tf.distribute with a "
+    "MultiWorkerMirroredStrategy."
+)
+
+
+def check_process() -> tf.Operation:
+    """An operation, for the graph of a data set's function, that fails in any process but this one.
+
+    TensorFlow may send a graph to another process, where the Python function that it calls is "not found in the
+    registry". This says so in terms of what the user did.
+    """
+    # No operation of TensorFlow knows the number of its process. But of a process, the kernel lists the threads, and
+    # the first one has the same number.
+    here = tf.io.matching_files(f"/proc/self/task/{os.getpid()}")
+    return tf.debugging.Assert(tf.size(here) > 0, [_MESSAGE])
+
+
+def unconverted(function: Function) -> Function:
+    """``function``, which autograph leaves as it is when a user's function that it translates calls it.
+
+    What it translates it writes to temporary files, which a process that is killed leaves behind; and it takes long.
+    """
+    return cast(Function, tf.autograph.experimental.do_not_convert(function))
+
+
+def keep_with_graph(kept: Any) -> None:
+    """Keep ``kept`` as long as the graph that is being traced, if one is.
+
+    Of a data set that is made in a function of a graph, such as ``range(2).interleave(lambda _: make_dataset(…))``,
+    the Python object is gone when the function has been traced, and the graph makes such data sets from then on.
+    """
+    if not tf.executing_eagerly():
+        graph = tf.compat.v1.get_default_graph()
+        graph._loaderd_kept = [*getattr(graph, "_loaderd_kept", []), kept]

@@ -1,0 +1,180 @@
+"""The end: of a stream, and of the program that reads it. Nobody else ends anything.
+
+::
+
+    close()                    ─┐
+    the loader is garbage       ├─►  marked ──► woken ──► drained ──► reaped
+    the program ends           ─┘
+
+- **Marked**: the stream is over. No daemon is started for it any more, and whoever asks for a batch is told.
+- **Woken**: its socket is shut down, so that a thread that waits for a batch finds that out.
+- **Drained**: at the end of the program, until nobody asks for a batch and no thread runs that is not Python's. Once
+  the interpreter finalizes, a thread that wants the GIL never gets it. Whoever waits for such a thread, as a
+  ``tf.data`` iterator does when it is destroyed, would wait for ever. So the threads of TensorFlow that are on their
+  way to us must have come, been told that this is the end, and gone to sleep.
+- **Reaped**: the processes are waited for, all at the same time, and killed if that takes long.
+
+The program ends when the threads that Python waits for have ended, too (``atexit``): one that trains gets all of its
+batches, whether the main thread is over or not. What a thread is told that asks for a batch after that depends on
+whose it is (``ProgramEnds.for_thread``): nothing may be printed, and nobody may take the end of the program for the
+end of the data.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from loaderd.errors import ClosedError
+
+_DRAIN_S = 0.8
+_LOOK_EVERY_S = 0.002
+_QUIET_LOOKS = 5
+_REAP_S = 0.3
+
+
+class ProgramEnds(ClosedError):
+    """A batch was asked for when the program had ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the program has ended, and its loaders with it", hint="Take what you need before that.")
+
+    def for_thread(self) -> BaseException:
+        """What to raise in the thread that runs.
+
+        In a thread of TensorFlow's, the end of the data: an error would be printed. A thread of Python's ends,
+        silently, as the interpreter ends daemon threads; it must not go on as if it had had all batches.
+        """
+        thread = threading.current_thread()
+        if thread is threading.main_thread():
+            return self
+        return StopIteration() if isinstance(thread, threading._DummyThread) else SystemExit()
+
+
+class Ending(Protocol):
+    """What must end with the program: a stream."""
+
+    lock: threading.Lock
+    """Held by the thread that asks for a batch."""
+
+    def end(self, why: str | type[ProgramEnds]) -> None:
+        """Mark it and wake whoever waits; without waiting for anything, and again if need be."""
+
+    def leave_to_parent(self) -> None:
+        """This process is a fork, and the stream its parent's."""
+
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """Those that end with it."""
+
+    def close(self) -> None:
+        """End it, and give back what it has."""
+
+
+# Weak references, in a set that can be copied in one step while other threads add to it.
+_streams: set[weakref.ref[Any]] = set()
+_program_ended = False
+
+
+def register(stream: Ending) -> None:
+    """Have ``stream`` end with the program."""
+    _streams.add(weakref.ref(stream, _streams.discard))
+
+
+def streams() -> list[Any]:
+    """All that are registered and alive."""
+    return [stream for ref in list(_streams) if (stream := ref()) is not None]
+
+
+def program_has_ended() -> bool:
+    """Whether nothing may be started any more."""
+    return _program_ended
+
+
+def reap(processes: Iterable[subprocess.Popen[bytes]]) -> bool:
+    """Wait for the end of ``processes``, which have been told; kill them if it takes long.
+
+    Returns whether Ctrl-C has cut the wait short; then they are killed. Whoever is called at a moment in which an
+    exception would be printed, and change nothing, may ignore that.
+    """
+    waiting = list(processes)
+    try:
+        for kill in (False, True):
+            limit_s = time.monotonic() + _REAP_S
+            for process in waiting:
+                if kill:
+                    process.kill()
+            for process in waiting:
+                # What hangs in the kernel, in a file system that is gone, ends later.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, limit_s - time.monotonic()))
+            waiting = [process for process in waiting if process.returncode is None]
+    except KeyboardInterrupt:
+        for process in waiting:
+            process.kill()
+        return True
+    return False
+
+
+def _end_all() -> None:
+    global _program_ended
+    _program_ended = True
+    for stream in streams():
+        stream.end(ProgramEnds)
+    if not streams():
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        _drain()
+    # Once more: a thread may have been making a new link when it was told.
+    for stream in streams():
+        stream.end(ProgramEnds)
+    reap([process for stream in streams() for process in stream.processes()])
+    for stream in streams():
+        with contextlib.suppress(KeyboardInterrupt):
+            stream.close()
+
+
+def _drain() -> None:
+    """Wait until no thread of TensorFlow's is with us, or on its way: until all of them sleep. For 0.8 s at most.
+
+    One that waits for the GIL sleeps, too; but it gets that while we sleep, which is why one look is not enough.
+    """
+    limit_s = time.monotonic() + _DRAIN_S
+    for stream in streams():
+        if stream.lock.acquire(timeout=max(0.0, limit_s - time.monotonic())):
+            stream.lock.release()
+    quiet = 0
+    while quiet < _QUIET_LOOKS and time.monotonic() < limit_s:
+        time.sleep(_LOOK_EVERY_S)
+        quiet = 0 if _foreign_thread_runs() else quiet + 1
+
+
+def _foreign_thread_runs() -> bool:
+    """Whether a thread runs, or could, that Python has not made."""
+    threads = set(os.listdir("/proc/self/task"))
+    threads.discard(str(os.getpid()))  # the main thread: in a fork, Python 3.11 has the parent's native_id for it
+    for known in threading.enumerate():
+        if not isinstance(known, threading._DummyThread):
+            threads.discard(str(known.native_id))
+    for thread in threads:
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:  # it may be gone
+            # "tid (name) state …"; the name may hold anything.
+            if file.read().rpartition(b")")[2].split()[0] in (b"R", b"D"):
+                return True
+    return False
+
+
+def _leave_streams_to_parent() -> None:
+    for stream in streams():
+        stream.leave_to_parent()
+    _streams.clear()
+
+
+os.register_at_fork(after_in_child=_leave_streams_to_parent)
+atexit.register(_end_all)

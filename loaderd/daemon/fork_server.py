@@ -1,0 +1,179 @@
+"""The process that workers are forks of: it has imported all that they need, so one starts in milliseconds.
+
+::
+
+    daemon ──fork──► fork server ──fork──► worker, worker, …       each is killed when the one before it dies
+           ──"start", sys.path, the worker's end of a socket──►
+           ◄──its pid, and a descriptor that can be read when it is dead──
+           ──"end", its pid──►
+           ◄──how it ended──
+
+Importing numpy and loaderd takes most of a fresh worker's start. The daemon has done so when it forks the fork
+server, which is the first thing that it does: there is one thread, and nothing is open, mapped or imported for a user
+yet. So a worker has what a fresh process has, and nothing of the daemon's later on.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from loaderd.decode.compiled import can_compile
+from loaderd.errors import DaemonError
+from loaderd.machine import remedy
+from loaderd.protocol.descriptors import above_standard, socket_above_standard
+from loaderd.protocol.messages import UNICODE_ERRORS
+from loaderd.protocol.process import die_with_parent, how_it_ended, name_process
+
+# One that is killed while it waits for a disk dies when the disk answers, if ever.
+_DEATH_TIMEOUT_S = 0.5
+_START, _END = "start", "end"
+_MESSAGE_BYTES = 1 << 20  # at most
+
+
+class ForkServer:
+    """See the module's docstring. To be made before anything else is; ``main`` is what a worker does."""
+
+    def __init__(self, main: Callable[[socket.socket], None], leave: socket.socket) -> None:
+        """``leave``: a socket of the daemon's that it and the workers have no part in."""
+        self._failure: OSError | None = None
+        self._pid = 0
+        try:
+            self._socket, theirs = map(
+                socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            )
+            daemon = os.getpid()
+            self._pid = os.fork()
+        except OSError as error:  # said when a worker is wanted, and there is somebody to say it to
+            self._failure = error
+            return
+        if self._pid == 0:
+            self._socket.close()
+            leave.close()
+            die_with_parent(daemon)
+            name_process("loaderd-forks")
+            can_compile()  # what each of them would have to load
+            gc.freeze()  # what is there by now stays, and is not to be copied for the collector's notes
+            sock = _serve(theirs)
+            name_process("loaderd-worker")
+            main(sock)
+            sys.exit()
+        theirs.close()
+
+    def start(self) -> tuple[socket.socket, int, int]:
+        """Start a worker; returns our end of a socket, its pid, and a descriptor that can be read when it is dead.
+
+        Raises DaemonError where the machine lets us have no more processes or files.
+        """
+        ours = None
+        try:
+            if self._failure is not None:
+                raise self._failure
+            ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+            with theirs:
+                # A user's module that the daemon has imported may have added to it.
+                pid, fds = self._ask([_START, [path for path in sys.path if isinstance(path, str)]], theirs.fileno())
+            return ours, pid, above_standard(fds[0])
+        except OSError as error:
+            if ours is not None:
+                ours.close()
+            raise DaemonError(f"cannot start a worker: {error.strerror}", hint=remedy(error)) from None
+
+    def end(self, pid: int) -> str:
+        """Have a worker be dead, if it is not; returns how it ended, in words."""
+        code, _ = self._ask([_END, pid])
+        return "does not die" if code is None else how_it_ended(code)
+
+    def _ask(self, request: list[Any], *fds: int) -> tuple[Any, list[int]]:
+        """If the fork server is dead, so are the workers: then the daemon ends as if it had been killed itself."""
+        try:
+            _send(self._socket, request, *fds)
+            reply, received, flags, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 1)
+        except (BrokenPipeError, ConnectionResetError):
+            reply, flags = b"", 0
+        if not reply:
+            raise SystemExit(1)
+        number, value = msgpack.unpackb(reply)
+        if flags & socket.MSG_CTRUNC:
+            number = errno.EMFILE
+        if number:
+            raise OSError(number, os.strerror(number))
+        return value, received
+
+    def close(self) -> None:
+        """End all workers, and wait for that, but not for long."""
+        if self._pid:
+            self._socket.close()
+            os.waitpid(self._pid, 0)
+
+
+def _send(sock: socket.socket, message: list[Any], *fds: int) -> None:
+    socket.send_fds(sock, [msgpack.packb(message, unicode_errors=UNICODE_ERRORS)], fds)
+
+
+def _serve(sock: socket.socket) -> socket.socket:
+    """Until the daemon closes its end; returns in the workers alone, each with its end of its own socket.
+
+    A request is [what, with what], an answer [an error's number or 0, the rest].
+    """
+    server = os.getpid()
+    alive: list[int] = []  # and those that are dead, until the daemon knows: nobody else gets their numbers
+    dying: list[int] = []
+    while True:
+        request, fds, flags, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
+        dying = [pid for pid in dying if not os.waitpid(pid, os.WNOHANG)[0]]
+        if not request:
+            _end(alive)
+            os._exit(0)
+        what, value = msgpack.unpackb(request, unicode_errors=UNICODE_ERRORS)
+        if what == _END:
+            alive.remove(value)
+            code = _end([value])
+            if code is None:
+                dying.append(value)
+            _send(sock, [0, code])
+            continue
+        pid = None
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            pid = os.fork()
+            if pid:
+                fds.append(os.pidfd_open(pid))
+                _send(sock, [0, pid], fds[-1])
+                alive.append(pid)
+        except OSError as error:
+            if pid:
+                _end([pid])
+            _send(sock, [error.errno, None])
+        if pid == 0:
+            sock.close()
+            die_with_parent(server)
+            sys.path[:] = value
+            return socket_above_standard(socket.socket(fileno=fds[0]))
+        for fd in fds:
+            os.close(fd)
+
+
+def _end(workers: list[int]) -> int | None:
+    """Have them be dead; returns the exit code of the last one, as ``subprocess`` has it; None: it does not die."""
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    code, until_s = None, time.monotonic() + _DEATH_TIMEOUT_S
+    for pid in workers:
+        while True:
+            dead, status = os.waitpid(pid, os.WNOHANG)
+            if dead or time.monotonic() > until_s:
+                break
+            time.sleep(0.001)
+        code = os.waitstatus_to_exitcode(status) if dead else None
+    return code

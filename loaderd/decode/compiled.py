@@ -1,0 +1,250 @@
+"""A compiled engine for packed bits, where llvmlite is to be had (``pip install 'loaderd[compiled]'``).
+
+One loop for any layout. Values are made in **runs**: so many values that lie next to each other in the batch (they
+are the **lanes** of one vector) and whose bits are all in one word of four bytes of the row. ::
+
+    runs      byte of the row where the word is, byte of the record's values where the run goes      int32
+    masks     for each lane: the bit of the word that it comes from                                  uint32
+    values    for each lane: the scale of its channel, as its bytes                                  uint8 … uint64
+
+    lane      word & mask ? value : 0
+
+Runs may overlap: the last one of a record begins earlier instead of being shorter, and writes some values a second
+time. How many lanes there are depends on how far apart the bits of neighbours lie: for the chess board it is 24, one
+square. A large record is cut into **sections** that are made alike, and maybe a rest: so the tables of a section stay
+in a core's nearest cache.
+
+The loop is written in the language of LLVM, with vectors, so that it does not depend on what a compiler makes of a
+loop over values; and values are only chosen, never computed with, so all dtypes of one size share a loop. Compiling
+it takes 5 to 10 ms for each number of lanes and size of a value. Importing llvmlite takes 50, and the process that
+workers are forks of does that. So nothing is kept on disk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.decode.layout import AnyArray, BitLayout, Bytes, Indices
+
+_logger = logging.getLogger(__name__)
+
+_WORD_BYTES = 4
+_LANES = (32, 24, 16, 8)
+# Of a section: 4 KiB for each of float32's two large tables.
+_MAX_SECTION_VALUES = 512
+
+_LOOP = """
+define void @select(ptr noalias readonly %rows, i64 %num_records, i64 %row_bytes, ptr noalias writeonly %out,
+                    i64 %record_bytes, i64 %num_sections, i64 %section_row_bytes, i64 %section_out_bytes,
+                    i64 %num_runs, ptr noalias readonly %runs, ptr noalias readonly %masks,
+                    ptr noalias readonly %values) {
+start:
+  br label %record
+
+record:
+  %record_number = phi i64 [0, %start], [%next_record, %record_done]
+  %record_row = phi ptr [%rows, %start], [%next_record_row, %record_done]
+  %record_out = phi ptr [%out, %start], [%next_record_out, %record_done]
+  br label %section
+
+section:
+  %section_number = phi i64 [0, %record], [%next_section, %section_done]
+  %row = phi ptr [%record_row, %record], [%next_row, %section_done]
+  %section_out = phi ptr [%record_out, %record], [%next_out, %section_done]
+  br label %run
+
+run:
+  %number = phi i64 [0, %section], [%next, %run]
+  %from_ptr = getelementptr [2 x i32], ptr %runs, i64 %number
+  %to_ptr = getelementptr [2 x i32], ptr %runs, i64 %number, i64 1
+  %from = load i32, ptr %from_ptr
+  %to = load i32, ptr %to_ptr
+  %word_ptr = getelementptr i8, ptr %row, i32 %from
+  %word = load i32, ptr %word_ptr, align 1
+  %in_first_lane = insertelement <LANES x i32> poison, i32 %word, i64 0
+  %words = shufflevector <LANES x i32> %in_first_lane, <LANES x i32> poison, <LANES x i32> zeroinitializer
+  %mask_ptr = getelementptr [LANES x i32], ptr %masks, i64 %number
+  %mask = load <LANES x i32>, ptr %mask_ptr, align 1
+  %bits = and <LANES x i32> %words, %mask
+  %is_set = icmp ne <LANES x i32> %bits, zeroinitializer
+  %value_ptr = getelementptr [LANES x VALUE], ptr %values, i64 %number
+  %value = load <LANES x VALUE>, ptr %value_ptr, align 1
+  %selected = select <LANES x i1> %is_set, <LANES x VALUE> %value, <LANES x VALUE> zeroinitializer
+  %out_ptr = getelementptr i8, ptr %section_out, i32 %to
+  store <LANES x VALUE> %selected, ptr %out_ptr, align 1
+  %next = add i64 %number, 1
+  %more_runs = icmp ult i64 %next, %num_runs
+  br i1 %more_runs, label %run, label %section_done
+
+section_done:
+  %next_section = add i64 %section_number, 1
+  %next_row = getelementptr i8, ptr %row, i64 %section_row_bytes
+  %next_out = getelementptr i8, ptr %section_out, i64 %section_out_bytes
+  %more_sections = icmp ult i64 %next_section, %num_sections
+  br i1 %more_sections, label %section, label %record_done
+
+record_done:
+  %next_record = add i64 %record_number, 1
+  %next_record_row = getelementptr i8, ptr %record_row, i64 %row_bytes
+  %next_record_out = getelementptr i8, ptr %record_out, i64 %record_bytes
+  %more_records = icmp ult i64 %next_record, %num_records
+  br i1 %more_records, label %record, label %done
+
+done:
+  ret void
+}
+"""
+_Loop = ctypes.CFUNCTYPE(
+    None,
+    *[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64],  # rows, num_records, row_bytes
+    *[ctypes.c_void_p, ctypes.c_int64],  # out, record_bytes
+    *[ctypes.c_int64] * 3,  # num_sections, section_row_bytes, section_out_bytes
+    *[ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p],  # num_runs, runs, masks, values
+)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """Values ``first`` to ``first + size`` of a record, and ``count - 1`` times more as many, that are made alike."""
+
+    first: int
+    size: int
+    count: int = 1
+
+
+class SelectBits:
+    """The engine. It needs no scratch memory."""
+
+    scratch_record_bytes = 0
+
+    def __init__(self, layout: BitLayout, lanes: int, starts: Mapping[_Section, Indices]) -> None:
+        """``starts``: for each section the first value of each run of its first time."""
+        itemsize = layout.scale.dtype.itemsize
+        self._loop = _compiled(lanes, itemsize)
+        self._record_bytes = layout.num_bits * itemsize
+        self._tables, self._arguments = [], []
+        for section, first in starts.items():
+            tables = _tables(layout, first[:, None] + np.arange(lanes))
+            strides = (section.size // 8, section.size * itemsize)
+            self._tables.append(tables)  # what the pointers point to
+            self._arguments.append((section.count, *strides, len(first), *[table.ctypes.data for table in tables]))
+
+    def reserve(self, max_records: int) -> None:
+        """Nothing to allocate."""
+
+    def decode(self, rows: Bytes, out: AnyArray) -> None:
+        if len(rows):
+            memory = (rows.ctypes.data, len(rows), rows.shape[1], out.ctypes.data, self._record_bytes)
+            for arguments in self._arguments:
+                self._loop(*memory, *arguments)
+
+
+def _tables(layout: BitLayout, value: Indices) -> tuple[npt.NDArray[np.int32], Bytes, Bytes]:
+    """Runs, masks and values (see the module's docstring) of the runs that make ``value``, (num_runs, lanes)."""
+    scales = layout.scale.view(np.uint8).reshape(-1, layout.scale.dtype.itemsize)
+    byte, bit = np.divmod(8 * layout.first_byte + layout.source[value], 8)
+    # It ends with its last bit: so none reaches behind the rows.
+    word = np.maximum(byte.max(axis=1, keepdims=True) + 1 - _WORD_BYTES, 0)
+    masks = np.where(np.arange(_WORD_BYTES) == (byte - word)[..., None], 0x80 >> bit[..., None], 0).astype(np.uint8)
+    runs = np.hstack([word, value[:, :1] * scales.shape[1]]).astype(np.int32)
+    return runs, masks, scales[value % len(scales)]
+
+
+def compiled_engine(layout: BitLayout) -> SelectBits | None:
+    """None where the layout is not for it, or nothing can be compiled."""
+    # Behind the feature there is a byte of the row. A row must hold a word.
+    if not can_compile() or layout.columns.stop + 1 < _WORD_BYTES:
+        return None
+    sections = _sections(layout)
+    found: dict[int, dict[_Section, Indices]] = {}
+    for lanes in _LANES:
+        starts = {section: _starts(layout, section, lanes) for section in sections}
+        whole = {section: each for section, each in starts.items() if each is not None}
+        if len(whole) == len(sections):
+            found[lanes] = whole
+    if not found:
+        return None
+    fewest = min(found, key=lambda lanes: sum(section.count * len(each) for section, each in found[lanes].items()))
+    return SelectBits(layout, fewest, found[fewest])
+
+
+def _sections(layout: BitLayout) -> list[_Section]:
+    """What a record consists of. They begin with a place's first channel; what is repeated has whole bytes."""
+    channels = len(layout.order)
+    group = math.lcm(channels, 8)
+    groups = layout.num_bits // group
+    least = min(groups, -(-groups * group // _MAX_SECTION_VALUES))
+    if least < 2:
+        return [_Section(0, layout.num_bits)]
+    count = next((count for count in range(least, 2 * least) if groups % count == 0), least)
+    size = groups // count * group
+    rest = layout.num_bits - count * size
+    sections = [_Section(0, size, count)]
+    if rest:
+        rest = max(rest, -(-max(_LANES) // channels) * channels)
+        sections.append(_Section(layout.num_bits - rest, rest))
+    return sections
+
+
+def _starts(layout: BitLayout, section: _Section, lanes: int) -> Indices | None:
+    """The first values of the fewest runs that make a section; None where the bits of a run are too far apart."""
+    found = []
+    # Through all of it; or through the channels of each place, so that no run has bits of two places.
+    for size in (section.size, len(layout.order)):
+        if size >= lanes:
+            run = np.minimum(np.arange(0, size, lanes), size - lanes)
+            starts = (section.first + np.arange(0, section.size, size)[:, None] + run).reshape(-1)
+            byte = (layout.source[starts[:, None] + np.arange(lanes)]) // 8
+            if (np.ptp(byte, axis=1) < _WORD_BYTES).all():
+                found.append(starts)
+    return min(found, key=len, default=None)
+
+
+def can_compile() -> bool:
+    """Whether llvmlite is there and works; it is then loaded. LOADERD_KERNELS=numpy forbids it."""
+    return os.environ.get("LOADERD_KERNELS") != "numpy" and _llvm_works()
+
+
+@cache
+def _llvm_works() -> bool:
+    try:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        # Where a process may not make code (systemd's MemoryDenyWriteExecute), LLVM would abort it.
+        mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
+        _compiled(8, 4)
+    except ModuleNotFoundError:
+        return False
+    except Exception as error:
+        _logger.info("numpy unpacks bits, for llvmlite cannot be used: %s", error)
+        return False
+    return True
+
+
+@cache
+def _compiled(lanes: int, itemsize: int) -> Any:
+    """The loop, for this very processor: a function of ctypes, which runs without the interpreter's lock."""
+    import llvmlite.binding as llvm
+
+    code = _LOOP.replace("LANES", str(lanes)).replace("VALUE", f"i{8 * itemsize}")
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2
+    )
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
+    engine.finalize_object()
+    loop: Any = _Loop(engine.get_function_address("select"))
+    loop.engine = engine  # the code lives as long as it
+    return loop

@@ -1,0 +1,59 @@
+"""Whether two functions of a user's are the same, though they are not one object.
+
+A schema that is made twice by the same program has lambdas that were made twice. They do the same if they are of the
+same code and see the same values. Where that is not certain, they are taken for different ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+
+def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether both are of the same code, with equal defaults, in closures with equal values, of one module."""
+    try:
+        return _same_function(one, other)
+    except RecursionError:  # functions that call themselves by a name of an outer function
+        return False
+
+
+def _same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
+        return _same_function(one.func, other.func) and _same((one.args, one.keywords), (other.args, other.keywords))
+    if isinstance(one, FunctionType) and isinstance(other, FunctionType):
+        return one.__globals__ is other.__globals__ and _same(_seen_by(one), _seen_by(other))
+    return _same(one, other)
+
+
+def _seen_by(function: FunctionType) -> tuple[Any, ...]:
+    try:
+        cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    except ValueError:  # one has no value yet
+        return (function,)
+    return function.__code__, function.__defaults__, function.__kwdefaults__, cells
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, (FunctionType, functools.partial)):
+        return _same_function(one, other)
+    try:
+        return bool(one == other)
+    except Exception:  # whatever a class of the user's raises, they are not known to be equal
+        return False

@@ -1,0 +1,208 @@
+"""What a path or a glob names on this machine.
+
+``glob.glob`` leaves out, without a word, what it cannot see: a folder that this user may not read, a link whose
+target is gone. These may be where half of the shards are: a data store that is not mounted today. So folders are
+walked here, and what cannot be looked into is an error that names it.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from urllib.parse import unquote
+
+from loaderd.errors import NoShardsError, ShardReadError
+
+_MOST_NAMED = 3
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_NUMBERS = re.compile("[0-9]+")
+_HINT_NOWHERE = "Mount or restore what they point to, or remove them."
+
+Found = tuple[str, os.stat_result]
+"""An absolute path, and what the file system says of the file there, links followed."""
+
+
+def find_files(name: str) -> list[Found]:
+    """The regular files that ``name`` names: a path, a ``file://`` URI, or a glob (in no particular order).
+
+    What a glob matches, ``list_shards`` says. Raises NoShardsError where there is no file, and where a glob matches a
+    link that leads nowhere, or a folder in place of a file; ShardReadError where something cannot be looked at.
+    """
+    path = absolute(name)
+    if glob.has_magic(path) and not os.path.exists(path):  # a name with wildcards in it may be that of a file
+        return _files_of(path)
+    status = _status(path)
+    if status is None:
+        why = f"is a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else "does not exist"
+        raise NoShardsError(f"{path} {why}", hint=_what_there_is(path))
+    if stat.S_ISDIR(status.st_mode):
+        raise is_a_folder(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise NoShardsError(f"{path} is not a regular file", hint="A shard is read from many places at a time.")
+    return [(path, status)]
+
+
+def absolute(name: str) -> str:
+    """A path, a glob or a ``file://`` URI as an absolute path; NoShardsError where it is relative to nothing."""
+    if name.startswith("file://"):
+        name = unquote(name.removeprefix("file://").removeprefix("localhost"))
+    try:
+        return os.path.abspath(os.path.expanduser(name))
+    except FileNotFoundError:
+        raise NoShardsError(
+            f"{name} is relative to the working directory of this process, which has been deleted",
+            hint="Change to a folder that exists, or give absolute paths.",
+        ) from None
+
+
+def is_a_folder(name: str) -> NoShardsError:
+    """The error for a folder that was given where a shard is wanted."""
+    hint = f"Name the files in it with a glob: {name.rstrip('/')}/*.tfrecord"
+    return NoShardsError(f"{name} is a folder, a shard is a file", hint=hint)
+
+
+def _files_of(pattern: str) -> list[Found]:
+    found: list[Found] = []
+    lost: list[str] = []
+    others: list[Found] = []
+    for path in dict.fromkeys(_matches(pattern)):
+        status = _status(path)
+        if status is None:
+            if os.path.islink(path):  # else it was deleted since, as the oldest shards of data that grow are
+                lost.append(f"{path} -> {os.readlink(path)}")
+            continue
+        (found if stat.S_ISREG(status.st_mode) else others).append((path, status))
+    if lost:
+        raise NoShardsError(f"{pattern} matches links that lead nowhere: {_some(lost)}", hint=_HINT_NOWHERE)
+    like_shards = _like_shards(pattern, found, others)
+    if like_shards:
+        raise NoShardsError(
+            f"{pattern} matches what is no file: {_some(like_shards)}",
+            hint="Move them elsewhere, or give a glob that matches the shards alone.",
+        )
+    if not found:
+        raise NoShardsError(f"{pattern} matches no file", hint=_what_there_is(pattern))
+    return found
+
+
+def _like_shards(pattern: str, found: list[Found], others: list[Found]) -> list[str]:
+    """Which of ``others``, that are no files, should have been, to judge by their names.
+
+    Those with the ending that the pattern asks for; and those that are called as a file beside them is, but for the
+    numbers in it, or end as that does. Other folders are expected where a pattern ends in a wildcard.
+    """
+    if pattern[-1] in "*?]":
+        known = {(os.path.dirname(path), trait) for path, _ in found for trait in _traits(path)}
+        others = [
+            one for one in others if any((os.path.dirname(one[0]), trait) in known for trait in _traits(one[0]))
+        ]
+    return [f"{path} ({'a folder' if stat.S_ISDIR(mode.st_mode) else 'not a regular file'})" for path, mode in others]
+
+
+def _traits(path: str) -> list[str]:
+    """What shards in one folder have in common: the path without the name's numbers; the folder and the ending."""
+    folder, name = os.path.split(path)
+    ending = os.path.splitext(name)[1]
+    return [f"{folder}/{_NUMBERS.sub('0', name)}", *([f"{folder}/*{ending}"] if ending else [])]
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    fixed, parts = _split(pattern)
+    return _below(fixed, parts, ())
+
+
+def _split(pattern: str) -> tuple[str, list[str]]:
+    """The folder in front of the first wildcard, and the parts of the pattern from there on."""
+    parts = pattern.split("/")
+    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    return "/".join(parts[:first]) or "/", parts[first:]
+
+
+def _below(folder: str, parts: list[str], above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """What matches ``parts`` in ``folder``; ``above``: the folders that ``**`` came through, for links go round."""
+    part, *rest = parts
+    if part == "**":
+        status = _status(folder)
+        if status is None or (status.st_dev, status.st_ino) in above:
+            return
+        above = (*above, (status.st_dev, status.st_ino))
+        if rest:
+            yield from _below(folder, rest, ())
+    elif not glob.has_magic(part):
+        path = os.path.join(folder, part)
+        if rest:
+            yield from _below(path, rest, above)
+        elif _status(path) is not None or os.path.islink(path):
+            yield path
+        return
+    for entry in _entries(folder):
+        if entry.name.startswith(".") and not part.startswith("."):
+            continue
+        if part == "**":
+            if not rest:
+                yield entry.path
+            if _is_folder(entry):
+                yield from _below(entry.path, parts, above)
+        elif fnmatchcase(entry.name, part):
+            if not rest:
+                yield entry.path
+            elif _is_folder(entry):
+                yield from _below(entry.path, rest, above)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _cannot_be_read(folder, error) from None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Raises NoShardsError for a link that leads nowhere: there may be a folder when it is mounted."""
+    if not entry.is_symlink():
+        return entry.is_dir()
+    status = _status(entry.path)
+    if status is None:
+        if not os.path.islink(entry.path):
+            return False
+        text = f"{entry.path} leads nowhere: it is a link to {os.readlink(entry.path)}"
+        raise NoShardsError(text, hint="Mount or restore that, or remove the link.")
+    return stat.S_ISDIR(status.st_mode)
+
+
+def _status(path: str) -> os.stat_result | None:
+    """What is there, links followed; None: nothing."""
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if error.errno not in _NOTHING_THERE:
+            raise _cannot_be_read(path, error) from None
+        return None
+
+
+def _cannot_be_read(path: str, error: OSError) -> ShardReadError:
+    return ShardReadError(
+        f"{path} cannot be read: {error.strerror}", hint="Shards may be missed where it is left out."
+    )
+
+
+def _what_there_is(path: str) -> str:
+    """For a path or a glob that names nothing: which folder is missing, or what is in it instead."""
+    folder = _split(path)[0] if glob.has_magic(path) else os.path.dirname(path)
+    if not os.path.isdir(folder):
+        return f"There is no folder {folder}."
+    names = sorted(entry.name for entry in _entries(folder))
+    return f"{folder} holds {_some(names)}." if names else f"{folder} is empty."
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + rest

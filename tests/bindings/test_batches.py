@@ -1,0 +1,396 @@
+"""Batches as eager tensors: what they hold, how long, where; and how an iteration of them goes on and ends."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import loaderd_tf
+import numpy as np
+import pytest
+import tensorflow as tf
+from restarted import Restarted
+
+import loaderd
+from loaderd.errors import ClosedError, OptionError, WorkerError
+
+Write = Callable[[Path, Sequence[int]], list[Path]]
+
+RECORDS, BATCH_SIZE, HELD = 150, 16, 4
+NUM_BATCHES = 10  # of which the last one has 6 records
+ALIASED = [
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+]
+COPIED = ["float8_e4m3fn", "float8_e5m2", "int4"]
+SCHEMA = loaderd.Schema(
+    features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+    fields={
+        "bits": loaderd.Bits("bits", shape=(32,)),
+        "id": loaderd.Array("id"),
+        **{dtype: loaderd.Array("id", dtype=dtype) for dtype in (*ALIASED, *COPIED)},
+        "text": loaderd.Derived(lambda ids: np.array([b"no. %d" % i for i in ids], "S8"), "id", dtype="S8"),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Write) -> list[Path]:
+    return write_numbered_to(tmp_path_factory.mktemp("shards"), [100, 50])
+
+
+@pytest.fixture(scope="module")
+def shared_loader(shards: list[Path]) -> Iterator[loaderd.Loader]:
+    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1, held_batches=HELD) as loader:
+        yield loader
+
+
+@pytest.fixture
+def loader(shared_loader: loaderd.Loader) -> Iterator[loaderd.Loader]:
+    """Of which nothing is lent, neither before the test nor behind it."""
+    shared_loader.seek(loaderd.Position())
+    yield shared_loader
+    if shared_loader.statistics().slots_lent:  # by what is garbage only, such as the frames of a traced function
+        gc.collect()
+    assert shared_loader.statistics().slots_lent == 0
+
+
+def check(element: dict[str, tf.Tensor]) -> list[int]:
+    """That all rows are whole; returns their numbers."""
+    numbers = element["id"].numpy()
+    assert np.array_equal(element["bits"].numpy() @ 2.0 ** np.arange(31, -1, -1), numbers)
+    assert element["text"].numpy().tolist() == [b"no. %d" % number for number in numbers]
+    return [int(number) for number in numbers]
+
+
+def address(tensor: tf.Tensor) -> int:
+    return int(np.asarray(tensor).ctypes.data)
+
+
+def lies_in_a_slot(tensor: tf.Tensor) -> bool:
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:loaderd-slots" in line]
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+    return any(start <= address(tensor) < stop for start, stop in ranges)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+
+
+# ------------------------------------------------------------------------------------ what there is
+
+
+def test_every_dtype_is_what_the_loader_has(loader: loaderd.Loader):
+    batches = loaderd_tf.batches(loader)
+    assert len(batches) == NUM_BATCHES
+    elements = list(batches)
+    loader.seek(loaderd.Position())
+    for element, batch in zip(elements, loader, strict=True):
+        assert list(element) == list(SCHEMA.fields)
+        for name, array in batch.items():
+            assert element[name].dtype == tf.as_dtype(array.dtype) and element[name].shape == array.shape
+            assert element[name].device.endswith("CPU:0")
+            assert np.array_equal(element[name].numpy().astype(array.dtype), array)
+        check(element)
+    assert len(element["id"]) == 6
+
+
+def test_numbers_are_not_copied(loader: loaderd.Loader):
+    element = next(iter(loaderd_tf.batches(loader)))
+    found = {name for name, tensor in element.items() if lies_in_a_slot(tensor)}
+    assert found == {"bits", "id", *ALIASED}
+    assert all(address(element[name]) % 64 == 0 for name in found), "or TensorFlow aborts"
+
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+@pytest.mark.parametrize("structure", ["id", Pair((("bits", "id"), "text"), {"a": ("id",), "b": ["id", "bits"]})])
+def test_structures_are_those_of_a_data_set(loader: loaderd.Loader, structure: Any):
+    from_data_set = next(iter(loaderd_tf.from_loader(loader, structure)))
+    loader.seek(loaderd.Position())
+    element = next(iter(loaderd_tf.batches(loader, structure)))
+    tf.nest.assert_same_structure(element, from_data_set)
+    assert type(element) is type(from_data_set)
+    for one, other in zip(tf.nest.flatten(element), tf.nest.flatten(from_data_set), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_each_iteration_is_a_pass_of_its_own(loader: loaderd.Loader):
+    batches = loaderd_tf.batches(loader, "id")
+    passes = [np.concatenate([ids.numpy() for ids in batches]).tolist() for _ in range(3)]
+    assert all(sorted(numbers) == list(range(RECORDS)) for numbers in passes)
+    assert passes[0] != passes[1] != passes[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"structure": ("id", "absent")}, "'absent'"),
+        ({"device": "/GPU:7"}, "GPU:7"),
+        ({"prefetch": -1}, "prefetch must be a number of batches, 0 or more, got -1"),
+        ({"loader": "a path"}, "loader must be a loaderd.Loader"),
+    ],
+)
+def test_mistakes(loader: loaderd.Loader, arguments: dict[str, Any], message: str):
+    with pytest.raises(OptionError, match=message):
+        loaderd_tf.batches(**{"loader": loader, **arguments})
+
+
+def test_a_function_that_is_traced_says_what_to_use(loader: loaderd.Loader):
+    batches = loaderd_tf.batches(loader, "id")
+    iterator = iter(batches)
+    next(iterator)
+
+    @tf.function
+    def loop() -> Any:
+        for ids in batches:
+            tf.print(ids)
+
+    for function in (loop, tf.function(lambda: next(iterator)), tf.function(lambda: iter(batches))):
+        with pytest.raises(Exception, match=r"loaderd_tf.make_dataset, loaderd_tf.from_loader"):
+            function()
+    assert loader.position.batch == 1
+    assert len(next(iterator)) == BATCH_SIZE and loader.position.batch == 2
+
+
+def test_a_batch_may_be_empty(shards: list[Path], numbered_schema: loaderd.Schema):
+    """The last one of a host, which has a record less than another."""
+    with loaderd.Loader(shards, numbered_schema, batch_size=1, shard=(3, 4), workers=1) as loader:
+        *_, last = loaderd_tf.batches(loader)
+        assert last["bits"].shape == (0, 32) and last["id"].dtype == tf.int64
+
+
+# -------------------------------------------------------------------------------------- how long
+
+
+@pytest.mark.parametrize("device", [None, "/CPU:1"])
+def test_no_batch_is_overwritten_while_it_lives(loader: loaderd.Loader, device: str | None):
+    """The first is kept, and every second one, and of some a part alone."""
+    before = loader.statistics().batches_copied
+    kept: list[tuple[dict[str, tf.Tensor], list[int]]] = []
+    parts: list[tuple[tf.Tensor, int]] = []
+    for _ in range(5):
+        for number, element in enumerate(loaderd_tf.batches(loader, device=device)):
+            if number % 2 == 0:
+                kept.append((element, check(element)))
+            elif number % 3 == 0:
+                parts.append((tf.reshape(element["bits"], [-1, 8, 4])[3:5], int(element["id"][3])))
+    assert len(kept) == 25 and len(parts) == 10
+    for element, numbers in kept:
+        assert check(element) == numbers
+    for part, first in parts:
+        assert part[0].numpy().ravel() @ 2.0 ** np.arange(31, -1, -1) == first
+    assert loader.statistics().slots_lent <= HELD
+    assert loader.statistics().batches_copied > before + 20, "what was kept took all that may be held"
+
+
+def test_a_slot_comes_back_with_the_last_tensor(loader: loaderd.Loader):
+    iterator = iter(loaderd_tf.batches(loader, ("bits", "id")))
+    bits, ids = next(iterator)
+    assert loader.statistics().slots_lent == 1
+    flat = tf.reshape(bits, [-1])
+    view = np.asarray(ids)
+    del bits, ids
+    assert loader.statistics().slots_lent == 1
+    del flat
+    assert loader.statistics().slots_lent == 1
+    del view
+    assert loader.statistics().slots_lent == 0
+
+
+def test_nobody_writes_where_a_tensor_looks(loader: loaderd.Loader):
+    """TensorFlow writes in place into what it believes to be its own (``from_loader``: tests/usage)."""
+
+    @tf.function
+    def step(bits: tf.Tensor, ids: tf.Tensor) -> Any:
+        front, back = tf.split(bits, 2, axis=0)
+        return bits[:8] * 2 + 1, tf.nn.relu(front - back), ids[:4] + 1, tf.cast(bits, tf.float64) * 3
+
+    for bits, ids in itertools.islice(loaderd_tf.batches(loader, ("bits", "id")), 3):
+        before = bits.numpy(), ids.numpy()
+        first, second, third, fourth = step(bits, ids)
+        assert np.array_equal(first, before[0][:8] * 2 + 1) and np.array_equal(third, before[1][:4] + 1)
+        assert np.array_equal(second, np.maximum(before[0][:8] - before[0][8:], 0)) and fourth[0, 0] == 0
+        part = bits[:8]
+        part *= 7
+        assert np.array_equal(bits, before[0]) and np.array_equal(ids, before[1])
+
+
+# ------------------------------------------------------------------------------------- where it is
+
+
+def test_the_position_is_that_of_what_was_taken(loader: loaderd.Loader):
+    expected = list(loaderd_tf.batches(loader, "id"))
+    for device in (None, "/CPU:0", "/CPU:1"):
+        loader.seek(loaderd.Position())
+        for number, ids in enumerate(loaderd_tf.batches(loader, "id", device=device, prefetch=3)):
+            assert np.array_equal(ids, expected[number])
+            here = loader.position
+            assert here.batch == number + 1 or (here.epoch, here.batch) == (1, 0)
+            if number == 4:
+                break
+        loader.seek(here)
+        following = next(iter(loaderd_tf.batches(loader, "id", device=device)))
+        assert np.array_equal(following, expected[5])
+
+
+def test_batches_are_copied_to_a_device_ahead(loader: loaderd.Loader):
+    """To the second CPU of TensorFlow, which has the memory of the first: so what comes out is the slot itself."""
+    threads = threading.active_count()
+    iterator = iter(loaderd_tf.batches(loader, ("bits", "id"), device="/CPU:1", prefetch=2))
+    bits, ids = next(iterator)
+    assert threading.active_count() == threads + 1
+    assert bits.device.endswith("CPU:1") and lies_in_a_slot(bits), "no copy on the host"
+    assert loader.statistics().slots_lent == 3 and loader.position.batch == 1
+    numbers = [*ids.numpy(), *(number for _, ids in iterator for number in ids.numpy())]
+    assert sorted(numbers) == list(range(RECORDS)) and loader.position.epoch == 1
+    del bits, ids, iterator
+    gc.collect()
+    wait_until(lambda: threading.active_count() == threads)
+    on_host = loaderd_tf.batches(loader, device="/CPU:0", prefetch=3)
+    element = next(iter(on_host))
+    assert loader.statistics().slots_lent == 1 and threading.active_count() == threads
+    assert element["bits"].device.endswith("CPU:0")
+
+
+def test_what_cannot_be_copied_is_an_error_for_who_takes_it(loader: loaderd.Loader, monkeypatch: pytest.MonkeyPatch):
+    """As when a GPU's memory is full. The batch is not lost, nor are those behind it."""
+    iterator = iter(loaderd_tf.batches(loader, "id", device="/CPU:1", prefetch=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(tf, "identity", lambda tensor: tf.constant(1).no_such_thing)
+        for _ in range(2):
+            with pytest.raises(AttributeError, match="no_such_thing"):
+                next(iterator)
+        assert loader.position.batch == 0
+
+
+# -------------------------------------------------------------------------------- going on and ends
+
+
+def test_the_daemon_is_killed_in_between(loader: loaderd.Loader):
+    def two_passes(device: str | None) -> Iterator[dict[str, tf.Tensor]]:
+        loader.seek(loaderd.Position())
+        return itertools.chain.from_iterable(loaderd_tf.batches(loader, device=device) for _ in range(2))
+
+    expected = [check(element) for element in two_passes(None)]
+    kept, restarts = [], loader.statistics().daemon_restarts
+    for number, element in enumerate(two_passes("/CPU:1")):
+        kept.append(element)
+        if number == 3:
+            os.kill(loader._stream._now.process.pid, signal.SIGKILL)
+    assert [check(element) for element in kept] == expected
+    assert loader.statistics().daemon_restarts == restarts + 1
+
+
+def test_errors_come_in_their_turn_and_so_does_the_end(shards: list[Path]):
+    def odd(numbers: Any) -> Any:  # in here, or the worker would import TensorFlow with this module
+        if 25 in numbers or 77 in numbers:
+            raise ValueError("no")
+        return numbers
+
+    fields = {"id": loaderd.Array("id"), "x": loaderd.Derived(odd, "id", dtype="int64")}
+    schema = loaderd.Schema({"id": loaderd.Int64()}, fields)
+    with loaderd.Loader(shards, schema, batch_size=10, shuffle=False, workers=1) as loader:
+        for device in (None, "/CPU:1"):
+            loader.seek(loaderd.Position())
+            iterator, found = iter(loaderd_tf.batches(loader, "x", device=device)), []
+            for step in range(15):
+                try:
+                    found += next(iterator).numpy().tolist()
+                except WorkerError:
+                    assert step in (2, 7)
+                assert loader.position.epoch * 15 + loader.position.batch == step + 1
+            assert found == [number for number in range(150) if number // 10 not in (2, 7)]
+            for _ in range(2):
+                with pytest.raises(StopIteration):
+                    next(iterator)
+            loader.seek(loaderd.Position())
+        kept = [next(iter(loaderd_tf.batches(loader, "x", device=device))) for device in (None, "/CPU:1")]
+        iterators = []
+        for device in (None, "/CPU:1"):
+            loader.seek(loaderd.Position(0, 10))
+            iterators.append(iter(loaderd_tf.batches(loader, "id", device=device)))
+            for _ in range(3):  # to where the one that reads ahead has all that there is
+                next(iterators[-1])
+    for iterator in iterators:
+        with pytest.raises(ClosedError, match="the loader is closed"):
+            next(iterator)
+    assert all(len(ids) == 10 for ids in kept), "tensors outlive the loader"
+
+
+# ------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("way", ["train_on_batch", "eager", "tf.function", "XLA"])
+def test_training_steps_learn_as_from_copies(loader: loaderd.Loader, way: str):
+    """To the same weights, and without a copy of a batch."""
+
+    def train(elements: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.optimizer.build(model.trainable_variables)
+
+        def step(bits: tf.Tensor, target: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(bits, training=True)[:, 0] - target) ** 2)
+            model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+        wrapped = {"tf.function": tf.function, "XLA": tf.function(jit_compile=True), "eager": lambda step: step}
+        run = model.train_on_batch if way == "train_on_batch" else wrapped[way](step)
+        before = model.get_weights()
+        for bits, ids in itertools.islice(elements, 3):
+            run(bits, tf.cast(ids, tf.float32) / RECORDS)
+        assert not np.array_equal(model.get_weights()[0], before[0])
+        return model.get_weights()
+
+    copies = [(tf.constant(batch["bits"]), tf.constant(batch["id"])) for batch in loader]
+    before = loader.statistics().batches_copied
+    loader.seek(loaderd.Position())
+    assert all(map(np.array_equal, train(loaderd_tf.batches(loader, ("bits", "id"))), train(copies)))
+    assert loader.statistics().batches_copied == before
+
+
+# ---------------------------------------------------------------------------------- from a server
+
+
+def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
+    """Alone, a consumer has slots without a copy; what several read is copied; who take turns get each batch once."""
+
+    def check_all(batches: loaderd_tf.eager.Batches, aliased: bool) -> None:
+        kept = []
+        for bits, ids in batches:
+            assert address(bits) % 64 == 0, "or TensorFlow aborts"
+            assert lies_in_a_slot(bits) == (aliased and len(kept) < HELD)
+            kept.append((bits, ids.numpy()))
+        assert sorted(np.concatenate([ids for _, ids in kept])) == list(range(RECORDS))
+        for bits, ids in kept:
+            assert np.array_equal(bits.numpy() @ 2.0 ** np.arange(31, -1, -1), ids)
+
+    write_numbered_to(tmp_path / "shards", [100, 50])
+    server = Restarted(tmp_path)
+    try:
+        for sharing in ("independent", "mirrored", "shared"):
+            with server.connect(BATCH_SIZE, sharing=sharing) as loader:
+                device = "/CPU:1" if sharing == "shared" else None
+                batches = loaderd_tf.batches(loader, ("bits", "id"), device=device)
+                check_all(batches, aliased=sharing == "independent")
+                if sharing == "mirrored":  # the loader's own copies of what lies at other places in a slot
+                    held = list(itertools.islice(loader, HELD))
+                    check_all(batches, aliased=False)
+                    assert len(held) == HELD and loader.statistics().batches_copied == NUM_BATCHES
+    finally:
+        server.kill()

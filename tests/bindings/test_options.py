@@ -1,0 +1,175 @@
+"""The options of make_dataset, from_loader and distribute: those of a Loader, and what a mistake in one says."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import loaderd_tf
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loaderd
+from loaderd.errors import LoaderdError, NoShardsError, OptionError
+
+Write = Callable[..., list[Path]]
+
+
+def parameters(function: Any) -> dict[str, tuple[Any, Any]]:
+    found = inspect.signature(function, eval_str=True).parameters
+    return {name: (each.default, each.annotation) for name, each in found.items() if name != "self"}
+
+
+def test_options_are_those_of_a_loader():
+    of_loader = parameters(loaderd.Loader.__init__)
+    of_loader["held_batches"] = (None, int | None)  # as many as TensorFlow holds
+    own = {name: each for name, each in of_loader.items() if name not in ("shards", "schema", "batch_size")}
+    of_make_dataset = parameters(loaderd_tf.make_dataset)
+    assert own.items() <= of_make_dataset.items()
+    assert set(of_make_dataset) - set(of_loader) == {"structure", "prefetch", "device", "unpack"}
+    expected = {name: each for name, each in of_make_dataset.items() if name not in ("shard", "device", "batch_size")}
+    distributed = parameters(loaderd_tf.distribute)
+    assert set(distributed) - set(expected) == {"strategy", "global_batch_size"}
+    assert expected.items() <= distributed.items()
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"batch_size": 0}, "batch_size must be a positive integer, got 0"),
+    ({"batch_size": "512"}, "batch_size must be a positive integer, got '512'"),
+    ({"batch_size": 512.0}, "batch_size must be a positive integer, got 512.0"),
+    ({"batch_size": True}, "batch_size must be a positive integer, got True"),
+    ({"schema": {"d": tf.io.FixedLenFeature([], tf.string)}}, "(?s)schema must be a loaderd.Schema.*_from_features"),
+    ({"schema": loaderd.schemas.chess_eval}, r"(?s)schema must be a loaderd.Schema, got .*Call it: chess_eval\(\)"),
+    ({"schema": None}, "schema must be a loaderd.Schema, got None"),
+    ({"shards": tf.data.Dataset.from_tensors("a")}, "(?s)shards must be a path.*give the glob itself"),
+    ({"shards": 5}, "shards must be a path, a glob, a URI or a list of them, got 5"),
+    ({"shards": [5]}, "shards must be a path, a glob, a URI or a list of them, got 5"),
+    ({"shards": iter([])}, "at least one file"),
+    ({"prefetch": None}, "prefetch must be a number of batches, 0 or more, got None"),
+    ({"prefetch": "2"}, "prefetch must be a number of batches, 0 or more, got '2'"),
+    ({"prefetch": tf.data.AUTOTUNE}, "(?s)prefetch must be a number of batches, 0 or more, got -1.*AUTOTUNE"),
+    ({"structure": {"bits", "id"}}, r"structure must be made of the fields \['bits', 'id'\], got {"),
+    ({"structure": ("bits", None)}, r"structure must be made of the fields \['bits', 'id'\], got None"),
+    ({"structure": ()}, r"structure must be made of the fields \['bits', 'id'\], got \(\)"),
+    ({"structure": {"x": "ids"}}, "structure must be made of the fields .* got 'ids'"),
+    ({"device": 5}, "device must be text such as .*, got 5"),
+    ({"unpack": "gpu"}, 'unpack must be "worker" or "device", got \'gpu\''),
+    ({"seed": 2**70}, r"seed must be an integer from 0 to 2\*\*63 - 1, got 1180591620717411303424"),
+    ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*63 - 1, got -1"),
+    ({"epochs": 2**70}, "epochs must be a positive integer or None, got 1180591620717411303424"),
+    ({"progress": "x"}, "progress must be True, False or None, got 'x'"),
+    ({"shuffle": 1000}, "shuffle must be True, False or loaderd.Shuffle, got 1000"),
+    ({"stall_timeout": float("inf")}, "stall_timeout must be a positive number of seconds or None, got inf"),
+    ({"report": 5}, "report must be a path or None, got 5"),
+    ({"start": (0, 3)}, r"start must be a loaderd.Position, got \(0, 3\)"),
+    ({"shard": (2, 2)}, "shard must be a pair"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), MISTAKES)
+def test_a_mistake_is_named_before_a_process_is_started(
+    write_numbered: Write,
+    numbered_schema: loaderd.Schema,
+    options: dict[str, Any],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def start(module: str) -> Any:
+        raise AssertionError(f"{module} was started")
+
+    monkeypatch.setattr("loaderd.client.link.start_process", start)
+    given = {"shards": write_numbered([10]), "schema": numbered_schema, "batch_size": 5, **options}
+    with pytest.raises((OptionError, NoShardsError), match=text):
+        loaderd_tf.make_dataset(**given)
+    if not {"structure", "prefetch", "device", "unpack"} & set(options):
+        with pytest.raises(LoaderdError, match=text.replace(".*give the glob itself", "")):
+            loaderd.Loader(**{"shards": write_numbered([10]), **given})
+
+
+def test_a_typing_mistake_is_a_type_error(write_numbered: Write, numbered_schema: loaderd.Schema):
+    for make in (loaderd_tf.make_dataset, loaderd.Loader):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+            make(write_numbered([10]), numbered_schema, batch_size=5, epoch=3)
+    with pytest.raises(OptionError, match=r"loader must be a loaderd\.Loader, or what loaderd\.connect .*, got 'x'"):
+        loaderd_tf.from_loader("x")
+
+
+def test_what_is_taken_for_a_number_or_a_dtype(write_numbered: Write):
+    schema = loaderd.Schema(
+        {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+        {"bits": loaderd.Bits("bits", (32,), dtype=tf.bfloat16), "id": loaderd.Array("id", dtype=tf.float32)},
+    )
+    paths = write_numbered([30, 30])
+    dataset = loaderd_tf.make_dataset(
+        paths[0].parent.glob("*.tfrecord"),
+        schema,
+        batch_size=np.int64(20),
+        prefetch=np.int8(1),
+        epochs=np.uint16(2),
+        seed=np.uint32(3),
+        workers=np.int64(1),
+        shard=(np.int64(0), np.int64(1)),
+        held_batches=np.int64(6),
+        stall_timeout=np.float32(60),
+        shuffle=loaderd.Shuffle(np.int64(50), np.int32(8)),
+        start=loaderd.Position(np.int64(0), np.int64(1)),
+    )
+    assert dataset.element_spec["bits"].dtype == tf.bfloat16 and dataset.element_spec["id"].dtype == tf.float32
+    assert sum(len(element["id"]) for element in dataset) == 100
+    position = dataset.loader.next_position
+    assert loaderd.Position.from_json(position.to_json()) == position
+    dataset.close()
+
+
+def test_a_namedtuple_stays_one(write_numbered: Write, numbered_schema: loaderd.Schema):
+    Pair = namedtuple("Pair", ["x", "y"])
+    dataset = loaderd_tf.make_dataset(
+        write_numbered([20]), numbered_schema, batch_size=20, structure=[Pair("bits", "id"), "id"], workers=1
+    )
+    (((bits, ids), again),) = dataset
+    assert isinstance(dataset.element_spec[0], Pair) and bits.shape == (20, 32) and np.array_equal(ids, again)
+
+
+@pytest.mark.parametrize("join", [lambda a, b: loaderd.Mix({"a": 0.5, "b": 0.5}, {"a": a, "b": b}), loaderd.Concat])
+def test_sets_that_are_joined_are_unpacked_on_the_device(
+    write_numbered: Write, numbered_schema: loaderd.Schema, join: Any
+):
+    sets = [loaderd.Dataset(path, numbered_schema) for path in write_numbered([60, 60])]
+    joined = join(*sets) if join is not loaderd.Concat else join(sets)
+    dataset = loaderd_tf.make_dataset(joined, batch_size=40, unpack="device", workers=1)
+    assert dataset.element_spec["bits"] == tf.TensorSpec([None, 4], tf.uint8)
+    for element in dataset:
+        fields = loaderd_tf.unpack(element, numbered_schema)
+        assert np.array_equal(fields["bits"] @ (2.0 ** np.arange(31, -1, -1)[:, None]), fields["id"][:, None])
+    dataset.close()
+
+
+def test_a_data_set_has_its_loader(write_numbered: Write, numbered_schema: loaderd.Schema):
+    dataset = loaderd_tf.make_dataset(write_numbered([40]), numbered_schema, batch_size=20, workers=1)
+    text = "<Loader of 40 records in 1 shards: bits, id, in batches of 20; at batch 0 of epoch 0>"
+    assert isinstance(dataset.loader, loaderd.Loader) and repr(dataset.loader) == text
+    assert sum(1 for _ in dataset) == 2
+    assert dataset.statistics().batches_delivered == 2
+    assert not hasattr(dataset.map(lambda element: element["id"]), "loader"), "an object of TensorFlow's"
+    dataset.close()
+    with pytest.raises(tf.errors.UnknownError, match="closed"):
+        next(iter(dataset))
+
+
+def test_without_tensorflow_the_extra_is_named():
+    code = """
+import sys
+sys.modules["tensorflow"] = None  # as it is where it is not installed
+try:
+    import loaderd_tf
+except ImportError as error:
+    print(error.name, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("tensorflow loaderd_tf needs TensorFlow: pip install 'loaderd[tensorflow]'"), done

@@ -1,0 +1,306 @@
+"""How a program uses a data set when it ends: the first lines of a script; those of ``ends`` come behind them.
+
+Each leaves an endless iterator ``it``, of which the last lines may take batches; most leave things alive that a
+program need not close.
+"""
+
+from __future__ import annotations
+
+DATA_SETS = {
+    "batches": """
+it = iter(batches())
+held = [next(it) for _ in range(7)]
+flat = tf.reshape(held[3], [-1])
+""",
+    "batches, copied to a device": """
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+it = iter(batches(device="CPU:1"))
+held = [next(it) for _ in range(20)][-1]
+""",
+    "iterator": """
+it = iter(data_set())
+for _ in range(200):
+    next(it)
+""",
+    "iterator, not begun": """
+it = iter(data_set())
+""",
+    "iterator of one epoch": """
+begun = iter(data_set(epochs=1))
+next(begun)
+it = itertools.count()
+""",
+    "data set dropped": """
+it = iter(data_set())
+next(it)
+gc.collect()
+""",
+    "tf.function": """
+it = iter(data_set())
+
+@tf.function
+def step():
+    return tf.reduce_sum(next(it))
+
+for _ in range(50):
+    step()
+""",
+    "loop in a tf.function": """
+ds = data_set()
+
+@tf.function
+def total(batches):
+    sum = tf.constant(0, tf.int64)
+    for ids in batches.take(20):
+        sum += tf.reduce_sum(ids)
+    return sum
+
+total(ds)
+it = iter(ds)
+""",
+    "zipped": """
+it = iter(tf.data.Dataset.zip((data_set(), tf.data.Dataset.counter())))
+for _ in range(50):
+    next(it)
+""",
+    "prefetch=0": """
+it = iter(data_set(prefetch=0))
+for _ in range(50):
+    next(it)
+""",
+    "prefetch": """
+it = iter(data_set().prefetch(8))
+for _ in range(50):
+    next(it)
+""",
+    "shuffle": """
+it = iter(data_set().shuffle(20))
+for _ in range(50):
+    next(it)
+""",
+    "map in parallel": """
+it = iter(data_set().map(lambda ids: ids + 1, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE))
+for _ in range(50):
+    next(it)
+""",
+    "map of a Python function": """
+def add(ids):
+    return ids + 1
+
+it = iter(data_set().map(lambda ids: tf.numpy_function(add, [ids], tf.int64)).prefetch(2))
+for _ in range(50):
+    next(it)
+""",
+    "cache": """
+it = iter(data_set(epochs=1).cache().repeat())
+for _ in range(70):
+    next(it)
+""",
+    "interleave": """
+ds = data_set()
+it = iter(tf.data.Dataset.range(2).interleave(lambda _: ds, num_parallel_calls=2))
+for _ in range(5):
+    next(it)
+""",
+    "repeat": """
+it = iter(data_set(epochs=1).repeat())
+for _ in range(70):
+    next(it)
+""",
+    "sample_from_datasets": """
+it = iter(tf.data.Dataset.sample_from_datasets([data_set(), data_set()]))
+for _ in range(20):
+    next(it)
+""",
+    "unbatch and batch": """
+it = iter(data_set().unbatch().batch(7))
+for _ in range(20):
+    next(it)
+""",
+    "from_generator": """
+def numbers():
+    for ids in data_set():
+        yield ids
+
+it = iter(tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([None], tf.int64)).prefetch(2))
+for _ in range(20):
+    next(it)
+""",
+    "as_numpy_iterator": """
+it = data_set().as_numpy_iterator()
+for _ in range(20):
+    next(it)
+""",
+    "loop that was left": """
+ds = data_set()
+for ids in ds:
+    break
+it = iter(ds)
+""",
+    "iterator in a function": """
+def train():
+    steps = iter(data_set())
+    for _ in range(20):
+        next(steps)
+
+train()
+it = itertools.count()
+""",
+    "loader closed": """
+ds = data_set()
+alive = iter(ds)
+next(alive)
+if given.SOURCE != "plain":
+    ds.close()
+it = itertools.count()
+""",
+    "several": """
+sets = [data_set(), data_set(epochs=1), data_set()]
+iterators = [iter(ds) for ds in sets]
+for one in iterators:
+    next(one)
+it = iterators[0]
+data = loader()
+other = iter(data)
+next(other)
+""",
+    "two iterators of one": """
+ds = data_set()
+first, it = iter(ds), iter(ds)
+next(first), next(it)
+""",
+    "fit finished": """
+model = net()
+model.fit(pairs(epochs=1), epochs=2, verbose=0, shuffle=False)
+it = itertools.count()
+""",
+    "fit of an endless one": """
+model = net()
+ds = pairs()
+model.fit(ds, steps_per_epoch=20, epochs=2, verbose=0, shuffle=False)
+it = iter(ds)
+""",
+    "fit left by an exception": """
+model = net()
+
+class Leave(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 20:
+            raise RuntimeError("enough")
+
+ds = pairs()
+try:
+    model.fit(ds, steps_per_epoch=100, verbose=0, shuffle=False, callbacks=[Leave()])
+except RuntimeError:
+    pass
+it = itertools.count()
+""",
+    "fit left by Ctrl-C": """
+model = net()
+
+class Interrupt(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+ds = pairs()
+try:
+    model.fit(ds, steps_per_epoch=1000, verbose=0, shuffle=False, callbacks=[Interrupt()])
+except KeyboardInterrupt:
+    pass
+it = itertools.count()
+""",
+    "fit in a thread": """
+model = net()
+ds = pairs()
+begun = threading.Event()
+
+class Begun(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        begun.set()
+
+work = lambda: model.fit(ds, steps_per_epoch=100000, verbose=0, shuffle=False, callbacks=[Begun()])
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+it = itertools.count()
+""",
+    "class with __del__ that reads": """
+class Reader:
+    def __init__(self):
+        self.it = iter(data_set())
+
+    def __del__(self):
+        next(self.it, None)
+
+reader = Reader()
+it = reader.it
+next(it)
+""",
+    "reference cycle": """
+class Node:
+    pass
+
+node = Node()
+node.ds = data_set()
+node.it = it = iter(node.ds)
+node.node = node
+next(it)
+del node
+""",
+    "finalizer that reads": """
+it = iter(data_set())
+next(it)
+finalizer = weakref.finalize(given, next, it, None)
+""",
+    "atexit before": """
+def goodbye():
+    for ids in itertools.islice(it, 5):
+        pass
+
+atexit.register(goodbye)
+it = iter(data_set())
+next(it)
+""",
+    "atexit after": """
+it = iter(data_set())
+next(it)
+
+@atexit.register
+def goodbye():
+    for ids in itertools.islice(it, 5):
+        pass
+""",
+    "daemon thread": """
+it = iter(data_set())
+begun = threading.Event()
+
+def work():
+    for ids in it:
+        begun.set()
+
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+""",
+    "two replicas": """
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+it = iter(strategy.experimental_distribute_dataset(data_set()))
+
+@tf.function
+def step(ids):
+    return strategy.run(tf.reduce_sum, args=(ids,))
+
+for _ in range(5):
+    step(next(it))
+""",
+}
+
+# Lines that TensorFlow prints in the same programs without loaderd; and what Keras says of data that end.
+_OWN_LOG = r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\n"
+TENSORFLOW_PRINTS = {
+    "from_generator": rf"(?:{_OWN_LOG})?W.*Error occurred when finalizing GeneratorDataset iterator.*\n.*PyFunc.*\n",
+    "fit in a thread": r".*UserWarning: Your input ran out of data.*\n.*\n",
+    "two replicas": rf"(?:{_OWN_LOG})?W.*GeneratorDatasetOp::Dataset will not be optimized.*\n",
+}

@@ -1,0 +1,68 @@
+"""Programs with loaders, without TensorFlow: every use with one of the ends, and every end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from ending import BUSY_LIMIT_S, Runner, case
+from ends import ENDS, some_apart
+from loader_uses import LOADERS
+from specials import SPECIALS
+
+QUICK_ENDS = [
+    *("end of file", "exception", "exception in a thread", "sys.exit", "os._exit", "SIGTERM", "SIGTERM in a loop"),
+    *("SIGINT in a loop", "SIGINT, caught", "SIGKILL", "handler that takes a batch and exits"),
+]
+QUICK_USES = [
+    *("iterator", "batches held", "loop that was left", "with, inside", "closed", "several", "reference cycle"),
+    *(
+        "class with __del__ that reads",
+        "atexit after",
+        "daemon thread",
+        "asyncio.to_thread",
+        "queue filled by a thread",
+    ),
+]
+QUICK_SPECIALS = [
+    *(
+        "a thread gets all its batches",
+        "a thread that begins late gets all its batches",
+        "many loaders leave nothing",
+    ),
+    *("a job of a pool gets all its batches", "asyncio.to_thread gets all its batches"),
+    *("a fork has a loader of its own", "a fork inherits a loader and exits", "a fork inherits a loader and raises"),
+    *("a fork inherits a loader, and makes its own", "a fork outlives its parent"),
+    *("multiprocessing, fork: loaders of their own beside their parent's", "a pool of processes"),
+    *("multiprocessing, spawn: loaders of their own", "multiprocessing, a daemon that iterates"),
+    *("slow data, loader, a daemon thread waits", "slow data, loader, SIGTERM", "slow data, Ctrl-C"),
+]
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with Runner(tmp_path_factory.mktemp("programs")) as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
+def test_every_end_is_what_it_is_without_loaderd(runner: Runner, end: str):
+    """So the statuses and texts that the other tests wait for are Python's own."""
+    runner.run(case("nothing", end, tensorflow=False), BUSY_LIMIT_S).check()
+
+
+@pytest.mark.parametrize("end", some_apart(ENDS, QUICK_ENDS))
+def test_every_end(runner: Runner, end: str):
+    runner.run(case("iterator", end, tensorflow=False), BUSY_LIMIT_S).check()
+
+
+@pytest.mark.parametrize("use", some_apart(LOADERS, QUICK_USES))
+def test_every_use(runner: Runner, use: str):
+    runner.run(case(use, "end of file", tensorflow=False), BUSY_LIMIT_S).check()
+
+
+@pytest.mark.parametrize("name", some_apart((one.name for one in SPECIALS if not one.tensorflow), QUICK_SPECIALS))
+def test_what_ends_in_a_way_of_its_own(runner: Runner, name: str):
+    (special,) = (one for one in SPECIALS if one.name == name)
+    runner.run(special, BUSY_LIMIT_S).check()

@@ -1,0 +1,142 @@
+"""Programs that are started in other ways than by the name of a script, and programs of a server's consumers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from ending import BUSY_LIMIT_S, PRELUDE, TENSORFLOW, Case, Runner, case
+from ends import TRACEBACK, End
+from serving import Server
+
+ITERATOR = "it = iter(loader())\nfor _ in range(20):\n    batch = next(it)\n\n"
+OF_DATA_SET = TENSORFLOW + "it = iter(data_set())\nfor _ in range(20):\n    batch = next(it)\n\n"
+# The interpreter that reads statements one by one shows what it is given.
+PROMPTS = r"Python .*\n.*\n(?:>>> |\.\.\. )*\n?"
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with Runner(tmp_path_factory.mktemp("programs")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("lines", [ITERATOR, OF_DATA_SET], ids=["loader", "data set"])
+@pytest.mark.parametrize(
+    ("command", "as_stdin", "stderr"),
+    [
+        pytest.param(["-m", "program"], False, "", id="python -m"),
+        pytest.param(["-c", "SCRIPT"], False, "", id="python -c"),
+        pytest.param(["-"], True, "", id="stdin", marks=pytest.mark.slow),
+        pytest.param(["-i"], True, PROMPTS, id="python -i"),
+        pytest.param(["-X", "dev", "{}"], False, "", id="python -X dev", marks=pytest.mark.slow),
+        pytest.param(
+            *(["-c", "import runpy; runpy.run_path('{}', run_name='__main__')"], False, ""),
+            id="runpy",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["-c", "import program"], False, "", id="imported"),
+    ],
+)
+def test_a_program_ends_however_it_was_started(
+    runner: Runner, lines: str, command: list[str], as_stdin: bool, stderr: str
+):
+    if lines is OF_DATA_SET and command[0] != "-i":
+        pytest.skip("what TensorFlow does is the same in all of them, and its import takes long")
+    script = PRELUDE + lines + "last_line()\n"
+    found = Case("started", script, End("", stderr=stderr))
+    command = [script if part == "SCRIPT" else part for part in command]
+    runner.run_command(found, *command, stdin=script if as_stdin else "", limit_s=BUSY_LIMIT_S).check()
+
+
+def test_a_fresh_process_of_tensorflow(runner: Runner):
+    """Nothing is frozen, and all of its modules are collected at the end."""
+    lines = PRELUDE + OF_DATA_SET + "last_line()\nraise ValueError('mine')\n"
+    end = End("", 1, stderr=TRACEBACK + "ValueError: mine\n")
+    runner.run_command(Case("fresh", lines, end), "{}", limit_s=BUSY_LIMIT_S).check()
+
+
+TESTS = (
+    PRELUDE
+    + """
+import pytest
+
+@pytest.fixture(scope="session")
+def batches():
+    yield iter(loader())
+
+@pytest.fixture(scope="module")
+def closed():
+    with loader() as data:
+        yield iter(data)
+
+kept = []
+
+@pytest.mark.parametrize("number", range(4))
+def test_of_batches(batches, closed, number):
+    kept.append(next(batches))
+    next(closed)
+    last_line()
+
+def test_that_fails(batches):
+    last_line()
+    assert next(batches) is None
+"""
+)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pytest(runner: Runner, workers: int):
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "--basetemp=own", "--tb=line", "{}"]
+    end = End("", 1, stdout=r"(?s).*1 failed, 4 passed.*")
+    case = Case("pytest", TESTS, end, environment={"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    if workers:
+        arguments += ["-p", "xdist", "-n", str(workers)]
+    runner.run_command(case, *arguments, limit_s=BUSY_LIMIT_S).check()
+
+
+@pytest.fixture(scope="module")
+def addresses(runner: Runner) -> Iterator[list[str]]:
+    """Of a real server: on this machine, and on the network."""
+    served = Server(
+        runner.folder, "datasets:train", "--listen", "127.0.0.1:0", "--workers", "1", **runner.environment
+    )
+    try:
+        said = re.search(r'connect\("(grpc[^"]*)"', served.wait_line('connect("grpc'))
+        assert said is not None
+        yield [f"unix://{served.path}", said[1]]
+    finally:
+        served.process.terminate()
+        served.process.wait()
+        served.close()
+
+
+@pytest.mark.parametrize("network", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["unix", "network"])
+@pytest.mark.parametrize(
+    ("use", "end", "tensorflow"),
+    [
+        ("iterator", "end of file", False),
+        pytest.param("batches held", "exception", False, marks=pytest.mark.slow),
+        ("daemon thread", "end of file", False),
+        ("iterator", "SIGTERM in a loop", False),
+        ("iterator", "end of file", True),
+        pytest.param("shuffle", "exception", True, marks=pytest.mark.slow),
+        pytest.param("fit left by an exception", "end of file", True, marks=pytest.mark.slow),
+    ],
+)
+def test_consumers_of_a_server(
+    runner: Runner, addresses: list[str], use: str, end: str, tensorflow: bool, network: bool
+):
+    consumer = replace(case(use, end, tensorflow), environment={"SOURCE": addresses[network]})
+    runner.run(consumer, BUSY_LIMIT_S).check()
+
+
+def test_the_programs_use_this_loaderd(runner: Runner):
+    import loaderd
+
+    end = End("", stdout=os.path.realpath(loaderd.__file__) + "\n")
+    script = PRELUDE + "import loaderd\nprint(os.path.realpath(loaderd.__file__))\nlast_line()\n"
+    runner.run(Case("which", script, end), BUSY_LIMIT_S).check()

@@ -1,0 +1,92 @@
+"""Storage that takes a connection and never answers: who waits is told so, and nothing outlives the training."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from processes import MARK, marked
+
+import loaderd
+from loaderd.errors import NoShardsError, ShardReadError
+
+SCHEMA = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[socket.socket, str]]:
+    """A socket that listens, and the URI of a shard that is behind it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=20) as listener:
+        port = listener.getsockname()[1]
+        yield listener, f"gs://anonymous@bucket/a.tfrecord?endpoint_override=127.0.0.1:{port}&scheme=http"
+
+
+def test_what_is_waited_for_is_said_and_given_up(
+    silent: tuple[socket.socket, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    _, uri = silent
+    with caplog.at_level(logging.WARNING, "loaderd"), pytest.raises(ShardReadError) as caught:
+        loaderd.Loader(uri, SCHEMA, batch_size=10, stall_timeout=7)
+    first, second = (record.message for record in caplog.records)
+    assert first == f"{uri} is being listed, and the storage has not answered for 5 s; that is given up after 7 s"
+    assert second.startswith("worker process ") and f"made no progress for 7 s at the listing of {uri}" in second
+    assert caught.value.message == f"{uri} cannot be listed: the storage has not answered for 7 s"
+    assert "Check that this machine reaches it" in caught.value.hint and "stall_timeout" in caught.value.hint
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_a_training_that_waits_for_it(
+    silent: tuple[socket.socket, str], tmp_path: Path, sign: signal.Signals
+):
+    """Nor holds its standard output open: ``python train.py | cat`` returns."""
+    listener, uri = silent
+    script, mark = tmp_path / "train.py", uuid4().hex
+    script.write_text(
+        textwrap.dedent(f"""
+            import signal, loaderd
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            schema = loaderd.Schema({{"id": loaderd.Int64()}}, {{"id": loaderd.Array("id")}})
+            loaderd.Loader({uri!r}, schema, batch_size=10)
+        """)
+    )
+    read_end, write_end = os.pipe()
+    environment = {**os.environ, MARK: mark}
+    training = subprocess.Popen([sys.executable, str(script)], stdout=write_end, stderr=write_end, env=environment)
+    os.close(write_end)
+    try:
+        listener.settimeout(60)
+        connection, _ = listener.accept()  # a worker has called
+        with connection:
+            assert len(marked(mark)) == 4
+            training.send_signal(sign)
+            began_s = time.monotonic()
+            assert training.wait(5) == (-sign if sign != signal.SIGINT else -signal.SIGINT)
+            text = b""
+            while select.select([read_end], [], [], 5)[0] and (part := os.read(read_end, 1 << 16)):
+                text += part
+            assert time.monotonic() - began_s < 5  # of 0.3 s, on a machine that does nothing else
+            assert text.endswith(b"KeyboardInterrupt\n") == (sign == signal.SIGINT)
+            assert marked(mark) == []
+    finally:
+        training.kill()
+        training.wait()
+        os.close(read_end)
+
+
+def test_a_set_that_hangs_does_not_keep_an_error_of_another_one(silent: tuple[socket.socket, str]):
+    """Of a mix, each set is listed by itself; what is wrong with one is said at once."""
+    _, uri = silent
+    sets = [loaderd.Dataset(shards, SCHEMA) for shards in ("/nowhere/*.tfrecord", uri)]
+    with pytest.raises(NoShardsError, match="/nowhere/"):
+        loaderd.Loader(loaderd.Concat(sets), batch_size=10, workers=2)

@@ -1,0 +1,253 @@
+"""Cuts the files of ``programs/`` into programs, runs them, and compares what two runs of one did.
+
+A file is a preamble (imports; and ``# through:``, from where its programs get their batches: ``loaderd``, which is
+``make_dataset`` with a daemon of its own, or a server, by one of the ways to share), and cells::
+
+    # %% name: where it is from
+    # through: loaderd, mirrored         (optional: from where it gets its batches, if not as the preamble says)
+    # apart: it takes long               (optional, of all if in the preamble: only `make torture` runs it; and why)
+    # fails: 1                           (optional: the exit status, where it isn't 0)
+    # says: OptionError: structure must  (instead of a twin: it is refused, and this is what is said of it)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import signal
+import sys
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import MARK, name_of, stacks_of, wait_for_none
+from zygote import Program as Running
+from zygote import Zygote, start_fresh
+
+HERE = Path(__file__).parent
+LIMIT_S = 60.0  # of a run, on a machine that is busy with other tests
+_LEFT_S = 3.0  # for the processes of a program to end after it
+_CELL = re.compile(r"^# %% (\w+): (.+)$")
+_REMARK = re.compile(r"^# (through|apart|fails|says): (.+)$")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A cell of a file: a small program."""
+
+    file: str
+    name: str
+    source: str  # with the preamble, on the lines where the file has it
+    through: tuple[str, ...] = ("loaderd",)
+    apart: str = ""
+    fails: int = 0
+    says: str = ""
+
+    @property
+    def code(self) -> str:
+        """The cell alone."""
+        return self.source[self.source.index("# %%") :]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did."""
+
+    status: int
+    hung: bool
+    left: list[str]  # processes that did not end after it
+    stdout: str
+    stderr: str
+    reported: list[Any]
+
+    def __str__(self) -> str:
+        return f"exit status {self.status}, stdout:\n{self.stdout}\nstderr:\n{self.stderr}"
+
+
+def programs_of(file: str) -> list[Program]:
+    """The programs of ``programs/<file>.py``."""
+    lines = (HERE / "programs" / f"{file}.py").read_text().splitlines()
+    begins = [i for i, line in enumerate(lines) if _CELL.match(line)]
+    found = []
+    preamble = _remarks(lines[: begins[0]])
+    for begin, end in zip(begins, [*begins[1:], len(lines)], strict=True):
+        kept = [line if i < begins[0] or begin <= i < end else "" for i, line in enumerate(lines)]
+        remarks = {"through": "loaderd", **preamble, **_remarks(lines[begin:end])}
+        through = tuple(remarks["through"].split(", "))
+        name = _CELL.match(lines[begin])[1]  # type: ignore[index]
+        fails, says = int(remarks.get("fails", 0)), remarks.get("says", "")
+        source, apart = "\n".join(kept) + "\n", remarks.get("apart", "")
+        found.append(Program(file, name, source, through, apart, fails, says))
+    assert len({program.name for program in found}) == len(found), f"two programs of {file} have the same name"
+    return found
+
+
+def _remarks(lines: list[str]) -> dict[str, str]:
+    return dict(match.groups() for line in lines if (match := _REMARK.match(line)))  # type: ignore[misc]
+
+
+def files() -> list[str]:
+    """The names of the files in ``programs/``."""
+    return sorted(path.stem for path in (HERE / "programs").glob("*.py"))
+
+
+def cases_of(file: str) -> list[Any]:
+    """Parameters for pytest: each program of the file, and each way that it gets its batches.
+
+    Those that get them from a server are run with ``loaderd`` too, apart (slow): a daemon for each takes its second.
+    """
+    return [
+        pytest.param(program, source, id=f"{program.name}-{source}", marks=[pytest.mark.slow] * is_slow)
+        for program in programs_of(file)
+        for source in dict.fromkeys(("loaderd", *program.through))
+        for is_slow in [bool(program.apart) or source not in program.through]
+    ]
+
+
+class Programs:
+    """Runs programs, each in a fork of a process that has TensorFlow."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = {
+            "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+            "PYTHONHASHSEED": "0",
+            "TF_CPP_MIN_LOG_LEVEL": "0",
+            **environment,
+        }
+        self._zygote = Zygote("tensorflow", "keras", "loaderd_tf", environment=self.environment)
+        self._twins: dict[Program, Outcome] = {}
+
+    def run(self, program: Program, source: str, folder: Path) -> Outcome:
+        """Run it on batches from ``source``, in a folder of its own in ``folder``; in memory, once for all."""
+        if source != "memory":
+            return self._run(program, source, folder)
+        if program not in self._twins:
+            self._twins[program] = self._run(program, source, folder)
+        return self._twins[program]
+
+    def run_fresh(self, program: Program, source: str, folder: Path) -> Outcome:
+        """``python program.py``, in a process that imports TensorFlow itself."""
+        path = _write(program, folder / source)
+        environment = self._environment_for(source, path.parent)
+        started = start_fresh([sys.executable, str(path)], environment=environment, folder=path.parent)
+        return _outcome(started, environment, path.parent)
+
+    def _run(self, program: Program, source: str, folder: Path) -> Outcome:
+        if source in ("memory", "rotated"):
+            program = replace(program, source=program.source + _AT_ONCE)
+        path = _write(program, folder / source)
+        environment = self._environment_for(source, path.parent)
+        return _outcome(self._zygote.start(path, environment=environment), environment, path.parent)
+
+    def _environment_for(self, source: str, folder: Path) -> dict[str, str]:
+        own = {"USAGE_SOURCE": source, "USAGE_REPORT": str(folder / "report"), MARK: uuid.uuid4().hex}
+        return {**self.environment, **own}
+
+    def close(self) -> None:
+        """No more programs."""
+        self._zygote.close()
+
+
+# How a program ends with its batches in memory says nothing of loaderd, and costs more than the program.
+_AT_ONCE = "\nimport os, sys\nsys.stdout.flush()\nsys.stderr.flush()\nos._exit(0)\n"
+
+
+def _write(program: Program, folder: Path) -> Path:
+    """``program`` as a file in an empty folder."""
+    folder.mkdir(parents=True)
+    path = folder / "program.py"
+    path.write_text(program.source)
+    return path
+
+
+def _outcome(started: Running, environment: dict[str, str], folder: Path) -> Outcome:
+    """What the run in ``folder`` did."""
+    stacks: list[str] = []
+    ended = started.wait(LIMIT_S, lambda pid: stacks.append(stacks_of(pid)))
+    left = wait_for_none(environment[MARK], started.pid, ended.time_s + _LEFT_S)
+    named = [f"{pid} ({name_of(pid)})" for pid in left]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    reported = []
+    if (folder / "report").exists():
+        with (folder / "report").open("rb") as file:
+            while file.peek(1):
+                reported.append(pickle.load(file))
+    stdout, stderr = (_without_times(said.replace(str(folder), "")) for said in (ended.stdout, ended.stderr))
+    return Outcome(ended.status, ended.hung, named, stdout, "".join([stderr, *stacks]), reported)
+
+
+_VARYING = [
+    (re.compile(r"^.*Memory patch applied.*\n", re.M), ""),  # of every from_generator
+    # Of a strategy's iterator that is dropped while it copies ahead: by timing, whatever it iterates over.
+    (re.compile(r"^.*(GetNextFromShard|Function was cancelled before|node RemoteCall).*\n", re.M), ""),
+    (re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ", re.M), ""),
+    (re.compile(r"^([IWEF])0000 00:00:[\d.]+ +\d+ ", re.M), r"\1 "),
+    (re.compile(r"\b\d+(\.\d+)?(s|ms|us)(/(step|epoch))?\b"), "T"),
+    (re.compile(r"\b\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\b"), "DATE"),
+    (re.compile(r"0x[0-9a-f]{6,}"), "0x"),
+    (re.compile(r"(Iterator|Node|handle|input)[^ ]*_\d+"), r"\1_N"),
+]
+
+
+def _without_times(text: str) -> str:
+    for pattern, to in _VARYING:
+        text = pattern.sub(to, text)
+    return text
+
+
+def check(program: Program, run: Outcome, twin: Outcome, sized: bool = True) -> None:
+    """Raise AssertionError unless ``run`` did what its twin did, with the same batches in memory.
+
+    ``sized``: whether a data set's length is known.
+    """
+    assert not twin.hung and twin.status == program.fails, f"the program itself is wrong: {twin}"
+    assert twin.reported or program.fails, "the program reports nothing"
+    assert not run.hung, f"it does not end: {run}"
+    assert run.status == twin.status, f"{run}"
+    assert not run.left, f"left behind: {run.left}"
+    new = [line for line in run.stderr.splitlines() if line not in set(twin.stderr.splitlines())]
+    if not program.fails:
+        assert not new, "stderr has what the twin has not:\n" + "\n".join(new)
+        assert run.stdout == twin.stdout, f"stdout: {run.stdout}\n\nwith the batches in memory: {twin.stdout}"
+    assert len(run.reported) == len(twin.reported)
+    for i, (got, expected) in enumerate(zip(run.reported, twin.reported, strict=True)):
+        if not sized:
+            got, expected = _without_length(got), _without_length(expected)
+        assert got == expected, f"value {i}: {_described(got)}\n\nwith the batches in memory: {_described(expected)}"
+
+
+def check_refusal(program: Program, run: Outcome) -> None:
+    """Raise AssertionError unless ``run`` was refused in the words of ``program``."""
+    assert not run.hung and run.status == 1 and not run.left, f"it is not refused: {run}"
+    assert program.says in run.stderr, f"it does not say {program.says!r}: {run}"
+
+
+def _without_length(value: Any) -> Any:
+    """Of a data set, without its cardinality."""
+    return [*value[:2], *value[3:]] if isinstance(value, list) and value[:1] == ["data set"] else value
+
+
+def _described(value: Any) -> Any:
+    """Arrays are reported as (dtype, shape, bytes)."""
+    if isinstance(value, tuple):
+        dtype, shape, data = value
+        return data if dtype.startswith(("|S", "object")) else np.frombuffer(data, _numpy(dtype)).reshape(shape)
+    if isinstance(value, list):
+        return [_described(part) for part in value]
+    return {key: _described(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _numpy(dtype: str) -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
