@@ -13,15 +13,16 @@ from loaderd.errors import ServerError
 
 
 def connect(server, **options):
-    return loaderd.connect(server.address, dataset="train", batch_size=64, epochs=3, **options)
+    return loaderd.connect(server.address, **{"dataset": "train", "batch_size": 64, "epochs": 3, **options})
 
 
 @pytest.mark.parametrize("victim", ["relay", "gateway", "daemon", "all of the server"])
 def test_a_process_is_killed_and_comes_back(start_server, victim):
     server = start_server()
-    with loaderd.Loader(server.dataset(), batch_size=64, epochs=3, workers=1) as loader:
+    epochs = 100  # so many that they are not all on their way when it happens
+    with loaderd.Loader(server.dataset(), batch_size=64, epochs=epochs, workers=1) as loader:
         expected = [batch["id"].tolist() for batch in loader]
-    with connect(server) as loader:
+    with connect(server, epochs=epochs) as loader:
         found = []
         for number, batch in enumerate(loader):
             found.append(batch["id"].tolist())
