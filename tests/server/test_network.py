@@ -122,7 +122,9 @@ def test_bursts_of_loss(site: Site):
     with ThreadPoolExecutor() as pool:
         while site.network.num_lost() == lost_before:
             assert time.monotonic() < until_s
-            again = pool.submit(site.check, site.read())
+            reader = site.read()
+            assert json.loads(reader.next()) == site.expected[0]
+            again = pool.submit(site.check, reader, 1)
             while not again.done():
                 for plugged in (False, True):
                     site.network.plug(plugged)
