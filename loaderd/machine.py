@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
-# A daemon's of one stream, with some to spare: 18 have been enough for 2 workers.
-_OPEN_FILES, _OPEN_FILES_PER_WORKER = 20, 2
+# A daemon's of one stream, with some to spare: 26 have been enough for 2 workers.
+_OPEN_FILES, _OPEN_FILES_PER_WORKER = 23, 3
 # The names of a limit, of what is used, and the beginning of the names in memory.stat: of version 2, and of 1.
 _MEMORY_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 

@@ -22,11 +22,9 @@ _UNSHUFFLED_WINDOW_RECORDS = 16_384
 _MAX_DEFAULT_WORKERS = 8
 # A worker takes 25 MiB and its share of the slots; what a schema imports comes on top.
 _BYTES_PER_DEFAULT_WORKER = 128 << 20
-_SPARE_SLOTS = 2
+_SLOTS_PER_WORKER = 2
 _MOST = (1 << 63) - 1
 _LEAST_TIMEOUT_S = 1e-6
-# What a task should decode at least: with 1,024, the daemon and the consumer use half as much CPU again.
-RECORDS_PER_FILL = 2048
 
 
 def require(condition: bool, what: str, must: str, got: Any, hint: str = "") -> None:
@@ -150,12 +148,8 @@ class StreamOptions:
 
     @property
     def num_slots(self) -> int:
-        """Those that the consumer may hold, two for each worker (in work, in store), and two on their way.
-
-        Of batches so small that a task takes several, four for each worker.
-        """
-        per_worker = min(4, max(2, RECORDS_PER_FILL // self.batch_size))
-        return self.held_batches + per_worker * self.num_workers + _SPARE_SLOTS
+        """Those that the consumer may hold, and two for each worker: in one it works, one waits to be taken."""
+        return self.held_batches + _SLOTS_PER_WORKER * self.num_workers
 
     @property
     def block_records(self) -> int:

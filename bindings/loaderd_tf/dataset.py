@@ -155,11 +155,11 @@ def from_loader(
         dataset = _of_turns(weak_loader, names, specs).map(unconverted(lambda *tensors: element(list(tensors))))
         return attach(_ahead(dataset, prefetch, device), loader)
 
-    def fetch(text: bytes, step: int) -> list[np.ndarray[Any, Any]]:
+    def fetch(text: bytes, step: int, wanted: int) -> list[np.ndarray[Any, Any]]:
         alive = weak_loader()
         if alive is None:  # the iterator is being destroyed, and its data set was first
             raise ProgramEnds
-        batch = alive.fetch(pass_of(text), step)
+        batch = alive.fetch(pass_of(text), step, wanted)
         assert batch is not None, "the range of steps ends where the pass does"
         return [batch[name] for name in names]
 

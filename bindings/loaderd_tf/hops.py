@@ -48,12 +48,13 @@ def batches_per_hop(schema: Schema, batch_size: int) -> int:
 class Hops:
     """The batches of a pass, ``size`` of them a hop.
 
-    ``fetch(which, step)`` returns the arrays of a batch, one for each of ``specs`` (batch dimension included); each
-    must start at a multiple of 64 bytes, else TensorFlow copies it. It must answer any step, and the same each time.
+    ``fetch(which, step, wanted)`` returns the arrays of a batch, one for each of ``specs`` (batch dimension
+    included); each must start at a multiple of 64 bytes, else TensorFlow copies it. It must answer any step, and the
+    same each time. ``wanted``: how many are asked for before any is used, with this one.
     ``element`` makes an element of the data set of the tensors of a batch. No step comes when ``is_over()``.
     """
 
-    fetch: Callable[[bytes, int], Arrays]
+    fetch: Callable[[bytes, int, int], Arrays]
     element: Callable[[list[tf.Tensor]], Any]
     specs: list[tf.TensorSpec]
     size: int
@@ -100,7 +101,7 @@ class Hops:
         text = _text(which)
         try:
             for step in range(int(first), int(stop)):
-                found += self.fetch(text, step)
+                found += self.fetch(text, step, int(stop) - step)
                 count += 1
         except ProgramEnds:
             pass
@@ -111,7 +112,7 @@ class Hops:
     def _fetch_one(self, which: Any, step: Any) -> list[Any]:
         """Whether there is a batch, 1 or 0, and its arrays."""
         try:
-            return [np.int64(1), *self.fetch(_text(which), int(step))]
+            return [np.int64(1), *self.fetch(_text(which), int(step), 1)]
         except ProgramEnds:
             return [np.int64(0), *self._missing()]
 

@@ -82,27 +82,28 @@ class BaseLoader:
         """The step behind the last one of a pass; None if it never ends."""
         return self._stream.course_of(pass_).batches(pass_).num_steps
 
-    def fetch(self, pass_: Pass, step: int) -> Batch | None:
+    def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | None:
         """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
 
         Any step can be asked for at any time and is always the same batch. Steps in order are fast; another one makes
         the workers start anew there. Raises the error of a batch that cannot be delivered. What is asked for by its
-        step is known by it: there is no :attr:`position` then.
+        step is known by it: there is no :attr:`position` then. ``wanted``: of how many steps in order this is the
+        first that are of use only together; they are waited for together then.
         """
         with self._stream.lock:
-            found = self._fetch(pass_, step)
+            found = self._fetch(pass_, step, wanted)
             self._here = None
         if isinstance(found, LoaderdError):
             raise found
         return found
 
-    def _fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
+    def _fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
         if pass_ is not self._sized[0] or self._grows:
             num_steps = self.num_steps(pass_)
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
             return None
-        return self._stream.fetch(pass_, step)
+        return self._stream.fetch(pass_, step, wanted)
 
     # -------------------------------------------------------------------------------------- positions
 
@@ -219,6 +220,7 @@ class BaseLoader:
             wait_s=counts.wait_s,
             records_skipped=counts.records_skipped,
             damages=tuple(counts.report.first),
+            worker_s=stream.worker_s,
             workers_restarted=counts.workers_restarted,
             daemon_restarts=counts.daemon_restarts,
             slots_lent=stream.num_lent,

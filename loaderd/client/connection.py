@@ -1,7 +1,7 @@
 """The training process's end of one stream: of a private daemon, of a server, or of a relay to one (see ``sources``).
 
-There is no thread: whoever wants a batch reads the socket, one at a time. A slot is given back by the next one who
-does, two at a time, to halve the cost of that: as many as a consumer may hold are never missed by the workers.
+There is no thread: whoever wants a batch takes it, one at a time (see ``intake``), and gives back the slots that
+nothing refers to any more: as many as a consumer may hold are never missed by the workers.
 
 **Interrupts.** Ctrl-C may come at any bytecode. In the wait for a batch it costs nothing. Anywhere else, messages may
 be lost or half read; so ``torn`` is set before anything is touched and taken back when all is in order again, and
@@ -15,18 +15,21 @@ import select
 import socket
 import struct
 import subprocess
-from collections import deque
+import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from loaderd.client.batch import SlotReader
+from loaderd.client.intake import HandedIntake, Intake, PageIntake
 from loaderd.client.link import LinkLost
 from loaderd.client.patience import Patience
 from loaderd.client.report import DamageReport
 from loaderd.client.sources import Source
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.layout import SlotLayout
+from loaderd.memory.page import MAX_GENERATION, Page
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.channel import ChannelClosed
@@ -44,7 +47,6 @@ from loaderd.protocol.messages import (
     Opened,
     Progress,
     Ready,
-    Release,
     Skipped,
     Start,
     State,
@@ -55,7 +57,6 @@ from loaderd.protocol.messages import (
 
 _MIN_START_LIMIT_S = 30.0
 _MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
-_SLOTS_PER_RELEASE = 2
 
 _logger = logging.getLogger("loaderd")
 
@@ -91,11 +92,11 @@ class Connection:
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 1 + int(rest * 999_999))
             )
         self._poll = select.poll()
-        self._poll.register(sock.fileno(), select.POLLIN)
+        self._socket_fd = sock.fileno()  # it may be closed by another thread, and then has none
+        self._poll.register(self._socket_fd, select.POLLIN)
         self._generation = 0
-        self._batches: deque[list[int] | Broken | None] = deque()
+        self._intake: Intake = HandedIntake(self._send)
         self._skips: dict[int, Skipped] = {}
-        self._freed: list[int] = []
         self._heard = False
         self._unsent = False
         self._reader: SlotReader | None = None
@@ -107,8 +108,6 @@ class Connection:
         """Whether nobody knows what was said: see the module's docstring."""
         self.delivered = False
         """Whether a batch has come."""
-        self.step = 0
-        """That of the batch which :meth:`next_batch` gave last."""
         self._counts = counts
         self._workers_restarted = 0
 
@@ -130,9 +129,19 @@ class Connection:
         return self._reader
 
     @property
+    def step(self) -> int:
+        """That of the batch which :meth:`next_batch` gave last."""
+        return self._intake.step
+
+    @property
     def num_lent(self) -> int:
         """Slots that the consumer holds."""
         return 0 if self._reader is None else self._reader.num_lent
+
+    @property
+    def worker_s(self) -> dict[str, float]:
+        """What the workers spent their time with: see ``Statistics``."""
+        return self._intake.worker_s()
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -152,11 +161,22 @@ class Connection:
         start_limit_s = None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S)
         self._wait(self._link.what, lambda: self._heard, start_limit_s)
         self._wait("the data", lambda: self._opened, limit_s)
+        assert self._opened is not None
         with standard_is_taken():
             memory = SharedMemory(self._channel.take_fd())
             memory.close_fd()
+            if self._opened.page:
+                self._open_page(*self._opened.page)
         specs, batch_size = self._source.schema.specs, self._source.options.batch_size
         self._reader = SlotReader(memory.bytes, SlotLayout(specs, batch_size, several_readers=not memory.writable))
+
+    def _open_page(self, num_slots: int, num_seats: int) -> None:
+        words = SharedMemory(self._channel.take_fd())
+        words.close_fd()
+        bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
+        self._intake = PageIntake(Page(words.bytes, num_slots, num_seats), bells)
+        weakref.finalize(self, self._intake.close).atexit = False
+        self._poll.register(bells[0], select.POLLIN)
 
     def list_shards(self, listing: Listing | None) -> None:
         """Have the daemon use the shards that there are now, or those of ``listing``, where sets grow.
@@ -165,7 +185,7 @@ class Connection:
         LoaderdError; then nothing has changed.
         """
         self.torn = True
-        self._drop()
+        self._drop(0)
         before, self._listed = self._listed, None
         self._send(List(None if listing is None else list(listing)))
         self._wait("the data", lambda: self._listed, self._stall_timeout)
@@ -178,7 +198,7 @@ class Connection:
     def start(self, pass_: Pass, step: int) -> None:
         """Have a pass delivered from ``step`` on; drops what was on its way."""
         self.torn = True
-        self._drop()
+        self._drop(step)
         self._send(Start(self._generation, pass_.to_wire(), step))
         self.torn = False
 
@@ -188,7 +208,7 @@ class Connection:
         Waits until it is known where the group is. ``taken`` as in Start. Leaves the connection torn.
         """
         self.torn = True
-        self._drop()
+        self._drop(step)
         self._send(Start(self._generation, pass_.to_wire(), step, taken))
         self._wait("the group", lambda: self._joined, self._stall_timeout)
 
@@ -203,24 +223,25 @@ class Connection:
         self.torn = True
         self._send(Want(count))
 
-    def _drop(self) -> None:
+    def _drop(self, step: int) -> None:
+        if self._generation == MAX_GENERATION:
+            raise LinkLost(f"{self._link.what} has begun {MAX_GENERATION} times, and can count no further")
         self._generation += 1
         self._joined = None
-        self._freed += [batch[1] for batch in self._batches if isinstance(batch, list)]
-        self._batches.clear()
         self._skips.clear()
+        self._intake.begin(self._generation, step)
 
     # --------------------------------------------------------------------------------------- batches
 
     @property
     def has_batch(self) -> bool:
         """Whether :meth:`next_batch` can answer now."""
-        return bool(self._batches)
+        return self._intake.has_batch and not self._intake.has_news
 
-    def wait_for_batch(self) -> None:
-        """Wait until :meth:`next_batch` can answer."""
+    def wait_for_batch(self, wanted: int) -> None:
+        """Wait until :meth:`next_batch` can answer; where one wait can be for ``wanted`` batches, so many times."""
         self.torn = True
-        self._wait("a batch", lambda: self._batches, self._stall_timeout, for_batch=True)
+        self._wait("a batch", lambda: self.has_batch, self._stall_timeout, wanted)
         self.torn = False
 
     def next_batch(self) -> tuple[int, int] | LoaderdError | None:
@@ -229,33 +250,25 @@ class Connection:
         Leaves the connection torn: whoever has used the slot takes that back.
         """
         self.torn = True
-        if len(self.reader.ended) + len(self._freed) >= _SLOTS_PER_RELEASE:
-            self._take_back()
-        batch = self._batches[0]
-        if batch is None:
+        if self.reader.ended:
+            self._intake.give_back(self.reader.take_back())
+        found = self._intake.take()
+        if found is None:
             return None
-        self._batches.popleft()
-        self.step = step = batch.step if isinstance(batch, Broken) else batch[0]
-        skipped = self._skips.pop(step, None) if self._skips else None
+        self.delivered = True
+        skipped = self._skips.pop(self.step, None) if self._skips else None
         if skipped is not None:
             self._counts.records_skipped += skipped.num_records
             self._counts.report.add("epoch", [one for error in skipped.errors for one in from_wire(error).damages])
-        if isinstance(batch, Broken):
-            error = from_wire(batch.error)
+        if isinstance(found, Broken):
+            error = from_wire(found.error)
             self._counts.report.add("epoch", error.damages)
             return error
-        return batch[1], batch[2]
+        return found
 
     def release(self, slot: int) -> None:
         """Give back a slot that was not lent on."""
-        self._freed.append(slot)
-
-    def _take_back(self) -> None:
-        """Tell the daemon of the slots that nobody refers to any more."""
-        self._freed += self.reader.take_back()
-        if self._freed:
-            self._send(Release(self._freed))
-            self._freed = []
+        self._intake.give_back([slot])
 
     # ------------------------------------------------------------------------------------- the socket
 
@@ -266,23 +279,17 @@ class Connection:
         except ChannelClosed:
             self._unsent = True
 
-    def _wait(
-        self, what: str, is_there: Callable[[], object], limit_s: float | None, *, for_batch: bool = False
-    ) -> None:
-        """``for_batch``: slots are given back meanwhile, and Ctrl-C leaves nothing torn."""
+    def _wait(self, what: str, is_there: Callable[[], object], limit_s: float | None, batches: int = 0) -> None:
+        """``batches``: it is for so many; slots are given back meanwhile, and Ctrl-C leaves nothing torn."""
         patience = Patience(limit_s)
         while not is_there():
             if self._bye is not None:
                 self.close()
                 raise LinkLost(f"{self._link.what} ends: {self._bye.text}")
-            if for_batch:
-                self._take_back()  # what came for an older generation, too: the workers may wait for it
-            self.torn = not for_batch
-            arrived = self._poll.poll(1000 * patience.tick_s)
-            self.torn = True
+            arrived = self._sleep(patience.tick_s, batches) if batches else self._arrived(patience.tick_s)
             if arrived:
                 patience.heard()
-                for message in self._link.receive():
+                for message in self._link.receive() if self._socket_fd in arrived else []:
                     if isinstance(message, State) and patience.must_report():
                         _logger.warning("waiting for %s for %.0f s: %s", what, patience.waited_s, message.text)
                     self._handle(message)
@@ -293,27 +300,35 @@ class Connection:
             if patience.must_ask():
                 self._send(Ask())
 
+    def _arrived(self, limit_s: float) -> list[int]:
+        """Which descriptors can be read, within so long."""
+        return [fd for fd, _ in self._poll.poll(1000 * limit_s)]
+
+    def _sleep(self, limit_s: float, wanted: int) -> list[int]:
+        """The same, where so many batches are waited for."""
+        intake = self._intake
+        self.torn = True
+        intake.give_back(self.reader.take_back())
+        began_ns = time.perf_counter_ns()
+        must_sleep = intake.fall_asleep(wanted) or intake.has_news
+        self.torn = not must_sleep
+        arrived = self._arrived(limit_s if must_sleep else 0)
+        self.torn = True
+        intake.wake_up(time.perf_counter_ns() - began_ns)
+        return arrived
+
     def _handle(self, message: Message) -> None:
         if isinstance(message, Bye):
             self._bye = message
             return
         self._heard = True
-        if isinstance(message, Ready):
-            if message.generation == self._generation:
-                self._batches.extend(message.batches)
-                self.delivered = True
-            else:
-                self._freed += [slot for _, slot, _ in message.batches]
-        elif isinstance(message, Broken):
-            if message.generation == self._generation:
-                self._batches.append(message)
-                self.delivered = True
-        elif isinstance(message, Ended):
-            if message.generation == self._generation:
-                self._batches.append(None)
-        elif isinstance(message, Skipped):
+        if isinstance(message, (Skipped, Broken)):
+            self._intake.noted()
+        if isinstance(message, Skipped):
             if message.generation == self._generation:
                 self._skips[message.step] = message
+        elif isinstance(message, (Ready, Broken, Ended)):
+            self._intake.handle(message)
         elif isinstance(message, Progress):
             self._on_progress(message.done_bytes, message.total_bytes)
         elif isinstance(message, Listed):

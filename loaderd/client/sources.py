@@ -159,7 +159,8 @@ class ServedSource(Source):
 
     def greeting(self, start: str) -> list[Message]:
         dial = [] if self._settings is None else [Dial(self._address, self._settings)]
-        return [*dial, Hello(PROTOCOL, VERSION, self._dataset), Subscribe(self._subscription.to_wire(), start)]
+        subscribe = Subscribe(self._subscription.to_wire(), start, reads_page=self._settings is None)
+        return [*dial, Hello(PROTOCOL, VERSION, self._dataset), subscribe]
 
     def welcomed(self, welcome: Welcome) -> None:
         self._called_s = None

@@ -83,6 +83,11 @@ class SupervisedStream:
         """Slots that the consumer holds."""
         return self._now.num_lent
 
+    @property
+    def worker_s(self) -> dict[str, float]:
+        """What the workers spent their time with: see ``Statistics``."""
+        return self._now.worker_s
+
     def course_of(self, of: Pass | Position) -> Course:
         """The arithmetic for the data that a pass or a position is of. Raises LoaderdError."""
         if of.listing is None or of.listing in self._courses:
@@ -131,15 +136,18 @@ class SupervisedStream:
 
     # ---------------------------------------------------------------------------------------- batches
 
-    def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
-        """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one."""
+    def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
+        """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one.
+
+        ``wanted``: so many from this one on are of use only together, so one wait for all of them is enough.
+        """
         while True:
             try:
                 connection = self._now
                 if self._expected != (pass_, step) or connection.torn or self._over is not None:
                     self._start(pass_, step)
                     connection = self._now
-                batch = self._take(connection)
+                batch = self._take(connection, wanted)
             except LinkLost as end:
                 self._open_for(pass_, end, step)
             else:
@@ -159,11 +167,11 @@ class SupervisedStream:
         self._expected = pass_, step
         self.counts.starts += 1
 
-    def _take(self, connection: Connection) -> Batch | LoaderdError | None:
+    def _take(self, connection: Connection, wanted: int = 1) -> Batch | LoaderdError | None:
         counts = self.counts
         if not connection.has_batch:
             began_s = time.perf_counter()
-            connection.wait_for_batch()
+            connection.wait_for_batch(wanted)
             counts.wait_s += time.perf_counter() - began_s
         found = connection.next_batch()
         if found is None or isinstance(found, LoaderdError):

@@ -110,10 +110,11 @@ class ForkServer:
         return value, received
 
     def close(self) -> None:
-        """End all workers, and wait for that, but not for long."""
+        """End all workers, and wait for that, but not for long; may be called again."""
         if self._pid:
             self._socket.close()
             os.waitpid(self._pid, 0)
+            self._pid = 0
 
 
 def _send(sock: socket.socket, message: list[Any], *fds: int) -> None:

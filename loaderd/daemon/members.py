@@ -2,6 +2,7 @@
 
 A consumer is a **member**, known by a number. Between the stream and its members stands one of
 
+- :class:`PageReader`: there is one member, and it takes the batches of the page itself;
 - :class:`Own`: there is one member, and all is its own;
 - ``mirrored.Mirrored``: every batch goes to every member;
 - ``shared.Shared``: every batch goes to one of them, whoever has asked.
@@ -16,14 +17,17 @@ meanwhile. A slot that several have is free when the last of them has given it b
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from loaderd.daemon.outgoing import Delivery, Outgoing
+from loaderd.daemon.feed import Feed
+from loaderd.daemon.outgoing import Delivery, Omission, Outgoing
 from loaderd.daemon.stream import Stream
 from loaderd.errors import BusyError
+from loaderd.memory.page import MAX_GENERATION, MAX_STEP
 from loaderd.plan.passes import Pass
 
 GRACE_S = 15.0
@@ -46,7 +50,7 @@ class Handed:
 
     member: int
     generation: int
-    item: Outgoing | Progressed
+    item: Outgoing | Omission | Progressed
 
 
 class Members(Protocol):
@@ -91,7 +95,7 @@ def key_of(pass_: Pass) -> PassKey:
     return pass_.first_epoch, pass_.past
 
 
-def require_place(stream: Stream, pass_: Pass, step: int) -> None:
+def require_place(stream: Stream | Feed, pass_: Pass, step: int) -> None:
     """Raise ValueError where a pass has no batch ``step``.
 
     Or what planning it raises: now it is for who asks for it; when the stream begins it, it would be for another.
@@ -116,7 +120,7 @@ class Loans:
     A holder is a member's number, or None for the machine itself, which keeps what it has not handed out yet.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Feed) -> None:
         self._stream = stream
         self._holders: dict[int, set[int | None]] = {}
 
@@ -157,16 +161,65 @@ class Loans:
         return f"waits for batches to be given back: of {self._stream.num_slots}, {having}"
 
 
+class PageReader:
+    """A stream for one member that takes the batches of the page itself."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._member = 0
+
+    def join(self, member: int) -> None:
+        """See :class:`Members`; so are the others."""
+        self._member = member
+
+    def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
+        if not self._stream.generation < generation <= MAX_GENERATION or step > MAX_STEP:
+            raise ValueError(f"generation {generation} does not come after generation {self._stream.generation}")
+        require_place(self._stream, pass_, step)
+        self._stream.start(generation, pass_, step)
+
+    def want(self, member: int, count: int) -> None:
+        raise ValueError("batches of this stream come without being asked for")
+
+    def release(self, member: int, slots: list[int]) -> None:
+        raise ValueError("slots of this stream are given back in its page")
+
+    def stop(self, member: int) -> None:
+        self._stream.stop()
+
+    def leave(self, member: int) -> None:
+        self._stream.stop()
+
+    def tick(self, seconds: float) -> None:
+        """It does not matter."""
+
+    def take(self) -> list[Handed]:
+        notes, self._stream.notes = self._stream.notes, deque()
+        return [Handed(self._member, self._stream.generation, note) for note in notes]
+
+    def describe(self, member: int) -> str:
+        page = self._stream.page
+        if self._stream.plan is None:
+            return "has asked for no batches"
+        if any(page.is_free(slot) for slot in range(page.num_slots)):
+            return "waits for the workers"
+        return f"waits for batches to be given back: the consumer has all of the {page.num_slots}, or can take them"
+
+    def held_by(self, member: int) -> int:
+        page = self._stream.page
+        return sum(not page.is_free(slot) for slot in range(page.num_slots))
+
+
 class Own:
     """A stream for one member."""
 
-    def __init__(self, stream: Stream, num_members: int = 1) -> None:
+    def __init__(self, stream: Feed, num_members: int = 1) -> None:
         self._stream = stream
         self._num_members = num_members
         self._loans = Loans(stream)
         self._member: int | None = None
         self._generation = 0
-        self._generations = count()
+        self._generations = count(1)
 
     def join(self, member: int) -> None:
         """See :class:`Members`; so are the others."""

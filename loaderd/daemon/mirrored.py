@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from loaderd.daemon.feed import Feed
 from loaderd.daemon.members import GRACE_S, Handed, Loans, PassKey, key_of, require_place, require_room
 from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
-from loaderd.daemon.stream import Stream
 from loaderd.plan.passes import Pass
 
 Place = tuple[PassKey, int]
@@ -51,7 +51,7 @@ class _Member:
 class Mirrored:
     """See the module's docstring, and :class:`~loaderd.daemon.members.Members`."""
 
-    def __init__(self, stream: Stream, num_members: int) -> None:
+    def __init__(self, stream: Feed, num_members: int) -> None:
         self._stream = stream
         self._num_members = num_members
         self._share = max(1, stream.num_slots // num_members)
@@ -66,7 +66,7 @@ class Mirrored:
         self._recent: deque[Delivery | BrokenBatch] = deque()
         """The last ones before that, as far back as all of them are in their slots still."""
         self._handed: list[Handed] = []
-        self._generations = count()
+        self._generations = count(1)
 
     # ------------------------------------------------------------------------------------------- events
 

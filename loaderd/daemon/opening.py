@@ -8,17 +8,18 @@ from typing import Any
 
 from loaderd.daemon.data import Data
 from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import FillWork, LoadWork, ProbeWork, Task
+from loaderd.daemon.tasks import LoadWork, ProbeWork, Task, TrialWork
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError, to_wire
 from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.memory.layout import SlotLayout, WindowLayout
+from loaderd.memory.page import Page, key_of, new_bell, words_of
 from loaderd.memory.shared import SharedMemory
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed, Opened
-from loaderd.protocol.worker_messages import Attach, FillTask, LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialTask
 
 MIN_ARENAS = 2
 # Whatever number of records is cut into windows evenly, none is smaller than half a batch.
@@ -32,15 +33,21 @@ class OpenedStream:
 
     Raises OptionError where the data do not fit the options: a batch larger than the data set, a position of other
     data. Raises DaemonError where there is not enough memory. ``number``: of the stream, for the workers;
-    ``num_running``: workers that run already.
+    ``num_running``: workers that run already; ``bell``: the daemon's, where the daemon takes the batches itself.
     """
 
     def __init__(
-        self, number: int, description: StreamDescription, pickled: bytes, data: Data, num_running: int
+        self,
+        number: int,
+        description: StreamDescription,
+        pickled: bytes,
+        data: Data,
+        num_running: int,
+        bell: int | None,
     ) -> None:
         options = description.options
         schema = description.schema
-        self._number = number
+        self.number = number
         self._description = description
         self._pickled = pickled
         self._data = data
@@ -67,6 +74,12 @@ class OpenedStream:
         )
         self.windows = SharedMemory.create("windows", windows_bytes)
         self.slots = SharedMemory.create("slots", slots_bytes)
+        num_seats = max(options.num_workers, num_running)
+        self._words = SharedMemory.create("page", 8 * words_of(options.num_slots, num_seats))
+        self.page = Page(self._words.bytes, options.num_slots, num_seats)
+        self._reads_page = bell is None
+        self.consumer_bell = new_bell() if bell is None else bell
+        """Is rung when the batch that the consumer sleeps for is there."""
         # A consumer may write to slots that nobody else reads (see memory.layout).
         access = os.O_RDONLY if description.several_readers else os.O_RDWR
         try:
@@ -75,7 +88,7 @@ class OpenedStream:
             raise DaemonError(f"cannot share the batches' memory: {error.strerror}", hint=remedy(error)) from None
         self.stream = Stream(
             self._plan_pass,
-            num_slots=options.num_slots,
+            self.page,
             num_arenas=num_arenas,
             num_workers=options.num_workers,
             skip_damaged=options.on_corrupt != "raise",
@@ -134,19 +147,33 @@ class OpenedStream:
         """Of all sets."""
         return self._data.num_blocks
 
-    def attach_message(self) -> Attach:
-        """What a worker needs; goes with the descriptors of windows and slots."""
+    @property
+    def page_fd(self) -> int:
+        """The descriptor of the page's memory."""
+        return self._words.fd
+
+    @property
+    def worker_fds(self) -> tuple[int, ...]:
+        """What goes with :meth:`attach_message`."""
+        return self.windows.fd, self.slots.fd, self._words.fd, self.consumer_bell
+
+    def attach_message(self, seat: int) -> Attach:
+        """What the worker of a seat needs."""
         return Attach(
-            self._number,
+            self.number,
             self._pickled,
             [[file.uri, file.size_bytes, file.mtime_ns] for file in self._data.files],
             list(self._data.compressions),
             self._window_layout.max_rows,
+            self.page.num_slots,
+            self.page.num_seats,
+            self.page.news(seat),
         )
 
     def opened_message(self, index_s: float, index_cached: int) -> Opened:
-        """What the client needs; goes with the descriptor of :attr:`client_fd`."""
-        return Opened({**self._sizes, "index_s": index_s, "index_cached": index_cached})
+        """What the client needs; goes with the descriptor of :attr:`client_fd`, and with those that reading takes."""
+        page = [self.page.num_slots, self.page.num_seats] if self._reads_page else []
+        return Opened({**self._sizes, "index_s": index_s, "index_cached": index_cached}, page)
 
     def listed_message(self, error: LoaderdError | None = None) -> Listed:
         """What the client must know of the data."""
@@ -159,7 +186,7 @@ class OpenedStream:
             None if error is None else to_wire(error),
         )
 
-    def task_message(self, task: Task) -> LoadTask | FillTask | ProbeTask:
+    def task_message(self, task: Task) -> LoadTask | TrialTask | ProbeTask:
         """The message that gives a task to a worker."""
         work = task.work
         if isinstance(work, LoadWork):
@@ -167,34 +194,26 @@ class OpenedStream:
             order = self.stream.plan.order_of(work.window)
             seed = self._description.options.seed
             slices = [self._data.slice(part, seed) for part in work.slices]
-            return LoadTask(
-                task.number, self._number, work.arena, [order.key, order.size, order.first, order.stop], slices
-            )
-        if isinstance(work, FillWork):
-            batches = [
-                [
-                    batch.slot,
-                    [
-                        [arena, segment.start, segment.stop]
-                        for arena, segment in zip(batch.arenas, batch.segments, strict=True)
-                    ],
-                    list(batch.omit),
-                ]
-                for batch in work.batches
-            ]
-            return FillTask(task.number, self._number, batches)
+            due = key_of(task.generation, work.due)
+            order_fields = [order.key, order.size, order.first, order.stop]
+            return LoadTask(task.number, self.number, due, work.arena, order_fields, slices)
+        if isinstance(work, TrialWork):
+            return TrialTask(task.number, self.number, work.batch.segments_to_wire(), work.omit)
         assert isinstance(work, ProbeWork)
-        return ProbeTask(task.number, self._number, self._data.block(work.block), work.any_fits)
+        return ProbeTask(task.number, self.number, self._data.block(work.block), work.any_fits)
 
     def close(self) -> None:
         """Give the memories back; nothing can be done with the stream any more.
 
         At once, and not when garbage is collected: a mapping, though nobody reads it here, keeps all of its pages.
         """
-        self.windows.close_fd()
-        self.slots.close_fd()
+        for memory in (self.windows, self.slots, self._words):
+            memory.close_fd()
         os.close(self._client_fd)
-        del self.windows, self.slots
+        if self._reads_page:
+            os.close(self.consumer_bell)
+        self.page.close()
+        del self.windows, self.slots, self._words
 
 
 def _check_memory(needs: Mapping[str, int]) -> None:

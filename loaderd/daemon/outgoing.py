@@ -1,4 +1,4 @@
-"""What a stream has to say to its consumer, in the order of the batches."""
+"""What a stream has to say to its consumer beside the batches; and what it hands to one who reads no page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Omission:
+    """Of batch ``step``, ``num_skipped`` records are left out because of ``errors``."""
+
+    step: int
+    num_skipped: int
+    errors: tuple[LoaderdError, ...]
+
+
+@dataclass(frozen=True)
 class Delivery:
-    """Batch ``step`` is in ``slot``, ``num_records`` of it; ``num_skipped`` were left out because of ``errors``."""
+    """Batch ``step`` is in ``slot``, ``num_records`` of it; something may have been left out."""
 
     step: int
     slot: int
     num_records: int
-    num_skipped: int = 0
-    errors: tuple[LoaderdError, ...] = ()
+    omission: Omission | None = None
 
 
 @dataclass(frozen=True)
@@ -39,4 +47,5 @@ class PassEnd:
     """The pass is over."""
 
 
+Note = Omission | BrokenBatch
 Outgoing = Delivery | BrokenBatch | PassEnd

@@ -3,25 +3,26 @@
 Events come in (a worker appeared, a task ended, a worker died, a moment passed), assignments come out of
 :meth:`Scheduler.assign`. It does no I/O and reads no clock, so it is tested without processes.
 
-A worker has up to two tasks: one it works on and one that waits in its socket, so that it never idles while the
-daemon thinks. The tasks of a dead worker go to the others, in front of anything new. A task that has killed three
-workers is given up: it is for its source to say what becomes of it.
+A worker has up to two tasks: one it works on and one that waits, so that it never idles while the daemon thinks. The
+tasks of a dead worker go to the others, in front of anything new. A task that has killed three workers is given up:
+it is for its source to say what becomes of it.
 
-A worker **stalls** when it has something to do and nothing comes of it for so many ticks. Ticks count moments in
-which this process ran, so a job that is suspended for a night has lost none of them.
+A worker **stalls** when it is at something and nothing comes of it for so many ticks. What it is at, who calls
+:meth:`Scheduler.tick` knows. Ticks count moments in which this process ran, so a job that is suspended for a night
+has lost none of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from loaderd.daemon.tasks import Task, TaskSource, Work
+from loaderd.daemon.tasks import HINT_OF_DEATHS, Task, TaskSource, Work
 from loaderd.errors import LoaderdError, WorkerError
 
 TASKS_PER_WORKER = 2
-_HINT = "A derived field that crashes or never ends, or too little memory, are the usual causes."
 
 
 @dataclass
@@ -30,6 +31,8 @@ class _Worker:
     unready: int = 1
     """Answers that it owes: that it has started, and that it knows of a stream."""
     ticks: int = 0
+    at: Hashable = None
+    """What it was at when this was asked last."""
 
     @property
     def ready(self) -> bool:
@@ -76,10 +79,12 @@ class Scheduler:
         task = self._tasks[number]
         task.source.advanced(task, done_bytes)
 
-    def tick(self) -> None:
-        """A moment has passed."""
-        for worker in self._workers.values():
-            worker.ticks = worker.ticks + 1 if worker.tasks or not worker.ready else 0
+    def tick(self, at: Callable[[int], Hashable]) -> None:
+        """A moment has passed. ``at`` says what a worker is at, how far it is with that included; None: nothing."""
+        for number, worker in self._workers.items():
+            before, worker.at = worker.at, at(number)
+            goes_on = worker.at is None or worker.at != before
+            worker.ticks = 0 if worker.ready and goes_on else worker.ticks + 1
 
     def stalled(self, limit: int, start_limit: int) -> list[int]:
         """Workers from which nothing came for ``limit`` ticks; for ``start_limit``, of those that are not ready."""
@@ -112,19 +117,16 @@ class Scheduler:
         """What task ``number``, which some worker has, is."""
         return self._tasks[number].work
 
-    def lose_worker(self, worker: int, reason: str, stalled: bool = False) -> None:
-        """``worker`` died, or was ended because it ``stalled``.
-
-        The first of its tasks is blamed; all of them are done again.
-        """
+    def lose_worker(self, worker: int, reason: str, stalled: bool = False, blamed: Task | None = None) -> None:
+        """``worker`` died, or was ended because it ``stalled``, at its task ``blamed``; all are done again."""
         lost = self._workers.pop(worker)
-        for position, task in enumerate(lost.tasks):
+        for task in lost.tasks:
             del self._tasks[task.number]
-            if position == 0:
+            if task is blamed:
                 task.deaths += 1
-            if task.deaths >= task.most_deaths or (position == 0 and stalled and not task.survives_stalls):
+            if task.deaths >= task.most_deaths or (task is blamed and stalled and not task.survives_stalls):
                 workers = f"{task.deaths} workers in a row were" if task.deaths > 1 else "a worker was"
-                error = WorkerError(f"{workers} lost at {task.work}; the last one {reason}", hint=_HINT)
+                error = WorkerError(f"{workers} lost at {task.work}; the last one {reason}", hint=HINT_OF_DEATHS)
                 task.source.given_up(task, error, stalled)
             else:
                 self._again.append(task)

@@ -33,7 +33,7 @@ from loaderd.daemon.session import Session
 from loaderd.daemon.waits import describe
 from loaderd.daemon.wires import Wires
 from loaderd.daemon.worker_pool import WorkerPool
-from loaderd.daemon.workforce import Workforce
+from loaderd.daemon.workforce import BELL, Workforce
 from loaderd.errors import BusyError, DaemonError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
 from loaderd.options import default_workers
@@ -110,7 +110,7 @@ class Server:
             self._workforce.pool.close()
 
     def _received(self, number: int, messages: list[Message] | None) -> None:
-        if number >= _FIRST_WORKER:
+        if number >= _FIRST_WORKER or number == BELL:
             self._workforce.received(number, messages)
         elif number == _LISTENER:
             self._accept()
@@ -161,6 +161,7 @@ class Server:
 
     def _say_goodbye(self, text: str) -> None:
         self._close_listener()
+        self._workforce.pool.end()  # what was delivered stays the consumers': nobody may write there any more
         for consumer in list(self._consumers.values()):
             self._wires.post(consumer.number, Bye(text))
             self._forget(consumer)
@@ -245,7 +246,7 @@ class Server:
         key = consumer.dataset, wanted.group_key
         session = self._groups.get(key) if wanted.is_group else None
         if session is None:
-            session = self._new_session(self._catalog[consumer.dataset], wanted, message.start)
+            session = self._new_session(self._catalog[consumer.dataset], wanted, message)
             if wanted.is_group:
                 self._groups[key] = session
         elif wanted.held_batches > session.held_batches:
@@ -256,10 +257,10 @@ class Server:
         session.join(consumer.number)
         _logger.info("%s reads %s, %s", consumer.name, consumer.dataset, wanted.sharing)
 
-    def _new_session(self, served: Served, wanted: Subscription, start: str | None) -> Session:
+    def _new_session(self, served: Served, wanted: Subscription, message: Subscribe) -> Session:
         number = self._next_session
         self._next_session += 1
-        description = served.stream(wanted, start)
+        description = served.stream(wanted, message.start)
         session = Session(
             number,
             description,
@@ -268,6 +269,8 @@ class Server:
             prepared=None if served.dataset.grows else served.preparation,
             sharing=wanted.sharing,
             num_members=wanted.consumers,
+            # What a consumer takes of a page by itself, nobody can hold back.
+            reads_page=message.reads_page and not wanted.is_group and self._limits.max_bandwidth is None,
         )
         session.held_batches = wanted.held_batches
         self._sessions[number] = session
@@ -324,11 +327,11 @@ class Server:
                 _logger.warning("%s: %s", served.name, text)
         for session in list(self._sessions.values()):
             self._care_for(session, session.advance)
-        self._workforce.assign()
         for session in list(self._sessions.values()):
             bandwidth = self._bandwidth.get(session.number)
             if bandwidth is None or not bandwidth.wait_s(now_s):
                 self._care_for(session, partial(self._hand_over, session, bandwidth, now_s))
+        self._workforce.assign()
 
     def _hand_over(self, session: Session, bandwidth: Bandwidth | None, now_s: float) -> None:
         num_bytes = session.hand_over()
@@ -351,8 +354,7 @@ class Server:
             if session.members is not None:
                 session.members.tick(passed_s)
         for consumer in list(self._consumers.values()):
-            error = consumer.overdue(now_s, self._limits)
-            if error is not None:
+            if error := consumer.overdue(now_s, self._limits):
                 self._part(consumer, error)
 
     # ------------------------------------------------------------------------------------------ report

@@ -9,9 +9,7 @@
            ◄─Opened─
            ──List──►  (where data sets grow) ListTask …, IndexTask …, Attach
            ◄─Listed─
-           ──Start──► LoadTask, FillTask …                       Stream
-           ◄─Ready──
-           ─Release─►
+           ──Start──► LoadTask …, Granted …                      Stream
 
 One thread; it waits in ``select`` for the client, for a worker, or for the training process to end, and after each
 event hands out what can be handed out. Whatever goes wrong for good is sent as Failed, and the daemon ends.
@@ -124,7 +122,9 @@ class Service:
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
         self._workforce = Workforce(self._wires, self._pool, description.options.stall_timeout, self._warn)
-        self._session = Session(_STREAM, description, self._workforce, self._tell, pickled=message.description)
+        self._session = Session(
+            _STREAM, description, self._workforce, self._tell, pickled=message.description, reads_page=True
+        )
         self._session.join(_CLIENT)
 
     def _go_on(self, tick_s: float) -> None:
@@ -138,8 +138,8 @@ class Service:
         self._session.advance()
         if self._session.error is not None:
             raise self._session.error
-        self._workforce.assign()
         self._session.hand_over()
+        self._workforce.assign()
 
 
 def main() -> None:

@@ -17,15 +17,19 @@ from typing import Any
 
 import cloudpickle
 
-from loaderd.daemon.members import Members, Progressed
+from loaderd.daemon.feed import Feed
+from loaderd.daemon.granting import Granting
+from loaderd.daemon.members import Members, PageReader, Progressed
 from loaderd.daemon.opening import OpenedStream
-from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.outgoing import BrokenBatch, Delivery, Omission, PassEnd
 from loaderd.daemon.preparation import Preparation
 from loaderd.daemon.probe import Probe
 from loaderd.daemon.sharing import MEMBERS_OF
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
+from loaderd.memory.page import CONSUMER_NEWS, POSITION, TAKEN_BATCHES, TAKEN_RECORDS, split_key
+from loaderd.memory.taking import Taker
 from loaderd.options import require
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Position
@@ -44,7 +48,6 @@ from loaderd.protocol.messages import (
     Want,
     Warned,
 )
-from loaderd.protocol.worker_messages import Attach
 from loaderd.subscription import Sharing
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
@@ -52,7 +55,7 @@ Tell = Callable[[int, Message, tuple[int, ...]], None]
 
 @dataclass
 class _Had:
-    """What a member was handed, and where it stands: the step behind its last batch."""
+    """What a member was handed or has taken, and where it stands: the step behind its last batch."""
 
     batches: int = 0
     records: int = 0
@@ -63,7 +66,8 @@ class Session:
     """See the module's docstring.
 
     ``tell`` sends a message, with descriptors, to a member. ``prepared``: the preparation that the stream shares with
-    others; None: it has its own. What goes wrong for good is its ``error``, and concerns all members.
+    others; None: it has its own. ``reads_page``: the only member takes batches of the page itself. What goes wrong
+    for good is its ``error``, and concerns all members.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Session:
         pickled: bytes | None = None,
         sharing: Sharing = "independent",
         num_members: int = 1,
+        reads_page: bool = False,
     ) -> None:
         self.number = number
         self.error: LoaderdError | None = None
@@ -95,6 +100,10 @@ class Session:
         self._preparation = prepared
         self._sharing: Sharing = sharing
         self._num_members = num_members
+        self._reads_page = reads_page
+        self._feed: Feed | None = None
+        self._granting: Granting | None = None
+        self._seen_position = 0
         self._probe: Probe | None = None
         self._sizes: Opened | None = None
         if prepared is None:
@@ -166,6 +175,8 @@ class Session:
                 self._after_probe(self._probe)
         except LoaderdError as error:
             self.error = error
+        if self._granting is not None:
+            self.error = self.error or self._granting.error
 
     def _after_preparing(self, preparation: Preparation) -> None:
         passing = preparation.index_pass
@@ -193,15 +204,17 @@ class Session:
             raise preparation.error
         data, workforce = preparation.data, self._workforce
         assert data is not None
-        if self.opened is not None:
+        if self.opened is not None and self._granting is not None:
             self.opened.use(data)
-            workforce.attach(self)
+            workforce.attach(self._granting)
             self._tell_all(self.opened.listed_message())
             return
         running = len(workforce.pool.numbers)
-        self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running)
+        bell = None if self._reads_page else workforce.bell
+        self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running, bell)
         self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached)
-        workforce.attach(self)
+        self._granting = Granting(opened, workforce)
+        workforce.attach(self._granting)
         workforce.start(self._description.options.num_workers)
         self._probe = Probe(opened.num_blocks, self._description.options.on_corrupt != "raise")
         workforce.add_source(self._probe, opened.task_message)
@@ -212,9 +225,15 @@ class Session:
         if probe.error is not None:
             raise probe.error
         assert self.opened is not None and self._sizes is not None
-        self._sizes = Opened({**self._sizes.facts, "kernels": probe.kernels})
-        self._workforce.add_source(self.opened.stream, self.opened.task_message)
-        self.members = MEMBERS_OF[self._sharing](self.opened.stream, self._num_members)
+        opened = self.opened
+        self._sizes = Opened({**self._sizes.facts, "kernels": probe.kernels}, self._sizes.page)
+        self._workforce.add_source(opened.stream, opened.task_message)
+        if self._reads_page:
+            self.members = PageReader(opened.stream)
+        else:
+            bell = self._workforce.bell
+            self._feed = Feed(opened.stream, Taker(opened.page, bell, self._workforce.pool.bells))
+            self.members = MEMBERS_OF[self._sharing](self._feed, self._num_members)
         for member in self.present:
             self.members.join(member)
             self._introduce(member)
@@ -223,12 +242,24 @@ class Session:
         """Tell a member what the stream is like."""
         assert self.opened is not None and self._sizes is not None
         self._tell(member, self.opened.listed_message(), ())
-        self._tell(member, self._sizes, (self.opened.client_fd,))
+        fds = [self.opened.client_fd]
+        if self._reads_page:
+            pool, page = self._workforce.pool, self.opened.page
+            fds += [
+                self.opened.page_fd,
+                self.opened.consumer_bell,
+                self._workforce.bell,
+                *pool.bells[: page.num_seats],
+            ]
+        self._tell(member, self._sizes, tuple(fds))
 
     def hand_over(self) -> int:
-        """Tell the members what there is to tell; returns the bytes of the batches that were handed over."""
-        if self.members is None:
+        """Tell the members what there is to tell, and the workers; returns the bytes of the batches handed over."""
+        if self.members is None or self.opened is None or self._granting is None:
             return 0
+        self.opened.stream.look()
+        if self._feed is not None:
+            self._feed.collect()
         num_records = 0
         ready: dict[tuple[int, int], list[list[int]]] = {}
 
@@ -241,14 +272,17 @@ class Session:
         for handed in self.members.take():
             member, generation, item = handed.member, handed.generation, handed.item
             if isinstance(item, Delivery):
-                if item.errors:
-                    errors = [to_wire(error) for error in item.errors]
-                    say(member, generation, Skipped(generation, item.step, errors, item.num_skipped))
+                if item.omission is not None:
+                    say(member, generation, _skipped(generation, item.omission))
                 batches = ready.setdefault((member, generation), [])
                 batches.append([item.step, item.slot, item.num_records])
                 num_records += item.num_records
                 self._count(member, item)
+            elif isinstance(item, Omission):
+                self._add_news()
+                say(member, generation, _skipped(generation, item))
             elif isinstance(item, BrokenBatch):
+                self._add_news()
                 say(member, generation, Broken(generation, item.step, to_wire(item.error)))
             elif isinstance(item, PassEnd):
                 say(member, generation, Ended(generation))
@@ -256,7 +290,12 @@ class Session:
                 say(member, generation, Joined(generation, item.pass_.to_wire(), item.step))
         for member, generation in list(ready):
             say(member, generation)
+        self._granting.say()
         return num_records * self._record_bytes
+
+    def _add_news(self) -> None:
+        assert self.opened is not None
+        self.opened.page.words[CONSUMER_NEWS] += 1
 
     def _count(self, member: int, batch: Delivery) -> None:
         had = self._had[member]
@@ -264,16 +303,22 @@ class Session:
         had.records += batch.num_records
         had.next_step = batch.step + 1
 
-    # ---------------------------------------------------------------------------------------- attachable
+    # -------------------------------------------------------------------------------------------- progress
 
-    def attach_message(self) -> tuple[Attach, tuple[int, ...]]:
-        """What a worker needs, and the descriptors that go with it."""
-        assert self.opened is not None
-        return self.opened.attach_message(), (self.opened.windows.fd, self.opened.slots.fd)
+    def has_moved(self) -> bool:
+        """Whether the member that reads the page has gone on since this was asked last."""
+        if not self._reads_page or self.opened is None:
+            return False
+        before, self._seen_position = self._seen_position, self.opened.page.words[POSITION]
+        return self._seen_position != before
 
-    def attach_failed(self, error: LoaderdError) -> None:
-        """A worker cannot take it over."""
-        self.error = self.error or error
+    def _had_by(self, member: int) -> _Had:
+        if not self._reads_page or self.opened is None:
+            return self._had[member]
+        words = self.opened.page.words
+        generation, step = split_key(words[POSITION])
+        is_there = generation == self.opened.stream.generation
+        return _Had(words[TAKEN_BATCHES], words[TAKEN_RECORDS], step if is_there else 0)
 
     # ----------------------------------------------------------------------------------------------- end
 
@@ -288,7 +333,8 @@ class Session:
             if self.members is not None:
                 self.opened.stream.stop()
                 workforce.remove_source(self.opened.stream)
-            workforce.detach(self)
+            if self._granting is not None:
+                workforce.detach(self._granting)
             self.opened.close()
 
     # ------------------------------------------------------------------------------------------- report
@@ -307,7 +353,7 @@ class Session:
 
     def report(self, member: int) -> dict[str, Any]:
         """Of a member, for people to read: where it stands, what it had, what it holds."""
-        had = self._had[member]
+        had = self._had_by(member)
         plan = None if self.opened is None else self.opened.stream.plan
         epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
         held = 0 if self.members is None else self.members.held_by(member)
@@ -321,3 +367,8 @@ class Session:
             "slots_lent": held,
             "state": self.waits_for(member),
         }
+
+
+def _skipped(generation: int, omission: Omission) -> Skipped:
+    errors = [to_wire(error) for error in omission.errors]
+    return Skipped(generation, omission.step, errors, omission.num_skipped)

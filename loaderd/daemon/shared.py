@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from loaderd.daemon.feed import Feed
 from loaderd.daemon.members import (
     GRACE_S,
     Handed,
@@ -36,7 +37,6 @@ from loaderd.daemon.members import (
     require_room,
 )
 from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
-from loaderd.daemon.stream import Stream
 from loaderd.plan.passes import Pass
 
 _QUEUE = None
@@ -114,7 +114,7 @@ class _Pass:
 class Shared:
     """See the module's docstring, and :class:`~loaderd.daemon.members.Members`."""
 
-    def __init__(self, stream: Stream, num_members: int) -> None:
+    def __init__(self, stream: Feed, num_members: int) -> None:
         self._stream = stream
         self._num_members = num_members
         self._loans = Loans(stream)
@@ -124,7 +124,7 @@ class Shared:
         self._at: _Pass | None = None
         self._quiet_s = 0.0
         self._handed: list[Handed] = []
-        self._generations = count()
+        self._generations = count(1)
 
     # ------------------------------------------------------------------------------------------- events
 

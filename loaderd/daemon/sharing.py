@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from loaderd.daemon.feed import Feed
 from loaderd.daemon.members import Members, Own
 from loaderd.daemon.mirrored import Mirrored
 from loaderd.daemon.shared import Shared
-from loaderd.daemon.stream import Stream
 from loaderd.subscription import Sharing
 
-MEMBERS_OF: dict[Sharing, Callable[[Stream, int], Members]] = {
+MEMBERS_OF: dict[Sharing, Callable[[Feed, int], Members]] = {
     "independent": Own,
     "split": Own,
     "mirrored": Mirrored,

@@ -1,13 +1,13 @@
 """The units of work that the daemon hands to workers, and what a source of them does.
 
-Every task can be done again: a load writes the same rows to the same places, a fill the same values to the same
-slots. So a task whose worker died, or stalled, is given to another. ``str(work)`` says in a message what it was.
+Every task can be done again: a load writes the same rows to the same places. So a task whose worker died, or stalled,
+is given to another. ``str(work)`` says in a message what it was. Batches are no tasks: workers choose them themselves
+(see ``memory.page``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 from loaderd.errors import LoaderdError, WorkerError
@@ -49,11 +49,12 @@ class ProbeWork:
 
 @dataclass(frozen=True)
 class LoadWork:
-    """Bring ``slices`` into ``window``, which lies in ``arena``."""
+    """Bring ``slices`` into ``window``, which lies in ``arena``, before batch ``due`` is taken."""
 
     window: int
     arena: int
     slices: tuple[Slice, ...]
+    due: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -64,46 +65,45 @@ class LoadWork:
 
 
 @dataclass(frozen=True)
-class FillBatch:
-    """Decode batch ``step`` into ``slot``: the rows of ``segments`` (whose windows lie in ``arenas``)."""
+class PlannedBatch:
+    """Batch ``step``: the rows of ``segments`` (whose windows lie in ``arenas``)."""
 
     step: int
-    slot: int
     segments: tuple[Segment, ...]
     arenas: tuple[int, ...]
     omit: tuple[int, ...] = ()
     """Rows of the batch, counted from its start, that are left out."""
-    errors: tuple[LoaderdError, ...] = ()
-    """Why."""
 
-    @cached_property
-    def num_records(self) -> int:
-        return sum(part.stop - part.start for part in self.segments) - len(self.omit)
+    @property
+    def num_rows(self) -> int:
+        """Those that are left out included."""
+        return sum(part.stop - part.start for part in self.segments)
 
-
-@dataclass(frozen=True)
-class FillWork:
-    """Decode these batches, which follow each other."""
-
-    batches: tuple[FillBatch, ...]
-
-    def __str__(self) -> str:
-        return f"the decoding of batch {' and '.join(str(batch.step) for batch in self.batches)}"
+    def segments_to_wire(self) -> list[list[int]]:
+        """As messages to workers want them."""
+        return [[arena, part.start, part.stop] for arena, part in zip(self.arenas, self.segments, strict=True)]
 
 
 @dataclass(frozen=True)
-class TrialWork(FillWork):
-    """Decode these rows of a batch, to see whether a worker survives it: ``omit`` has the others."""
+class TrialWork:
+    """Decode these rows of a batch, to see whether a worker survives it."""
 
+    batch: PlannedBatch
     rows: tuple[int, ...]
 
+    @property
+    def omit(self) -> list[int]:
+        """The other rows."""
+        return sorted(set(range(self.batch.num_rows)).difference(self.rows))
+
     def __str__(self) -> str:
-        return f"the decoding of {len(self.rows)} records of batch {self.batches[0].step}"
+        return f"the decoding of {len(self.rows)} records of batch {self.batch.step}"
 
 
 MAX_DEATHS = 3
+HINT_OF_DEATHS = "A derived field that crashes or never ends, or too little memory, are the usual causes."
 
-Work = ListWork | IndexWork | ProbeWork | LoadWork | FillWork
+Work = ListWork | IndexWork | ProbeWork | LoadWork | TrialWork
 
 
 @dataclass(eq=False)

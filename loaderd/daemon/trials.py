@@ -3,15 +3,14 @@
 Worker after worker was lost at the batch, so its rows are tried apart, half by half, until it is down to single ones.
 Those that are done are acquitted; a single row that costs three more workers is guilty. The halves wait in a queue,
 not on a stack: so a half that is done comes between two that are not, and shows that workers can live here. Nothing
-is delivered of a trial: its slot is filled again when it is known which rows to leave out.
+is delivered of a trial: the batch is made when it is known which rows to leave out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 
-from loaderd.daemon.tasks import MAX_DEATHS, FillBatch, TrialWork
+from loaderd.daemon.tasks import MAX_DEATHS, PlannedBatch, TrialWork
 from loaderd.errors import WorkerError
 
 Rows = tuple[int, ...]
@@ -20,13 +19,13 @@ Rows = tuple[int, ...]
 class Trial:
     """The trial of ``batch``, one task at a time; with ``first_only``, it ends with the first row that is guilty."""
 
-    def __init__(self, batch: FillBatch, first_only: bool) -> None:
+    def __init__(self, batch: PlannedBatch, first_only: bool) -> None:
         self.batch = batch
         self.guilty: dict[int, WorkerError] = {}
         self.under_way = False
         self._first_only = first_only
-        self._all = range(batch.num_records + len(batch.omit))
-        self._waiting: deque[Rows] = deque(_halves(tuple(sorted(set(self._all).difference(batch.omit)))))
+        rows = sorted(set(range(batch.num_rows)).difference(batch.omit))
+        self._waiting: deque[Rows] = deque(_halves(tuple(rows)))
 
     @property
     def finished(self) -> bool:
@@ -38,9 +37,7 @@ class Trial:
         if self.under_way or self.finished:
             return None
         self.under_way = True
-        rows = self._waiting.popleft()
-        omit = tuple(sorted(set(self._all).difference(rows)))
-        return TrialWork((replace(self.batch, omit=omit),), rows)
+        return TrialWork(self.batch, self._waiting.popleft())
 
     def most_deaths(self, work: TrialWork) -> int:
         """How many workers may be lost at it: a doubt is enough to look closer, but not to find guilty."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from loaderd.daemon.scheduler import Scheduler
 from loaderd.daemon.session import Session
 from loaderd.daemon.workforce import Workforce
 
@@ -27,18 +26,17 @@ def describe(workforce: Workforce, sessions: Sequence[Session]) -> str:
             lines += [f"  {line}" for line in session.opened.stream.describe()]
     idle = [session.opened.stream.why_idle() for session in sessions if session.opened is not None]
     for worker in pool.numbers[:_MOST_WORKERS]:
-        doing = _doing(workforce.scheduler, worker, workforce.tick_s) or (idle[0] if len(idle) == 1 else "idle")
+        doing = _doing(workforce, worker) or (idle[0] if len(idle) == 1 else "idle")
         lines.append(f"  worker     {pool.pid_of(worker)} {doing}")
     if len(pool.numbers) > _MOST_WORKERS:
         lines.append(f"  … and {len(pool.numbers) - _MOST_WORKERS} more")
     return "\n".join(lines)
 
 
-def _doing(scheduler: Scheduler, worker: int, tick_s: float) -> str:
-    tasks = scheduler.tasks_of(worker)
-    silent = f"nothing came of it for {scheduler.ticks_of(worker) * tick_s:.0f} s"
+def _doing(workforce: Workforce, worker: int) -> str:
+    scheduler = workforce.scheduler
+    silent = f"nothing came of it for {scheduler.ticks_of(worker) * workforce.tick_s:.0f} s"
     if not scheduler.is_ready(worker):
         return f"starts; {silent}"
-    if not tasks:
-        return ""
-    return f"is at {tasks[0].work}; {silent}" + (f"; {len(tasks) - 1} more wait" if tasks[1:] else "")
+    doing = workforce.doing(worker)
+    return f"is at {doing}; {silent}" if doing else ""

@@ -2,10 +2,11 @@
 
 ::
 
-    window   waiting ──open──► loading ──all rows in──► ready ──last batch filled──► (its arena is free)
+    window   waiting ──open──► loading ──all rows in──► ready ──last batch taken──► (its arena is free)
 
-Windows are opened in order, as arenas come free. A window is ready when every row is in it; until then its rows may
-be written by any number of loads at once, never two to one place. Pure.
+Windows are opened in order, as arenas come free. A worker may still read from an arena that is free, for a batch that
+was taken meanwhile or that nobody wants any more: what it makes of it is passed over. A window is ready when every
+row is in it; until then its rows may be written by any number of loads at once, never two to one place. Pure.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from loaderd.daemon.outgoing import Fault
-from loaderd.daemon.tasks import FillWork, LoadWork, Task
+from loaderd.daemon.tasks import LoadWork, Task
 from loaderd.errors import LoaderdError
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import PassPlan
 
-_ROWS_PER_LOAD = 4096
+_ROWS_PER_LOAD = 8192
 
 
 @dataclass
 class _Window:
     arena: int
     rows: int
-    places: int
     pending: deque[tuple[Slice, ...]]
     last_step: int
     loaded_rows: int = 0
     assigned_rows: int = 0
+    due: tuple[int, int] = (0, 0)
+    """The batches during which it should be loaded: from one to behind another."""
     bad_places: dict[int, Fault] = field(default_factory=dict)
-    fills: int = 0
 
     @property
     def ready(self) -> bool:
@@ -53,6 +54,7 @@ class Windows:
         self._open: dict[int, _Window] = {}
         self._plan: PassPlan | None = None
         self._next = 0
+        self._last_due = self._due = 0
 
     @property
     def plan(self) -> PassPlan:
@@ -60,14 +62,15 @@ class Windows:
         assert self._plan is not None
         return self._plan
 
-    def begin(self, plan: PassPlan, first: int) -> None:
-        """Open windows of ``plan`` from number ``first`` on."""
+    def begin(self, plan: PassPlan, first: int, step: int) -> None:
+        """Open windows of ``plan`` from number ``first`` on, of which batch ``step`` is the first one wanted."""
         self._plan = plan
         self._next = first
+        self._last_due = self._due = step
         self._open_more()
 
     def stop(self, in_flight: Iterable[Task]) -> None:
-        """Close all; those that tasks ``in_flight`` write to or read from keep their arenas until :meth:`forget`."""
+        """Close all; those that tasks ``in_flight`` write to keep their arenas until :meth:`forget`."""
         for task in in_flight:
             self._stale_arenas.update(_arenas_of(task))
         self._free_arenas.extend(w.arena for w in self._open.values() if not self._stale_arenas[w.arena])
@@ -90,20 +93,30 @@ class Windows:
             number = self._next
             rows = self._plan.rows_of(number)
             rows_per_load = max(1, min(_ROWS_PER_LOAD, rows // (2 * self._num_workers)))
+            last_step = self._plan.last_step_in(number)
             self._open[number] = _Window(
                 self._free_arenas.pop(),
                 rows,
-                self._plan.places_of(number),
                 _group(self._plan.slices_of(number), rows_per_load),
-                self._plan.last_step_in(number),
+                last_step,
+                due=(self._last_due, self._due),
             )
+            self._last_due, self._due = self._due, last_step
             self._next += 1
 
-    def close(self, next_fill: int) -> None:
-        """Free the arenas of windows that no batch needs any more, ``next_fill`` being the next to be begun."""
+    @property
+    def next_close(self) -> int | None:
+        """Behind which batch an arena comes free that another window waits for; None: none waits."""
+        last = self.plan.last_window
+        if self._free_arenas or not self._open or (last is not None and self._next > last):
+            return None
+        return next(iter(self._open.values())).last_step
+
+    def close(self, next_taken: int) -> None:
+        """Free the arenas of windows that no batch needs any more, ``next_taken`` being the next to be taken."""
         for number in list(self._open):
             window = self._open[number]
-            if not window.ready or window.fills or window.last_step >= next_fill:
+            if not window.ready or window.last_step >= next_taken:
                 break
             del self._open[number]
             self._free_arenas.append(window.arena)
@@ -112,12 +125,13 @@ class Windows:
 
     # -------------------------------------------------------------------------------------------- loads
 
-    def next_load(self, progress: float | None = None) -> LoadWork | None:
-        """The next load there is; with ``progress``, only of a window that is loaded to a smaller part than that."""
+    def next_load(self) -> LoadWork | None:
+        """The next load there is: the loads of a window are spread over the batches of the one before it."""
         for number, window in self._open.items():
-            if window.pending and (progress is None or window.assigned_rows < progress * window.rows):
-                slices = window.pending.popleft()
-                work = LoadWork(number, window.arena, slices)
+            if window.pending:
+                begin, end = window.due
+                due = begin + (end - begin) * window.assigned_rows // window.rows
+                work = LoadWork(number, window.arena, window.pending.popleft(), due)
                 window.assigned_rows += work.num_rows
                 return work
         return None
@@ -144,20 +158,6 @@ class Windows:
         """Whether all rows of a batch are there."""
         return all(s.window in self._open and self._open[s.window].ready for s in segments)
 
-    def progress_at(self, segment: Segment) -> float:
-        """Which part of its window lies in front of ``segment``."""
-        return segment.start / self._open[segment.window].places
-
-    def begin_fill(self, segments: Sequence[Segment]) -> None:
-        """A batch is being made of these rows: they must stay until :meth:`end_fill`."""
-        for segment in segments:
-            self._open[segment.window].fills += 1
-
-    def end_fill(self, segments: Sequence[Segment]) -> None:
-        """The batch is made, or will never be."""
-        for segment in segments:
-            self._open[segment.window].fills -= 1
-
     def arenas_of(self, segments: Sequence[Segment]) -> tuple[int, ...]:
         """The arena of each segment."""
         return tuple(self._open[segment.window].arena for segment in segments)
@@ -174,6 +174,10 @@ class Windows:
             row += segment.stop - segment.start
         return bad
 
+    def has_bad_rows(self, window: int) -> bool:
+        """Whether there are any in a window."""
+        return bool(self._open[window].bad_places)
+
     def mark_bad(self, window: int, place: int, error: LoaderdError) -> None:
         """What lies at ``place`` cannot be delivered."""
         self._open[window].bad_places[place] = Fault((place,), error)
@@ -189,10 +193,7 @@ class Windows:
 
     def describe(self) -> list[str]:
         """How far the windows are, a line each."""
-        return [
-            f"window {number:<3} {w.loaded_rows} of {w.rows} rows are loaded; {w.fills} batches are made of it"
-            for number, w in self._open.items()
-        ]
+        return [f"window {number:<3} {w.loaded_rows} of {w.rows} rows are loaded" for number, w in self._open.items()]
 
 
 def _record(part: Slice, number: int) -> Slice:
@@ -202,11 +203,7 @@ def _record(part: Slice, number: int) -> Slice:
 
 
 def _arenas_of(task: Task) -> set[int]:
-    if isinstance(task.work, LoadWork):
-        return {task.work.arena}
-    if isinstance(task.work, FillWork):
-        return {arena for batch in task.work.batches for arena in batch.arenas}
-    return set()
+    return {task.work.arena} if isinstance(task.work, LoadWork) else set()
 
 
 def _group(slices: list[Slice], rows_per_load: int) -> deque[tuple[Slice, ...]]:

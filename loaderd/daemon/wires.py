@@ -23,7 +23,7 @@ class Wires:
         self._selector = selectors.DefaultSelector()
         self._channels: dict[int, Channel] = {}
         self._death_fds: dict[int, int] = {}
-        self._watched: dict[int, socket.socket] = {}
+        self._watched: dict[int, socket.socket | int] = {}
 
     def add(self, number: int, channel: Channel, death_fd: int | None) -> None:
         """Listen to ``channel``; ``death_fd``, which stays the caller's, can be read when who speaks there is dead.
@@ -45,13 +45,13 @@ class Wires:
             self._selector.unregister(death_fd)
         channel.close()
 
-    def watch(self, number: int, sock: socket.socket) -> None:
-        """Have :meth:`wait` tell, as messages of which there are none, that ``sock`` can be read."""
-        self._watched[number] = sock
-        self._selector.register(sock, selectors.EVENT_READ, number)
+    def watch(self, number: int, what: socket.socket | int) -> None:
+        """Have :meth:`wait` tell, as messages of which there are none, that a socket or a descriptor can be read."""
+        self._watched[number] = what
+        self._selector.register(what, selectors.EVENT_READ, number)
 
     def unwatch(self, number: int) -> None:
-        """The end of :meth:`watch`; the socket stays the caller's."""
+        """The end of :meth:`watch`; what was watched stays the caller's."""
         self._selector.unregister(self._watched.pop(number))
 
     def post(self, number: int, message: Message, fds: tuple[int, ...] = ()) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from loaderd.daemon.fork_server import ForkServer
 from loaderd.errors import DaemonError
 from loaderd.machine import available_memory, oom_kills
+from loaderd.memory.page import new_bell
 from loaderd.protocol.channel import Channel
 
 # So many workers that die one after the other without having done anything point to the machine, not to the data:
@@ -19,10 +20,11 @@ _MAX_FRUITLESS_DEATHS = 10
 class _Worker:
     pid: int
     pidfd: int
+    seat: int
 
 
 class WorkerPool:
-    """Numbers workers from ``first_number`` on; a replacement gets a new number."""
+    """Numbers workers from ``first_number`` on; a replacement gets a new number, and the seat of its predecessor."""
 
     def __init__(self, forks: ForkServer, first_number: int = 0) -> None:
         self._forks = forks
@@ -30,6 +32,7 @@ class WorkerPool:
         self._next_number = first_number
         self._fruitless_deaths = 0
         self._oom_kills = oom_kills()
+        self._bells: list[int] = []
         self.restarts = 0
 
     def start(self) -> tuple[int, Channel, int]:
@@ -37,7 +40,11 @@ class WorkerPool:
         sock, pid, pidfd = self._forks.start()
         number = self._next_number
         self._next_number += 1
-        self._workers[number] = _Worker(pid, pidfd)
+        taken = {worker.seat for worker in self._workers.values()}
+        seat = next(seat for seat in range(len(taken) + 1) if seat not in taken)
+        if seat == len(self._bells):
+            self._bells.append(new_bell())
+        self._workers[number] = _Worker(pid, pidfd, seat)
         return number, Channel(sock), pidfd
 
     def achieved(self) -> None:
@@ -73,9 +80,23 @@ class WorkerPool:
     def pid_of(self, worker: int) -> int:
         return self._workers[worker].pid
 
-    def close(self) -> None:
-        """End all workers: they hold nothing that would be lost."""
-        for worker in self._workers.values():
-            os.close(worker.pidfd)
-        self._workers.clear()
+    def seat_of(self, worker: int) -> int:
+        """From 0 on: as many as there are workers."""
+        return self._workers[worker].seat
+
+    @property
+    def bells(self) -> list[int]:
+        """The bell of each seat, whoever has it."""
+        return self._bells
+
+    def end(self) -> None:
+        """End all workers, and start none any more: they hold nothing that would be lost."""
         self._forks.close()
+
+    def close(self) -> None:
+        """The same, and nobody rings for them any more."""
+        self.end()
+        for fd in [*self._bells, *[worker.pidfd for worker in self._workers.values()]]:
+            os.close(fd)
+        self._bells.clear()
+        self._workers.clear()

@@ -3,7 +3,8 @@
 ::
 
     sources of tasks ──► Scheduler (who does what) ──► Workforce (how it is said) ──► worker processes
-                                                          └ every worker is told of every stream: Attach, Detach
+                                                          ├ every worker is told of every stream: Attach, Detach
+                                                          └ and of what it may make: Granted, Withdrawn
 
 Who listens to the sockets hands over what comes from a worker, and calls :meth:`Workforce.tick` and
 :meth:`Workforce.assign` after each round.
@@ -12,18 +13,33 @@ Who listens to the sockets hands over what comes from a worker, and calls :meth:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from loaderd.daemon.outgoing import Fault
 from loaderd.daemon.scheduler import Scheduler
-from loaderd.daemon.tasks import LoadWork, Task, TaskSource
+from loaderd.daemon.tasks import LoadWork, Task, TaskSource, TrialWork
 from loaderd.daemon.wires import Wires
 from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.errors import LoaderdError, from_wire
+from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
 from loaderd.protocol.messages import Message
-from loaderd.protocol.worker_messages import ATTACH_TASK, Advanced, Attach, Attached, Detach, Done, TaskFailed
+from loaderd.protocol.worker_messages import (
+    ATTACH_TASK,
+    Advanced,
+    Attach,
+    Attached,
+    Detach,
+    Done,
+    FillFailed,
+    Granted,
+    Seat,
+    TaskFailed,
+    Withdrawn,
+)
 
+BELL = -3
+"""The number of the daemon's bell among those that are listened to."""
 _MAX_TICK_S = 1.0
 _MIN_TICKS = 8
 # To start, a worker imports what the schema needs.
@@ -37,11 +53,27 @@ class Attachable(Protocol):
 
     number: int
 
-    def attach_message(self) -> tuple[Attach, tuple[int, ...]]:
-        """What a worker needs, and the descriptors that go with it."""
+    @property
+    def page(self) -> Page:
+        """What workers and the consumer say of its batches."""
+
+    def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
+        """What the worker of a seat needs, and the descriptors that go with it."""
+
+    def granted_message(self) -> Granted:
+        """What a worker that comes may make."""
 
     def attach_failed(self, error: LoaderdError) -> None:
         """A worker cannot take it over."""
+
+    def is_under_way(self, key: int) -> bool:
+        """Whether a claim of this key is of a batch that may be made."""
+
+    def not_made(self, generation: int, step: int, error: LoaderdError) -> None:
+        """A worker says that a batch cannot be made."""
+
+    def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
+        """The worker of a seat is lost: what it was making is for the others."""
 
 
 class Workforce:
@@ -63,6 +95,10 @@ class Workforce:
         self._warn = warn
         self._streams: dict[int, Attachable] = {}
         self._messages_of: dict[TaskSource, MakeMessage] = {}
+        self._num_fills = 0
+        self.bell = new_bell()
+        wires.watch(BELL, self.bell)
+        """The daemon's: a consumer rings it when it has come where a page says."""
 
     # ---------------------------------------------------------------------------------- what there is to do
 
@@ -82,6 +118,15 @@ class Workforce:
         for worker in self.pool.numbers:
             self._tell_of(worker, stream)
 
+    def tell(self, stream: Attachable, message: Granted | Withdrawn) -> None:
+        """Have all workers know what they may make of a stream."""
+        for worker in self.pool.numbers:
+            self._tell_news(worker, stream, message)
+
+    def _tell_news(self, worker: int, stream: Attachable, message: Granted | Withdrawn) -> None:
+        stream.page.add_news(self.pool.seat_of(worker))
+        self._wires.post(worker, message)
+
     def detach(self, stream: Attachable) -> None:
         """Have all workers forget a stream."""
         if self._streams.pop(stream.number, None) is not None:
@@ -89,7 +134,8 @@ class Workforce:
                 self._wires.post(worker, Detach(stream.number))
 
     def _tell_of(self, worker: int, stream: Attachable) -> None:
-        self._wires.post(worker, *stream.attach_message())
+        self._wires.post(worker, *stream.attach_message(self.pool.seat_of(worker)))
+        self._tell_news(worker, stream, stream.granted_message())
         self.scheduler.unready(worker)
 
     # ------------------------------------------------------------------------------------------ workers
@@ -102,12 +148,17 @@ class Workforce:
     def _start_worker(self) -> None:
         worker, channel, pidfd = self.pool.start()
         self._wires.add(worker, channel, pidfd)
+        seat = self.pool.seat_of(worker)
+        self._wires.post(worker, Seat(seat), (self.pool.bells[seat],))
         self.scheduler.add_worker(worker)
         for stream in self._streams.values():
             self._tell_of(worker, stream)
 
     def received(self, worker: int, messages: list[Message] | None) -> None:
-        """What has come from a worker; None: it is dead."""
+        """What has come from a worker; None: it is dead. Or that the daemon's bell was rung."""
+        if worker == BELL:
+            silence(self.bell)
+            return
         if messages is None:
             self._lose(worker)
             return
@@ -121,6 +172,8 @@ class Workforce:
                 self.scheduler.end_task(worker, message.task, self._result_of(message))
             elif isinstance(message, TaskFailed):
                 self._failed(worker, message)
+            elif isinstance(message, FillFailed) and message.stream in self._streams:
+                self._streams[message.stream].not_made(message.generation, message.step, from_wire(message.error))
             self.pool.achieved()
 
     def _failed(self, worker: int, message: TaskFailed) -> None:
@@ -144,7 +197,7 @@ class Workforce:
 
     def tick(self) -> None:
         """``tick_s`` have passed, in which this process ran: replace workers that have stalled."""
-        self.scheduler.tick()
+        self.scheduler.tick(self._at)
         timeout_s = self.stall_timeout
         if timeout_s is None:
             return
@@ -153,15 +206,74 @@ class Workforce:
         for worker in self.scheduler.stalled(limit, start_limit):
             self._lose(worker, f"made no progress for {timeout_s:g} s")
 
+    def batch_of(self, worker: int) -> tuple[int, int] | None:
+        """(stream, key) of the batch that a worker is making, wanted or not."""
+        seat = self.pool.seat_of(worker)
+        found = ((number, stream.page.makes(seat)) for number, stream in self._streams.items())
+        return next(((number, key) for number, key in found if key), None)
+
+    def task_of(self, worker: int) -> Task | None:
+        """The task that a worker is at, unless it makes a batch."""
+        tasks = self.scheduler.tasks_of(worker)
+        if not tasks or self.batch_of(worker) is not None:
+            return None
+        seat = self.pool.seat_of(worker)
+        if isinstance(tasks[0].work, (LoadWork, TrialWork)):  # which may have to wait
+            begun = [stream.page.task(seat) for stream in self._streams.values()]
+            return tasks[0] if tasks[0].number in begun else None
+        return tasks[0]
+
+    def _neglected(self, worker: int) -> tuple[int, int] | None:
+        """(stream, key) of a batch that the consumer waits for, that nobody has claimed, and this one could make.
+
+        It is at that, for it should be: it may be suspended in front of its claim.
+        """
+        seat = self.pool.seat_of(worker)
+        for number, stream in self._streams.items():
+            page = stream.page
+            key = page.words[POSITION]
+            is_wanted = stream.is_under_way(key) and page.keys().count(key) == 0
+            if is_wanted and any(map(page.is_free, page.slots_of(seat))):
+                return number, key
+        return None
+
+    def _at(self, worker: int) -> Hashable:
+        """A worker that has tasks does one of them, or makes batches in front of it."""
+        seat, tasks = self.pool.seat_of(worker), self.scheduler.tasks_of(worker)
+        num_fills = sum(stream.page.counted(seat, Counter.FILLS) for stream in self._streams.values())
+        if (batch := self.batch_of(worker)) is not None:
+            return (*batch, num_fills)
+        return (tasks[0].number, num_fills) if tasks else self._neglected(worker)
+
+    def doing(self, worker: int) -> str:
+        """What a worker is at, in words; "" if it is at nothing."""
+        if (batch := self.batch_of(worker)) is not None:
+            return f"the decoding of batch {step_of(batch[1])}"
+        task = self.task_of(worker)
+        return "" if task is None else str(task.work)
+
+    def _lost_at(self, worker: int, stalled: str) -> str:
+        """The same, for the warning that it is lost."""
+        if doing := self.doing(worker):
+            return f" at {doing}"
+        neglected = self._neglected(worker) if stalled else None
+        return "" if neglected is None else f" while batch {step_of(neglected[1])} had to be made"
+
     def _lose(self, worker: int, stalled: str = "") -> None:
         """A worker is dead, or has ``stalled``: another one takes its place."""
-        tasks, pid = self.scheduler.tasks_of(worker), self.pool.pid_of(worker)
+        task, what = self.task_of(worker), self._lost_at(worker, stalled)
+        seat, pid = self.pool.seat_of(worker), self.pool.pid_of(worker)
+        num_fills = sum(stream.page.total(Counter.FILLS) for stream in self._streams.values())
+        if num_fills != self._num_fills:
+            self._num_fills = num_fills
+            self.pool.achieved()
         self._wires.remove(worker)
         reason = self.pool.bury(worker)
-        at = f" at {tasks[0].work}" if tasks else ""
-        self.scheduler.lose_worker(worker, stalled or reason, bool(stalled))
+        for stream in self._streams.values():
+            stream.lose_claims(seat, stalled or reason, bool(stalled))
+        self.scheduler.lose_worker(worker, stalled or reason, bool(stalled), task)
         self._start_worker()
-        self._warn(f"worker process {pid} {stalled or reason}{at}; another one does its work again")
+        self._warn(f"worker process {pid} {stalled or reason}{what}; another one does its work again")
 
     def assign(self) -> None:
         """Give out what can be given out."""

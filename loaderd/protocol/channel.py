@@ -19,7 +19,7 @@ from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
 MAX_MESSAGE_BYTES = 256 << 20
 _RECEIVE_BYTES = 1 << 16
-_MAX_FDS = 4
+_MAX_FDS = 253  # the kernel's own limit
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 
 

@@ -32,12 +32,16 @@ from loaderd.protocol.worker_messages import (
     Attached,
     Detach,
     Done,
-    FillTask,
+    FillFailed,
+    Granted,
     IndexTask,
     ListTask,
     LoadTask,
     ProbeTask,
+    Seat,
     TaskFailed,
+    TrialTask,
+    Withdrawn,
 )
 
 # The name of a file and the message of a user's exception may be no valid Unicode.
@@ -73,10 +77,14 @@ class Welcome(NamedTuple):
 
 
 class Subscribe(NamedTuple):
-    """Consumer: make a stream with these ``options`` (``dataset.Subscription``); ``start`` as in Open."""
+    """Consumer: make a stream with these ``options`` (``dataset.Subscription``); ``start`` as in Open.
+
+    ``reads_page``: whether it can read a page, which is for a consumer on the same machine alone.
+    """
 
     options: dict[str, Any]
     start: str | None
+    reads_page: bool = False
 
 
 class Want(NamedTuple):
@@ -182,10 +190,13 @@ class Listed(NamedTuple):
 class Opened(NamedTuple):
     """Daemon: the stream exists; the memory of its slots comes with this message.
 
-    ``facts`` are fields of ``Statistics``. Listed has come before it.
+    ``facts`` are fields of ``Statistics``. Listed has come before it. ``page``: [num_slots, num_seats] of the page
+    that the consumer reads: then batches come by it, and not by Ready; the page's memory comes along, and the bells:
+    the consumer's, the daemon's, and one of each seat.
     """
 
     facts: dict[str, Any]
+    page: list[int] = []  # noqa: RUF012 - nobody changes it
 
 
 class Start(NamedTuple):
@@ -246,7 +257,7 @@ class Warned(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Daemon: ``num_records`` records are left out of batch ``step``, for these reasons; its Ready comes next."""
+    """Daemon: ``num_records`` records are left out of batch ``step``, for these reasons; it comes in front of it."""
 
     generation: int
     step: int
@@ -289,11 +300,15 @@ Message = (
     | IndexTask
     | ProbeTask
     | LoadTask
-    | FillTask
+    | TrialTask
     | Attached
     | Advanced
     | Done
     | TaskFailed
+    | Seat
+    | Granted
+    | Withdrawn
+    | FillFailed
 )
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(_MESSAGES)}

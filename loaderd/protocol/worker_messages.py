@@ -2,10 +2,11 @@
 
 ::
 
-    daemon  ──► worker   Attach, Detach, ListTask, IndexTask, ProbeTask, LoadTask, FillTask
-    daemon  ◄── worker   Attached, Advanced, Done, TaskFailed
+    daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, ListTask, IndexTask, ProbeTask, LoadTask, TrialTask
+    daemon  ◄── worker   Attached, Advanced, Done, TaskFailed, FillFailed
 
-Tasks are numbered by the daemon, streams too: a worker has a place for each stream that it is attached to.
+Tasks are numbered by the daemon, streams too: a worker has a place for each stream that it is attached to. Batches
+are no tasks: of what is granted, each worker makes the next one that nobody has begun (see ``memory.page``).
 """
 
 from __future__ import annotations
@@ -16,10 +17,18 @@ ATTACH_TASK = -1
 NO_STREAM = -1
 
 
-class Attach(NamedTuple):
-    """Daemon: what a worker needs for the tasks of a stream; ``description`` as in Open.
+class Seat(NamedTuple):
+    """Daemon, first: the worker has this seat. Its bell comes along, an eventfd that is rung while it sleeps."""
 
-    The memory of its windows and of its slots comes along. It may come again for the same stream, with other files.
+    seat: int
+
+
+class Attach(NamedTuple):
+    """Daemon: what a worker needs for a stream; ``description`` as in Open.
+
+    The memory of its windows, of its slots and of its page comes along, and the bell of its consumer.
+    ``num_slots`` and ``num_seats`` are the page's; ``news``: how many Granted and Withdrawn were sent to the seat
+    before. It may come again for the same stream, with other files.
     """
 
     stream: int
@@ -27,12 +36,35 @@ class Attach(NamedTuple):
     files: list[list[Any]]
     compressions: list[str]
     max_rows: int
+    num_slots: int
+    num_seats: int
+    news: int
 
 
 class Detach(NamedTuple):
     """Daemon: the stream is over; forget its memory."""
 
     stream: int
+
+
+class Granted(NamedTuple):
+    """Daemon: these batches may be made, beside those granted before in the same generation; older ones may not.
+
+    Each run is [first step, how many, segments of the first, rows of it to leave out]: a segment is
+    [arena, start, stop], and in a run of several batches each lies behind the one before. No run: look again.
+    """
+
+    stream: int
+    generation: int
+    runs: list[list[Any]]
+
+
+class Withdrawn(NamedTuple):
+    """Daemon: this batch may not be made any more."""
+
+    stream: int
+    generation: int
+    step: int
 
 
 class ListTask(NamedTuple):
@@ -66,25 +98,28 @@ class ProbeTask(NamedTuple):
 class LoadTask(NamedTuple):
     """Daemon: bring records into a window, whose rows go where ``order`` (as in ``plan.epoch.WindowOrder``) says.
 
-    Each slice is [shard, offset, num_bytes, count, first_record, anchors, left, first, stop, row, key]: the block's
-    place (as in ``shards.blocks.Block``), which of its records are in the data set (as in ``daemon.table``), which of
-    these are wanted, the window's row of the first of them, and the key of its shard in its epoch, for the random
-    numbers of its records.
+    ``due``: the key to which POSITION comes when this should be done before more batches are made. Each slice is
+    [shard, offset, num_bytes, count, first_record, anchors, left, first, stop, row, key]: the block's place (as in
+    ``shards.blocks.Block``), which of its records are in the data set (as in ``daemon.table``), which of these are
+    wanted, the window's row of the first of them, and the key of its shard in its epoch, for the random numbers of
+    its records.
     """
 
     task: int
     stream: int
+    due: int
     arena: int
     order: list[Any]
     slices: list[list[Any]]
 
 
-class FillTask(NamedTuple):
-    """Daemon: decode batches; each is [slot, [[arena, start, stop], …], [rows of the batch to leave out]]."""
+class TrialTask(NamedTuple):
+    """Daemon: decode a batch, of ``segments`` and without the rows ``omit`` (as in Granted), and forget it."""
 
     task: int
     stream: int
-    batches: list[list[Any]]
+    segments: list[list[int]]
+    omit: list[int]
 
 
 class Attached(NamedTuple):
@@ -116,4 +151,13 @@ class TaskFailed(NamedTuple):
 
     task: int
     stream: int
+    error: dict[str, Any]
+
+
+class FillFailed(NamedTuple):
+    """Worker: this batch cannot be made. Its claim stays until the batch is Withdrawn."""
+
+    stream: int
+    generation: int
+    step: int
     error: dict[str, Any]

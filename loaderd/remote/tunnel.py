@@ -176,6 +176,7 @@ class Tunnel:
                 raise ServerError("a connection is for one stream")
             with contextlib.suppress(OptionError):  # the daemon will say so
                 self._subscription = Subscription.from_wire(message.options)
+            message = message._replace(reads_page=False)  # it is on this machine
         elif isinstance(message, Release) and (self._subscription is None or self._subscription.sharing != "shared"):
             return
         self._tell_daemon(message)

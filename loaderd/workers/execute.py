@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,14 @@ from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.epoch import WindowOrder
 from loaderd.plan.selection import numbers_that
-from loaderd.protocol.worker_messages import FillTask, IndexTask, ListTask, LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import IndexTask, ListTask, LoadTask, ProbeTask
 from loaderd.shards.blocks import Block
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import ShardFile, list_shards
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.statistics import Kernels
+from loaderd.workers.fill import Segment
 from loaderd.workers.load import Part, WindowLoader
 
 _MAX_PROBED = 1000
@@ -86,28 +88,39 @@ class Executor:
 
     def load(self, task: LoadTask) -> list[list[Any]]:
         """Bring records into a window; returns the faults: [places, error] each."""
-        order = WindowOrder(*task.order)
+        # The rows of the slices follow each other: to ask for the places of all at once costs a quarter.
+        *_, first, stop, last_row, _ = task.slices[-1]
+        first_row = task.slices[0][-2]
+        in_window = WindowOrder(*task.order).places(first_row, last_row + stop - first)
         parts = []
         for *fields, left, first, stop, row, key in task.slices:
             block = Block(*fields)
             places = np.full(block.count, -1)
             wanted = slice(first, stop) if left is None else _numbers_left(block, left)[first:stop]
-            places[wanted] = order.places(row, row + stop - first)
+            places[wanted] = in_window[row - first_row : row - first_row + stop - first]
             parts.append(Part(block, places, key))
         return [[places, to_wire(error)] for places, error in self._loader.load(parts, self._rows[task.arena])]
 
-    def fill(self, task: FillTask) -> None:
-        """Decode batches into their slots."""
-        for slot, segments, omit in task.batches:
-            views = self._slots[slot]
-            if omit:
-                whole = np.concatenate([self._rows[arena][start:stop] for arena, start, stop in segments])
-                rows = np.delete(whole, omit, axis=0)
-                self._decoder.decode(rows, {name: view[: len(rows)] for name, view in views.items()})
-                continue
-            done = 0
-            for arena, start, stop in segments:
-                end = done + stop - start
-                out = {name: view[done:end] for name, view in views.items()}
-                self._decoder.decode(self._rows[arena][start:stop], out)
-                done = end
+    def fill(self, slot: int, segments: Sequence[Segment], omit: Sequence[int]) -> None:
+        """Decode a batch into its slot, but for the rows ``omit`` of it."""
+        self._decode(self._slots[slot], segments, omit)
+
+    def try_out(self, segments: Sequence[Segment], omit: Sequence[int]) -> None:
+        """Decode a batch, and forget it."""
+        room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
+        self._decode(room, segments, omit)
+
+    def _decode(
+        self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[Segment], omit: Sequence[int]
+    ) -> None:
+        if omit:
+            whole = np.concatenate([self._rows[arena][start:stop] for arena, start, stop in segments])
+            rows = np.delete(whole, omit, axis=0)
+            self._decoder.decode(rows, {name: view[: len(rows)] for name, view in views.items()})
+            return
+        done = 0
+        for arena, start, stop in segments:
+            end = done + stop - start
+            out = {name: view[done:end] for name, view in views.items()}
+            self._decoder.decode(self._rows[arena][start:stop], out)
+            done = end

@@ -1,16 +1,29 @@
-"""The worker process: takes a task, does it, says so. Started by the daemon, ends with it."""
+"""The worker process: makes the batches that it may, and does the tasks that it is given. Ends with the daemon.
+
+::
+
+    ┌─► a task is due ────────► do it
+    ├─► a batch can be made ──► make it     of each stream in turn
+    ├─► a task is there ──────► do it
+    └── sleep until the daemon says something, or a slot comes back ◄─┘
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+import select
 import socket
 import sys
 import time
 import traceback
+from collections import deque
+from collections.abc import Callable
 
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
+from loaderd.memory.page import POSITION, Counter, Page, barrier, silence
 from loaderd.memory.shared import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
@@ -22,55 +35,94 @@ from loaderd.protocol.worker_messages import (
     Attached,
     Detach,
     Done,
-    FillTask,
+    FillFailed,
+    Granted,
     IndexTask,
     ListTask,
     LoadTask,
     ProbeTask,
+    Seat,
     TaskFailed,
+    TrialTask,
+    Withdrawn,
 )
 from loaderd.shards.files import ShardFile
 from loaderd.workers.execute import Executor, index_shard, list_set
+from loaderd.workers.fill import Claim, Filler, Run
 
 _TELL_EVERY_S = 0.2
+# While there is work, it listens so often: a message costs nobody more, and to listen costs 2 µs.
+_LISTEN_EVERY_S = 0.001
+_MOST_SLEEP_MS = 1000
 
-AnyTask = ListTask | IndexTask | ProbeTask | LoadTask | FillTask
+AnyTask = ListTask | IndexTask | ProbeTask | LoadTask | TrialTask
+
+
+class _Stream:
+    """What a worker has of a stream."""
+
+    def __init__(self, number: int, executor: Executor, filler: Filler, consumer_bell: int) -> None:
+        self.number = number
+        self.executor = executor
+        self.filler = filler
+        self._consumer_bell = consumer_bell
+
+    def close(self) -> None:
+        self.executor.close()
+        os.close(self._consumer_bell)
 
 
 class Worker:
-    """Answers each task message with Done or TaskFailed."""
+    """Answers each task with Done or TaskFailed, and says of a batch only that it cannot be made."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._executors: dict[int, Executor] = {}
+        self._seat = self._bell = -1
+        self._streams: dict[int, _Stream] = {}
+        self._turns: deque[_Stream] = deque()
+        """Whose turn it is to have a batch made, first."""
+        self._tasks: deque[AnyTask] = deque()
         self._task = ATTACH_TASK
-        self._told_s = 0.0
+        self._told_s = self._listened_s = 0.0
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
 
-    def attach(self, message: Attach, windows: SharedMemory, slots: SharedMemory) -> None:
-        """Take over a stream: its description, its files, its memory."""
-        self.detach(message.stream)  # it may come again, with other files
-        files = [ShardFile(*file) for file in message.files]
-        self._executors[message.stream] = Executor(
-            pickle.loads(message.description),
-            files,
-            message.compressions,
-            message.max_rows,
-            windows,
-            slots,
-            self._tell,
-        )
+    # ------------------------------------------------------------------------------------ what it is told
 
-    def detach(self, stream: int) -> None:
-        """Forget a stream, if there is one of that number."""
-        if stream in self._executors:
-            self._executors.pop(stream).close()
+    def _listen(self, timeout_ms: float) -> None:
+        """Take what the daemon has said, if it says something within so long. Raises ChannelClosed at its end."""
+        arrived = [fd for fd, _ in self._poll.poll(timeout_ms)]
+        if self._bell in arrived:
+            silence(self._bell)
+        if self._channel.fileno() in arrived:
+            for message in self._channel.receive():
+                self._received(message)
+        self._listened_s = time.monotonic()
+
+    def _received(self, message: Message) -> None:
+        if isinstance(message, AnyTask):
+            self._tasks.append(message)
+        elif isinstance(message, Granted):
+            if message.stream in self._streams:
+                runs = [
+                    Run(first, first + count, tuple(map(tuple, segments)), tuple(omit))
+                    for first, count, segments, omit in message.runs
+                ]
+                self._streams[message.stream].filler.granted(message.generation, runs)
+        elif isinstance(message, Withdrawn):
+            if message.stream in self._streams:
+                self._streams[message.stream].filler.withdrawn(message.generation, message.step)
+        elif isinstance(message, Attach):
+            self._channel.send(self._try_attach(message))
+        elif isinstance(message, Detach):
+            self.detach(message.stream)
+        elif isinstance(message, Seat):
+            self._seat, self._bell = message.seat, self._channel.take_fd()
+            self._poll.register(self._bell, select.POLLIN)
 
     def _try_attach(self, message: Attach) -> Message:
         try:
-            windows, slots = (SharedMemory(self._channel.take_fd()) for _ in range(2))
-            windows.close_fd()
-            slots.close_fd()
-            self.attach(message, windows, slots)
+            self.attach(message, *[self._channel.take_fd() for _ in range(4)])
         except LoaderdError as error:
             return TaskFailed(ATTACH_TASK, message.stream, to_wire(error))
         except Exception as error:
@@ -82,6 +134,40 @@ class Worker:
             return TaskFailed(ATTACH_TASK, message.stream, to_wire(failure))
         return Attached(message.stream)
 
+    def attach(self, message: Attach, windows_fd: int, slots_fd: int, page_fd: int, consumer_bell: int) -> None:
+        """Take over a stream: its description, its files, its memory. It may come again, with other files."""
+        self.detach(message.stream)
+        memories = [SharedMemory(fd) for fd in (windows_fd, slots_fd, page_fd)]
+        for memory in memories:
+            memory.close_fd()
+        windows, slots, words = memories
+        executor = Executor(
+            pickle.loads(message.description),
+            [ShardFile(*file) for file in message.files],
+            message.compressions,
+            message.max_rows,
+            windows,
+            slots,
+            self._tell,
+        )
+        page = Page(words.bytes, message.num_slots, message.num_seats)
+        filler = Filler(page, self._seat, message.news, consumer_bell)
+        stream = self._streams[message.stream] = _Stream(message.stream, executor, filler, consumer_bell)
+        self._turns.append(stream)
+
+    def detach(self, stream: int) -> None:
+        """Forget a stream, if there is one of that number."""
+        if stream in self._streams:
+            gone = self._streams.pop(stream)
+            self._turns.remove(gone)
+            gone.close()
+            over = [
+                task for task in self._tasks if not isinstance(task, (ListTask, IndexTask)) and task.stream == stream
+            ]
+            for task in over:
+                self._tasks.remove(task)
+                self._channel.send(TaskFailed(task.task, NO_STREAM, to_wire(WorkerError("the stream is over"))))
+
     def _tell(self, done_bytes: int) -> None:
         """Say, now and then, that a long task gets on."""
         now_s = time.monotonic()
@@ -89,45 +175,119 @@ class Worker:
             self._told_s = now_s
             self._channel.send(Advanced(self._task, done_bytes))
 
-    def answer(self, task: AnyTask) -> Message:
-        """Do the task; whatever goes wrong in it becomes an answer."""
-        self._task = task.task
-        try:
-            return Done(task.task, self._do(task))
-        except LoaderdError as error:
-            return TaskFailed(task.task, NO_STREAM, to_wire(error))
-        except Exception as error:
-            failure = WorkerError(
-                f"a worker failed at {type(task).__name__}: {type(error).__name__}: {error}",
-                hint=remedy(error),
-                traceback=traceback.format_exc(),
-            )
-            return TaskFailed(task.task, NO_STREAM, to_wire(failure))
-
-    def _do(self, task: AnyTask) -> object:
-        if isinstance(task, ListTask):
-            return list_set(task, self._tell)
-        if isinstance(task, IndexTask):
-            return index_shard(task, self._tell)
-        executor = self._executors[task.stream]
-        if isinstance(task, LoadTask):
-            return executor.load(task)
-        if isinstance(task, ProbeTask):
-            return executor.probe(task)
-        executor.fill(task)
-        return None
+    # --------------------------------------------------------------------------------------- what it does
 
     def run(self) -> None:
         """Until the daemon closes the channel."""
         self._channel.send(Attached(NO_STREAM))
         while True:
-            for message in self._channel.receive():
-                if isinstance(message, Attach):
-                    self._channel.send(self._try_attach(message))
-                elif isinstance(message, Detach):
-                    self.detach(message.stream)
-                elif isinstance(message, AnyTask):
-                    self._channel.send(self.answer(message))
+            if not self._work():
+                self._sleep()
+            elif time.monotonic() - self._listened_s > _LISTEN_EVERY_S:
+                self._listen(0)
+
+    def _work(self) -> bool:
+        """Do one thing; False if there is nothing to do."""
+        if self._tasks and self._is_due(self._tasks[0]):
+            self._do_task(self._tasks.popleft())
+            return True
+        for stream in list(self._turns):
+            if stream.filler.has_news:  # it is on its way; but others need not wait for it
+                self._listen(_MOST_SLEEP_MS if len(self._turns) == 1 else 0)
+            if stream.filler.has_news or self._streams.get(stream.number) is not stream:
+                continue
+            claim = stream.filler.claim()
+            if claim is not None:
+                self._turns.remove(stream)
+                self._turns.append(stream)
+                self._make(stream, claim)
+                return True
+        if self._tasks:
+            self._do_task(self._tasks.popleft())
+            return True
+        return False
+
+    def _sleep(self) -> None:
+        """Until there may be something to do."""
+        for stream in self._turns:
+            stream.filler.page.say_sleeps(self._seat, True)
+        barrier()
+        slept_ns = 0
+        if not self._work():
+            began_ns = time.monotonic_ns()
+            self._listen(_MOST_SLEEP_MS)
+            slept_ns = time.monotonic_ns() - began_ns
+        for stream in self._turns:
+            filler = stream.filler
+            filler.page.say_sleeps(self._seat, False)
+            filler.page.count(
+                self._seat, Counter.WINDOW_WAIT_NS if filler.has_slot else Counter.SLOT_WAIT_NS, slept_ns
+            )
+
+    def _is_due(self, task: AnyTask) -> bool:
+        """Whether it comes before batches."""
+        if not isinstance(task, LoadTask):
+            return True
+        return self._streams[task.stream].filler.page.words[POSITION] >= task.due
+
+    def _make(self, stream: _Stream, claim: Claim) -> None:
+        """Make a batch."""
+        began_ns = time.monotonic_ns()
+        error = self._error_of(lambda: stream.executor.fill(claim.slot, claim.segments, claim.run.omit), "a batch")
+        page = stream.filler.page
+        page.count(self._seat, Counter.FILL_NS, time.monotonic_ns() - began_ns)
+        page.count(self._seat, Counter.FILLS, 1)
+        if error is None:
+            stream.filler.made(claim)
+            return
+        stream.filler.not_made(claim)
+        generation, step = claim.place
+        self._channel.send(FillFailed(stream.number, generation, step, to_wire(error)))
+
+    def _do_task(self, task: AnyTask) -> None:
+        """Do a task, and answer."""
+        self._task = task.task
+        stream = None if isinstance(task, (ListTask, IndexTask)) else self._streams.get(task.stream)
+        page = None if stream is None else stream.filler.page
+        began_ns = time.monotonic_ns()
+        if page is not None:
+            page.say_task(self._seat, task.task)
+        results: list[object] = []
+        error = self._error_of(lambda: results.append(self._result_of(task)), type(task).__name__)
+        if page is not None:
+            page.say_task(self._seat, None)
+            if isinstance(task, LoadTask):
+                page.count(self._seat, Counter.LOADS, 1)
+                page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
+        answer = Done(task.task, results[0]) if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error))
+        self._channel.send(answer)
+
+    def _result_of(self, task: AnyTask) -> object:
+        if isinstance(task, ListTask):
+            return list_set(task, self._tell)
+        if isinstance(task, IndexTask):
+            return index_shard(task, self._tell)
+        executor = self._streams[task.stream].executor
+        if isinstance(task, LoadTask):
+            return executor.load(task)
+        if isinstance(task, ProbeTask):
+            return executor.probe(task)
+        executor.try_out([(arena, start, stop) for arena, start, stop in task.segments], task.omit)
+        return None
+
+    def _error_of(self, do: Callable[[], object], what: str) -> LoaderdError | None:
+        """Do it; whatever goes wrong becomes an error of loaderd's."""
+        try:
+            do()
+        except LoaderdError as error:
+            return error
+        except Exception as error:
+            return WorkerError(
+                f"a worker failed at {what}: {type(error).__name__}: {error}",
+                hint=remedy(error),
+                traceback=traceback.format_exc(),
+            )
+        return None
 
 
 def main(sock: socket.socket) -> None:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Collection
 
 import numpy as np
+from page_workers import PageWorker, new_page
 
-from loaderd.daemon.members import Handed, PassKey, key_of
+from loaderd.daemon.feed import Feed
+from loaderd.daemon.grants import Withdrawal
+from loaderd.daemon.members import Handed, Members, PassKey, key_of
 from loaderd.daemon.outgoing import Delivery
 from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import FillWork, Task
+from loaderd.daemon.tasks import Task
 from loaderd.errors import ShardReadError
+from loaderd.memory.page import MAX_GENERATION, new_bell
+from loaderd.memory.taking import Taker
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
+from loaderd.protocol.worker_messages import Granted, Withdrawn
+from loaderd.workers.fill import Claim
 
 BATCH_SIZE = 2
+_NUM_ARENAS = 3
+NUM_WORKERS = 2
+_MOST_LOADS = 2
 
 
 class Workshop:
-    """A stream, and workers that do its tasks in any order, and fail at the batches in ``broken``.
+    """A stream, and workers that load and make its batches in any order, and fail at the batches in ``broken``.
 
     It knows what is in each slot and who may read it, and raises AssertionError where somebody writes there or gets
     what is not there.
@@ -31,18 +43,26 @@ class Workshop:
         self.num_slots = num_slots
         self.broken = broken
         self.fills = 0
+        self.page = new_page(num_slots, NUM_WORKERS)
         self.stream = Stream(
             self._plan_pass,
-            num_slots=num_slots,
-            num_arenas=3,
-            num_workers=2,
+            self.page,
+            num_arenas=_NUM_ARENAS,
+            num_workers=NUM_WORKERS,
             skip_damaged=False,
             blame=lambda records, error: error,
         )
+        self.bell, *self.bells = [new_bell() for _ in range(1 + NUM_WORKERS)]
+        self.close = weakref.finalize(self, _close, [self.bell, *self.bells])
+        self._taker = Taker(self.page, self.bell, self.bells)
+        self.feed = Feed(self.stream, self._taker)
         self.readers: dict[int, list[int]] = {}
         """By slot, the members that it is lent to."""
+        self._workers = [PageWorker(self.page, seat, 0, self.bell) for seat in range(NUM_WORKERS)]
         self._passes: dict[PassPlan, Pass] = {}
-        self._tasks: list[tuple[Task, PassKey]] = []
+        self._keys: dict[int, PassKey] = {}
+        """By generation, the pass that is granted in it."""
+        self._jobs: list[Task | tuple[PageWorker, Claim]] = []
         self._contents: dict[int, tuple[PassKey, int]] = {}
 
     def _plan_pass(self, pass_: Pass) -> PassPlan:
@@ -52,34 +72,72 @@ class Workshop:
         self._passes[plan] = pass_
         return plan
 
+    # ---------------------------------------------------------------------------------------- the daemon
+
+    def hand_over(self, members: Members) -> list[Handed]:
+        """What the members get, and then the workers are told, in the order in which a session does it."""
+        self.stream.look()
+        self.feed.collect()
+        handed = members.take()
+        self._say_grants()
+        return handed
+
+    def _say_grants(self) -> None:
+        stream = self.stream
+        if stream.plan is not None:
+            self._keys[stream.generation] = key_of(self._passes[stream.plan])
+        while stream.grants:
+            item = stream.grants.popleft()
+            for seat, worker in enumerate(self._workers):
+                self.page.add_news(seat)
+                if isinstance(item, Withdrawal):
+                    worker.tell(Withdrawn(0, stream.generation, item.step))
+                else:
+                    worker.tell(Granted(0, stream.generation, [grant.to_wire() for grant in item]))
+
     # ------------------------------------------------------------------------------------------ workers
 
-    def work(self, num_tasks: int = 1000, turn: int = 0) -> None:
-        """Do so many tasks, or what there is; ``turn``: which of those that are begun."""
-        for _ in range(num_tasks):
-            self._begin()
-            if not self._tasks:
+    def work(self, num_jobs: int = 1000, turn: int = 0, collects: bool = True) -> None:
+        """Do so many jobs, or what there is; ``turn``: which of those that are begun."""
+        for _ in range(num_jobs):
+            if self.is_idle(collects):
                 return
-            self._end(*self._tasks.pop(turn % len(self._tasks)))
+            self._end(self._jobs.pop(turn % len(self._jobs)))
 
-    def _begin(self) -> None:
-        while len(self._tasks) < 3 and (task := self.stream.next_task()) is not None:
-            assert self.stream.plan is not None
-            self._tasks.append((task, key_of(self._passes[self.stream.plan])))
-            for batch in task.work.batches if isinstance(task.work, FillWork) else ():
-                assert not self.readers.get(batch.slot), "nobody reads what is overwritten"
-                self._contents.pop(batch.slot, None)
+    def is_idle(self, collects: bool = True) -> bool:
+        """Have the workers begin what they can begin; whether there is nothing. ``collects``: for the feed."""
+        self.stream.look()
+        if collects:
+            self.feed.collect()
+        self._say_grants()
+        while self._num_loads < _MOST_LOADS and (task := self.stream.next_task()) is not None:
+            self._jobs.append(task)
+        busy = [job[0] for job in self._jobs if isinstance(job, tuple)]
+        for worker in self._workers:
+            if worker not in busy and (claim := worker.claim()) is not None:
+                assert not self.readers.get(claim.slot), "nobody reads what is overwritten"
+                self._contents.pop(claim.slot, None)
+                self._jobs.append((worker, claim))
+        return not self._jobs
 
-    def _end(self, task: Task, key: PassKey) -> None:
-        if not isinstance(task.work, FillWork):
-            self.stream.done(task, [])
-        elif any(batch.step in self.broken for batch in task.work.batches):
-            self.stream.failed(task, ShardReadError("unreadable"))
-        else:
-            for batch in task.work.batches:
-                self._contents[batch.slot] = key, batch.step
-                self.fills += 1
-            self.stream.done(task, None)
+    @property
+    def _num_loads(self) -> int:
+        return sum(isinstance(job, Task) for job in self._jobs)
+
+    def _end(self, job: Task | tuple[PageWorker, Claim]) -> None:
+        if isinstance(job, Task):
+            self.stream.done(job, [])
+            return
+        worker, claim = job
+        generation, step = claim.place
+        if step in self.broken:
+            worker.filler.not_made(claim)
+            self.stream.not_made(generation, step, ShardReadError("unreadable"))
+            return
+        assert not self.readers.get(claim.slot), "nobody reads what is overwritten"
+        self.fills += 1
+        self._contents[claim.slot] = self._keys[generation], step
+        worker.filler.made(claim)
 
     # ---------------------------------------------------------------------------------------- consumers
 
@@ -92,10 +150,18 @@ class Workshop:
         self.readers[slot].append(handed.member)
 
     def everything_is_free(self) -> None:
-        """Nobody has anything, and so the stream has all."""
-        assert not any(self.readers.values())
-        self.stream.stop()
-        while self._tasks:
-            self._end(*self._tasks.pop())
-        assert sorted(self.stream._free_slots) == list(range(self.num_slots))
-        assert not self.stream._lent
+        """Nobody has anything, and so the stream has all. It is the end of it."""
+        assert not any(self.readers.values()) and not self._taker.held
+        self.feed.stop()
+        while self._jobs:
+            self._end(self._jobs.pop())
+        assert self.is_idle(), "nothing happens behind the end"
+        self._taker.stop(MAX_GENERATION)
+        assert all(self.page.is_free(slot) for slot in range(self.num_slots))
+        assert sorted(self.stream._windows._free_arenas) == list(range(_NUM_ARENAS))
+        self.close()
+
+
+def _close(fds: Collection[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,4 +1,4 @@
-"""A stream with made-up data, and workers that do its tasks at once."""
+"""A stream with made-up data, and workers that do its tasks and make its batches at once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+from page_run import Floor
 
-from loaderd.daemon.outgoing import Outgoing, PassEnd
+from loaderd.daemon.outgoing import BrokenBatch, Delivery
 from loaderd.daemon.scheduler import Scheduler
 from loaderd.daemon.stream import Stream
 from loaderd.daemon.tasks import LoadWork, Task
@@ -17,6 +18,10 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
+from loaderd.workers.fill import Claim
+
+REASON = "was killed by SIGSEGV"
+STALLED = "made no progress"
 
 
 def scheduler_of(*sources: Any, workers: int) -> Scheduler:
@@ -37,7 +42,12 @@ def blame(records: list[Slice], error: LoaderdError) -> WorkerError:
 
 
 class Run:
-    """A stream, and workers that do their tasks in turn: the one that has waited longest goes first."""
+    """A stream, workers that take turns, and a consumer that takes what there is and gives it back at once.
+
+    A worker does its task, if it has one, else it makes a batch; with ``batches_first``, it is the other way round.
+    ``assigned`` and ``claimed`` say what was begun; ``sent``, what the consumer got; ``deaths``, how many workers
+    were lost.
+    """
 
     def __init__(
         self,
@@ -48,58 +58,126 @@ class Run:
         workers: int = 1,
         slots: int = 8,
         skip_damaged: bool = False,
+        batches_first: bool = False,
     ) -> None:
+        self.batches_first = batches_first
         batches = BatchPlan(HostShare(Rest(num_records), 0, 1, window), batch_size, "short", 1)
         counts = np.full(num_records // 10, 10)
         self.plan = PassPlan(SetRows(counts, 0, True), batches, 0, True, 0)
+        self.floor = Floor(slots, workers)
         self.stream = Stream(
             lambda _: self.plan,
-            num_slots=slots,
+            self.floor.page,
             num_arenas=2,
             num_workers=workers,
             skip_damaged=skip_damaged,
             blame=blame,
         )
+        self.floor.stream = self.stream
         self.scheduler = scheduler_of(self.stream, workers=workers)
-        self.next_worker = workers
+        self.workers = list(range(workers))
+        """The number of the worker at each seat."""
         self.deaths = 0
         self.working: deque[tuple[int, Task]] = deque()
         self.assigned: list[Task] = []
-        self.sent: list[Outgoing] = []
-        self.stream.start(0, Pass(0, 1), 0)
+        self.claimed: list[Claim] = []
+        self.sent: list[Delivery | BrokenBatch] = []
+        self.start(1, 0)
+
+    def close(self) -> None:
+        self.floor.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, generation: int, step: int) -> None:
+        self.floor.consumer.begin(generation, step)
+        self.stream.start(generation, Pass(0, 1), step)
+        self.sent.clear()
+        self.hand_out()
 
     def hand_out(self) -> None:
+        """What the daemon does when it is awake."""
+        self.floor.say()
         assigned = self.scheduler.assign()
         self.assigned += [task for _, task in assigned]
         self.working.extend(assigned)
-        while self.stream.outbox:
-            self.sent.append(self.stream.outbox.popleft())
 
-    def give_back(self) -> None:
-        self.stream.release(list(self.stream._lent))
+    def claims(self, seat: int) -> Claim | None:
+        """What the worker of a seat has claimed, or claims now."""
+        hand = self.floor.hands[seat]
+        hand.read()
+        if hand.claim is None and hand.try_claim() is not None:
+            assert hand.claim is not None
+            self.claimed.append(hand.claim)
+        return hand.claim
 
-    def die(self, stalled: bool = False) -> None:
+    def take(self) -> list[int]:
+        """The consumer takes what there is; returns the slots."""
+        slots = []
+        while not self.ended and (item := self.floor.consumer.next()) is not None:
+            self.sent.append(item)
+            if isinstance(item, Delivery):
+                slots.append(item.slot)
+        if self.floor.wake_daemon():
+            self.hand_out()
+        return slots
+
+    @property
+    def ended(self) -> bool:
+        """Whether the consumer has all there is."""
+        return self.floor.consumer.taker.step == self.plan.num_steps
+
+    def die(self, seat: int, task: Task | None = None, stalled: bool = False) -> None:
         self.deaths += 1
-        worker = self.working[0][0]
-        self.scheduler.lose_worker(worker, "made no progress" if stalled else "was killed by SIGSEGV", stalled)
+        worker, reason = self.workers[seat], STALLED if stalled else REASON
+        self.scheduler.lose_worker(worker, reason, stalled, task)
         self.working = deque(item for item in self.working if item[0] != worker)
-        self.scheduler.add_worker(self.next_worker)
-        self.scheduler.ready(self.next_worker)
-        self.next_worker += 1
+        self.floor.lose(seat, reason, stalled)
+        self.workers[seat] = 1 + max(self.workers)
+        self.scheduler.add_worker(self.workers[seat])
+        self.scheduler.ready(self.workers[seat])
+        self.hand_out()
+
+    def end_task(self, task: Task, error: LoaderdError | None = None) -> None:
+        (worker,) = [worker for worker, other in self.working if other is task]
+        self.working.remove((worker, task))
+        self.scheduler.end_task(worker, task.number, [] if isinstance(task.work, LoadWork) else None, error)
+        self.hand_out()
 
     def to_the_end(
         self, is_deadly: Any = lambda work: False, error_at: Any = lambda work: None, stalled: bool = False
-    ) -> list[Outgoing]:
-        """Do all tasks but those that kill their worker (or have it ``stalled``), or fail; what was sent."""
-        self.hand_out()
-        while PassEnd() not in self.sent:
-            worker, task = self.working[0]
-            if is_deadly(task.work):
-                self.die(stalled)
-            else:
-                self.working.popleft()
-                error = error_at(task.work)
-                self.scheduler.end_task(worker, task.number, [] if isinstance(task.work, LoadWork) else None, error)
-            self.give_back()
-            self.hand_out()
+    ) -> list[Delivery | BrokenBatch]:
+        """Have all done but what kills a worker (or has it ``stalled``), or fails; what was sent.
+
+        ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of claims.
+        """
+        while not self.ended:
+            progress = False
+            for seat in range(len(self.workers)):
+                task = next((task for worker, task in self.working if worker == self.workers[seat]), None)
+                claim = self.claims(seat) if task is None or self.batches_first else None
+                if claim is not None:
+                    task = None
+                elif task is None:
+                    continue
+                work = claim if task is None else task.work
+                progress = True
+                hand = self.floor.hands[seat]
+                if is_deadly(work):
+                    self.die(seat, task, stalled)
+                elif task is not None:
+                    self.end_task(task, error_at(work))
+                elif (error := error_at(work)) is not None:
+                    hand.not_made(error)
+                    self.floor.hear(seat)
+                else:
+                    hand.made()
+            for slot in self.take():
+                progress = True
+                self.floor.consumer.taker.release(slot)
+            assert progress or self.ended, "nothing will ever happen"
         return self.sent

@@ -53,8 +53,8 @@ def test_workers_are_lost_at_it(deaths: list[bool], stalled: bool, error: Any):
     for number, stall in enumerate(deaths):
         scheduler.add_worker(number)
         scheduler.ready(number)
-        assert len(scheduler.assign()) == 1
-        scheduler.lose_worker(number, "was killed", stall)
+        ((_, task),) = scheduler.assign()
+        scheduler.lose_worker(number, "was killed", stall, blamed=task)
     assert passing.finished == (error is not None)
     assert isinstance(passing.error, error or type(None))
     if stalled:
@@ -67,20 +67,23 @@ def test_which_task_is_silent():
     scheduler.add_source(passing)
     scheduler.add_source(other)
     scheduler.add_worker(0)
-    for _ in range(9):  # it starts: that is not the storage's fault
-        scheduler.tick()
+
+    def tick(times: int) -> None:
+        for _ in range(times):
+            scheduler.tick(lambda worker: tuple(task.number for task in scheduler.tasks_of(worker)[:1]) or None)
+
+    tick(9)  # it starts: that is not the storage's fault
     assert scheduler.silent(passing, 1) is None
     scheduler.ready(0)
     (_, first), (_, second) = scheduler.assign()
     assert scheduler.silent(passing, 1) is None
-    for _ in range(3):
-        scheduler.tick()
+    tick(1 + 3)  # the first one sees what it is at
     assert scheduler.silent(passing, 3) is first and scheduler.silent(passing, 4) is None
     assert scheduler.silent(other, 1) is None
     scheduler.advanced(0, first.number, 1)
     assert scheduler.silent(passing, 1) is None
     scheduler.end_task(0, first.number, [])
-    scheduler.tick()
+    tick(1 + 1)
     assert scheduler.silent(passing, 1) is second
 
 

@@ -7,13 +7,15 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
-from sharing_run import Workshop
+from sharing_run import NUM_WORKERS, Workshop
 
-from loaderd.daemon.members import GRACE_S, Handed, Members, Own, Progressed
+from loaderd.daemon.members import GRACE_S, Handed, Members, Own, PageReader, Progressed
 from loaderd.daemon.mirrored import Mirrored
-from loaderd.daemon.outgoing import Delivery, PassEnd
+from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
 from loaderd.daemon.shared import Shared
 from loaderd.errors import ServerError
+from loaderd.memory.page import MAX_GENERATION
+from loaderd.memory.taking import Taker
 from loaderd.plan.passes import Pass
 
 END = "end"
@@ -26,7 +28,7 @@ class Run:
     def __init__(self, way: Any, num_members: int, *, num_slots: int = 4, broken: Collection[int] = ()) -> None:
         """``num_slots``: the most that a member can have."""
         self.work = Workshop(STEPS, num_slots * num_members if way is Mirrored else num_slots, broken)
-        self.members: Members = way(self.work.stream, num_members)
+        self.members: Members = way(self.work.feed, num_members)
         self.got: dict[int, list[Any]] = defaultdict(list)
         self.lows: dict[int, int] = {}
         self.kept: dict[int, list[int]] = defaultdict(list)
@@ -53,13 +55,18 @@ class Run:
         """Until nothing more comes; members in ``releasing`` give back what they get."""
         while True:
             self.work.work()
-            handed = self.members.take()
-            for one in handed:
-                self.hear(one)
+            handed = self.listen()
             for member in releasing:
                 self.release(member)
             if not handed:
                 return
+
+    def listen(self) -> list[Handed]:
+        """Take what there is."""
+        handed = self.work.hand_over(self.members)
+        for one in handed:
+            self.hear(one)
+        return handed
 
     def hear(self, handed: Handed) -> None:
         member, item = handed.member, handed.item
@@ -105,7 +112,7 @@ def test_nothing_is_done_for_one_who_has_left():
     run = Run(Own, 1)
     run.start(1)
     run.leave(1)
-    assert run.work.stream.next_task() is None
+    assert run.work.is_idle()
 
 
 def test_what_an_older_start_has_brought_is_lent_until_it_is_given_back():
@@ -121,6 +128,18 @@ def test_what_an_older_start_has_brought_is_lent_until_it_is_given_back():
     run.release(1)
     run.go(1)
     assert run.got[1] == [*range(STEPS), END]
+
+
+def test_nothing_more_is_made_for_one_who_has_left_or_stopped():
+    """But what was begun; else workers would fill all slots with what nobody takes."""
+    for end in (Run.leave, lambda run, member: run.members.stop(member)):
+        run = Run(Own, 1)
+        run.start(1)
+        while run.work.fills < 2:
+            run.work.work(1)
+        end(run, 1)
+        run.work.work()
+        assert run.work.fills <= 2 + NUM_WORKERS - 1
 
 
 @pytest.mark.parametrize("way", [Own, Mirrored, Shared])
@@ -151,6 +170,40 @@ def test_who_gets_batches_anyway_must_not_ask_for_them():
     for way in (Own, Mirrored):
         with pytest.raises(ValueError, match="without being asked"):
             Run(way, 1).members.want(1, 1)
+
+
+def test_one_who_reads_the_page_is_told_only_what_the_page_does_not_say():
+    work = Workshop(STEPS, 4, broken=(1,))
+    reader = PageReader(work.stream)
+    reader.join(7)
+    taker = Taker(work.page, work.bell, work.bells)
+    taker.begin(3, 0)
+    reader.start(7, 3, Pass(0, 1), 0, [])
+    work.work(collects=False)
+    (handed,) = reader.take()
+    assert (handed.member, handed.generation) == (7, 3) and isinstance(handed.item, BrokenBatch)
+    assert handed.item.step == 1 and reader.take() == []
+    assert reader.held_by(7) == 4 and "has all of the 4" in reader.describe(7)
+    got = []
+    while taker.step < STEPS:
+        if taker.step == 1:
+            taker.skip()
+        assert taker.has_batch()
+        got.append(taker.step)
+        taker.release(taker.take()[0])
+        work.work(collects=False)
+    assert got == [0, 2, 3, 4, 5] and reader.held_by(7) == 0
+    with pytest.raises(ValueError, match="in its page"):
+        reader.release(7, [0])
+    with pytest.raises(ValueError, match="without being asked"):
+        reader.want(7, 1)
+    for generation in (3, MAX_GENERATION + 1):
+        with pytest.raises(ValueError, match="does not come after generation 3"):
+            reader.start(7, generation, Pass(0, 1), 0, [])
+    with pytest.raises(ValueError, match="cannot start"):
+        reader.start(7, 4, Pass(0, 1), STEPS + 1, [])
+    reader.stop(7)
+    assert reader.describe(7) == "has asked for no batches"
 
 
 @pytest.mark.parametrize("way", [Mirrored, Shared])
@@ -271,10 +324,9 @@ def test_mirrored_who_goes_back_in_its_own_batches_gets_none_in_a_slot_that_it_h
 def test_mirrored_what_was_made_before_the_stream_went_back_is_not_handed_on():
     run = Run(Mirrored, 3)
     run.start_all(1, 2, 3)
-    while not run.got:
+    while len(run.got[3]) < 2:
         run.work.work(1)
-        for handed in run.members.take():
-            run.hear(handed)
+        run.listen()
     assert run.got[3] == [0, 1]
     run.start(1)
     run.go()

@@ -60,7 +60,7 @@ class MirroredMachine(RuleBasedStateMachine):
     def set_up(self, size, num_members: int) -> None:
         self.work = Workshop(**size)
         self.num_members = num_members
-        self.group = Mirrored(self.work.stream, num_members)
+        self.group = Mirrored(self.work.feed, num_members)
         self.members: dict[int, Mirror] = {}
         self.numbers = count(1)
 
@@ -176,7 +176,7 @@ class MirroredMachine(RuleBasedStateMachine):
 
     @rule()
     def listen(self) -> None:
-        for handed in self.group.take():
+        for handed in self.work.hand_over(self.group):
             self.hear(handed)
         for number, one in self.members.items():
             assert self.group.held_by(number) == len(one.slots)
@@ -273,8 +273,10 @@ class SharedMachine(RuleBasedStateMachine):
         self.serve()
 
     def serve(self) -> None:
+        if hasattr(self, "work"):
+            self.work.close()
         self.work = Workshop(**self.size)
-        self.group = Shared(self.work.stream, self.num_members)
+        self.group = Shared(self.work.feed, self.num_members)
 
     def one(self, which: int) -> tuple[int, Sharer]:
         return list(self.members.items())[which % len(self.members)]
@@ -352,10 +354,13 @@ class SharedMachine(RuleBasedStateMachine):
             self.work.readers[slot].remove(number)
         for slot, readers in self.work.readers.items():
             self.work.readers[slot] = [reader for reader in readers if reader != number]
+        has_begun = any(other.joined for other in self.members.values())
         del self.members[number]
         self.group.leave(number)
         if not self.members:
             self.epochs = {}
+        if not has_begun:  # the server was killed, and has not asked yet: nobody knows what this one has had
+            self.forget()
 
     @precondition(lambda self: any(one.asked and not one.waiting for one in self.members.values()))
     @rule(which=some)
@@ -405,18 +410,22 @@ class SharedMachine(RuleBasedStateMachine):
                 self.leave(position)
         survivors = list(self.members.items())
         self.members = {number: one for _, (number, one) in sorted(zip(order, survivors, strict=False))}
-        for number, epoch in self.epochs.items():
-            known = {step for one in self.members.values() if one.epoch == number for step in one.had}
-            queued = {step for one in self.members.values() if one.epoch == number for step in one.queue}
-            epoch.holders = {step: holder for step, holder in epoch.holders.items() if step in known - queued}
-            epoch.returned = {}
-            epoch.over = False
+        self.forget()
         self.serve()
         for number, one in self.members.items():
             one.stale, one.queue, one.in_use, one.said = [], {}, {}, set()
             self.group.join(number)
             if one.generation:
                 self.start_as_it_is(number)
+
+    def forget(self) -> None:
+        """What nobody knows who lives."""
+        for number, epoch in self.epochs.items():
+            known = {step for one in self.members.values() if one.epoch == number for step in one.had}
+            queued = {step for one in self.members.values() if one.epoch == number for step in one.queue}
+            epoch.holders = {step: holder for step, holder in epoch.holders.items() if step in known - queued}
+            epoch.returned = {}
+            epoch.over = False
 
     # --------------------------------------------------------------------------------------- the server
 
@@ -432,7 +441,7 @@ class SharedMachine(RuleBasedStateMachine):
 
     @rule()
     def listen(self) -> None:
-        for handed in self.group.take():
+        for handed in self.work.hand_over(self.group):
             self.hear(handed)
         for number, one in self.members.items():
             assert self.group.held_by(number) == len(one.slots)

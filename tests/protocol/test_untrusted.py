@@ -158,6 +158,7 @@ def of_right_type(cls: type[Message], values: list[Any]) -> bool:
     names = cls._fields[: len(values)]
     kinds = {name: kind.__forward_arg__ for name, kind in cls.__annotations__.items()}
     looks = {
+        "bool": lambda value: type(value) is bool,
         "int": lambda value: type(value) is int and abs(value) <= 2**63,
         "str": lambda value: type(value) is str,
         "str | None": lambda value: value is None or type(value) is str,

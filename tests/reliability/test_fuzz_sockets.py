@@ -12,7 +12,7 @@ import fuzz_sockets
 def test_what_is_malformed_costs_its_sender_the_connection_and_nobody_else_anything():
     """Without those who say too little, for they stay a quarter of a minute: test_hostile.py has them."""
     command = [sys.executable, fuzz_sockets.__file__, "--unix", "300", "--network", "200"]
-    command += ["--warm-up", "0", "--slow", "0"]
+    command += ["--warm-up", "100", "--slow", "0"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     figures = json.loads(done.stdout)
     assert done.returncode == 0, figures

@@ -82,7 +82,7 @@ def test_parts(client):
 def test_a_client_that_goes_leaves_nothing(server, client):
     def slots():
         with open(f"/proc/{server.gateway.pid}/maps") as maps:
-            return sum("memfd:loaderd" in line for line in maps)
+            return sum("memfd:loaderd-slots" in line for line in maps)
 
     with flight.connect(server.address) as leaving:
         reader = get(leaving, epochs=None)

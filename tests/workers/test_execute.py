@@ -21,7 +21,7 @@ from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
-from loaderd.protocol.worker_messages import FillTask, IndexTask, LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import IndexTask, LoadTask, ProbeTask
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
 from loaderd.shards.index import build_index, decode_index
@@ -66,7 +66,7 @@ class Stage:
         order = self.plan.order_of(window)
         slices = [self.table.slice(part, 3) for part in self.plan.slices_of(window)]
         where = [order.key, order.size, order.first, order.stop]
-        tasks = [LoadTask(i, 0, arena, where, slices[i : i + 2]) for i in range(0, len(slices), 2)]
+        tasks = [LoadTask(i, 0, 0, arena, where, slices[i : i + 2]) for i in range(0, len(slices), 2)]
         return [fault for task in tasks for fault in self.executor.load(task)]
 
     def numbers(self, window: int) -> list[int]:
@@ -116,17 +116,17 @@ def test_a_task_that_is_done_again_writes_the_same(stage: Stage):
     before = stage.windows.bytes.copy()
     stage.load(0, 0)
     assert np.array_equal(stage.windows.bytes, before)
-    task = FillTask(0, 0, [[1, [[0, 8, 24]], []]])
-    stage.executor.fill(task)
+    stage.executor.fill(1, [(0, 8, 24)], [])
     filled = stage.slots.bytes.copy()
-    stage.executor.fill(task)
+    stage.executor.fill(1, [(0, 8, 24)], [])
     assert np.array_equal(stage.slots.bytes, filled)
     assert np.array_equal(stage.windows.bytes, before)
 
 
 def test_a_batch_of_one_window(stage: Stage):
     stage.load(1, 0)
-    stage.executor.fill(FillTask(0, 0, [[0, [[0, 5, 21]], []], [1, [[0, 50, 57]], []]]))
+    stage.executor.fill(0, [(0, 5, 21)], [])
+    stage.executor.fill(1, [(0, 50, 57)], [])
     check_slot(stage.slot(0), stage.numbers(1)[5:21])
     check_slot(stage.slot(1), stage.numbers(1)[50:57])
 
@@ -135,7 +135,7 @@ def test_a_batch_of_one_window(stage: Stage):
 def test_a_batch_across_arenas_with_rows_left_out(stage: Stage, omit: list[int]):
     stage.load(0, 2)
     stage.load(1, 0)
-    stage.executor.fill(FillTask(0, 0, [[1, [[2, 50, 57], [0, 0, 9]], omit]]))
+    stage.executor.fill(1, [(2, 50, 57), (0, 0, 9)], omit)
     planned = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
     check_slot(stage.slot(1), [number for row, number in enumerate(planned) if row not in omit])
     check_slot(stage.slot(0), [])
@@ -181,8 +181,38 @@ def test_a_derived_field_that_raises_is_named(write_numbered: Write):
     stage.load(0, 0)
     first = stage.numbers(0)[0]
     with pytest.raises(WorkerError, match=rf"derived field 'x': .* raised KeyError: {first}") as caught:
-        stage.executor.fill(FillTask(0, 0, [[0, [[0, 0, 16]], []]]))
+        stage.executor.fill(0, [(0, 0, 16)], [])
     assert "in refuse" in caught.value.traceback
+
+
+def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbered: Write):
+    """Slots are the consumer's and other workers' meanwhile, and only the rows on trial may cost the worker."""
+    tried: list[int] = []
+
+    def remember(numbers: Any) -> Any:
+        tried.extend(numbers.tolist())
+        if 77 in numbers:
+            raise KeyError(77)
+        return numbers
+
+    schema = loaderd.Schema(
+        {"id": loaderd.Int64()}, {"x": loaderd.Derived(remember, "id")}, {"id": loaderd.Array("id")}
+    )
+    stage = Stage(write_numbered([170]), schema)
+    for window, arena in ((0, 2), (1, 0), (2, 1)):
+        stage.load(window, arena)
+    before = stage.windows.bytes.copy()
+    planned = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
+    assert 77 not in planned
+    tried.clear()
+    stage.executor.try_out([(2, 50, 57), (0, 0, 9)], [0, *range(3, 16)])
+    assert tried == planned[1:3]
+    (window,) = [window for window in range(3) if 77 in stage.numbers(window)]
+    place = stage.numbers(window).index(77)
+    with pytest.raises(WorkerError, match="raised KeyError: 77"):
+        stage.executor.try_out([((2, 0, 1)[window], place, place + 1)], [])
+    assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
+    assert np.array_equal(stage.windows.bytes, before)
 
 
 def test_the_files_of_a_stream_that_is_over_are_closed(

@@ -1,0 +1,132 @@
+"""The consumer's end of a page: takes batches in order, and gives slots back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loaderd.memory.page import (
+    CONSUMER_SLEEPS_FOR,
+    GRANTED,
+    POSITION,
+    TAKEN_BATCHES,
+    TAKEN_RECORDS,
+    WAKE_DAEMON_AT,
+    Page,
+    barrier,
+    key_of,
+    ring,
+    split_key,
+)
+
+
+class Taker:
+    """For one thread at a time. ``daemon_bell`` and ``bells``, one of each seat, stay the caller's.
+
+    2 µs a batch.
+    """
+
+    def __init__(self, page: Page, daemon_bell: int, bells: Sequence[int]) -> None:
+        self._page = page
+        self._words = page.words
+        self._daemon_bell = daemon_bell
+        self._bells = bells
+        self._key = 0
+        self._rung = 0
+        self._found = -1
+        self.held: set[int] = set()
+        """Slots that were taken and not given back yet."""
+
+    @property
+    def step(self) -> int:
+        """That of the batch which is taken next."""
+        return split_key(self._key)[1]
+
+    def begin(self, generation: int, step: int) -> None:
+        """Take batches from ``step`` on; what was made before is passed over."""
+        self._go_to(key_of(generation, step))
+        self.pass_over()
+
+    def stop(self, generation: int) -> None:
+        """Take nothing; what is made is passed over, and nothing more is claimed."""
+        self._go_to(key_of(generation, 0))
+        self.pass_over()
+
+    def _go_to(self, key: int) -> None:
+        self._key = self._words[POSITION] = key
+        self._found = -1
+        barrier()
+        wake_at = self._words[WAKE_DAEMON_AT]
+        if key >= wake_at != self._rung:
+            self._rung = wake_at
+            ring(self._daemon_bell)
+
+    def has_batch(self) -> bool:
+        """Whether the next batch is there."""
+        if self._found < 0:
+            self._found = self._slot_of(self._key)
+        return self._found >= 0
+
+    def _slot_of(self, key: int) -> int:
+        """Where this batch is; -1: it is not there."""
+        keys = self._page.keys()
+        slot = -1
+        for _ in range(keys.count(key)):
+            slot = keys.index(key, slot + 1)
+            if not self._page.is_free(slot):
+                barrier()
+                if self._page.key_in(slot) == key:  # a claim may change until its slot is not free
+                    return slot
+        return -1
+
+    def take(self) -> tuple[int, int]:
+        """(slot, records) of the next batch, which is there; the slot is the consumer's until :meth:`release`."""
+        slot, words = self._found, self._words
+        num_records = self._page.records_in(slot)
+        self.held.add(slot)
+        self._go_to(self._key + 1)
+        words[TAKEN_BATCHES] += 1
+        words[TAKEN_RECORDS] += num_records
+        return slot, num_records
+
+    def skip(self) -> None:
+        """Go on without the next batch."""
+        self._go_to(self._key + 1)
+
+    def release(self, slot: int) -> None:
+        """The slot is not used any more."""
+        self._page.release(slot)
+        self.held.discard(slot)
+        barrier()
+        seat = self._page.seat_of(slot)
+        if self._page.sleeps(seat):
+            ring(self._bells[seat])
+
+    def pass_over(self) -> None:
+        """Give back what nobody will take: batches of older generations, and those that are there twice."""
+        for slot in self._page.filled():
+            if slot not in self.held:
+                barrier()
+                if self._page.key_in(slot) < self._key:
+                    self.release(slot)
+
+    def fall_asleep(self, wanted: int = 1) -> bool:
+        """Have the consumer's bell rung when the next ``wanted`` batches may be there; False: they are there.
+
+        They are fewer where not so many may be made yet, or there is no room for them: they shall come without the
+        consumer's doing.
+        """
+        self.pass_over()
+        room = self._page.num_slots - len(self.held)
+        last = min(self._key + min(wanted, room), self._words[GRANTED]) - 1
+        for key in range(last, self._key - 1, -1):
+            self._words[CONSUMER_SLEEPS_FOR] = key
+            barrier()
+            if self._slot_of(key) < 0:
+                return True
+        self._words[CONSUMER_SLEEPS_FOR] = self._key
+        barrier()
+        return not self.has_batch()
+
+    def wake_up(self) -> None:
+        """The end of :meth:`fall_asleep`."""
+        self._words[CONSUMER_SLEEPS_FOR] = 0

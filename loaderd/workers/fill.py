@@ -1,0 +1,190 @@
+"""A worker's end of a page: which batch it makes next, and in which of its slots. The essay is in ``memory.page``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loaderd.memory.page import CONSUMER_SLEEPS_FOR, POSITION, Page, barrier, key_of, ring, split_key, step_of
+
+Segment = tuple[int, int, int]
+"""(arena, start, stop)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Batches ``first`` to ``stop - 1``: ``segments`` of the first, of whose rows ``omit`` are left out."""
+
+    first: int
+    stop: int
+    segments: tuple[Segment, ...]
+    omit: tuple[int, ...]
+
+    def segments_of(self, step: int) -> tuple[Segment, ...]:
+        """Where the rows of a batch lie. In a run of several, each lies behind the one before."""
+        if step == self.first:
+            return self.segments
+        ((arena, start, stop),) = self.segments
+        shift = (step - self.first) * (stop - start)
+        return ((arena, start + shift, stop + shift),)
+
+    @property
+    def num_records(self) -> int:
+        """Of each of its batches."""
+        return sum(stop - start for _, start, stop in self.segments) - len(self.omit)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Make batch ``step`` of ``run`` in ``slot``."""
+
+    slot: int
+    key: int
+    run: Run
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(generation, step)."""
+        return split_key(self.key)
+
+    @property
+    def step(self) -> int:
+        return step_of(self.key)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Where its rows lie."""
+        return self.run.segments_of(self.step)
+
+
+class Filler:
+    """What the worker of ``seat`` may make of a stream. ``consumer_bell`` stays the caller's.
+
+    ``news``: how many Granted and Withdrawn it need not wait for.
+    """
+
+    def __init__(self, page: Page, seat: int, news: int, consumer_bell: int) -> None:
+        self.page = page
+        self.seat = seat
+        self.has_slot = True
+        """Whether a slot was free when it last looked."""
+        self._news = news
+        self._bell = consumer_bell
+        self._generation = 0
+        self._runs: list[Run] = []
+        self._slots = list(page.slots_of(seat))
+        """The one that was used last comes first: it is the most likely one to be in the cache still."""
+        self._parked = {key: slot for slot, key in page.unfinished(seat)}
+        """By key, slots of batches that nobody may make now, kept for them: they may be made later."""
+
+    # ------------------------------------------------------------------------------------ what it is told
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is a Granted or Withdrawn that must be read first."""
+        return self.page.news(self.seat) != self._news
+
+    def granted(self, generation: int, runs: list[Run]) -> None:
+        """More batches may be made; those of older generations may not."""
+        self._news += 1
+        if generation != self._generation:
+            self._generation, self._runs = generation, []
+        self._runs = sorted([*self._runs, *runs], key=lambda run: run.first)
+        for key in list(self._parked):
+            if split_key(key)[0] != generation or any(run.first <= step_of(key) < run.stop for run in runs):
+                self._unpark(key)
+
+    def withdrawn(self, generation: int, step: int) -> None:
+        """A batch may not be made any more."""
+        self._news += 1
+        if generation == self._generation:
+            self._runs = without(self._runs, step)
+            self._unpark(key_of(generation, step))
+
+    def _unpark(self, key: int) -> None:
+        if key in self._parked:
+            self.page.claim(self._parked.pop(key), 0)
+
+    # --------------------------------------------------------------------------------------- what it does
+
+    def claim(self) -> Claim | None:
+        """The next batch to make; None if there is nothing to make, or no slot. About 4 µs."""
+        page = self.page
+        slot = self._free_slot()
+        self.has_slot = slot >= 0
+        if slot < 0:
+            return None
+        keys = page.keys()
+        while True:
+            found = self._next_key(set(keys))
+            if found is None:
+                return None
+            key, run = found
+            page.claim(slot, key)
+            barrier()
+            keys = page.keys()
+            if self.has_news:  # it may be withdrawn
+                page.claim(slot, 0)
+                return None
+            if keys.index(key) == slot:
+                self._slots.remove(slot)
+                self._slots.insert(0, slot)
+                page.say_makes(self.seat, key)
+                return Claim(slot, key, run)
+            page.claim(slot, 0)  # another worker has claimed it at the same moment
+
+    def _free_slot(self) -> int:
+        if self._parked:  # another one may have made it, at the same time
+            position = self.page.words[POSITION]
+            for key in [key for key in self._parked if key < position]:
+                self._unpark(key)
+        for slot in self._slots:
+            if self.page.is_free(slot) and slot not in self._parked.values():
+                return slot
+        return -1
+
+    def _next_key(self, taken: set[int]) -> tuple[int, Run] | None:
+        generation, position = split_key(self.page.words[POSITION])
+        if generation != self._generation:
+            return None
+        while self._runs and self._runs[0].stop <= position:
+            del self._runs[0]
+        base = key_of(generation, 0)
+        for run in self._runs:
+            for key in range(base + max(run.first, position), base + run.stop):
+                if key not in taken:
+                    return key, run
+        return None
+
+    def made(self, claim: Claim) -> None:
+        """The batch is there."""
+        page = self.page
+        page.say_makes(self.seat, 0)
+        if page.words[POSITION] > claim.key:  # meanwhile the consumer has gone elsewhere
+            page.claim(claim.slot, 0)
+            return
+        page.fill(claim.slot, claim.run.num_records)
+        barrier()
+        if page.words[CONSUMER_SLEEPS_FOR] == claim.key:
+            ring(self._bell)
+
+    def not_made(self, claim: Claim) -> None:
+        """The batch cannot be made. The claim stays, so that nobody else tries, until the daemon knows of it."""
+        self.page.say_makes(self.seat, 0)
+        if self.page.words[POSITION] > claim.key or claim.place[0] != self._generation:
+            self.page.claim(claim.slot, 0)
+        else:
+            self._parked[claim.key] = claim.slot
+
+
+def without(runs: list[Run], step: int) -> list[Run]:
+    """The same batches but for ``step``."""
+    found = []
+    for run in runs:
+        if not run.first <= step < run.stop:
+            found.append(run)
+            continue
+        if run.first < step:
+            found.append(Run(run.first, step, run.segments, run.omit))
+        if step + 1 < run.stop:
+            found.append(Run(step + 1, run.stop, run.segments_of(step + 1), run.omit))
+    return found

@@ -1,0 +1,238 @@
+"""The page of a stream, the workers at its seats, its consumer, and what the daemon says to both: without processes.
+
+What is said lies unread until somebody reads it, as in a socket. Who sleeps does nothing until it is rung for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from loaderd.daemon.outgoing import BrokenBatch, Delivery, Note, Omission
+from loaderd.daemon.stream import Grant, Stream, Withdrawal
+from loaderd.errors import LoaderdError
+from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key, words_of
+from loaderd.memory.taking import Taker
+from loaderd.workers.fill import Claim, Filler, Run
+
+
+def new_page(num_slots: int, num_seats: int) -> Page:
+    """In memory of this process."""
+    return Page(np.zeros(8 * words_of(num_slots, num_seats), np.uint8), num_slots, num_seats)
+
+
+def is_rung(bell: int) -> bool:
+    """Whether a bell was rung; it is silent then."""
+    try:
+        return bool(os.eventfd_read(bell))
+    except BlockingIOError:
+        return False
+
+
+class Hand:
+    """The worker of a seat, as far as it makes batches."""
+
+    def __init__(self, page: Page, seat: int, bell: int, consumer_bell: int) -> None:
+        self.filler = Filler(page, seat, page.news(seat), consumer_bell)
+        self.unread: deque[tuple[int, list[Grant] | Withdrawal]] = deque()
+        """Granted and Withdrawn."""
+        self.unheard: deque[tuple[int, int, LoaderdError]] = deque()
+        """Its FillFailed, of which the daemon has not heard."""
+        self.claim: Claim | None = None
+        self.asleep = False
+        self._bell = bell
+
+    def read(self, most: int = 1000) -> None:
+        """Read so much of what the daemon has said."""
+        while self.unread and most:
+            self._wake_up()
+            most -= 1
+            generation, said = self.unread.popleft()
+            if isinstance(said, Withdrawal):
+                self.filler.withdrawn(generation, said.step)
+                continue
+            runs = [
+                Run(first, first + number, tuple((a, b, c) for a, b, c in segments), tuple(omit))
+                for first, number, segments, omit in (grant.to_wire() for grant in said)
+            ]
+            self.filler.granted(generation, runs)
+
+    def _wake_up(self) -> None:
+        self.asleep = False
+        self.filler.page.say_sleeps(self.filler.seat, False)
+
+    def try_claim(self) -> Claim | None:
+        """Claim a batch, if it is at none, and need not read first; fall asleep where there is none."""
+        page, seat = self.filler.page, self.filler.seat
+        if self.asleep and not (is_rung(self._bell) or self.unread):
+            return None
+        assert self.filler.has_news == bool(self.unread), "the page says how much is on its way"
+        if self.claim is not None or self.unread:
+            return None
+        self.claim = self.filler.claim()
+        self.asleep = self.claim is None
+        page.say_sleeps(seat, self.asleep)
+        if self.asleep:
+            barrier()
+            self.claim = self.filler.claim()  # a slot may have come back in front of this
+            self.asleep = self.claim is None
+        return self.claim
+
+    def made(self) -> None:
+        """Its batch is there."""
+        assert self.claim is not None
+        claim, self.claim = self.claim, None
+        self.filler.made(claim)
+
+    def not_made(self, error: LoaderdError) -> None:
+        """Its batch cannot be made; the daemon is told."""
+        assert self.claim is not None
+        claim, self.claim = self.claim, None
+        self.filler.not_made(claim)
+        self.unheard.append((*claim.place, error))
+
+
+class Consumer:
+    """Takes batches as a client does: what the daemon has said of a batch is read before it is taken."""
+
+    def __init__(self, page: Page, bell: int, daemon_bell: int, bells: list[int]) -> None:
+        self.taker = Taker(page, daemon_bell, bells)
+        self.unread: deque[tuple[int, Note]] = deque()
+        self.asleep = False
+        self._page = page
+        self._bell = bell
+        self._num_read = self._generation = 0
+        self._broken: dict[int, BrokenBatch] = {}
+        self._omissions: dict[int, Omission] = {}
+
+    def begin(self, generation: int, step: int) -> None:
+        """Take from here on."""
+        self._generation = generation
+        self._broken.clear()
+        self._omissions.clear()
+        self.wake_up()
+        self.taker.begin(generation, step)
+
+    def wake_up(self) -> None:
+        """It is told something."""
+        if self.asleep:
+            self.taker.wake_up()
+            is_rung(self._bell)
+        self.asleep = False
+
+    def next(self) -> Delivery | BrokenBatch | None:
+        """The next batch, or why it cannot be had; None: it is not there, and the consumer sleeps."""
+        if self.asleep and not (is_rung(self._bell) or self.unread):
+            return None
+        self.wake_up()
+        self._read()
+        step = self.taker.step
+        if step in self._broken:
+            self.taker.skip()
+            return self._broken.pop(step)
+        if self.taker.has_batch() or not self.taker.fall_asleep():
+            slot, num_records = self.taker.take()
+            return Delivery(step, slot, num_records, self._omissions.pop(step, None))
+        self.asleep = True
+        return None
+
+    def _read(self) -> None:
+        while self._page.words[CONSUMER_NEWS] != self._num_read:
+            self._num_read += 1
+            generation, note = self.unread.popleft()
+            if generation != self._generation:
+                continue
+            if isinstance(note, BrokenBatch):
+                self._broken[note.step] = note
+            else:
+                self._omissions[note.step] = note
+
+
+class Floor:
+    """All of them: the page, a worker at each seat, the consumer; and what the daemon does for them."""
+
+    def __init__(self, num_slots: int, num_seats: int) -> None:
+        self.page = new_page(num_slots, num_seats)
+        self.daemon_bell, self.consumer_bell = new_bell(), new_bell()
+        self.bells = [new_bell() for _ in range(num_seats)]
+        self.consumer = Consumer(self.page, self.consumer_bell, self.daemon_bell, self.bells)
+        self.hands = [self._new_hand(seat) for seat in range(num_seats)]
+        self.stream: Any = None
+        """Must be set before anything is said."""
+
+    def close(self) -> None:
+        """Give the bells back."""
+        for bell in (self.daemon_bell, self.consumer_bell, *self.bells):
+            os.close(bell)
+
+    def _new_hand(self, seat: int) -> Hand:
+        return Hand(self.page, seat, self.bells[seat], self.consumer_bell)
+
+    def say(self) -> None:
+        """What ``Session.hand_over`` does."""
+        stream: Stream = self.stream
+        stream.look()
+        while stream.notes:
+            self.page.words[CONSUMER_NEWS] += 1
+            self.consumer.unread.append((stream.generation, stream.notes.popleft()))
+        self._say_grants()
+
+    def _say_grants(self) -> None:
+        stream: Stream = self.stream
+        while stream.grants:
+            said = stream.grants.popleft()
+            for seat in range(len(self.hands)):
+                self._tell(seat, said)
+
+    def _tell(self, seat: int, said: list[Grant] | Withdrawal) -> None:
+        self.page.add_news(seat)
+        self.hands[seat].unread.append((self.stream.generation, said))
+
+    def wake_daemon(self) -> bool:
+        """Have the daemon look, if its bell was rung; whether it was."""
+        rung = is_rung(self.daemon_bell)
+        if rung:
+            self.say()
+        return rung
+
+    def hear(self, seat: int) -> None:
+        """The daemon hears what a worker could not make."""
+        hand = self.hands[seat]
+        while hand.unheard:
+            self.stream.not_made(*hand.unheard.popleft())
+        self.say()
+
+    def lose(self, seat: int, reason: str, stalled: bool = False) -> None:
+        """The worker of a seat is lost: what ``Workforce._lose`` and ``Session.lose_claims`` do.
+
+        A worker that is lost has been heard to the end.
+        """
+        stream: Stream = self.stream
+        page = self.page
+        self.hear(seat)
+        stream.lost_at(page.makes(seat), reason, stalled)
+        given_up = [slot for slot, key in page.unfinished(seat) if not stream.keeps_slot(key)]
+        page.say_makes(seat, 0)
+        page.say_task(seat, None)
+        page.say_sleeps(seat, False)
+        self._say_grants()
+        for slot in given_up:
+            page.claim(slot, 0)
+        barrier()
+        stream.grants.append([])
+        self._say_grants()
+        self.hands[seat] = self._new_hand(seat)
+        self._tell(seat, stream.all_granted())
+        self.consumer.wake_up()  # it is warned
+        self.say()
+
+    def steps_claimed(self, seat: int) -> list[int]:
+        """Of batches that may be made, those which a worker makes, or keeps a slot for."""
+        found = []
+        for _, key in self.page.unfinished(seat):
+            if self.stream.is_under_way(key):
+                found.append(split_key(key)[1])
+        return found

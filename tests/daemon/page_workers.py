@@ -1,0 +1,45 @@
+"""A worker's end of a page, as the tests of the daemon move it: step by step, and without a process."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from loaderd.memory.page import Page, words_of
+from loaderd.protocol.worker_messages import Granted, Withdrawn
+from loaderd.workers.fill import Claim, Filler, Run
+
+
+def new_page(num_slots: int, num_seats: int) -> Page:
+    """On memory of its own."""
+    return Page(np.zeros(8 * words_of(num_slots, num_seats), np.uint8), num_slots, num_seats)
+
+
+class PageWorker:
+    """The worker of a seat: it reads what it is told no sooner than it must, as a process that is slow."""
+
+    def __init__(self, page: Page, seat: int, news: int, consumer_bell: int) -> None:
+        self.filler = Filler(page, seat, news, consumer_bell)
+        self._unread: deque[Granted | Withdrawn] = deque()
+
+    def tell(self, message: Granted | Withdrawn) -> None:
+        """It is on its way; that it is, the page says already."""
+        self._unread.append(message)
+
+    def claim(self) -> Claim | None:
+        """What it makes next."""
+        while self.filler.has_news:
+            assert self._unread, "nobody waits for what was never sent"
+            self._read(self._unread.popleft())
+        return self.filler.claim()
+
+    def _read(self, message: Granted | Withdrawn) -> None:
+        if isinstance(message, Withdrawn):
+            self.filler.withdrawn(message.generation, message.step)
+            return
+        runs = [
+            Run(first, first + count, tuple((arena, start, stop) for arena, start, stop in segments), tuple(omit))
+            for first, count, segments, omit in message.runs
+        ]
+        self.filler.granted(message.generation, runs)

@@ -1,0 +1,332 @@
+"""The real workforce, and what it is told of streams, over workers that are no processes: each step is called.
+
+A worker does what ``workers.main`` does, in the same order; between any two steps others may do theirs, the daemon
+included, and it may die. What it is told and what it says lies there until somebody reads it. While it sleeps it
+does nothing until it is told something or its bell is rung: a wake-up that is lost stays lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from loaderd.daemon.granting import Granting
+from loaderd.daemon.stream import Stream
+from loaderd.daemon.tasks import IndexWork, LoadWork, Task
+from loaderd.daemon.workforce import Workforce
+from loaderd.errors import LoaderdError, to_wire
+from loaderd.memory.page import POSITION, Page, key_of, new_bell, step_of
+from loaderd.protocol.worker_messages import (
+    NO_STREAM,
+    Attach,
+    Attached,
+    Done,
+    FillFailed,
+    Granted,
+    TaskFailed,
+    Withdrawn,
+)
+from loaderd.workers.fill import Claim, Filler, Run
+
+
+def was_rung(bell: int) -> bool:
+    """Whether it was, since this was asked last."""
+    try:
+        return os.eventfd_read(bell) > 0
+    except BlockingIOError:
+        return False
+
+
+class _Wires:
+    """What is on its way to each worker."""
+
+    def __init__(self) -> None:
+        self.inboxes: dict[int, deque[Any]] = {}
+
+    def add(self, number: int, channel: Any, death_fd: int | None) -> None:
+        self.inboxes[number] = deque()
+
+    def remove(self, number: int) -> None:
+        del self.inboxes[number]
+
+    def watch(self, number: int, what: int) -> None:
+        """The tests look at the daemon's bell themselves."""
+
+    def post(self, number: int, message: Any, fds: tuple[int, ...] = ()) -> None:
+        self.inboxes[number].append(message)
+
+
+class _Pool:
+    """Seats and their bells, as the real one gives them."""
+
+    def __init__(self) -> None:
+        self.seats: dict[int, int] = {}
+        self.bells: list[int] = []
+        self.restarts = 0
+
+    @property
+    def numbers(self) -> list[int]:
+        return list(self.seats)
+
+    def start(self) -> tuple[int, None, int]:
+        number = len(self.seats) + self.restarts
+        seat = next(seat for seat in range(len(self.seats) + 1) if seat not in self.seats.values())
+        if seat == len(self.bells):
+            self.bells.append(new_bell())
+        self.seats[number] = seat
+        return number, None, -1
+
+    def bury(self, worker: int) -> str:
+        del self.seats[worker]
+        self.restarts += 1
+        return "was killed by SIGKILL"
+
+    def achieved(self) -> None:
+        """However many have died: these tests know why."""
+
+    def pid_of(self, worker: int) -> int:
+        return worker
+
+    def seat_of(self, worker: int) -> int:
+        return self.seats[worker]
+
+
+def _granting_of(number: int, stream: Stream, workforce: Workforce) -> Granting:
+    """What the workers are told of a stream, which needs no more of an opened one than this."""
+    page = stream.page
+
+    def attach_message(seat: int) -> Attach:
+        return Attach(number, b"", [], [], 0, page.num_slots, page.num_seats, page.news(seat))
+
+    opened: Any = SimpleNamespace(
+        number=number,
+        stream=stream,
+        page=page,
+        attach_message=attach_message,
+        worker_fds=(),
+        consumer_bell=workforce.bell,
+    )
+    return Granting(opened, workforce)
+
+
+@dataclass(eq=False)
+class Job:
+    """What a worker is at: a task, or a batch of a stream."""
+
+    task: Task | None = None
+    stream: int = NO_STREAM
+    claim: Claim | None = None
+
+
+class Hand:
+    """A worker of the ``crew``."""
+
+    def __init__(self, crew: Crew, number: int) -> None:
+        self.number = number
+        self.seat = crew.pool.seat_of(number)
+        self.inbox = crew.wires.inboxes[number]
+        self.said: list[Any] = [Attached(NO_STREAM)]
+        self.started = False
+        self.sleeps = False
+        self.job: Job | None = None
+        self.fillers: dict[int, Filler] = {}
+        self.tasks: deque[Task] = deque()
+        self._crew = crew
+        self._turns: deque[int] = deque()
+
+    def read(self) -> None:
+        """Take the next thing that it was told."""
+        message = self.inbox.popleft()
+        if isinstance(message, Task):
+            self.tasks.append(message)
+        elif isinstance(message, Granted):
+            runs = [
+                Run(first, first + count, tuple((arena, start, stop) for arena, start, stop in segments), tuple(omit))
+                for first, count, segments, omit in message.runs
+            ]
+            self.fillers[message.stream].granted(message.generation, runs)
+        elif isinstance(message, Withdrawn):
+            self.fillers[message.stream].withdrawn(message.generation, message.step)
+        elif isinstance(message, Attach):
+            page = self._crew.pages[message.stream]
+            if message.stream not in self._turns:
+                self._turns.append(message.stream)
+            self.fillers[message.stream] = Filler(page, self.seat, message.news, self._crew.workforce.bell)
+            self.said.append(Attached(message.stream))
+
+    def start(self) -> None:
+        """Come to know of all streams there are."""
+        self.started = True
+        self.read_all()
+
+    def read_all(self) -> None:
+        while self.inbox:
+            self.read()
+
+    def begin(self, reads: bool = True) -> None:
+        """Have it begin with something, if it is at nothing; ``reads``: it looks first what it is told."""
+        if not self.started or self.job is not None:
+            return
+        if self.sleeps and not (was_rung(self._crew.pool.bells[self.seat]) or self.inbox):
+            return
+        self._say_sleeps(False)
+        if reads:
+            self.read_all()
+        self.job = self._choose()
+        if self.job is None:
+            self._say_sleeps(True)
+            self.job = self._choose()
+            if self.job is None and self.inbox:
+                self.read_all()
+                self.job = self._choose()
+            if self.job is not None:
+                self._say_sleeps(False)
+        if self.job is not None and self.job.task is not None and self.job.stream in self._crew.pages:
+            self._crew.pages[self.job.stream].say_task(self.seat, self.job.task.number)
+
+    def _say_sleeps(self, sleeps: bool) -> None:
+        self.sleeps = sleeps
+        for stream in self._turns:
+            self._crew.pages[stream].say_sleeps(self.seat, sleeps)
+
+    def _choose(self) -> Job | None:
+        if self.tasks and self._is_due(self.tasks[0]):
+            return self._job_of(self.tasks.popleft())
+        for stream in list(self._turns):
+            while self.fillers[stream].has_news:
+                assert self.inbox, "nobody waits for what was never sent"
+                self.read()
+            claim = self.fillers[stream].claim()
+            if claim is not None:
+                self._turns.remove(stream)
+                self._turns.append(stream)
+                return Job(None, stream, claim)
+        return self._job_of(self.tasks.popleft()) if self.tasks else None
+
+    def _job_of(self, task: Task) -> Job:
+        return Job(task, self._crew.stream_of(task))
+
+    def _is_due(self, task: Task) -> bool:
+        if not isinstance(task.work, LoadWork):
+            return True
+        page = self._crew.pages[self._crew.stream_of(task)]
+        return bool(page.words[POSITION] >= key_of(task.generation, task.work.due))
+
+    def end(self, result: Any = None, error: LoaderdError | None = None) -> None:
+        """Have it end what it is at, and say what there is to say."""
+        job, self.job = self.job, None
+        assert job is not None
+        if job.task is not None:
+            number = job.task.number
+            if job.stream in self._crew.pages:
+                self._crew.pages[job.stream].say_task(self.seat, None)
+            self.said.append(Done(number, result) if error is None else TaskFailed(number, NO_STREAM, to_wire(error)))
+            return
+        assert job.claim is not None
+        filler = self.fillers[job.stream]
+        if error is None:
+            filler.made(job.claim)
+        else:
+            filler.not_made(job.claim)
+            self.said.append(FillFailed(job.stream, *job.claim.place, to_wire(error)))
+
+    def overlooked(self) -> list[tuple[int, int]]:
+        """(stream, step) of the batches that it would make if it looked."""
+        found = []
+        for stream, filler in self.fillers.items():
+            assert not filler.has_news
+            if filler._free_slot() >= 0 and (following := filler._next_key(set(filler.page.keys()))) is not None:
+                found.append((stream, step_of(following[0])))
+        return found
+
+    def task_numbers(self) -> list[int]:
+        """Of all tasks that the daemon must believe it to have."""
+        numbers = [message.task for message in self.said if isinstance(message, (Done, TaskFailed))]
+        tasks = [*self.tasks, *[message for message in self.inbox if isinstance(message, Task)]]
+        if self.job is not None and self.job.task is not None:
+            tasks.insert(0, self.job.task)
+        return [*numbers, *[task.number for task in tasks]]
+
+
+class Crew:
+    """Workers, and the workforce that they are. ``hands``: those that live, by number."""
+
+    def __init__(self, stall_timeout: float | None = None) -> None:
+        self.wires, self.pool = _Wires(), _Pool()
+        self.warnings: list[str] = []
+        workforce: Any = Workforce
+        self.workforce: Workforce = workforce(self.wires, self.pool, stall_timeout, self.warnings.append)
+        self.hands: dict[int, Hand] = {}
+        self.pages: dict[int, Page] = {}
+        self._streams: dict[Stream, int] = {}
+        self._given: list[Task] = []
+
+    def close(self) -> None:
+        for bell in [*self.pool.bells, self.workforce.bell]:
+            os.close(bell)
+
+    def stream_of(self, task: Task) -> int:
+        """The number of the stream that a task is of; NO_STREAM: of none."""
+        return NO_STREAM if isinstance(task.work, IndexWork) else self._streams[task.source]
+
+    def attach(self, stream: Stream) -> Granting:
+        """Have the workers know of a stream, and do its tasks."""
+        number = len(self._streams)
+        self._streams[stream] = number
+        self.pages[number] = stream.page
+        granting = _granting_of(number, stream, self.workforce)
+        self.workforce.attach(granting)
+        self.add_source(stream)
+        return granting
+
+    def add_source(self, source: Any) -> None:
+        """Messages of its tasks are the tasks themselves."""
+        self.workforce.add_source(source, self._give)
+
+    def _give(self, task: Task) -> Any:
+        self._given.append(task)
+        return task
+
+    def assign(self) -> list[Task]:
+        """Have tasks given out; returns them in order."""
+        self._given = []
+        self.workforce.assign()
+        return self._given
+
+    def start(self, number: int) -> None:
+        """So many workers more, who have yet to start."""
+        self.workforce.start(len(self.pool.seats) + number)
+        self._hire()
+
+    def _hire(self) -> None:
+        self.hands = {
+            number: self.hands[number] if number in self.hands else Hand(self, number) for number in self.pool.numbers
+        }
+
+    def hear(self) -> bool:
+        """Have the daemon read what the workers say; whether there was anything, or its bell was rung."""
+        heard = was_rung(self.workforce.bell)
+        for number, hand in self.hands.items():
+            if hand.started and hand.said:
+                said, hand.said = hand.said, []
+                self.workforce.received(number, said)
+                heard = True
+        return heard
+
+    def kill(self, number: int) -> None:
+        """A worker dies, and the daemon sees it, behind what it has said last."""
+        hand = self.hands[number]
+        if hand.started:
+            self.workforce.received(number, hand.said)
+        self.workforce.received(number, None)
+        self._hire()
+
+    def tick(self) -> list[int]:
+        """A moment has passed: the workers that were lost for it."""
+        before = list(self.hands)
+        self.workforce.tick()
+        self._hire()
+        return [number for number in before if number not in self.hands]

@@ -1,0 +1,318 @@
+"""The words of a page, and the consumer's end of it. What may happen between two accesses is in tests/workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderd.memory.page import (
+    CONSUMER_NEWS,
+    CONSUMER_SLEEPS_FOR,
+    CONSUMER_WAITED_NS,
+    MAX_GENERATION,
+    MAX_STEP,
+    NEVER,
+    POSITION,
+    TAKEN_BATCHES,
+    TAKEN_RECORDS,
+    WAKE_DAEMON_AT,
+    Counter,
+    Page,
+    key_of,
+    new_bell,
+    ring,
+    silence,
+    split_key,
+    step_of,
+    words_of,
+)
+from loaderd.memory.taking import Taker
+
+generations = st.integers(1, MAX_GENERATION)
+steps = st.integers(0, MAX_STEP)
+_LINE_BYTES = 64
+
+
+class Memory:
+    """A page, and what one step of a process changes in it."""
+
+    def __init__(self, num_slots: int, num_seats: int) -> None:
+        self.bytes = np.zeros(8 * words_of(num_slots, num_seats) + 40, np.uint8)
+        self.page = Page(self.bytes, num_slots, num_seats)
+        self._before = self.bytes.copy()
+
+    def changed(self) -> set[int]:
+        """Words that have changed since this was asked last."""
+        words = np.flatnonzero(self._before != self.bytes) // 8
+        self._before = self.bytes.copy()
+        return set(words.tolist())
+
+
+@pytest.fixture
+def bells() -> Iterator[list[int]]:
+    """Of the daemon, and of two seats."""
+    found = [new_bell() for _ in range(3)]
+    yield found
+    for bell in found:
+        os.close(bell)
+
+
+def is_rung(bell: int) -> bool:
+    try:
+        return bool(os.eventfd_read(bell))
+    except BlockingIOError:
+        return False
+
+
+def fill(page: Page, slot: int, key: int, num_records: int = 5) -> None:
+    page.claim(slot, key)
+    page.fill(slot, num_records)
+
+
+# ---------------------------------------------------------------------------------------------------- keys
+
+
+@given(generations, steps)
+def test_a_key_is_a_generation_and_a_step(generation: int, step: int):
+    key = key_of(generation, step)
+    assert split_key(key) == (generation, step) and step_of(key) == step
+    assert 0 < key <= NEVER
+    words = np.zeros(1, np.int64)
+    words[0] = key
+    assert words[0] == key, "it is a signed integer of 64 bits"
+
+
+@given(st.tuples(generations, steps), st.tuples(generations, steps))
+def test_keys_rise(one: tuple[int, int], other: tuple[int, int]):
+    assert (key_of(*one) < key_of(*other)) == (one < other)
+
+
+# --------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(("num_slots", "num_seats"), [(1, 1), (3, 5), (8, 2), (9, 3), (40, 8)])
+def test_no_two_words_are_one(num_slots: int, num_seats: int):
+    """Each of them is changed alone, and nothing is behind the end."""
+    memory = Memory(num_slots, num_seats)
+    page = memory.page
+    seen: set[int] = set()
+    changes = [
+        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(CONSUMER_NEWS, WAKE_DAEMON_AT + 1)],
+        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(POSITION, CONSUMER_WAITED_NS + 1)],
+        *[lambda seat=seat: page.add_news(seat) for seat in range(num_seats)],
+        *[lambda seat=seat: page.say_sleeps(seat, True) for seat in range(num_seats)],
+        *[lambda seat=seat: page.say_task(seat, 0) for seat in range(num_seats)],
+        *[
+            lambda seat=seat, which=which: page.count(seat, which, 3)
+            for seat in range(num_seats)
+            for which in Counter
+        ],
+        *[lambda slot=slot: page.claim(slot, 9) for slot in range(num_slots)],
+        *[lambda slot=slot: page.fill(slot, 0) for slot in range(num_slots)],
+        *[lambda slot=slot: page.release(slot) for slot in range(num_slots)],
+    ]
+    for change in changes:
+        change()
+        (word,) = memory.changed()
+        assert word not in seen and word < words_of(num_slots, num_seats)
+        seen.add(word)
+    page.fill(num_slots - 1, 7)
+    assert max(memory.changed()) < words_of(num_slots, num_seats)
+
+
+def test_what_different_processes_write_lies_in_different_lines():
+    memory = Memory(8, 3)
+    page = memory.page
+    lines: dict[str, set[int]] = {}
+
+    def wrote(who: str) -> None:
+        lines.setdefault(who, set()).update(word * 8 // _LINE_BYTES for word in memory.changed())
+
+    page.words[CONSUMER_NEWS] = page.words[WAKE_DAEMON_AT] = 1
+    wrote("daemon")
+    for word in (POSITION, CONSUMER_SLEEPS_FOR, TAKEN_BATCHES, TAKEN_RECORDS, CONSUMER_WAITED_NS):
+        page.words[word] = 1
+    wrote("consumer")
+    for seat in range(3):
+        page.add_news(seat)
+        wrote("daemon")
+        page.say_sleeps(seat, True)
+        page.say_task(seat, 1)
+        page.count(seat, Counter.FILLS, 1)
+        wrote(f"worker {seat}")
+    fill(page, 0, 1)
+    wrote("workers' slots")
+    page.release(0)
+    wrote("consumer")
+    found = [line for whose in lines.values() for line in whose]
+    assert len(set(found)) == len(found)
+
+
+def test_a_new_page_says_nothing():
+    page = Memory(5, 2).page
+    assert page.keys() == [0] * 5
+    assert all(page.is_free(slot) for slot in range(5))
+    assert [page.task(seat) for seat in range(2)] == [None, None]
+    assert not page.sleeps(0) and page.news(1) == 0
+    assert page.unfinished(0) == [], "nobody has begun yet"
+
+
+def test_a_slot_is_free_until_it_is_filled_and_when_it_is_given_back():
+    page = Memory(3, 2).page
+    page.claim(1, key_of(1, 4))
+    assert page.is_free(1) and page.unfinished(1) == [(1, key_of(1, 4))]
+    page.fill(1, 6)
+    assert not page.is_free(1) and page.records_in(1) == 6 and page.unfinished(1) == []
+    page.words[POSITION] = key_of(1, 5)
+    page.release(1)
+    assert page.is_free(1) and page.unfinished(1) == []
+    assert page.keys() == [0, key_of(1, 4), 0]
+
+
+def test_what_is_older_than_the_position_is_nothing_unfinished():
+    page = Memory(6, 2).page
+    page.words[POSITION] = key_of(2, 3)
+    for slot, key in enumerate([key_of(1, 9), 0, key_of(2, 2), 0, key_of(2, 3), 0]):
+        page.claim(slot, key)
+    assert page.unfinished(0) == [(4, key_of(2, 3))]
+    assert page.unfinished(1) == []
+
+
+@pytest.mark.parametrize(("num_slots", "num_seats"), [(1, 3), (7, 3), (8, 2)])
+def test_each_slot_belongs_to_a_seat(num_slots: int, num_seats: int):
+    page = Memory(num_slots, num_seats).page
+    owners = {slot: seat for seat in range(num_seats) for slot in page.slots_of(seat)}
+    assert owners == {slot: page.seat_of(slot) for slot in range(num_slots)}
+
+
+def test_tasks_and_counters():
+    page = Memory(2, 2).page
+    page.say_task(1, 0)
+    assert (page.task(0), page.task(1)) == (None, 0)
+    page.say_task(1, None)
+    assert page.task(1) is None
+    page.count(0, Counter.LOAD_NS, 30)
+    page.count(1, Counter.LOAD_NS, 12)
+    assert page.total(Counter.LOAD_NS) == 42 and page.total(Counter.FILL_NS) == 0
+
+
+def test_a_bell_may_be_rung_too_often():
+    bell = new_bell()
+    os.eventfd_write(bell, 2**64 - 2)
+    ring(bell)
+    silence(bell)
+    silence(bell)
+    assert not is_rung(bell)
+    os.close(bell)
+
+
+# -------------------------------------------------------------------------------------------------- taking
+
+
+def test_batches_are_taken_in_order_wherever_they_lie(bells: list[int]):
+    page = Memory(4, 2).page
+    taker = Taker(page, bells[0], bells[1:])
+    taker.begin(3, 7)
+    assert not taker.has_batch() and taker.step == 7
+    fill(page, 2, key_of(3, 8), 4)
+    assert not taker.has_batch()
+    page.claim(3, key_of(3, 7))
+    assert not taker.has_batch(), "it is being written"
+    page.fill(3, 5)
+    assert taker.has_batch() and taker.take() == (3, 5)
+    assert page.words[POSITION] == key_of(3, 8)
+    assert taker.has_batch() and taker.take() == (2, 4)
+    assert taker.held == {2, 3} and not page.is_free(2)
+    assert (page.words[TAKEN_BATCHES], page.words[TAKEN_RECORDS]) == (2, 9)
+    taker.release(3)
+    assert taker.held == {2} and page.is_free(3) and not page.is_free(2)
+
+
+def test_what_is_there_twice_is_taken_once(bells: list[int]):
+    page = Memory(4, 2).page
+    taker = Taker(page, bells[0], bells[1:])
+    taker.begin(1, 0)
+    page.claim(0, key_of(1, 0))  # and never filled
+    fill(page, 1, key_of(1, 0))
+    fill(page, 3, key_of(1, 0))
+    assert taker.has_batch() and taker.take() == (1, 5)
+    assert not taker.has_batch()
+    assert taker.fall_asleep()
+    assert page.is_free(3) and not page.is_free(1), "the other one is passed over, not the one that it has"
+    assert page.words[CONSUMER_SLEEPS_FOR] == key_of(1, 1)
+    taker.wake_up()
+    assert page.words[CONSUMER_SLEEPS_FOR] == 0
+
+
+def test_who_begins_anew_keeps_what_it_has_and_passes_the_rest_over(bells: list[int]):
+    page = Memory(4, 2).page
+    taker = Taker(page, bells[0], bells[1:])
+    taker.begin(1, 0)
+    for slot in range(3):
+        fill(page, slot, key_of(1, slot))
+    assert taker.has_batch() and taker.take()[0] == 0
+    assert taker.has_batch()
+    page.say_sleeps(1, True)
+    taker.begin(2, 0)
+    assert not taker.has_batch(), "what it had found is of the older generation"
+    assert [page.is_free(slot) for slot in range(4)] == [False, True, True, True]
+    assert is_rung(bells[2]) and not is_rung(bells[1])
+    fill(page, 1, key_of(2, 0))
+    taker.stop(3)
+    assert page.words[POSITION] == key_of(3, 0) and page.is_free(1)
+
+
+def test_a_batch_that_is_skipped_is_passed_over(bells: list[int]):
+    page = Memory(2, 2).page
+    taker = Taker(page, bells[0], bells[1:])
+    taker.begin(1, 0)
+    fill(page, 0, key_of(1, 0))
+    fill(page, 1, key_of(1, 1))
+    assert taker.has_batch()
+    taker.skip()
+    assert taker.has_batch() and taker.take()[0] == 1
+    assert page.words[TAKEN_BATCHES] == 1
+    taker.pass_over()
+    assert page.is_free(0) and not page.is_free(1)
+
+
+def test_whoever_sleeps_is_rung_for_when_a_slot_of_its_own_is_given_back(bells: list[int]):
+    page = Memory(4, 2).page
+    taker = Taker(page, bells[0], bells[1:])
+    taker.begin(1, 0)
+    for step in range(3):
+        fill(page, step, key_of(1, step))
+    slots = [taker.take()[0] for _ in range(3) if taker.has_batch()]
+    assert slots == [0, 1, 2]
+    page.say_sleeps(0, True)
+    taker.release(1)
+    assert not is_rung(bells[1]) and not is_rung(bells[2])
+    taker.release(2)
+    assert is_rung(bells[1]) and not is_rung(bells[2])
+    page.say_sleeps(0, False)
+    taker.release(0)
+    assert not is_rung(bells[1])
+
+
+def test_the_daemon_is_rung_for_once_for_each_place(bells: list[int]):
+    page = Memory(2, 2).page
+    page.words[WAKE_DAEMON_AT] = NEVER
+    taker = Taker(page, bells[0], bells[1:])
+    taker.begin(1, 0)
+    assert not is_rung(bells[0])
+    page.words[WAKE_DAEMON_AT] = key_of(1, 2)
+    rung = []
+    for _ in range(4):
+        taker.skip()
+        rung.append(is_rung(bells[0]))
+    assert rung == [False, True, False, False]
+    page.words[WAKE_DAEMON_AT] = key_of(1, 5)
+    taker.skip()
+    assert is_rung(bells[0])
+    taker.begin(2, 0)
+    assert not is_rung(bells[0]), "the daemon is told of a start"

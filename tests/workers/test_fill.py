@@ -1,0 +1,469 @@
+"""What a worker claims and makes: whoever else is at the page at the same moment, and wherever it dies."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from page_scene import SIZE, Died, Scene
+
+from loaderd.memory.page import POSITION, WAKE_DAEMON_AT, key_of, silence, step_of
+from loaderd.workers.fill import Claim, Filler, Run, without
+
+Do = Callable[[Scene], object]
+NewScene = Callable[..., Scene]
+
+
+@pytest.fixture
+def new_scene() -> Iterator[NewScene]:
+    """Makes scenes, and closes them."""
+    scenes: list[Scene] = []
+
+    def make(*args: int) -> Scene:
+        while scenes:  # a test makes hundreds
+            scenes.pop().close()
+        scenes.append(Scene(*args))
+        return scenes[-1]
+
+    yield make
+    while scenes:
+        scenes.pop().close()
+
+
+def do_at(scene: Scene, actor: str, number: int, what: Callable[[], object], only_writes: bool = False) -> list[int]:
+    """Have ``what`` happen in front of an actor's access of that number; returns a list of those there were."""
+    seen: list[int] = []
+
+    def on_access(who: str, writes: bool) -> None:
+        if who == actor and (writes or not only_writes):
+            seen.append(len(seen))
+            if len(seen) == number + 1:
+                what()
+
+    scene.on_access = on_access
+    return seen
+
+
+# ---------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_run_says_where_each_of_its_batches_lies():
+    run = Run(4, 8, ((1, 10, 15),), ())
+    assert [run.segments_of(step) for step in range(4, 8)] == [((1, 10 + 5 * k, 15 + 5 * k),) for k in range(4)]
+    assert run.num_records == 5
+    assert Run(4, 5, ((1, 10, 15), (0, 0, 3)), (1, 6)).num_records == 6
+
+
+@pytest.mark.parametrize("step", range(3, 9))
+def test_without_a_step_the_others_lie_where_they_lay(step: int):
+    runs = [Run(4, 8, ((1, 10, 15),), ()), Run(8, 9, ((1, 30, 33), (0, 0, 2)), (1,))]
+    places = {n: run.segments_of(n) for run in runs for n in range(run.first, run.stop) if n != step}
+    left = without(runs, step)
+    assert {n: run.segments_of(n) for run in left for n in range(run.first, run.stop)} == places
+    assert [run.omit for run in left if run.first == 8] == [(1,)] * (step != 8)
+
+
+# -------------------------------------------------------------------------------------------------- claims
+
+
+def claimed(scene: Scene, name: str) -> Claim:
+    claim = scene.fillers[name].claim()
+    assert claim is not None
+    return claim
+
+
+def test_workers_claim_the_first_step_that_nobody_has(new_scene: NewScene):
+    scene = new_scene(4)
+    first = claimed(scene, "A")
+    second = claimed(scene, "B")
+    assert (first.place, second.place) == ((1, 0), (1, 1))
+    assert (first.slot % 2, second.slot % 2) == (0, 1), "in a slot of its own"
+    assert second.segments == ((0, SIZE, 2 * SIZE),)
+    scene.begin_writing(first), scene.end_writing(first)
+    scene.fillers["A"].made(first)
+    assert claimed(scene, "A").step == 2
+    assert scene.page.unfinished(0) == [(2, key_of(1, 2))]
+
+
+def test_who_has_no_free_slot_claims_nothing(new_scene: NewScene):
+    scene = new_scene(2)
+    assert scene.make("A")
+    assert not scene.make("A") and not scene.fillers["A"].has_slot
+    assert scene.consume() and scene.make("A")
+    assert scene.page.is_free(1) and scene.fillers["A"].has_slot
+
+
+def test_the_slot_that_was_used_last_is_used_next(new_scene: NewScene):
+    scene = new_scene(8)
+    for _ in range(2):
+        assert scene.make("A")
+    slots = [slot for slot, key in enumerate(scene.contents) if key is not None]
+    for step in range(2):
+        assert scene.take(), step
+    scene.give_back()
+    assert claimed(scene, "A").slot == slots[1]
+
+
+def test_what_is_withdrawn_is_not_claimed(new_scene: NewScene):
+    scene = new_scene(4)
+    filler = scene.fillers["A"]
+    scene.page.add_news(0)
+    assert filler.has_news
+    filler.withdrawn(1, 0)
+    assert not filler.has_news
+    assert claimed(scene, "A").step == 1
+    scene.withdraw("A", 2, generation=0)
+    scene.withdraw("A", 3)
+    assert [run.first for run in filler._runs] == [1, 4]
+
+
+def test_what_cannot_be_made_keeps_its_slot_until_it_is_withdrawn(new_scene: NewScene):
+    scene = new_scene(4)
+    filler = scene.fillers["A"]
+    claim = claimed(scene, "A")
+    filler.not_made(claim)
+    assert claimed(scene, "B").step == 1
+    again = claimed(scene, "A")
+    assert (again.step, again.slot) == (2, 2), "neither the batch nor its slot"
+    filler.made(again)
+    assert not scene.make("A")
+    scene.withdraw("A", 0)
+    assert claimed(scene, "A").slot == claim.slot
+
+
+def test_a_slot_that_the_predecessor_left_is_kept(new_scene: NewScene):
+    """For a batch on trial: it is granted when it is known which records to leave out."""
+    scene = new_scene(4)
+    claim = claimed(scene, "A")
+    scene.fillers["A"] = filler = Filler(scene.page, 0, scene.page.news(0), scene.consumer_bell)
+    scene.grant("A", [Run(1, 6, ((0, SIZE, 2 * SIZE),), ())])
+    while (other := filler.claim()) is not None:
+        assert other.slot != claim.slot and other.step > 0
+        filler.made(other)
+    scene.grant("A", [Run(0, 1, ((0, 0, SIZE),), (1,))])
+    again = claimed(scene, "A")
+    assert (again.slot, again.step, again.run.num_records) == (claim.slot, 0, SIZE - 1)
+
+
+def test_what_is_withdrawn_at_any_moment_is_not_claimed_any_more(new_scene: NewScene):
+    """The worker that had it is lost. What is withdrawn may be granted with other records left out."""
+    for number in range(60):
+        scene = new_scene(4)
+        claim = claimed(scene, "B")
+
+        def withdraw(scene: Scene = scene, claim: Claim = claim) -> None:
+            scene.page.add_news(0)
+            scene.page.claim(claim.slot, 0)
+
+        seen = do_at(scene, "A", number, withdraw)
+        found = scene.fillers["A"].claim()
+        assert found is None or found.step > 0
+        if number >= len(seen):
+            withdraw()
+        scene.ignore()
+        scene.fillers["A"].withdrawn(1, 0)
+        assert [step_of(key) for _, key in scene.page.unfinished(0)] == [] if found is None else [found.step]
+
+
+@pytest.mark.parametrize("told_first", [False, True])
+def test_what_cannot_be_made_any_more_keeps_no_slot(new_scene: NewScene, told_first: bool):
+    """The consumer went elsewhere meanwhile. Rows that are being replaced may well be such that decoding fails."""
+    scene = new_scene(2)
+    claim = claimed(scene, "A")
+    scene.begin(0)
+    if told_first:
+        scene.grant("A")
+    scene.fillers["A"].not_made(claim)
+    if not told_first:
+        scene.grant("A")
+    assert claimed(scene, "A").slot == claim.slot
+    scene.lose("A")
+    scene.grant("B")
+    scene.finish()
+
+
+def test_what_another_one_has_made_keeps_no_slot(new_scene: NewScene):
+    """Two made the same batch, and one of them could not: nothing is withdrawn, for the consumer has it already."""
+    scene = new_scene(2)
+    claim = claimed(scene, "A")
+    scene.page.claim(claim.slot, 0)
+    assert scene.make("B")
+    scene.page.claim(claim.slot, claim.key)  # as if both had looked before
+    scene.fillers["A"].not_made(claim)
+    assert scene.consume()
+    assert claimed(scene, "A").slot == claim.slot
+    scene.lose("A")
+    scene.finish()
+
+
+def test_what_the_consumer_does_not_want_any_more_is_not_delivered(new_scene: NewScene):
+    scene = new_scene(2)
+    claim = claimed(scene, "A")
+    scene.begin(3)
+    assert scene.fillers["B"].claim() is None, "it does not know yet what it may make"
+    scene.fillers["A"].made(claim)
+    assert scene.page.is_free(claim.slot) and not scene.page.unfinished(0)
+    scene.grant("A")
+    scene.grant("B")
+    assert claimed(scene, "A").step == 3
+    scene.lose("A")
+    scene.finish(3)
+
+
+def test_the_consumer_is_rung_for_if_it_sleeps_for_this_batch(new_scene: NewScene):
+    scene = new_scene(4)
+    claims = claimed(scene, "A"), claimed(scene, "B")
+    assert scene.taker.fall_asleep()
+    scene.fillers["B"].made(claims[1])
+    assert not is_rung(scene.consumer_bell), "this is the next but one"
+    scene.fillers["A"].made(claims[0])
+    assert is_rung(scene.consumer_bell)
+
+
+def is_rung(bell: int) -> bool:
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    rung = bool(poll.poll(0))
+    silence(bell)
+    return rung
+
+
+# -------------------------------------------------------------------------------------------------- deaths
+
+
+@pytest.mark.parametrize("num_slots", [2, 4])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_wherever_a_worker_dies_each_batch_comes_once(new_scene: NewScene, num_slots: int, before: int):
+    """In front of each access, and so behind each write."""
+    number, died = 0, [True]
+    while died:
+        died = []
+        scene = new_scene(num_slots)
+        for _ in range(before):
+            scene.make("B")
+            scene.consume()
+        do_at(scene, "A", number, lambda died=died: die(died))
+        with suppress(Died):
+            scene.make("A")
+        number += 1
+        scene.ignore()
+        scene.lose("A")
+        scene.finish()
+    assert number > 10
+
+
+def die(died: list[bool]) -> None:
+    died.append(True)
+    raise Died
+
+
+@pytest.mark.parametrize("how", ["granted", "withdrawn", "elsewhere"])
+def test_wherever_a_worker_dies_that_gives_slots_back_none_is_lost(new_scene: NewScene, how: str):
+    """Those that it kept for batches that could not be made."""
+    for number in range(3):
+        scene = new_scene(4)
+        filler = scene.fillers["A"]
+        for _ in range(2):
+            filler.not_made(claimed(scene, "A"))
+        if how == "elsewhere":
+            scene.begin(0)
+        do_at(scene, "A", number, lambda: die([]), only_writes=True)
+        with suppress(Died):
+            if how == "withdrawn":
+                filler.withdrawn(1, 0)
+                filler.withdrawn(1, 1)
+            else:
+                filler.granted(scene.generation, [Run(0, 2, ((0, 0, SIZE),), ())])
+        scene.ignore()
+        for slot, _ in scene.page.unfinished(0):  # the daemon does not want them any more
+            scene.page.claim(slot, 0)
+        scene.lose("A")
+        scene.grant("B")
+        scene.finish()
+
+
+# ------------------------------------------------------------------------------------------- interleavings
+
+
+def two(first: Do, second: Do) -> Do:
+    return lambda scene: (first(scene), second(scene))
+
+
+def make_b(scene: Scene) -> bool:
+    return scene.make("B")
+
+
+def claim_b(scene: Scene) -> None:
+    """B claims, and goes on when A has ended."""
+    claim = scene.fillers["B"].claim()
+    if claim is not None:
+        scene.begin_writing(claim)
+        scene.later.append(lambda: (scene.end_writing(claim), scene.fillers["B"].made(claim)))  # type: ignore[attr-defined]
+
+
+OTHERS: dict[str, Do] = {
+    "B makes": make_b,
+    "B claims": claim_b,
+    "taken": Scene.take,
+    "consumed": Scene.consume,
+    "given back": Scene.give_back,
+    "passed over": lambda scene: scene.taker.pass_over(),
+    "B makes, consumed": two(make_b, Scene.consume),
+    "B makes, taken": two(make_b, Scene.take),
+    "B makes two": two(make_b, make_b),
+    "B makes two, both consumed": two(two(make_b, make_b), two(Scene.consume, Scene.consume)),
+    "consumed, B makes": two(Scene.consume, make_b),
+    "consumed, B claims": two(Scene.consume, claim_b),
+}
+BEFORE: dict[str, Do] = {
+    "nothing": lambda scene: None,
+    "A makes": lambda scene: scene.make("A"),
+    "B makes": make_b,
+    "A makes, taken": two(lambda scene: scene.make("A"), Scene.take),
+    "all three": two(two(lambda scene: scene.make("A"), make_b), Scene.take),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("num_slots", [2, 4])
+def test_whatever_happens_while_a_worker_is_at_the_page(new_scene: NewScene, num_slots: int, other: str):
+    for before in BEFORE.values():
+        number, seen = -1, [0]
+        while number < len(seen):
+            number += 1
+            scene = new_scene(num_slots)
+            scene.later = []  # type: ignore[attr-defined]
+            before(scene)
+            seen = do_at(scene, "A", number, lambda scene=scene: OTHERS[other](scene))
+            scene.make("A")
+            for do in scene.later:  # type: ignore[attr-defined]
+                do()
+            scene.finish()
+
+
+def test_two_may_make_the_same_batch_and_one_is_passed_over(new_scene: NewScene):
+    """It does happen in the interleavings above; else they would prove less than they seem to."""
+    times = 0
+    for number in range(40):
+        scene = new_scene(4)
+        do_at(scene, "A", number, lambda scene=scene: scene.make("B"))
+        scene.make("A")
+        keys = [key for slot, key in enumerate(scene.page.keys()) if not scene.page.is_free(slot)]
+        times += len(keys) == 2 and keys[0] == keys[1]
+        scene.finish()
+    assert times > 0
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("at", ["A", "consumer"])
+def test_the_consumer_goes_elsewhere_while_a_worker_is_at_the_page(new_scene: NewScene, at: str, told: bool):
+    for before in BEFORE.values():
+        number, seen = -1, [0]
+        while number < len(seen):
+            number += 1
+            scene = new_scene(4)
+            before(scene)
+            begin = lambda scene=scene: scene.begin(2)  # noqa: E731
+            make = lambda scene=scene: scene.make("A")  # noqa: E731
+            seen = do_at(scene, at, number, begin if at == "A" else make)
+            make() if at == "A" else begin()
+            if scene.generation == 1:
+                begin()
+            scene.give_back()
+            if told:
+                scene.make("B")  # which does not know
+            scene.grant("B")
+            scene.grant("A")
+            scene.finish(2)
+
+
+@pytest.mark.parametrize("workers_do", ["make", "make two", "make three"])
+@pytest.mark.parametrize("consumer_does", ["take", "consume", "pass over"])
+@pytest.mark.parametrize("num_slots", [2, 4])
+def test_whatever_happens_while_the_consumer_is_at_the_page(
+    new_scene: NewScene, num_slots: int, consumer_does: str, workers_do: str
+):
+    makes: list[Do] = [lambda scene: scene.make("A"), make_b, lambda scene: scene.make("A")]
+    does: Do = {"take": Scene.take, "consume": Scene.consume, "pass over": OTHERS["passed over"]}[consumer_does]
+    for before in (*BEFORE.values(), two(BEFORE["all three"], Scene.give_back)):
+        number, seen = -1, [0]
+        while number < len(seen):
+            number += 1
+            scene = new_scene(num_slots)
+            before(scene)
+            num_makes = {"make": 1, "make two": 2, "make three": 3}[workers_do]
+            seen = do_at(
+                scene, "consumer", number, lambda scene=scene, n=num_makes: [make(scene) for make in makes[:n]]
+            )
+            does(scene)
+            scene.finish()
+
+
+def test_a_worker_that_has_claimed_may_give_way_while_the_consumer_looks(new_scene: NewScene):
+    """And make another batch in that slot: the consumer must not take it for the one that was claimed there."""
+    for number in range(40):
+        scene = new_scene(4)
+        slot = 3
+        scene.page.claim(slot, key_of(1, 0))  # B has claimed, and not looked again yet
+
+        def give_way(scene: Scene = scene, slot: int = slot) -> None:
+            scene.page.claim(slot, key_of(1, 1))
+            scene.contents[slot] = key_of(1, 1)
+            scene.page.fill(slot, SIZE)
+
+        do_at(scene, "consumer", number, give_way)
+        if scene.taker.has_batch():
+            raise AssertionError("batch 0 is nowhere")
+        if scene.page.is_free(slot):
+            give_way()
+        scene.finish()
+
+
+# --------------------------------------------------------------------------------------------------- sleep
+
+
+def test_whoever_falls_asleep_is_rung_for(new_scene: NewScene):
+    """Whenever the batch comes that the consumer sleeps for."""
+    for number in range(60):
+        scene = new_scene(2)
+        do_at(scene, "consumer", number, lambda scene=scene: scene.make("A"))
+        sleeps = scene.taker.fall_asleep()
+        if scene.page.is_free(0):
+            scene.make("A")
+        assert not sleeps or is_rung(scene.consumer_bell)
+
+
+def test_a_worker_without_slots_is_rung_for(new_scene: NewScene):
+    """Whenever the consumer gives one back."""
+    for actor in ("A", "consumer"):
+        for number in range(60):
+            scene = new_scene(2)
+            assert scene.make("A") and scene.take()
+            filler = scene.fillers["A"]
+
+            def fall_asleep(scene: Scene = scene) -> None:
+                filler = scene.fillers["A"]
+                filler.page.say_sleeps(0, True)
+                scene.found = filler.claim()  # type: ignore[attr-defined]
+
+            def give_back(scene: Scene = scene) -> None:
+                scene.give_back()
+
+            do_at(scene, actor, number, give_back if actor == "A" else fall_asleep)
+            fall_asleep() if actor == "A" else give_back()
+            if not filler.page.sleeps(0):
+                fall_asleep()
+            scene.give_back()
+            assert scene.found is not None or is_rung(scene.seat_bells[0])  # type: ignore[attr-defined]
+
+
+def test_the_daemon_is_rung_for_once_where_the_page_says(new_scene: NewScene):
+    scene = new_scene(4)
+    scene.page.words[WAKE_DAEMON_AT] = key_of(1, 2)
+    for step in range(4):
+        scene.make("A")
+        assert scene.consume()
+        assert scene.page.words[POSITION] == key_of(1, step + 1)
+        assert is_rung(scene.daemon_bell) == (step == 1)
