@@ -34,8 +34,8 @@ class Statistics:
     """What the index pass found, and what came up later: each record once, the first 1,000 of all."""
     worker_s: dict[str, float]
     """Seconds that all workers of this daemon have spent so far: "load" (read, check and parse records), "fill"
-    (unpack them into batches), "slot" (wait for the consumer to give slots back) and "window" (have nothing to do till
-    rows are loaded). Empty where batches come by messages: in groups, and over the network."""
+    (unpack them into batches), "slot" (wait for the consumer to give slots back) and "window" (wait for rows, which
+    are being loaded). Empty where batches come by messages: in groups, and over the network."""
     workers: int
     """Worker processes."""
     workers_restarted: int
