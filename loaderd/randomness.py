@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ _LOW_HALF = np.uint64(0xFFFFFFFF)
 _HALF_BITS = np.uint64(32)
 
 
+@lru_cache(maxsize=1024, typed=True)
 def key_of(*parts: int | str) -> int:
     """A 64-bit key of any integers and strings: equal parts give equal keys, on every machine."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)

@@ -8,6 +8,7 @@ is given to another. ``str(work)`` says in a message what it was. Batches are no
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from loaderd.errors import LoaderdError, WorkerError
@@ -56,7 +57,7 @@ class LoadWork:
     slices: tuple[Slice, ...]
     due: int = 0
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         return sum(part.stop - part.first for part in self.slices)
 

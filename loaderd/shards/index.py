@@ -89,10 +89,10 @@ class ShardIndex:
             start = int(self._run_ends[number - 1]) if number else 0
             anchors = np.cumsum(self.runs[start : self._run_ends[number]], dtype="<u4").tobytes()
         return (
-            int(self.offsets[number]),
-            int(self.num_bytes[number]),
-            int(self.counts[number]),
-            int(self.first_records[number]),
+            self.offsets.item(number),
+            self.num_bytes.item(number),
+            self.counts.item(number),
+            self.first_records.item(number),
             anchors,
         )
 

@@ -121,18 +121,22 @@ class Worker:
             self._poll.register(self._bell, select.POLLIN)
 
     def _try_attach(self, message: Attach) -> Message:
+        windows, slots, page, consumer_bell = (self._channel.take_fd() for _ in range(4))
+        failure: LoaderdError
         try:
-            self.attach(message, *[self._channel.take_fd() for _ in range(4)])
+            self.attach(message, windows, slots, page, consumer_bell)
         except LoaderdError as error:
-            return TaskFailed(ATTACH_TASK, message.stream, to_wire(error))
+            failure = error
         except Exception as error:
             failure = WorkerError(
                 f"a worker cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
                 traceback=traceback.format_exc(),
             )
-            return TaskFailed(ATTACH_TASK, message.stream, to_wire(failure))
-        return Attached(message.stream)
+        else:
+            return Attached(message.stream)
+        os.close(consumer_bell)
+        return TaskFailed(ATTACH_TASK, message.stream, to_wire(failure))
 
     def attach(self, message: Attach, windows_fd: int, slots_fd: int, page_fd: int, consumer_bell: int) -> None:
         """Take over a stream: its description, its files, its memory. It may come again, with other files."""
