@@ -36,7 +36,7 @@ from loaderd.errors import ClosedError
 
 _DRAIN_S = 0.8
 _LOOK_EVERY_S = 0.002
-_QUIET_LOOKS = 5
+_QUIET_LOOKS = 15
 _REAP_S = 0.3
 
 
