@@ -121,13 +121,12 @@ class Stream:
         """A load goes on; nobody asks how far it is."""
 
     def done(self, task: Task, result: Any) -> None:
-        """A task is done; the result of a load is the list of its faults."""
+        """A task is done; the result of a load is the list of its faults. :meth:`look` comes behind it."""
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork):
             self._windows.loaded(task.work, result)
-            self.look()
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)
 
@@ -287,7 +286,6 @@ class Stream:
 
     def _lose_load(self, work: LoadWork, blame: Callable[[Slice], LoaderdError]) -> None:
         self._windows.lost(work, blame)
-        self.look()
 
     def _tried_rows(self, work: TrialWork, error: WorkerError | None) -> None:
         """Rows of a batch have been tried; at the end of the trial, the batch is made without the guilty ones."""

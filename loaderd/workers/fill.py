@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from loaderd.memory.page import CONSUMER_SLEEPS_FOR, POSITION, Page, barrier, key_of, ring, split_key, step_of
 
@@ -18,6 +19,12 @@ class Run:
     stop: int
     segments: tuple[Segment, ...]
     omit: tuple[int, ...]
+
+    @classmethod
+    def from_wire(cls, wire: list[Any]) -> Run:
+        """As Granted has it."""
+        first, count, segments, omit = wire
+        return cls(first, first + count, tuple((arena, start, stop) for arena, start, stop in segments), tuple(omit))
 
     def segments_of(self, step: int) -> tuple[Segment, ...]:
         """Where the rows of a batch lie. In a run of several, each lies behind the one before."""

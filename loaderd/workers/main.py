@@ -104,10 +104,7 @@ class Worker:
             self._tasks.append(message)
         elif isinstance(message, Granted):
             if message.stream in self._streams:
-                runs = [
-                    Run(first, first + count, tuple(map(tuple, segments)), tuple(omit))
-                    for first, count, segments, omit in message.runs
-                ]
+                runs = [Run.from_wire(run) for run in message.runs]
                 self._streams[message.stream].filler.granted(message.generation, runs)
         elif isinstance(message, Withdrawn):
             if message.stream in self._streams:

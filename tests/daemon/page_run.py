@@ -54,10 +54,7 @@ class Hand:
             if isinstance(said, Withdrawal):
                 self.filler.withdrawn(generation, said.step)
                 continue
-            runs = [
-                Run(first, first + number, tuple((a, b, c) for a, b, c in segments), tuple(omit))
-                for first, number, segments, omit in (grant.to_wire() for grant in said)
-            ]
+            runs = [Run.from_wire(grant.to_wire()) for grant in said]
             self.filler.granted(generation, runs)
 
     def _wake_up(self) -> None:

@@ -38,8 +38,4 @@ class PageWorker:
         if isinstance(message, Withdrawn):
             self.filler.withdrawn(message.generation, message.step)
             return
-        runs = [
-            Run(first, first + count, tuple((arena, start, stop) for arena, start, stop in segments), tuple(omit))
-            for first, count, segments, omit in message.runs
-        ]
-        self.filler.granted(message.generation, runs)
+        self.filler.granted(message.generation, [Run.from_wire(run) for run in message.runs])

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from page_workers import new_page
+from stream_run import scheduler_of
 from workforce_run import Crew, Hand
 
 from loaderd.daemon.feed import Feed
 from loaderd.daemon.index_pass import IndexPass
 from loaderd.daemon.outgoing import Delivery, PassEnd
-from loaderd.daemon.scheduler import Scheduler
 from loaderd.daemon.stream import Stream
 from loaderd.daemon.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TrialWork
 from loaderd.errors import LoaderdError, WorkerError
@@ -30,17 +30,6 @@ from loaderd.workers.fill import Claim
 
 _STALL_TIMEOUT_S = 8.0
 _STALL_TICKS = 8
-
-
-def scheduler_of(*sources: Any, workers: int) -> Scheduler:
-    """Workers that have started."""
-    scheduler = Scheduler()
-    for source in sources:
-        scheduler.add_source(source)
-    for worker in range(workers):
-        scheduler.add_worker(worker)
-        scheduler.ready(worker)
-    return scheduler
 
 
 def index_pass(name: str, num_files: int) -> IndexPass:
