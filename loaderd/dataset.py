@@ -293,13 +293,15 @@ def _schema_hint(got: Any) -> str:
 class StreamDescription:
     """A stream: which data, in which batches, and from where on (a position's JSON).
 
-    ``several_readers``: whether more than one consumer reads its slots.
+    ``several_readers``: whether more than one consumer reads its slots. ``row_bytes``: of a row where the records
+    are, from which the size of windows follows; None: as the schema says.
     """
 
     dataset: AnyDataset
     options: StreamOptions
     start: str | None = None
     several_readers: bool = False
+    row_bytes: int | None = None
 
     @property
     def schema(self) -> Schema:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaderd import logs
-from loaderd.client.address import TOKEN_VARIABLE, default_socket_path
 from loaderd.errors import LoaderdError
+from loaderd.remote.address import TOKEN_VARIABLE, default_socket_path
 from loaderd.remote.security import read_token
 from loaderd.server.options import Address, ServerOptions, parse_bytes
 from loaderd.server.supervisor import Supervisor
@@ -48,6 +48,18 @@ def add_to(commands: Commands) -> None:
         metavar="FILE",
         help=f"what every client must show; default: the environment's {TOKEN_VARIABLE}",
     )
+    net.add_argument(
+        "--makers",
+        type=int,
+        metavar="N",
+        help="processes that make rows for others; default: as many as workers",
+    )
+    net.add_argument(
+        "--cache",
+        default="256MiB",
+        metavar="BYTES",
+        help="memory for answers that others may ask for too; 0: none; default: %(default)s",
+    )
     net.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS and a token")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
@@ -61,7 +73,7 @@ def add_to(commands: Commands) -> None:
         help="that a consumer may ask to hold at a time (held_batches); default: %(default)s",
     )
     limits.add_argument(
-        "--max-bandwidth", metavar="BYTES", help="a second of a consumer, such as 100MB; default: none"
+        "--max-bandwidth", metavar="BYTES", help="a second, to all on the network, such as 100MB; default: none"
     )
     limits.add_argument(
         "--idle-timeout",
@@ -94,6 +106,7 @@ def options_of(arguments: argparse.Namespace) -> ServerOptions:
             given[name] = Address.parse(given[name])
     if given["max_bandwidth"] is not None:
         given["max_bandwidth"] = parse_bytes(given["max_bandwidth"])
+    given["cache"] = 0 if given["cache"] == "0" else parse_bytes(given["cache"])
     given["token"] = read_token(arguments.token_file) if given["listen"] else None
     given["targets"] = tuple(arguments.targets)
     given["unix"] = os.path.abspath(arguments.unix or default_socket_path())

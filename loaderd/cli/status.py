@@ -14,11 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from loaderd.client.address import TOKEN_VARIABLE
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError
 from loaderd.machine import in_mib
 from loaderd.options import require
+from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.remote.security import read_token
 from loaderd.tls import TLS
 

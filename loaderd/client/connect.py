@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import sys
-from collections.abc import Iterator
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
-from loaderd.client.address import TOKEN_VARIABLE, unix_path
 from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.batch import Batch, HandOver, as_it_is
-from loaderd.client.link import LinkLost, link_to_relay, link_to_server
+from loaderd.client.link import LinkLost, link_to_server
 from loaderd.client.progress import IndexProgress
 from loaderd.client.shared import SharedIteration, SharedStream
-from loaderd.client.sources import HOW_TO_START, ServedSource
+from loaderd.client.sources import HOW_TO_START, RemoteSource, ServedSource, Source
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError, ServerError, from_wire
-from loaderd.options import Remainder, as_seconds, require
+from loaderd.options import Remainder, StreamOptions, as_seconds, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import PROTOCOL, AskStatus, Bye, Dial, Failed, Hello, Message, Status
+from loaderd.protocol.messages import PROTOCOL, AskStatus, Bye, Failed, Hello, Status
+from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
+from loaderd.remote.source import RemoteSet, RemoteStream, Settings
+from loaderd.remote.tickets import Compression, check_compression
 from loaderd.subscription import Sharing, Subscription
 from loaderd.tls import TLS
 from loaderd.version import VERSION
-
-Compression = Literal["lz4", "zstd"]
 
 
 class ServedLoader(BaseLoader):
@@ -75,46 +76,49 @@ class SharedLoader(ServedLoader):
 
 
 def connect(
-    address: str,
-    *,
+    address: Addresses,
     dataset: str,
+    *,
     batch_size: int,
     epochs: int | None = 1,
     remainder: Remainder = "short",
-    sharing: Sharing = "independent",
+    sharing: Sharing | None = None,
     shard: tuple[int, int] = (0, 1),
     consumers: int = 1,
     group: str = "",
+    workers: int | None = None,
     held_batches: int = 4,
     start: Position | None = None,
     report: str | os.PathLike[str] | None = None,
     stall_timeout: float | None = 120.0,
     reconnect_timeout: float = 300.0,
-    packed: bool = True,
-    compression: Compression | None = None,
+    compression: Compression = None,
     token: str | None = None,
     tls: TLS | None = None,
     name: str | None = None,
 ) -> ServedLoader:
     """A loader of a data set that ``loaderd serve`` has. The order of its batches is that of an embedded Loader.
 
-    - ``address``: ``"unix:///path"``, or ``"unix:"`` for where a server listens by default;
-      ``"grpc+tls://host:port"``, or ``"grpc://host:port"`` of a server without TLS.
+    - ``address``: on this machine ``"unix:///path"``, or ``"unix:"`` for where a server listens by default. On the
+      network ``"grpc+tls://host:port"`` (``"grpc://…"`` of a server without TLS), or a list of these, or a function
+      that returns one and is asked again every few seconds: any of the servers may come, go and die meanwhile.
     - ``dataset``: which, of those that the server has. Its schema, shuffle, seed and on_corrupt are the server's.
     - ``batch_size``, ``epochs``, ``remainder``, ``held_batches``, ``start``, ``report``: as in
-      :class:`~loaderd.Loader`.
+      :class:`~loaderd.Loader`; ``workers`` too, for the network: they ask the servers for packed records, and unpack
+      them here.
     - ``sharing``: how it goes with other consumers of the data set. ``"independent"``: each has its own order and
       position. ``"split"``: this is consumer i of n, ``shard=(i, n)``; together they get each record once an epoch.
-      ``"shared"``: each batch goes to one consumer of the group, whoever asks next. ``"mirrored"``: each consumer of
-      the group gets all batches, which are made once; the fastest waits for the slowest.
+      On one machine also ``"shared"``: each batch goes to one consumer of the group, whoever asks next; and
+      ``"mirrored"``: each consumer of the group gets all batches, which are made once; the fastest waits for the
+      slowest. None: ``"split"`` where a shard is given, else ``"independent"``.
     - ``consumers``: how many there are in the group (``"shared"``, ``"mirrored"``). ``group``: its name, where there
       are several such groups. Consumers are in one group if they also agree in the options of the order.
     - ``stall_timeout``: seconds of silence after which the connection is given up; None: never.
-    - ``reconnect_timeout``: for how many seconds to call a server that is away. When it is back, the loader goes on
-      with exactly the next batch.
-    - ``packed``: over the network, send records packed and unpack them here. ``compression``: over the network.
-    - ``token``: what the server asks of consumers on the network; None: ``$LOADERD_TOKEN``. ``tls``: certificates.
-    - ``name``: what the server calls this consumer; None: the name of the program.
+    - ``reconnect_timeout``: for how many seconds to call servers that are away, now or later. When one is back, the
+      loader goes on with exactly the next batch.
+    - ``compression``: ``"lz4"`` or ``"zstd"``, over the network.
+    - ``token``: what servers ask of consumers on the network; None: ``$LOADERD_TOKEN``. ``tls``: certificates.
+    - ``name``: what servers call this consumer; None: the name of the program.
 
     A server that cannot be reached or refuses (its token, limits, version; a data set that it does not have) raises
     ServerError, here or in the middle of an iteration. With ``"shared"``, the batches that a consumer held when it
@@ -122,34 +126,68 @@ def connect(
     """
     first = checked_start(start)
     require(isinstance(dataset, str) and bool(dataset), "dataset", "the name of one of the server's", dataset)
+    require(token is None or isinstance(token, str), "token", "a string or None", token)
+    require(tls is None or isinstance(tls, TLS), "tls", "a loaderd.TLS or None", tls)
+    check_compression(compression)
     reconnect_timeout = as_seconds(reconnect_timeout, "reconnect_timeout", "a number of seconds")
-    settings = _network_settings(address, compression, token, tls)
     subscription = Subscription(
         batch_size,
         epochs=epochs,
         remainder=remainder,
         shard=shard,
         held_batches=held_batches,
-        sharing=sharing,
+        sharing=sharing or ("split" if tuple(shard) != (0, 1) else "independent"),
         consumers=consumers,
         group=group,
-        packed=packed if settings is not None else False,
         name=os.path.basename(sys.argv[0]) if name is None else name,
     )
-    source = ServedSource(
-        address,
-        dataset,
-        subscription,
-        settings,
-        stall_timeout=stall_timeout,
-        report=report,  # type: ignore[arg-type]  # is made a str there
-        reconnect_timeout=reconnect_timeout,
-    )
+    timeouts: dict[str, Any] = {"stall_timeout": stall_timeout, "report": report}
+    source: Source
+    if isinstance(address, str) and unix_path(address) is not None:
+        for what, value in (("workers", workers), ("compression", compression), ("tls", tls)):
+            require(value is None, what, f"None at {address}: it is for servers on the network", value)
+        source = ServedSource(address, dataset, subscription, **timeouts, reconnect_timeout=reconnect_timeout)
+    else:
+        if subscription.is_group:
+            raise OptionError(
+                f"sharing={subscription.sharing!r} is for consumers of one machine, at its server's Unix socket",
+                hint='Over the network, sharing="split" with shard=(i, n) gives each record to one of n consumers; '
+                "consumers without a shard all get the same batches, and servers make their rows once.",
+            )
+        addresses, ask = _network_addresses(address)
+        settings = network_settings(addresses, token, tls, compression, subscription.name)
+        options = StreamOptions(
+            batch_size,
+            epochs=epochs,
+            remainder=remainder,
+            shard=shard,
+            workers=workers,
+            held_batches=held_batches,
+            **timeouts,
+        )
+        source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
     if sharing == "shared":
         return SharedLoader(source, SharedStream(source, first, IndexProgress(None)), first)
     loader = ServedLoader(source, SupervisedStream(source, first, IndexProgress(None)), first)
-    loader.sharing = sharing
+    loader.sharing = subscription.sharing
     return loader
+
+
+def _network_addresses(address: Any) -> tuple[tuple[str, ...], Callable[[], Sequence[str]] | None]:
+    """The addresses there are now, and what to ask for those there will be. Raises OptionError."""
+    if callable(address):
+        return checked_addresses(address()), address
+    return checked_addresses([address] if isinstance(address, str) else address), None
+
+
+def network_settings(
+    addresses: Sequence[str], token: str | None, tls: TLS | None, compression: Compression, consumer: str
+) -> Settings:
+    """How to call servers on the network. Raises OptionError."""
+    if tls is not None and not all(network_address(address)[2] for address in addresses):
+        raise OptionError(f"tls is for addresses grpc+tls://HOST:PORT, got {', '.join(addresses)}")
+    token = os.environ.get(TOKEN_VARIABLE) if token is None else token
+    return Settings(token, None if tls is None else tls.to_wire(), compression, consumer)
 
 
 def ask_status(
@@ -160,12 +198,21 @@ def ask_status(
     ``address``, ``token`` and ``tls`` as of :func:`connect`. Raises ServerError where it says nothing for
     ``timeout_s`` seconds, OptionError.
     """
-    settings = _network_settings(address, None, token, tls)
-    questions: list[Message] = [Hello(PROTOCOL, VERSION, ""), AskStatus()]
+    require(isinstance(address, str), "address", '"unix:", "grpc+tls://host:port" or the like', address)
+    if unix_path(address) is None:
+        from loaderd.remote.calls import Calls, OutOfReach  # Arrow Flight, for those who need it
+
+        calls = Calls(address, network_settings([address], token, tls, None, "status"))
+        try:
+            found: dict[str, Any] = json.loads(calls.act("status", b"", timeout_s))
+        except OutOfReach as away:
+            raise ServerError(calls.why_not() or str(away), hint=HOW_TO_START) from None
+        return found
+    require(tls is None, "tls", "None at a Unix socket", tls)
     try:
-        link = link_to_server(address) if settings is None else link_to_relay(address)
+        link = link_to_server(address)
         with contextlib.closing(link):
-            for message in questions if settings is None else [Dial(address, settings), *questions]:
+            for message in (Hello(PROTOCOL, VERSION, ""), AskStatus()):
                 link.channel.send(message)
             poll = select.poll()
             poll.register(link.channel, select.POLLIN)
@@ -180,23 +227,3 @@ def ask_status(
             raise ServerError(f"{link.what} said nothing for {timeout_s:g} s")
     except (LinkLost, ChannelClosed) as lost:
         raise ServerError(str(lost), hint=HOW_TO_START) from None
-
-
-def _network_settings(
-    address: str, compression: Compression | None, token: str | None, tls: TLS | None
-) -> dict[str, Any] | None:
-    """Those of Dial; None: the server is on this machine. Raises OptionError."""
-    require(isinstance(address, str), "address", '"unix:", "grpc+tls://host:port" or the like', address)
-    require(token is None or isinstance(token, str), "token", "a string or None", token)
-    require(compression in (None, "lz4", "zstd"), "compression", '"lz4", "zstd" or None', compression)
-    require(tls is None or isinstance(tls, TLS), "tls", "a loaderd.TLS or None", tls)
-    if tls is not None and not address.startswith("grpc+tls:"):
-        raise OptionError(f"tls is for an address grpc+tls://HOST:PORT, got {address}")
-    if unix_path(address) is not None:
-        require(compression is None, "compression", "None on the same machine, where nothing is sent", compression)
-        return None
-    return {
-        "token": os.environ.get(TOKEN_VARIABLE) if token is None else token,
-        "tls": (tls or TLS()).to_wire() if address.startswith("grpc+tls:") else None,
-        "compression": compression,
-    }

@@ -231,6 +231,13 @@ class Connection:
         self._skips.clear()
         self._intake.begin(self._generation, step)
 
+    def tell_news(self) -> None:
+        """Pass on what the source has to say. Not in the middle of anything."""
+        if (news := self._source.news()) is not None:
+            self.torn = True
+            self._send(news)
+            self.torn = False
+
     # --------------------------------------------------------------------------------------- batches
 
     @property
@@ -283,6 +290,8 @@ class Connection:
         """``batches``: it is for so many; slots are given back meanwhile, and Ctrl-C leaves nothing torn."""
         patience = Patience(limit_s)
         while not is_there():
+            if (news := self._source.news()) is not None:
+                self._send(news)
             if self._bye is not None:
                 self.close()
                 raise LinkLost(f"{self._link.what} ends: {self._bye.text}")

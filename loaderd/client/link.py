@@ -11,12 +11,12 @@ import weakref
 
 import msgpack
 
-from loaderd.client.address import unix_path
 from loaderd.client.end import reap
 from loaderd.errors import LoaderdError, ServerError
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 from loaderd.protocol.process import how_it_ended, start_process
+from loaderd.remote.address import unix_path
 
 _CONNECT_TIMEOUT_S = 5  # while so many others want to connect that the server's queue is full
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
@@ -105,12 +105,6 @@ def link_to_daemon() -> Link:
     """A daemon of our own. Raises DaemonError."""
     process, sock = start_process("loaderd.daemon.service")
     return Link("the daemon process", sock, process)
-
-
-def link_to_relay(address: str) -> Link:
-    """A relay to a server on the network, which is to be told so by Dial. Raises DaemonError."""
-    process, sock = start_process("loaderd.remote.relay")
-    return Link(f"the relay to {address}", sock, process)
 
 
 def link_to_server(address: str) -> Link:

@@ -2,15 +2,14 @@
 
 ::
 
-    EmbeddedSource                     start a daemon           Open                     ◄── Listed, Opened
-    ServedSource, on this machine      connect to its socket    Hello, Subscribe         ◄── Welcome, Listed, Opened
-    ServedSource, on the network       start a relay            Dial, Hello, Subscribe   ◄── Welcome, Listed, Opened
+    EmbeddedSource     shards               start a daemon           Open                ◄── Listed, Opened
+    RemoteSource       servers elsewhere    start a daemon           Open                ◄── Welcome, Listed, Opened
+    ServedSource       a server here        connect to its socket    Hello, Subscribe    ◄── Welcome, Listed, Opened
 
 From Opened on, all speak alike (``connection``). A source also knows how long it is worth to go on trying when the
 link is lost (``pause_s``): a daemon that died is replaced at once, but three in a row that delivered nothing are the
-end; a server that is away may be started again, so it is called at growing intervals until ``reconnect_timeout``. A
-relay is a process of ours that speaks with a server on the network, and unpacks its batches into slots; it says Bye
-where the server cannot be reached, now or any more, and Failed where that refuses.
+end; a server that is away may be started again, so it is called at growing intervals until ``reconnect_timeout``.
+Servers elsewhere are called by the workers of our own daemon, and not from here.
 """
 
 from __future__ import annotations
@@ -19,16 +18,20 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 
-from loaderd.client.link import Link, LinkLost, link_to_daemon, link_to_relay, link_to_server
+from loaderd.client.link import Link, LinkLost, link_to_daemon, link_to_server
 from loaderd.dataset import StreamDescription
 from loaderd.errors import BusyError, DaemonError, LoaderdError, OptionError, ServerError
 from loaderd.options import Shuffle, StreamOptions
-from loaderd.protocol.messages import PROTOCOL, Ask, Dial, Hello, Message, Open, Subscribe, Welcome
+from loaderd.protocol.messages import PROTOCOL, Ask, Hello, Message, Open, Subscribe, Welcome
+from loaderd.protocol.worker_messages import UseServers
+from loaderd.remote.address import checked_addresses
+from loaderd.remote.source import RemoteStream
 from loaderd.schema import Schema
 from loaderd.schema.wire import from_wire
 from loaderd.subscription import Subscription
@@ -39,6 +42,7 @@ HOW_TO_START = "Is it running? `loaderd serve mypackage.module:dataset` starts o
 _MAX_FRUITLESS_DAEMONS = 3
 _MIN_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
+_ASK_AGAIN_S = 2.0
 
 _logger = logging.getLogger("loaderd")
 
@@ -81,20 +85,21 @@ class Source(ABC):
         ``fruitful``: whether a batch has come over a link since this was asked last. ``at``: where it would go on.
         """
 
+    def news(self) -> Message | None:
+        """What the other end should hear, if there is something; is asked now and then."""
+        return None
+
     def is_back(self, at: str) -> None:  # noqa: B027 - the user was not told to wait for a daemon of our own
         """The stream is open, or open again."""
 
 
-class EmbeddedSource(Source):
-    """A daemon of our own, that serves a description."""
+class _OwnDaemon(Source):
+    """A daemon of our own, that serves what ``wanted`` says."""
 
-    def __init__(self, description: StreamDescription) -> None:
-        self.options = description.options
-        self.schema = description.schema
-        self.row_bytes = description.schema.row_bytes
-        self.grows = description.dataset.grows
+    def __init__(self, wanted: StreamDescription | RemoteStream) -> None:
+        self.options = wanted.options
         # Once: what a function of the user's refers to may have changed when another daemon needs it.
-        self._pickled = cloudpickle.dumps(description)
+        self._pickled = cloudpickle.dumps(wanted)
         self._fruitless = 0
 
     def link(self) -> Link:
@@ -116,21 +121,101 @@ class EmbeddedSource(Source):
         return 0.0
 
 
+class EmbeddedSource(_OwnDaemon):
+    """Shards that its workers read."""
+
+    def __init__(self, description: StreamDescription) -> None:
+        super().__init__(description)
+        self.schema = description.schema
+        self.row_bytes = description.schema.row_bytes
+        self.grows = description.dataset.grows
+
+
+class RemoteSource(_OwnDaemon):
+    """Servers elsewhere, of which its workers ask for rows. ``ask``: is asked again and again which there are."""
+
+    def __init__(self, wanted: RemoteStream, ask: Callable[[], Sequence[str]] | None) -> None:
+        super().__init__(wanted)
+        self._wanted = wanted
+        self._ask = ask
+        self._asked_s = time.monotonic()
+        self._known = Known(f"the servers at {', '.join(wanted.of.addresses[:3])}", wanted.of.name)
+
+    def greeting(self, start: str) -> list[Message]:
+        return [Open(cloudpickle.dumps(self._wanted), start), Ask()]
+
+    def welcomed(self, welcome: Welcome) -> None:
+        self._known.check(welcome.dataset)
+        self.options = self._known.take_over(self, self.options)
+
+    def may_pass(self, failure: LoaderdError) -> bool:
+        return isinstance(failure, ServerError) and bool(self._known.said)
+
+    def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
+        if lost.failure is not None:  # workers have tried for long enough; who asks once more has them try again
+            raise lost.failure
+        return super().pause_s(lost, fruitful, at)
+
+    def news(self) -> Message | None:
+        now_s = time.monotonic()
+        if self._ask is None or now_s - self._asked_s < _ASK_AGAIN_S:
+            return None
+        self._asked_s = now_s
+        addresses = tuple(self._ask())
+        if not addresses or addresses == self._wanted.of.addresses:
+            return None
+        self._wanted = replace(self._wanted, of=replace(self._wanted.of, addresses=checked_addresses(addresses)))
+        return UseServers(list(addresses))
+
+
+class Known:
+    """What a server has said of a data set, which must stay so. ``what``: who has said it."""
+
+    def __init__(self, what: str, dataset: str) -> None:
+        self._what = what
+        self._dataset = dataset
+        self.said: dict[str, Any] = {}
+
+    def check(self, found: dict[str, Any]) -> None:
+        """Take it down, or compare it; raises ServerError where it differs."""
+        self.said = self.said or found
+        differing = [name for name, value in self.said.items() if found.get(name) != value]
+        if differing:
+            raise ServerError(
+                f"{self._what} has another data set {self._dataset!r} now: another {', '.join(differing)}",
+                hint="Connect anew to use that; or have the server started with what it had.",
+            )
+
+    def take_over(self, source: Source, options: StreamOptions) -> StreamOptions:
+        """Let ``source`` have it; returns the options as they are with it."""
+        found = self.said
+        shuffle = found["shuffle"]
+        source.schema = from_wire(found["schema"])
+        source.row_bytes = found["row_bytes"]
+        source.grows = found["grows"]
+        check_remainder(source.grows, options.remainder)
+        return replace(
+            options,
+            shuffle=shuffle if isinstance(shuffle, bool) else Shuffle(*shuffle),
+            seed=found["seed"],
+            on_corrupt=found["on_corrupt"],
+        )
+
+
 class ServedSource(Source):
-    """A server, on this machine or on the network."""
+    """A server on this machine."""
 
     def __init__(
         self,
         address: str,
         dataset: str,
         subscription: Subscription,
-        settings: dict[str, Any] | None,
         *,
         stall_timeout: float | None,
         report: str | None,
         reconnect_timeout: float,
     ) -> None:
-        """``settings``: those of Dial; None: on this machine. ``reconnect_timeout``: seconds. Raises OptionError."""
+        """``reconnect_timeout``: seconds. Raises OptionError."""
         self.what = f"the server at {address}"
         self.options = StreamOptions(
             subscription.batch_size,
@@ -145,9 +230,8 @@ class ServedSource(Source):
         self._address = address
         self._dataset = dataset
         self._subscription = subscription
-        self._settings = settings
         self._timeout_s = reconnect_timeout
-        self._known: dict[str, Any] | None = None
+        self._known = Known(self.what, dataset)
         self._was_open = self._away = False
         self._pause_s = _MIN_PAUSE_S
         self._tried_s = 0.0
@@ -155,43 +239,22 @@ class ServedSource(Source):
 
     def link(self) -> Link:
         self._called_s = time.monotonic()
-        return link_to_server(self._address) if self._settings is None else link_to_relay(self._address)
+        return link_to_server(self._address)
 
     def greeting(self, start: str) -> list[Message]:
-        dial = [] if self._settings is None else [Dial(self._address, self._settings)]
-        subscribe = Subscribe(self._subscription.to_wire(), start, reads_page=self._settings is None)
-        return [*dial, Hello(PROTOCOL, VERSION, self._dataset), subscribe]
+        subscribe = Subscribe(self._subscription.to_wire(), start, reads_page=True)
+        return [Hello(PROTOCOL, VERSION, self._dataset), subscribe]
 
     def welcomed(self, welcome: Welcome) -> None:
         self._called_s = None
-        found = welcome.dataset
-        if self._known is None:
-            shuffle = found["shuffle"]
-            self.schema = from_wire(found["schema"])
-            self.row_bytes = found["row_bytes"]
-            self.grows = found["grows"]
-            self.options = replace(
-                self.options,
-                shuffle=shuffle if isinstance(shuffle, bool) else Shuffle(*shuffle),
-                seed=found["seed"],
-                on_corrupt=found["on_corrupt"],
-            )
-            check_remainder(self.grows, self.options.remainder)
-            self._known = found
-        differing = [name for name, value in self._known.items() if found.get(name) != value]
-        if differing:
-            raise ServerError(
-                f"{self.what} has another data set {self._dataset!r} now: another {', '.join(differing)}",
-                hint="Connect anew to use that; or have the server started with what it had.",
-            )
+        self._known.check(welcome.dataset)
+        self.options = self._known.take_over(self, self.options)
 
     def may_pass(self, failure: LoaderdError) -> bool:
         # A server may notice late that a connection is lost, and count us twice until then.
         return isinstance(failure, BusyError) and self._was_open
 
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
-        if self._known is None:
-            raise ServerError(str(lost), hint=HOW_TO_START)
         if fruitful:
             self._end_outage()
         if self._called_s is not None:  # in vain

@@ -169,6 +169,7 @@ class SupervisedStream:
 
     def _take(self, connection: Connection, wanted: int = 1) -> Batch | LoaderdError | None:
         counts = self.counts
+        connection.tell_news()
         if not connection.has_batch:
             began_s = time.perf_counter()
             connection.wait_for_batch(wanted)

@@ -8,11 +8,16 @@ the same data. (Where data sets grow, each epoch lists them again.)
 from __future__ import annotations
 
 import importlib
+import pickle
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import cloudpickle
+
+from loaderd.daemon.data import Data
 from loaderd.daemon.opening import MIN_ARENAS
 from loaderd.daemon.preparation import Preparation
 from loaderd.daemon.workforce import Workforce
@@ -20,11 +25,15 @@ from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription,
 from loaderd.errors import OptionError, ServerError
 from loaderd.memory.layout import SlotLayout
 from loaderd.options import Shuffle, StreamOptions
+from loaderd.plan.passes import Listing
+from loaderd.plan.positions import listing_in
 from loaderd.schema.packed import packed_schema, unpacking_schema
 from loaderd.schema.wire import to_wire
 from loaderd.subscription import Subscription
 
 TYPICAL_BATCH_SIZE = 512
+_MOST_LISTED = 4
+_LISTED_ANEW_S = 2.0
 
 
 @dataclass
@@ -35,6 +44,45 @@ class Served:
     dataset: AnyDataset
     options: StreamOptions
     preparation: Preparation
+    _listed: list[Preparation] = field(default_factory=list)
+    """Of a data set that grows, what was asked for last."""
+
+    def advance(self) -> list[str]:
+        """Go on with what is being prepared; returns what people should hear of it."""
+        for each in (self.preparation, *self._listed):
+            each.advance()
+        return [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
+
+    def preparations(self, description: StreamDescription, workforce: Workforce) -> dict[str, Any]:
+        """Those arguments of a Session."""
+        if not self.dataset.grows:
+            return {"prepared": self.preparation}
+        prepare = partial(Preparation, description.dataset, description.options, workforce)
+        return {"prepared": prepare(listing_in(description.start)), "prepare": prepare}
+
+    def data(self, listing: Listing | None, workforce: Workforce) -> bytes | str:
+        """The data, pickled: :func:`data_of` is the way back; or why they are not there yet.
+
+        Raises LoaderdError where they cannot be had. Those of ``listing``, or those there are now.
+        """
+        found = self._prepared(listing, workforce)
+        if found.error is not None:
+            raise found.error
+        if not found.finished:
+            return f"data set {self.name} is being {found.doing}"
+        pickled: bytes = cloudpickle.dumps((self.dataset, self.options, found.sets, found.indexes))
+        return pickled
+
+    def _prepared(self, listing: Listing | None, workforce: Workforce) -> Preparation:
+        if not self.dataset.grows:
+            return self.preparation
+        for each in self._listed:
+            if each.listing == listing if listing else each.listing is None and each.age_s < _LISTED_ANEW_S:
+                return each
+        known = self._listed[-1].indexes if self._listed else self.preparation.indexes
+        new = Preparation(self.dataset, self.options, workforce, listing, known)
+        self._listed = [*self._listed[1 - _MOST_LISTED :], new]
+        return new
 
     def welcome(self) -> dict[str, Any]:
         """What a consumer must know to ask for batches: see ``Welcome``."""
@@ -72,15 +120,15 @@ class Served:
         """For people to read."""
         preparation, state = self.preparation, "ready"
         num_shards, num_records = 0, 0
-        passing = preparation.index_pass
-        if preparation.list_pass is not None:
+        if preparation.progress is not None:
+            done_bytes, total_bytes = preparation.progress
+            state = f"indexing {100 * done_bytes // max(1, total_bytes)} %"
+        elif not preparation.finished:
             state = "listing its shards"
-        elif passing is not None:
-            state = f"indexing {100 * passing.done_bytes // max(1, passing.total_bytes)} %"
         elif preparation.error is not None:
             state = f"failed: {preparation.error}"
         elif preparation.data is not None:
-            num_shards, num_records = len(preparation.data.files), preparation.data.rows.num_records
+            num_shards, num_records = preparation.data.num_shards, preparation.data.rows.num_records
         specs = self.dataset.leaves()[0].schema.specs
         fields = {name: f"{spec.dtype} {spec.shape}" for name, spec in specs.items()}
         return {
@@ -98,6 +146,12 @@ class Served:
         options = replace(self.options, batch_size=TYPICAL_BATCH_SIZE)
         slots = options.num_slots * SlotLayout(schema.specs, TYPICAL_BATCH_SIZE).slot_bytes
         return slots + MIN_ARENAS * options.window_records(schema.row_bytes) * schema.row_bytes
+
+
+def data_of(pickled: bytes) -> tuple[AnyDataset, Data]:
+    """What :meth:`Served.data` made, in a process of the same server."""
+    dataset, options, sets, indexes = pickle.loads(pickled)
+    return dataset, Data(dataset, options, sets, indexes.__getitem__)
 
 
 def load_catalog(targets: Sequence[str], workers: int | None, workforce: Workforce) -> dict[str, Served]:

@@ -29,20 +29,18 @@ class Limits:
     """What a consumer may take. None: as much as it wants.
 
     ``max_consumers``: at a time. ``max_held_batches``: its option ``held_batches``, and so its slots.
-    ``max_bandwidth``: bytes a second of batches that it gets. ``idle_timeout``: seconds without a word of it.
+    ``idle_timeout``: seconds without a word of it.
     """
 
     max_consumers: int = 64
     max_held_batches: int = 64
-    max_bandwidth: float | None = None
     idle_timeout: float | None = None
 
     def __post_init__(self) -> None:
         require(is_count(self.max_consumers), "max_consumers", "a positive integer", self.max_consumers)
         require(is_count(self.max_held_batches), "max_held_batches", "a positive integer", self.max_held_batches)
-        for what in ("max_bandwidth", "idle_timeout"):
-            value = getattr(self, what)
-            require(value is None or value > 0, what, "a positive number or None", value)
+        value = self.idle_timeout
+        require(value is None or value > 0, "idle_timeout", "a positive number or None", value)
 
     def check(self, wanted: Subscription) -> None:
         """Raise ServerError where a consumer asks for more than it may have."""

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from loaderd.daemon.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
 from loaderd.daemon.table import BlockTable
 from loaderd.dataset import AnyDataset, Dataset, joined_text
@@ -20,6 +23,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
+from loaderd.protocol.worker_messages import FILES
 from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
 
@@ -95,9 +99,26 @@ class Data:
                 self.of[f"{name} shards".strip()] = content
 
     @property
+    def num_shards(self) -> int:
+        return len(self.files)
+
+    @property
     def num_blocks(self) -> int:
         """Of all sets."""
         return self._block_ends[-1]
+
+    @property
+    def counts(self) -> list[npt.NDArray[np.int64]]:
+        """Of each set, int64, (blocks,): the records of each block that are in the data set."""
+        return [table.counts for table in self._tables]
+
+    @property
+    def source(self) -> list[Any]:
+        """As in Attach."""
+        return [FILES, [[file.uri, file.size_bytes, file.mtime_ns] for file in self.files], self.compressions]
+
+    def use_servers(self, addresses: tuple[str, ...]) -> None:
+        """There are none."""
 
     def block(self, number: int) -> list[Any]:
         """As ``BlockTable.block``."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from loaderd.daemon.asking import RemoteData
 from loaderd.daemon.data import Data
 from loaderd.daemon.stream import Stream
 from loaderd.daemon.tasks import LoadWork, ProbeWork, Task, TrialWork
@@ -41,7 +42,7 @@ class OpenedStream:
         number: int,
         description: StreamDescription,
         pickled: bytes,
-        data: Data,
+        data: Data | RemoteData,
         num_running: int,
         bell: int | None,
     ) -> None:
@@ -51,7 +52,7 @@ class OpenedStream:
         self._description = description
         self._pickled = pickled
         self._data = data
-        self._window_records = options.window_records(schema.row_bytes)
+        self._window_records = options.window_records(description.row_bytes or schema.row_bytes)
         self._course = self._course_of(data)
         position = Position() if description.start is None else Position.from_json(description.start)
         start, _ = self._course.find(position)
@@ -103,23 +104,27 @@ class OpenedStream:
             "window_bytes": windows_bytes,
         }
 
-    def use(self, data: Data) -> None:
+    def use_servers(self, addresses: tuple[str, ...]) -> None:
+        """Workers that come are to ask these."""
+        self._data.use_servers(addresses)
+
+    def use(self, data: Data | RemoteData) -> None:
         """Go on with other shards, of sets that grow; workers must be attached again. Raises OptionError."""
         self._course = self._course_of(data)
         self._data = data
         self.stream.stop()
 
-    def _course_of(self, data: Data) -> Course:
+    def _course_of(self, data: Data | RemoteData) -> Course:
         options = self._description.options
         _check_batch_size(options, data.rows.num_records)
         return Course(options, data.rows.num_records, self._window_records, self._of(data), data.listing)
 
-    def _of(self, data: Data) -> dict[str, Any]:
+    def _of(self, data: Data | RemoteData) -> dict[str, Any]:
         options = self._description.options
         order = f"in blocks of {options.block_records}, " if options.shuffle else "none, "
         return {
-            **data.of,
             "features": self._description.schema.stored_fingerprint,
+            **data.of,
             "seed": options.seed,
             "shuffle": f"{order}in windows of {self._window_records}",
             "remainder": options.remainder,
@@ -162,8 +167,7 @@ class OpenedStream:
         return Attach(
             self.number,
             self._pickled,
-            [[file.uri, file.size_bytes, file.mtime_ns] for file in self._data.files],
-            list(self._data.compressions),
+            self._data.source,
             self._window_layout.max_rows,
             self.page.num_slots,
             self.page.num_seats,
@@ -179,7 +183,7 @@ class OpenedStream:
         """What the client must know of the data."""
         data = self._data
         return Listed(
-            {"num_shards": len(data.files), "num_records": data.rows.num_records},
+            {"num_shards": data.num_shards, "num_records": data.rows.num_records},
             self._of(data),
             data.listing,
             [damage.to_wire() for damage in data.damages],

@@ -53,16 +53,32 @@ class Preparation:
         self._dataset = dataset
         self._options = options
         self._workforce = workforce
-        self._listing = listing
+        self.listing = listing
         self._known = known
         self._slow_said: set[type] = set()
-        self._began_s = time.monotonic()
-        self._sets: list[list[ShardFile]] = []
+        self._began_s = self._finished_s = time.monotonic()
+        self.sets: list[list[ShardFile]] = []
         self.list_pass: ListPass | None = ListPass(
             [leaf.shards for leaf in dataset.leaves()], workforce.stall_timeout
         )
         workforce.add_source(self.list_pass, self._list_message)
         workforce.start(1)
+
+    @property
+    def doing(self) -> str:
+        """What is being done to the data set."""
+        return "indexed" if self.index_pass is not None else "listed"
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Bytes that are indexed, and of how many; None: it is not that far, or further."""
+        found = self.index_pass
+        return None if found is None else (found.done_bytes, found.total_bytes)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was finished; 0: it is not."""
+        return time.monotonic() - self._finished_s if self.finished else 0.0
 
     @property
     def finished(self) -> bool:
@@ -98,13 +114,13 @@ class Preparation:
         self.error = done.error
         if self.error is None:
             try:
-                self._sets = of_listing([done.files[number] for number in range(len(done.sets))], self._listing)
+                self.sets = of_listing([done.files[number] for number in range(len(done.sets))], self.listing)
             except LoaderdError as error:
                 self.error = error
         if self.error is not None:
             return
         options = self._options
-        files = [file for files in self._sets for file in files]
+        files = [file for files in self.sets for file in files]
         self.index_pass = IndexPass(files, IndexCache(options.index_cache, options.block_records), self._known)
         self._workforce.add_source(self.index_pass, self._index_message)
         if not self.index_pass.finished:
@@ -128,12 +144,13 @@ class Preparation:
             return
         self.cancel()
         self.num_cached = done.num_cached
+        self._finished_s = time.monotonic()
         self.index_s = time.monotonic() - self._began_s
         if done.unstored:
             self._warnings.append(f"the index could not be kept, so the next start makes it again: {done.unstored}")
         self.indexes = {file: done.indexes[number] for number, file in enumerate(done.files)}
         try:
-            self.data = data = Data(self._dataset, self._options, self._sets, self.indexes.__getitem__)
+            self.data = data = Data(self._dataset, self._options, self.sets, self.indexes.__getitem__)
         except LoaderdError as error:
             self.error = error
             return

@@ -21,11 +21,11 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from functools import partial
 from typing import Any
 
+import numpy as np
+
 from loaderd import logs
-from loaderd.daemon.bandwidth import Bandwidth
 from loaderd.daemon.catalog import Served, load_catalog
 from loaderd.daemon.consumers import Consumer, Limits, asked_once
 from loaderd.daemon.fork_server import ForkServer
@@ -36,13 +36,17 @@ from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.daemon.workforce import BELL, Workforce
 from loaderd.errors import BusyError, DaemonError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
+from loaderd.memory.shared import SharedMemory
 from loaderd.options import default_workers
+from loaderd.plan.passes import listing_of
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import (
     PROTOCOL,
     Ask,
+    AskData,
     AskStatus,
     Bye,
+    DataIs,
     Drain,
     Failed,
     Hello,
@@ -85,7 +89,6 @@ class Server:
         self._consumers: dict[int, Consumer] = {}
         self._sessions: dict[int, Session] = {}
         self._groups: dict[tuple[str, Subscription], Session] = {}
-        self._bandwidth: dict[int, Bandwidth] = {}
         self._next_consumer = _FIRST_CONSUMER
         self._next_session = 0
         self._over = False
@@ -96,7 +99,7 @@ class Server:
         """Until it is over."""
         try:
             while not self._over:
-                for number, messages in self._wires.wait(self._patience_s()):
+                for number, messages in self._wires.wait(self._workforce.tick_s):
                     self._received(number, messages)
                 self._go_on()
         except Exception as error:  # of the server itself, not of one consumer
@@ -205,6 +208,8 @@ class Server:
             raise ServerError("the first message must be Hello")
         elif isinstance(message, AskStatus):
             self._wires.post(consumer.number, Status(self.report()))
+        elif isinstance(message, AskData):
+            self._give_data(consumer, message)
         elif isinstance(message, Subscribe):
             self._subscribe(consumer, message)
         elif consumer.session is None:
@@ -226,9 +231,7 @@ class Server:
         consumer.greeted = True
         if not hello.dataset:
             return
-        served = self._catalog.get(hello.dataset)
-        if served is None:
-            raise ServerError(f"there is no data set {hello.dataset!r:.100}; there are {sorted(self._catalog)}")
+        served = self._served(hello.dataset)
         if sum(bool(other.dataset) for other in self._consumers.values()) >= self._limits.max_consumers:
             raise BusyError(
                 f"there are {self._limits.max_consumers} consumers, and may be no more",
@@ -257,6 +260,23 @@ class Server:
         session.join(consumer.number)
         _logger.info("%s reads %s, %s", consumer.name, consumer.dataset, wanted.sharing)
 
+    def _give_data(self, consumer: Consumer, message: AskData) -> None:
+        served = self._served(message.dataset)
+        found = served.data(listing_of(message.listing), self._workforce)
+        if isinstance(found, str):
+            self._wires.post(consumer.number, DataIs(0, found))
+            return
+        memory = SharedMemory.create("data", len(found))
+        memory.bytes[: len(found)] = np.frombuffer(found, np.uint8)
+        self._wires.post(consumer.number, DataIs(len(found), ""), (memory.fd,))
+        memory.close_fd()
+
+    def _served(self, name: str) -> Served:
+        served = self._catalog.get(name)
+        if served is None:
+            raise ServerError(f"there is no data set {name!r:.100}; there are {sorted(self._catalog)}")
+        return served
+
     def _new_session(self, served: Served, wanted: Subscription, message: Subscribe) -> Session:
         number = self._next_session
         self._next_session += 1
@@ -266,17 +286,13 @@ class Server:
             description,
             self._workforce,
             self._wires.post,
-            prepared=None if served.dataset.grows else served.preparation,
+            **served.preparations(description, self._workforce),
             sharing=wanted.sharing,
             num_members=wanted.consumers,
-            # What a consumer takes of a page by itself, nobody can hold back.
-            reads_page=message.reads_page and not wanted.is_group and self._limits.max_bandwidth is None,
+            reads_page=message.reads_page and not wanted.is_group,
         )
         session.held_batches = wanted.held_batches
         self._sessions[number] = session
-        if self._limits.max_bandwidth is not None:
-            members = wanted.consumers if wanted.sharing == "shared" else 1
-            self._bandwidth[number] = Bandwidth(members * self._limits.max_bandwidth)
         return session
 
     def _part(self, consumer: Consumer, error: LoaderdError | None) -> None:
@@ -304,14 +320,9 @@ class Server:
     def _end_session(self, session: Session) -> None:
         session.close()
         self._sessions.pop(session.number, None)
-        self._bandwidth.pop(session.number, None)
         self._groups = {key: other for key, other in self._groups.items() if other is not session}
 
     # ------------------------------------------------------------------------------------- after events
-
-    def _patience_s(self) -> float:
-        waits = [self._workforce.tick_s, *[each.wait_s(time.monotonic()) for each in self._bandwidth.values()]]
-        return max(0.0, min(wait for wait in waits if wait is not None))
 
     def _go_on(self) -> None:
         now_s = time.monotonic()
@@ -322,23 +333,15 @@ class Server:
             # Time in which this process did not run counts as a tick, here too.
             self._tick(now_s, min(passed_s, 2 * self._workforce.tick_s))
         for served in self._catalog.values():
-            served.preparation.advance()
-            for text in served.preparation.take_warnings():
+            for text in served.advance():
                 _logger.warning("%s: %s", served.name, text)
         for session in list(self._sessions.values()):
             self._care_for(session, session.advance)
         for session in list(self._sessions.values()):
-            bandwidth = self._bandwidth.get(session.number)
-            if bandwidth is None or not bandwidth.wait_s(now_s):
-                self._care_for(session, partial(self._hand_over, session, bandwidth, now_s))
+            self._care_for(session, session.hand_over)
         self._workforce.assign()
 
-    def _hand_over(self, session: Session, bandwidth: Bandwidth | None, now_s: float) -> None:
-        num_bytes = session.hand_over()
-        if bandwidth is not None:
-            bandwidth.used(num_bytes, now_s)
-
-    def _care_for(self, session: Session, do: Callable[[], None]) -> None:
+    def _care_for(self, session: Session, do: Callable[[], object]) -> None:
         """What goes wrong with a stream is the end of it, and of no other one."""
         try:
             do()

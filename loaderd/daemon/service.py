@@ -23,10 +23,15 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
+from loaderd.daemon.asking import Asking
 from loaderd.daemon.fork_server import ForkServer
-from loaderd.daemon.session import Session
+from loaderd.daemon.preparation import Preparation
+from loaderd.daemon.session import AnyPreparation, Indexes, Session
 from loaderd.daemon.waits import describe
 from loaderd.daemon.wires import Wires
 from loaderd.daemon.worker_pool import WorkerPool
@@ -34,9 +39,14 @@ from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.machine import remedy
+from loaderd.plan.passes import Listing
+from loaderd.plan.positions import listing_in
 from loaderd.protocol.channel import Channel
-from loaderd.protocol.messages import Ask, Failed, Message, Open, State
+from loaderd.protocol.messages import Ask, Failed, Message, Open, State, Warned, Welcome
 from loaderd.protocol.process import enter_process
+from loaderd.protocol.worker_messages import UseServers
+from loaderd.remote.source import RemoteStream
+from loaderd.version import VERSION
 from loaderd.workers.main import main as work
 
 _CLIENT = -1
@@ -54,6 +64,7 @@ class Service:
         self._parent_fd = os.pidfd_open(parent)
         self._wires.add(_CLIENT, client, self._parent_fd)
         self._workforce: Workforce | None = None
+        self._asking: Asking | None = None
         self._session: Session | None = None
         self._ticked_s = time.monotonic()
 
@@ -95,8 +106,7 @@ class Service:
         self._wires.post(member, message, fds)
 
     def _warn(self, text: str) -> None:
-        if self._session is not None:
-            self._session.warn(text)
+        self._tell(_CLIENT, Warned(text, self._pool.restarts))
 
     def describe(self) -> str:
         """Who waits for whom."""
@@ -107,6 +117,8 @@ class Service:
     def _from_client(self, message: Message) -> None:
         if isinstance(message, Open):
             self._open(message)
+        elif isinstance(message, UseServers):
+            self._use_servers(tuple(message.addresses))
         elif isinstance(message, Ask):
             self._tell(_CLIENT, State(self.describe()))
         else:
@@ -115,30 +127,77 @@ class Service:
 
     def _open(self, message: Open) -> None:
         try:
-            description: StreamDescription = replace(pickle.loads(message.description), start=message.start)
+            wanted = pickle.loads(message.description)
         except Exception as error:
             raise DaemonError(
                 f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
-        self._workforce = Workforce(self._wires, self._pool, description.options.stall_timeout, self._warn)
+        self._start = message.start
+        self._workforce = Workforce(self._wires, self._pool, wanted.options.stall_timeout, self._warn)
+        if isinstance(wanted, StreamDescription):
+            prepare = partial(Preparation, wanted.dataset, wanted.options, self._workforce)
+            self._begin(wanted, prepare, prepare(listing_in(message.start)), message.description)
+        else:
+            self._remote: RemoteStream = wanted
+            self._asking = self._ask(listing_in(message.start))
+
+    def _ask(self, listing: Listing | None, known: Indexes = MappingProxyType({})) -> Asking:
+        assert self._workforce is not None
+        return Asking(self._remote, self._workforce, listing)
+
+    def _begin(
+        self,
+        description: StreamDescription,
+        prepare: Callable[[Listing | None, Indexes], AnyPreparation],
+        prepared: AnyPreparation,
+        pickled: bytes | None = None,
+    ) -> None:
+        assert self._workforce is not None
+        description = replace(description, start=self._start)
         self._session = Session(
-            _STREAM, description, self._workforce, self._tell, pickled=message.description, reads_page=True
+            _STREAM,
+            description,
+            self._workforce,
+            self._tell,
+            prepared=prepared,
+            prepare=prepare,
+            pickled=pickled,
+            reads_page=True,
         )
         self._session.join(_CLIENT)
 
+    def _after_asking(self, asking: Asking) -> None:
+        """The servers have said what the data set is."""
+        asking.advance()
+        if asking.error is not None:
+            raise asking.error
+        if asking.table is not None:
+            self._asking = None
+            self._tell(_CLIENT, Welcome(VERSION, asking.table.welcome()))
+            self._begin(asking.description, self._ask, asking)
+
+    def _use_servers(self, addresses: tuple[str, ...]) -> None:
+        if self._asking is None and self._session is not None and self._workforce is not None:
+            self._remote = replace(self._remote, of=replace(self._remote.of, addresses=addresses))
+            self._session.use_servers(addresses)
+            self._workforce.tell_all(UseServers(list(addresses)))
+
     def _go_on(self, tick_s: float) -> None:
         """Time passes, but not while this process is stopped: then no more than a tick."""
-        if self._workforce is None or self._session is None:
+        if self._workforce is None:
             return
         now_s = time.monotonic()
         if now_s - self._ticked_s >= tick_s:
             self._ticked_s = now_s
             self._workforce.tick()
-        self._session.advance()
-        if self._session.error is not None:
-            raise self._session.error
-        self._session.hand_over()
+        if self._asking is not None:
+            self._after_asking(self._asking)
+        if self._session is not None:
+            self._session.advance()
+            if self._session.error is not None:
+                raise self._session.error
+            self._session.hand_over()
         self._workforce.assign()
 
 

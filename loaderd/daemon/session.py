@@ -11,12 +11,13 @@ A consumer is a **member**, whatever the sharing: alone, it is a group of one (s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
+from loaderd.daemon.asking import Asking
 from loaderd.daemon.feed import Feed
 from loaderd.daemon.granting import Granting
 from loaderd.daemon.members import Members, PageReader, Progressed
@@ -32,7 +33,6 @@ from loaderd.memory.page import CONSUMER_NEWS, POSITION, TAKEN_BATCHES, TAKEN_RE
 from loaderd.memory.taking import Taker
 from loaderd.options import require
 from loaderd.plan.passes import Listing, Pass, listing_of
-from loaderd.plan.positions import Position
 from loaderd.protocol.messages import (
     Broken,
     Ended,
@@ -48,9 +48,13 @@ from loaderd.protocol.messages import (
     Want,
     Warned,
 )
+from loaderd.shards.files import ShardFile
+from loaderd.shards.index import ShardIndex
 from loaderd.subscription import Sharing
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
+AnyPreparation = Preparation | Asking
+Indexes = Mapping[ShardFile, ShardIndex]
 
 
 @dataclass
@@ -65,9 +69,9 @@ class _Had:
 class Session:
     """See the module's docstring.
 
-    ``tell`` sends a message, with descriptors, to a member. ``prepared``: the preparation that the stream shares with
-    others; None: it has its own. ``reads_page``: the only member takes batches of the page itself. What goes wrong
-    for good is its ``error``, and concerns all members.
+    ``tell`` sends a message, with descriptors, to a member. ``prepared``: the preparation of its data. ``prepare``
+    makes another one, for a listing: then they are its own, and else shared with other streams. ``reads_page``: the
+    only member takes batches of the page itself. What goes wrong for good is its ``error``, and concerns all members.
     """
 
     def __init__(
@@ -77,7 +81,8 @@ class Session:
         workforce: Workforce,
         tell: Tell,
         *,
-        prepared: Preparation | None = None,
+        prepared: AnyPreparation,
+        prepare: Callable[[Listing | None, Indexes], AnyPreparation] | None = None,
         pickled: bytes | None = None,
         sharing: Sharing = "independent",
         num_members: int = 1,
@@ -96,8 +101,9 @@ class Session:
         self._record_bytes = description.schema.record_bytes
         self._workforce = workforce
         self._tell = tell
-        self._own: Preparation | None = None
-        self._preparation = prepared
+        self._prepare = prepare
+        self._own = None if prepare is None else prepared
+        self._preparation: AnyPreparation | None = prepared
         self._sharing: Sharing = sharing
         self._num_members = num_members
         self._reads_page = reads_page
@@ -106,12 +112,9 @@ class Session:
         self._seen_position = 0
         self._probe: Probe | None = None
         self._sizes: Opened | None = None
-        if prepared is None:
-            start = None if description.start is None else Position.from_json(description.start)
-            self._prepare(None if start is None else start.listing)
 
     @property
-    def preparation(self) -> Preparation | None:
+    def preparation(self) -> AnyPreparation | None:
         """What the stream waits for, before there are data."""
         return self._preparation
 
@@ -144,9 +147,10 @@ class Session:
         elif isinstance(message, Want):
             members.want(member, message.num_batches)
         elif isinstance(message, List):
-            require(self._own is not None, "List", "for a data set that grows", message)
+            require(self._prepare is not None, "List", "for a data set that grows", message)
+            assert self._prepare is not None and self._own is not None
             members.stop(member)
-            self._prepare(listing_of(message.listing))
+            self._own = self._preparation = self._prepare(listing_of(message.listing), self._own.indexes)
         else:
             raise DaemonError(f"{type(message).__name__} is not for the daemon")
 
@@ -158,13 +162,12 @@ class Session:
         """Tell all members."""
         self._tell_all(Warned(text, self._workforce.pool.restarts))
 
-    # ------------------------------------------------------------------------------------------- phases
+    def use_servers(self, addresses: tuple[str, ...]) -> None:
+        """Workers that come are to ask these."""
+        if self.opened is not None:
+            self.opened.use_servers(addresses)
 
-    def _prepare(self, listing: Listing | None) -> None:
-        known = {} if self._own is None else self._own.indexes
-        options = self._description.options
-        dataset = self._description.dataset
-        self._own = self._preparation = Preparation(dataset, options, self._workforce, listing, known)
+    # ------------------------------------------------------------------------------------------- phases
 
     def advance(self) -> None:
         """Go on to the next phase if this one is over."""
@@ -177,11 +180,12 @@ class Session:
             self.error = error
         if self._granting is not None:
             self.error = self.error or self._granting.error
+        if self.opened is not None:
+            self.error = self.error or self.opened.stream.error
 
-    def _after_preparing(self, preparation: Preparation) -> None:
-        passing = preparation.index_pass
-        if passing is not None and passing.total_bytes:
-            self._tell_all(Progress(passing.done_bytes, passing.total_bytes))
+    def _after_preparing(self, preparation: AnyPreparation) -> None:
+        if preparation.progress is not None and preparation.progress[1]:
+            self._tell_all(Progress(*preparation.progress))
         if preparation is self._own:
             preparation.advance()
             for text in preparation.take_warnings():
@@ -198,7 +202,7 @@ class Session:
             # What goes wrong with the shards of sets that have grown costs the client nothing more.
             self._tell_all(self.opened.listed_message(error))
 
-    def _use(self, preparation: Preparation) -> None:
+    def _use(self, preparation: AnyPreparation) -> None:
         """The data are there: plan, and have the workers know of them."""
         if preparation.error is not None:
             raise preparation.error
@@ -347,8 +351,7 @@ class Session:
     def waits_for(self, member: int) -> str:
         """Who a member waits for, or who waits for it."""
         if self._preparation is not None:
-            listing = self._preparation.list_pass is not None
-            return f"waits for the data set to be {'listed' if listing else 'indexed'}"
+            return f"waits for the data set to be {self._preparation.doing}"
         return "waits for the stream to begin" if self.members is None else self.members.describe(member)
 
     def report(self, member: int) -> dict[str, Any]:

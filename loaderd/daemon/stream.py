@@ -29,7 +29,7 @@ from loaderd.daemon.outgoing import BrokenBatch, Note, Omission
 from loaderd.daemon.tasks import HINT_OF_DEATHS, MAX_DEATHS, LoadWork, PlannedBatch, Task, TrialWork
 from loaderd.daemon.trials import Trial
 from loaderd.daemon.windows import Windows
-from loaderd.errors import LoaderdError, ShardError, WorkerError
+from loaderd.errors import LoaderdError, ServerError, ShardError, WorkerError
 from loaderd.memory.page import GRANTED, NEVER, POSITION, WAKE_DAEMON_AT, Page, barrier, key_of, split_key
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
@@ -56,6 +56,8 @@ class Stream:
     ) -> None:
         self.notes: deque[Note] = deque()
         self.grants: deque[list[Grant] | Withdrawal] = deque()
+        self.error: LoaderdError | None = None
+        """Why nothing more can be made, though nothing is wrong with the data."""
         self.generation = _NO_GENERATION
         self.plan: PassPlan | None = None
         self.plan_pass = plan_pass
@@ -131,11 +133,13 @@ class Stream:
             self._tried_rows(task.work, None)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        """A task cannot be done: the batches that need it are broken."""
+        """A task cannot be done: the batches that need it are broken; or all, where it is not the records' fault."""
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
-        if isinstance(task.work, LoadWork):
+        if isinstance(error, ServerError):
+            self.error = error
+        elif isinstance(task.work, LoadWork):
             self._lose_load(task.work, lambda _: error)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)  # its worker lives; what it says comes again when all rows are decoded

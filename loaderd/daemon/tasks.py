@@ -28,6 +28,16 @@ class ListWork:
 
 
 @dataclass(frozen=True)
+class AskWork:
+    """Ask servers what data set ``name`` is."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"the question to servers for data set {self.name}"
+
+
+@dataclass(frozen=True)
 class IndexWork:
     """Index file ``file`` (counted from 0)."""
 
@@ -104,7 +114,7 @@ class TrialWork:
 MAX_DEATHS = 3
 HINT_OF_DEATHS = "A derived field that crashes or never ends, or too little memory, are the usual causes."
 
-Work = ListWork | IndexWork | ProbeWork | LoadWork | TrialWork
+Work = ListWork | AskWork | IndexWork | ProbeWork | LoadWork | TrialWork
 
 
 @dataclass(eq=False)

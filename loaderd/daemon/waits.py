@@ -16,12 +16,9 @@ def describe(workforce: Workforce, sessions: Sequence[Session]) -> str:
     pool = workforce.pool
     lines = [f"daemon {os.getpid()}: {pool.restarts} workers were replaced so far"]
     for session in sessions:
-        passing = None if session.preparation is None else session.preparation.index_pass
-        if passing is not None:
-            done, total = passing.done_bytes, passing.total_bytes
-            lines.append(
-                f"  index      {len(passing.indexes)} of {len(passing.files)} shards, {done} of {total} bytes"
-            )
+        progress = None if session.preparation is None else session.preparation.progress
+        if progress is not None:
+            lines.append(f"  index      {progress[0]} of {progress[1]} bytes")
         if session.opened is not None:
             lines += [f"  {line}" for line in session.opened.stream.describe()]
     idle = [session.opened.stream.why_idle() for session in sessions if session.opened is not None]

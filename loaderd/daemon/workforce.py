@@ -13,6 +13,7 @@ Who listens to the sockets hands over what comes from a worker, and calls :meth:
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ from loaderd.protocol.worker_messages import (
     Done,
     FillFailed,
     Granted,
+    Said,
     Seat,
     TaskFailed,
     Withdrawn,
@@ -42,6 +44,7 @@ BELL = -3
 """The number of the daemon's bell among those that are listened to."""
 _MAX_TICK_S = 1.0
 _MIN_TICKS = 8
+_SAID_AGAIN_S = 10.0
 # To start, a worker imports what the schema needs.
 _MIN_START_TIMEOUT_S = 60.0
 
@@ -96,6 +99,7 @@ class Workforce:
         self._streams: dict[int, Attachable] = {}
         self._messages_of: dict[TaskSource, MakeMessage] = {}
         self._num_fills = 0
+        self._said: dict[str, float] = {}
         self.bell = new_bell()
         wires.watch(BELL, self.bell)
         """The daemon's: a consumer rings it when it has come where a page says."""
@@ -126,6 +130,11 @@ class Workforce:
     def _tell_news(self, worker: int, stream: Attachable, message: Granted | Withdrawn) -> None:
         stream.page.add_news(self.pool.seat_of(worker))
         self._wires.post(worker, message)
+
+    def tell_all(self, message: Message) -> None:
+        """Have all present workers know something."""
+        for worker in self.pool.numbers:
+            self._wires.post(worker, message)
 
     def detach(self, stream: Attachable) -> None:
         """Have all workers forget a stream."""
@@ -166,7 +175,9 @@ class Workforce:
             if isinstance(message, Attached):
                 self.scheduler.ready(worker)
                 continue
-            if isinstance(message, Advanced):
+            if isinstance(message, Said):
+                self._pass_on(message.text)
+            elif isinstance(message, Advanced):
                 self.scheduler.advanced(worker, message.task, message.done_bytes)
             elif isinstance(message, Done):
                 self.scheduler.end_task(worker, message.task, self._result_of(message))
@@ -175,6 +186,14 @@ class Workforce:
             elif isinstance(message, FillFailed) and message.stream in self._streams:
                 self._streams[message.stream].not_made(message.generation, message.step, from_wire(message.error))
             self.pool.achieved()
+
+    def _pass_on(self, text: str) -> None:
+        """Several workers may say the same."""
+        now_s = time.monotonic()
+        self._said = {said: at_s for said, at_s in self._said.items() if now_s - at_s < _SAID_AGAIN_S}
+        if text not in self._said:
+            self._warn(text)
+        self._said.setdefault(text, now_s)
 
     def _failed(self, worker: int, message: TaskFailed) -> None:
         error = from_wire(message.error)

@@ -41,11 +41,11 @@ class BatchDecoder:
     def __init__(self, schema: Schema) -> None:
         self._row_bytes = schema.row_bytes
         self._record_keys = schema.record_keys
-        self._specs = schema.specs
+        self.specs = schema.specs
         self._fields: dict[str, Engine | DeriveField] = {}
         for name in _needed(schema):
             self._fields[name] = _engine(schema, name)
-        intermediates = {name: schema.spec_of(name) for name in self._fields if name not in self._specs}
+        intermediates = {name: schema.spec_of(name) for name in self._fields if name not in self.specs}
         engines = [engine for engine in self._fields.values() if not isinstance(engine, DeriveField)]
         scratch_record_bytes = sum(engine.scratch_record_bytes for engine in engines)
         scratch_record_bytes += sum(spec.record_bytes for spec in intermediates.values())
@@ -69,7 +69,7 @@ class BatchDecoder:
         n = len(rows)
         for start in range(0, n, self._chunk_records):
             stop = min(start + self._chunk_records, n)
-            self._decode_chunk(rows[start:stop], {name: out[name][start:stop] for name in self._specs})
+            self._decode_chunk(rows[start:stop], {name: out[name][start:stop] for name in self.specs})
 
     def _decode_chunk(self, rows: Bytes, values: dict[str, AnyArray]) -> None:
         for name, scratch in self._intermediates.items():
@@ -89,7 +89,7 @@ class BatchDecoder:
                 f"rows must be uint8, (n, {self._row_bytes}), C-contiguous, got {rows.dtype}, {rows.shape}, "
                 f"strides {rows.strides}"
             )
-        for name, spec in self._specs.items():
+        for name, spec in self.specs.items():
             array = out.get(name)
             if array is None:
                 raise OptionError(f"out must have an array for field {name!r}, got only {sorted(out)}")

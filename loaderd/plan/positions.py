@@ -79,6 +79,11 @@ class Position:
             ) from None
 
 
+def listing_in(start: str | None) -> Listing | None:
+    """The shards that a position, as JSON, belongs to; None: all there are. Raises OptionError."""
+    return None if start is None else Position.from_json(start).listing
+
+
 class Course:
     """All passes of a loader, one behind the other, and where in them a position is. Pure arithmetic."""
 

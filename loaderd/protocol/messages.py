@@ -2,18 +2,19 @@
 
 ::
 
-    client      ──► daemon   Open, List, Start, Release, Ask
+    client      ──► daemon   Open, List, Start, Release, Ask, UseServers
     client      ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
-    consumer    ──► server   Hello, Subscribe (in place of Open), Want, AskStatus
-    consumer    ◄── server   Welcome, Joined, Bye, Status as well
+    consumer    ──► server   Hello, Subscribe (in place of Open), Want, AskStatus, AskData
+    consumer    ◄── server   Welcome, Joined, Bye, Status, DataIs as well
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed
     supervisor  ──► gateway  Gateway, Stop, AskStatus
     supervisor  ◄── gateway  Status, Failed
-    client      ──► relay    Dial, and then what a consumer says to a server
+    gateway     ──► maker    Making, Make
+    gateway     ◄── maker    Made
 
 On the wire a message is a msgpack array: its number in ``_MESSAGES``, then its fields in order. Bulk data does not go
 this way: it lies in shared memory, whose file descriptors travel beside Opened and Attach. ``Open.description`` and
@@ -28,6 +29,7 @@ import msgpack
 
 from loaderd.protocol.worker_messages import (
     Advanced,
+    AskTask,
     Attach,
     Attached,
     Detach,
@@ -38,9 +40,11 @@ from loaderd.protocol.worker_messages import (
     ListTask,
     LoadTask,
     ProbeTask,
+    Said,
     Seat,
     TaskFailed,
     TrialTask,
+    UseServers,
     Withdrawn,
 )
 
@@ -126,6 +130,44 @@ class Serve(NamedTuple):
     settings: dict[str, Any]
 
 
+class AskData(NamedTuple):
+    """Gateway: what are the data, now, or those of ``listing`` (``plan.passes``)? A set that grows is listed anew."""
+
+    dataset: str
+    listing: list[Any] | None
+
+
+class DataIs(NamedTuple):
+    """Daemon: they come along, in memory (``daemon.catalog.Served.data``); or ``why_not`` they are not there yet."""
+
+    num_bytes: int
+    why_not: str
+
+
+class Making(NamedTuple):
+    """Gateway, first: make answers, with these ``settings`` (``gateway.maker``), in the memory that comes along."""
+
+    settings: dict[str, Any]
+
+
+class Make(NamedTuple):
+    """Gateway: the rows that the ticket ``text`` asks for, into cell ``cell``; or with ``cell`` -1, a table."""
+
+    text: bytes
+    cell: int
+
+
+class Made(NamedTuple):
+    """Maker: rows are there; ``faults``: those that could not be had, as msgpack. Or a ``table``, or why not."""
+
+    num_rows: int = 0
+    row_bytes: int = 0
+    faults: bytes = b""
+    table: bytes = b""
+    error: dict[str, Any] | None = None
+    why_not: str = ""
+
+
 class Drain(NamedTuple):
     """Supervisor: take no more consumers, and end when the last one has gone."""
 
@@ -142,15 +184,8 @@ class Gateway(NamedTuple):
     settings: dict[str, Any]
 
 
-class Dial(NamedTuple):
-    """Client: be my end of a connection to this server (``remote.relay``)."""
-
-    address: str
-    settings: dict[str, Any]
-
-
 class Open(NamedTuple):
-    """Client: make a stream of this description (a pickle of ``dataset.StreamDescription``).
+    """Client: make a stream of this (a pickle of ``dataset.StreamDescription`` or ``remote.source.RemoteStream``).
 
     ``start``: the JSON of the position from which on it is wanted, in place of the description's; it says what the
     data must be, and how much memory the first pass needs. None: from the start, of whatever the data are.
@@ -279,7 +314,6 @@ Message = (
     | Drain
     | Stop
     | Gateway
-    | Dial
     | Open
     | Progress
     | List
@@ -309,6 +343,14 @@ Message = (
     | Granted
     | Withdrawn
     | FillFailed
+    | AskTask
+    | UseServers
+    | Said
+    | AskData
+    | DataIs
+    | Making
+    | Make
+    | Made
 )
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(_MESSAGES)}

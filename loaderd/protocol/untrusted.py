@@ -19,6 +19,7 @@ from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     UNICODE_ERRORS,
     Ask,
+    AskData,
     AskStatus,
     Hello,
     List,
@@ -30,7 +31,7 @@ from loaderd.protocol.messages import (
 )
 
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
-CONSUMER_MESSAGES: tuple[type[Message], ...] = (Hello, Subscribe, List, Start, Want, Release, Ask, AskStatus)
+CONSUMER_MESSAGES: tuple[type[Message], ...] = (Hello, Subscribe, List, Start, Want, Release, Ask, AskStatus, AskData)
 
 MAX_MESSAGE_BYTES = 1 << 20
 # A position has some hundred characters, a message some ten values. An empty list is a byte here, and 64 in memory.

@@ -2,8 +2,9 @@
 
 ::
 
-    daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, ListTask, IndexTask, ProbeTask, LoadTask, TrialTask
-    daemon  ◄── worker   Attached, Advanced, Done, TaskFailed, FillFailed
+    daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, UseServers,
+                         ListTask, AskTask, IndexTask, ProbeTask, LoadTask, TrialTask
+    daemon  ◄── worker   Attached, Advanced, Said, Done, TaskFailed, FillFailed
 
 Tasks are numbered by the daemon, streams too: a worker has a place for each stream that it is attached to. Batches
 are no tasks: of what is granted, each worker makes the next one that nobody has begun (see ``memory.page``).
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 ATTACH_TASK = -1
 NO_STREAM = -1
+FILES, SERVERS = "files", "servers"
 
 
 class Seat(NamedTuple):
@@ -27,14 +29,14 @@ class Attach(NamedTuple):
     """Daemon: what a worker needs for a stream; ``description`` as in Open.
 
     The memory of its windows, of its slots and of its page comes along, and the bell of its consumer.
+    ``source``: [FILES, files, compressions], or [SERVERS, …] (``remote.source.RemoteRows``).
     ``num_slots`` and ``num_seats`` are the page's; ``news``: how many Granted and Withdrawn were sent to the seat
     before. It may come again for the same stream, with other files.
     """
 
     stream: int
     description: bytes
-    files: list[list[Any]]
-    compressions: list[str]
+    source: list[Any]
     max_rows: int
     num_slots: int
     num_seats: int
@@ -74,6 +76,20 @@ class ListTask(NamedTuple):
     shards: list[str]
 
 
+class AskTask(NamedTuple):
+    """Daemon: ask servers (``remote.source.RemoteSet``) what a data set is; ``listing`` as in a ticket."""
+
+    task: int
+    of: list[Any]
+    listing: Any
+
+
+class UseServers(NamedTuple):
+    """Client, daemon: these are the addresses of the servers from now on."""
+
+    addresses: list[str]
+
+
 class IndexTask(NamedTuple):
     """Daemon: index this file ([uri, size_bytes, mtime_ns]), and keep that in the cache (``options.index_cache``)."""
 
@@ -85,6 +101,8 @@ class IndexTask(NamedTuple):
 
 class ProbeTask(NamedTuple):
     """Daemon: see whether the first record of this block (to ``left``, as in LoadTask) fits the schema.
+
+    Of a stream whose source are servers, the block is [block, count].
 
     ``any_fits``: whether any of its first records does.
     """
@@ -102,7 +120,7 @@ class LoadTask(NamedTuple):
     [shard, offset, num_bytes, count, first_record, anchors, left, first, stop, row, key]: the block's place (as in
     ``shards.blocks.Block``), which of its records are in the data set (as in ``daemon.table``), which of these are
     wanted, the window's row of the first of them, and the key of its shard in its epoch, for the random numbers of
-    its records.
+    its records. Of a stream whose source are servers, it is [block, first, stop, row, epoch].
     """
 
     task: int
@@ -139,11 +157,18 @@ class Done(NamedTuple):
     """Worker: the task is done.
 
     ``result``: [uri, size_bytes, mtime_ns] of each shard (ListTask); [index, why it could not be cached] (IndexTask);
-    what it decodes with, as in ``Statistics`` (ProbeTask); faults (LoadTask), each [places, error].
+    what the servers say (AskTask); what it decodes with, as in ``Statistics`` (ProbeTask); faults (LoadTask), each
+    [places, error].
     """
 
     task: int
     result: Any
+
+
+class Said(NamedTuple):
+    """Worker: something that the user should hear."""
+
+    text: str
 
 
 class TaskFailed(NamedTuple):

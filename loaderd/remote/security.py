@@ -14,8 +14,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from loaderd.client.address import TOKEN_VARIABLE
 from loaderd.errors import OptionError, ServerError
+from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.tls import TLS
 
 _PROBE_TIMEOUT_S = 10.0

@@ -10,9 +10,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from loaderd.client.address import TOKEN_VARIABLE
 from loaderd.daemon.catalog import TYPICAL_BATCH_SIZE
 from loaderd.machine import available_memory, in_mib
+from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.server.options import Address, ServerOptions
 
 Line = tuple[int, str]

@@ -9,10 +9,10 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from loaderd.client.address import TOKEN_VARIABLE
 from loaderd.errors import OptionError
 from loaderd.logs import FORMATS, LogFormat
-from loaderd.options import is_count, require
+from loaderd.options import default_workers, is_count, require
+from loaderd.remote.address import TOKEN_VARIABLE
 
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -63,8 +63,9 @@ class Address:
 class ServerOptions:
     """Options of the same names as those of ``loaderd serve``; paths are files. Raises OptionError.
 
-    ``token``: what every client of the network must show. ``max_bandwidth``: bytes/s of one consumer.
-    ``idle_timeout``, ``grace``: seconds.
+    ``token``: what every client of the network must show. ``makers``: processes that make rows for the network; None:
+    as many as workers. ``cache``: bytes of answers that are kept. ``max_bandwidth``: bytes/s that go out over the
+    network, to all consumers together. ``idle_timeout``, ``grace``: seconds.
     """
 
     targets: tuple[str, ...]
@@ -78,6 +79,8 @@ class ServerOptions:
     insecure: bool = False
     max_consumers: int = 64
     max_held_batches: int = 64
+    makers: int | None = None
+    cache: int = 256 << 20
     max_bandwidth: int | None = None
     idle_timeout: float | None = None
     health: Address | None = None
@@ -90,6 +93,8 @@ class ServerOptions:
             is_target = all(part.isidentifier() for part in re.split(r"[.:]", target)) and target.count(":") == 1
             require(is_target, "a data set", "named as mypackage.module:dataset", target)
         require(self.workers is None or is_count(self.workers), "workers", "a positive integer", self.workers)
+        require(self.makers is None or is_count(self.makers), "makers", "a positive integer", self.makers)
+        require(is_count(self.cache, 0), "cache", "a number of bytes", self.cache)
         for name in ("max_consumers", "max_held_batches"):
             require(is_count(getattr(self, name)), name, "a positive integer", getattr(self, name))
         require(self.max_bandwidth is None or self.max_bandwidth > 0, "max_bandwidth", "positive", self.max_bandwidth)
@@ -122,11 +127,13 @@ class ServerOptions:
 
     def for_daemon(self) -> dict[str, Any]:
         """The settings of the message Serve."""
-        names = ("workers", "max_consumers", "max_held_batches", "max_bandwidth", "idle_timeout", "log_format")
+        names = ("workers", "max_consumers", "max_held_batches", "idle_timeout", "log_format")
         return {"targets": list(self.targets), **{name: getattr(self, name) for name in names}}
 
     def for_gateway(self, listen: Address) -> dict[str, Any]:
         """The settings of the message Gateway. Certificates go by their paths: a new gateway reads renewed ones."""
-        names = ("unix", "tls_cert", "tls_key", "tls_client_ca", "token", "max_consumers", "log_format")
+        names = ["unix", "tls_cert", "tls_key", "tls_client_ca", "token", "log_format"]
+        names += ["max_consumers", "max_bandwidth", "cache"]
         found = {name: getattr(self, name) for name in names}
-        return {"host": listen.host, "port": listen.port, **found}
+        makers = self.makers or self.workers or default_workers()
+        return {"host": listen.host, "port": listen.port, **found, "makers": makers}

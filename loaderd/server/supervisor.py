@@ -71,7 +71,7 @@ class Supervisor:
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
         self._daemon = _Post("daemon", "loaderd.daemon.server")
-        self._gateway = _Post("gateway", "loaderd.remote.gateway")
+        self._gateway = _Post("gateway", "loaderd.gateway.server")
         self._listen = options.listen
         self._posts = [self._daemon] if options.listen is None else [self._daemon, self._gateway]
         self._children: list[Child] = []

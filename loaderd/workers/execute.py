@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +14,20 @@ from loaderd.errors import to_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.epoch import WindowOrder
-from loaderd.plan.selection import numbers_that
 from loaderd.protocol.worker_messages import IndexTask, ListTask, LoadTask, ProbeTask
-from loaderd.shards.blocks import Block
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import ShardFile, list_shards
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.statistics import Kernels
+from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Segment
-from loaderd.workers.load import Part, WindowLoader
+
+if TYPE_CHECKING:
+    from loaderd.remote.rows import RowFetcher
 
 _MAX_PROBED = 1000
+_ROW = -2  # of a slice
 
 
 def list_set(task: ListTask, on_name: OnRead = tell_nobody) -> list[list[Any]]:
@@ -41,38 +43,31 @@ def index_shard(task: IndexTask, on_read: OnRead = tell_nobody) -> list[Any]:
     return [index.encode(), None if unstored is None else str(unstored)]
 
 
-def _numbers_left(block: Block, left: list[Any]) -> npt.NDArray[np.int64]:
-    """int64, (left,): the numbers in the block of the records that are in the data set; ``left``: as in LoadTask."""
-    low, high, conditions = left
-    return numbers_that(conditions, low, high) - block.first_record
-
-
 class Executor:
     """The tasks of one stream, on its two memories."""
 
     def __init__(
         self,
         description: StreamDescription,
-        files: list[ShardFile],
-        compressions: list[Any],
+        rows: FileRows | RowFetcher,
         max_rows: int,
         windows: SharedMemory,
         slots: SharedMemory,
-        on_read: OnRead = tell_nobody,
     ) -> None:
+        """``rows``: where windows are loaded from."""
         schema = description.schema
-        self._loader = WindowLoader(schema, files, compressions, on_read)
+        self.rows = rows
         self._decoder = BatchDecoder(schema)
         window_layout = WindowLayout(schema.row_bytes, max_rows)
         num_arenas = len(windows.bytes) // window_layout.arena_bytes
-        self._rows = [window_layout.rows(windows.bytes, arena) for arena in range(num_arenas)]
+        self._windows = [window_layout.rows(windows.bytes, arena) for arena in range(num_arenas)]
         slot_layout = SlotLayout(schema.specs, description.options.batch_size, description.several_readers)
         num_slots = len(slots.bytes) // slot_layout.slot_bytes
         self._slots = [slot_layout.views(slots.bytes, slot) for slot in range(num_slots)]
 
     def close(self) -> None:
-        """Close the shards' files. The memory goes with the object."""
-        self._loader.close()
+        """Read nothing more. The memory goes with the object."""
+        self.rows.close()
 
     def probe(self, task: ProbeTask) -> Kernels:
         """What batches are decoded with.
@@ -80,26 +75,17 @@ class Executor:
         Raises RecordMismatchError where the first record that is left of a block does not fit the schema; or, if the
         task asks whether any of them does, where none of the first thousand fits.
         """
-        *fields, left = task.block
-        block = Block(*fields)
-        numbers = np.arange(block.count) if left is None else _numbers_left(block, left)
-        self._loader.check_fits(block, numbers[: _MAX_PROBED if task.any_fits else 1])
+        self.rows.check_fits(task.block, _MAX_PROBED if task.any_fits else 1)
         return self._decoder.kernels
 
     def load(self, task: LoadTask) -> list[list[Any]]:
         """Bring records into a window; returns the faults: [places, error] each."""
         # The rows of the slices follow each other: to ask for the places of all at once costs a quarter.
+        first_row = task.slices[0][_ROW]
         *_, first, stop, last_row, _ = task.slices[-1]
-        first_row = task.slices[0][-2]
-        in_window = WindowOrder(*task.order).places(first_row, last_row + stop - first)
-        parts = []
-        for *fields, left, first, stop, row, key in task.slices:
-            block = Block(*fields)
-            places = np.full(block.count, -1)
-            wanted = slice(first, stop) if left is None else _numbers_left(block, left)[first:stop]
-            places[wanted] = in_window[row - first_row : row - first_row + stop - first]
-            parts.append(Part(block, places, key))
-        return [[places, to_wire(error)] for places, error in self._loader.load(parts, self._rows[task.arena])]
+        places = WindowOrder(*task.order).places(first_row, last_row + stop - first)
+        faults = self.rows.load(task.task, task.slices, places, self._windows[task.arena])
+        return [[of_error, to_wire(error)] for of_error, error in faults]
 
     def fill(self, slot: int, segments: Sequence[Segment], omit: Sequence[int]) -> None:
         """Decode a batch into its slot, but for the rows ``omit`` of it."""
@@ -114,7 +100,7 @@ class Executor:
         self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[Segment], omit: Sequence[int]
     ) -> None:
         if omit:
-            whole = np.concatenate([self._rows[arena][start:stop] for arena, start, stop in segments])
+            whole = np.concatenate([self._windows[arena][start:stop] for arena, start, stop in segments])
             rows = np.delete(whole, omit, axis=0)
             self._decoder.decode(rows, {name: view[: len(rows)] for name, view in views.items()})
             return
@@ -122,5 +108,5 @@ class Executor:
         for arena, start, stop in segments:
             end = done + stop - start
             out = {name: view[done:end] for name, view in views.items()}
-            self._decoder.decode(self._rows[arena][start:stop], out)
+            self._decoder.decode(self._windows[arena][start:stop], out)
             done = end

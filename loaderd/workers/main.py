@@ -20,17 +20,22 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
 from loaderd.memory.page import POSITION, Counter, Page, barrier, silence
 from loaderd.memory.shared import SharedMemory
+from loaderd.plan.passes import listing_of
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
+    FILES,
     NO_STREAM,
     Advanced,
+    AskTask,
     Attach,
     Attached,
     Detach,
@@ -41,21 +46,29 @@ from loaderd.protocol.worker_messages import (
     ListTask,
     LoadTask,
     ProbeTask,
+    Said,
     Seat,
     TaskFailed,
     TrialTask,
+    UseServers,
     Withdrawn,
 )
+from loaderd.remote.source import RemoteRows, RemoteSet
 from loaderd.shards.files import ShardFile
 from loaderd.workers.execute import Executor, index_shard, list_set
+from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Claim, Filler, Run
+
+if TYPE_CHECKING:
+    from loaderd.remote.rows import RowFetcher
 
 _TELL_EVERY_S = 0.2
 # While there is work, it listens so often: a message costs nobody more, and to listen costs 2 µs.
 _LISTEN_EVERY_S = 0.001
 _MOST_SLEEP_MS = 1000
 
-AnyTask = ListTask | IndexTask | ProbeTask | LoadTask | TrialTask
+AnyTask = ListTask | AskTask | IndexTask | ProbeTask | LoadTask | TrialTask
+_OF_NO_STREAM = (ListTask, AskTask, IndexTask)
 
 
 class _Stream:
@@ -83,6 +96,7 @@ class Worker:
         """Whose turn it is to have a batch made, first."""
         self._tasks: deque[AnyTask] = deque()
         self._task = ATTACH_TASK
+        self._said: deque[str] = deque()
         self._told_s = self._listened_s = 0.0
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
@@ -102,6 +116,11 @@ class Worker:
     def _received(self, message: Message) -> None:
         if isinstance(message, AnyTask):
             self._tasks.append(message)
+            if isinstance(message, LoadTask) and message.stream in self._streams:
+                self._streams[message.stream].executor.rows.begin(message.task, message.slices)
+        elif isinstance(message, UseServers):
+            for stream in self._streams.values():
+                stream.executor.rows.use_servers(tuple(message.addresses))
         elif isinstance(message, Granted):
             if message.stream in self._streams:
                 runs = [Run.from_wire(run) for run in message.runs]
@@ -142,19 +161,22 @@ class Worker:
         for memory in memories:
             memory.close_fd()
         windows, slots, words = memories
-        executor = Executor(
-            pickle.loads(message.description),
-            [ShardFile(*file) for file in message.files],
-            message.compressions,
-            message.max_rows,
-            windows,
-            slots,
-            self._tell,
-        )
+        description = pickle.loads(message.description)
+        rows = self._rows_of(description, message.source)
+        executor = Executor(description, rows, message.max_rows, windows, slots)
         page = Page(words.bytes, message.num_slots, message.num_seats)
         filler = Filler(page, self._seat, message.news, consumer_bell)
         stream = self._streams[message.stream] = _Stream(message.stream, executor, filler, consumer_bell)
         self._turns.append(stream)
+
+    def _rows_of(self, description: StreamDescription, source: list[Any]) -> FileRows | RowFetcher:
+        """What reads the records of a stream; ``source`` as in Attach."""
+        if source[0] == FILES:
+            _, files, compressions = source
+            return FileRows(description.schema, [ShardFile(*file) for file in files], compressions, self._tell)
+        from loaderd.remote.rows import RowFetcher  # Arrow Flight, for those who need it
+
+        return RowFetcher(RemoteRows.from_wire(source[1:]), self._tell, self._say)
 
     def detach(self, stream: int) -> None:
         """Forget a stream, if there is one of that number."""
@@ -162,19 +184,26 @@ class Worker:
             gone = self._streams.pop(stream)
             self._turns.remove(gone)
             gone.close()
-            over = [
-                task for task in self._tasks if not isinstance(task, (ListTask, IndexTask)) and task.stream == stream
-            ]
+            over = [task for task in self._tasks if not isinstance(task, _OF_NO_STREAM) and task.stream == stream]
             for task in over:
                 self._tasks.remove(task)
                 self._channel.send(TaskFailed(task.task, NO_STREAM, to_wire(WorkerError("the stream is over"))))
 
     def _tell(self, done_bytes: int) -> None:
         """Say, now and then, that a long task gets on."""
+        self._pass_on()
         now_s = time.monotonic()
         if now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
             self._channel.send(Advanced(self._task, done_bytes))
+
+    def _say(self, text: str) -> None:
+        """Have the user told something."""
+        self._said.append(text)  # it is said by the thread that speaks with the daemon
+
+    def _pass_on(self) -> None:
+        while self._said:
+            self._channel.send(Said(self._said.popleft()))
 
     # --------------------------------------------------------------------------------------- what it does
 
@@ -248,7 +277,7 @@ class Worker:
     def _do_task(self, task: AnyTask) -> None:
         """Do a task, and answer."""
         self._task = task.task
-        stream = None if isinstance(task, (ListTask, IndexTask)) else self._streams.get(task.stream)
+        stream = None if isinstance(task, _OF_NO_STREAM) else self._streams.get(task.stream)
         page = None if stream is None else stream.filler.page
         began_ns = time.monotonic_ns()
         if page is not None:
@@ -260,12 +289,17 @@ class Worker:
             if isinstance(task, LoadTask):
                 page.count(self._seat, Counter.LOADS, 1)
                 page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
+        self._pass_on()
         answer = Done(task.task, results[0]) if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error))
         self._channel.send(answer)
 
     def _result_of(self, task: AnyTask) -> object:
         if isinstance(task, ListTask):
             return list_set(task, self._tell)
+        if isinstance(task, AskTask):
+            from loaderd.remote.asking import ask_table  # Arrow Flight, for those who need it
+
+            return ask_table(RemoteSet.from_wire(task.of), listing_of(task.listing), self._tell, self._say)
         if isinstance(task, IndexTask):
             return index_shard(task, self._tell)
         executor = self._streams[task.stream].executor

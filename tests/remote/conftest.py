@@ -40,7 +40,7 @@ def _starter(folder: Path, write: Callable[..., list[Path]]) -> Iterator[StartSe
     servers: list[NetworkServer] = []
 
     def start(**settings: object) -> NetworkServer:
-        servers.append(NetworkServer(folder, settings))
+        servers.append(NetworkServer(folder, settings, f"server-{len(servers)}"))
         return servers[-1]
 
     yield start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import runpy
 import select
 import socket
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import loaderd
+from loaderd.bench.process_tree import process_tree
 from loaderd.errors import from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Failed, Gateway, Message, Serve, Status, Stop
+from loaderd.protocol.messages import AskStatus, Failed, Gateway, Message, Serve, Status, Stop
 from loaderd.protocol.process import start_process
 
 SETTINGS = {
@@ -26,9 +26,12 @@ SETTINGS = {
     "tls_client_ca": None,
     "token": None,
     "max_consumers": 8,
+    "max_bandwidth": None,
+    "makers": 2,
+    "cache": 64 << 20,
     "log_format": "lines",
 }
-LIMITS = {"max_consumers": 8, "max_held_batches": 16, "max_bandwidth": None, "idle_timeout": None}
+LIMITS = {"max_consumers": 8, "max_held_batches": 16, "idle_timeout": None}
 
 
 MODULE = """
@@ -54,8 +57,8 @@ class NetworkServer:
     Raises what they fail with.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self._path = folder / "server.sock"
+    def __init__(self, folder: Path, settings: dict[str, Any], name: str = "server") -> None:
+        self._path = folder / f"{name}.sock"
         self.unix_address = f"unix://{self._path}"
         self._module = folder / "datasets_of_test.py"
         self._module.write_text(MODULE)
@@ -83,7 +86,7 @@ class NetworkServer:
 
     def start_gateway(self, **settings: Any) -> None:
         message = Gateway({**SETTINGS, "unix": str(self._path), **settings})
-        self.gateway, status = self._start("loaderd.remote.gateway", message)
+        self.gateway, status = self._start("loaderd.gateway.server", message)
         scheme = "grpc" if message.settings["tls_cert"] is None else "grpc+tls"
         self.port = int(status.report["address"].rpartition(":")[2])
         self.address = f"{scheme}://127.0.0.1:{self.port}"
@@ -100,6 +103,19 @@ class NetworkServer:
                 assert isinstance(answer, Status)
                 return process, answer
 
+    def gateway_report(self) -> dict[str, Any]:
+        """What the gateway counts."""
+        channel = self._children[-1][1]
+        channel.send(AskStatus())
+        while True:
+            for answer in channel.receive():
+                assert isinstance(answer, Status)
+                return answer.report
+
+    def makers(self) -> list[int]:
+        """The processes that make rows."""
+        return children_of(self.gateway.pid, "loaderd-maker")
+
     def stop(self, text: str) -> None:
         """As the supervisor does on SIGTERM."""
         for _, channel in self._children:
@@ -114,15 +130,20 @@ class NetworkServer:
         self._listener.close()
 
 
-def relays() -> list[int]:
-    """The relay processes of this one that live."""
+def children_of(pid: int, name: str) -> list[int]:
+    """The children of a process that are called so, and live."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
-            pid, name, state, parent = stat.read_text().split()[:4]
-            if name == "(loaderd-relay)" and state != "Z" and int(parent) == os.getpid():
-                found.append(int(pid))
+            child, called, state, parent = stat.read_text().split()[:4]
+            if called == f"({name})" and state != "Z" and int(parent) == pid:
+                found.append(int(child))
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that it has started, and those that these have."""
+    return process_tree(pid)[1:]
 
 
 def wait_until(is_so: Callable[[], object], limit_s: float = 20.0) -> None:

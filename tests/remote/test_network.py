@@ -1,23 +1,19 @@
-"""Consumers on the network: a real daemon, a real gateway, the relay that connect() starts."""
+"""Consumers on the network: real servers, and a loader whose workers ask them for rows."""
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from importlib.util import find_spec
 from itertools import chain
 
 import numpy as np
 import pytest
-from network_server import relays, wait_until
+from network_server import children_of, wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status
-from loaderd.errors import ServerError
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Dial, Failed, Hello
-from loaderd.protocol.process import start_process
+from loaderd.errors import OptionError, ServerError
 
 
 def check(batch):
@@ -27,8 +23,9 @@ def check(batch):
     return batch["id"].tolist()
 
 
-def connect(server, **options):
-    return loaderd.connect(server.address, **{"dataset": "train", "batch_size": 64, **options})
+def connect(*servers, **options):
+    options = {"batch_size": 64, "workers": 2, **options}
+    return loaderd.connect([server.address for server in servers], "train", **options)
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +40,31 @@ def embedded(server):
         return [check(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_batches_are_those_of_an_embedded_loader(server, embedded, packed, compression):
-    with connect(server, epochs=2, packed=packed, compression=compression) as loader:
+def test_batches_are_those_of_an_embedded_loader(server, embedded, compression):
+    with connect(server, epochs=2, compression=compression) as loader:
         assert [check(batch) for batch in loader] == embedded
-        assert loader.statistics().num_records == 1000
-        # Of a packed stream, what the consumer unpacks with.
-        assert loader.statistics().kernels == ("compiled" if find_spec("llvmlite") else "numpy")
+        statistics = loader.statistics()
+        assert (statistics.num_records, statistics.num_shards) == (1000, 3)
+        assert statistics.kernels == ("compiled" if find_spec("llvmlite") else "numpy")
+        assert list(loader.schema.fields) == ["bits", "id", "twice"]
     assert sorted(chain(*embedded[:16])) == list(range(1000))
 
 
-def test_it_goes_on_at_a_position(server, embedded):
+def test_one_address_will_do(server, embedded):
+    with loaderd.connect(server.address, "train", batch_size=64, epochs=2) as loader:
+        assert [check(batch) for batch in loader] == embedded
+
+
+def test_positions_are_those_of_an_embedded_loader(server, embedded):
     with connect(server, epochs=2) as loader:
-        for _, batch in zip(range(5), loader, strict=False):
+        for batch, _ in zip(loader, range(5), strict=False):
             check(batch)
         position = loader.position
     with connect(server, epochs=2, start=position) as loader:
-        assert [check(batch) for batch in loader] == embedded[5:]
+        assert [check(batch) for batch in loader] == embedded[position.batch :]
+    with loaderd.Loader(server.dataset(), batch_size=64, epochs=2, start=position) as loader:
+        assert [check(batch) for batch in loader] == embedded[position.batch :]
 
 
 def test_who_holds_all_batches_gets_copies(server, embedded):
@@ -70,89 +74,102 @@ def test_who_holds_all_batches_gets_copies(server, embedded):
         assert loader.statistics().batches_copied >= len(embedded) - 2
 
 
-def test_split(server):
+@pytest.mark.parametrize("options", [{}, {"sharing": "split"}])
+def test_split(server, options):
     found = []
     for host in range(2):
-        with connect(server, sharing="split", shard=(host, 2)) as loader:
+        with connect(server, shard=(host, 2), **options) as loader:
+            assert loader.sharing == "split"
             found.append([check(batch) for batch in loader])
     assert len(found[0]) == len(found[1])
     assert sorted(chain(*found[0], *found[1])) == list(range(1000))
 
 
 @pytest.mark.parametrize("sharing", ["mirrored", "shared"])
-def test_groups(server, embedded, sharing):
-    found = [[], []]
-    both_are_there = threading.Barrier(2)  # a group ends with its last consumer: who comes then begins anew
+def test_groups_are_for_one_machine(server, sharing):
+    with pytest.raises(OptionError, match="for consumers of one machine") as caught:
+        connect(server, sharing=sharing, consumers=2)
+    assert "split" in caught.value.hint
 
-    def consume(number):
-        with connect(server, sharing=sharing, consumers=2, group=sharing, epochs=2) as loader:
-            both_are_there.wait()
-            for batch in loader:
-                found[number].append(check(batch))
 
-    threads = [threading.Thread(target=consume, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if sharing == "mirrored":
-        assert found[0] == found[1] == embedded
-    else:
-        assert sorted(found[0] + found[1]) == sorted(embedded)
+def test_what_several_ask_for_is_made_once(start_server):
+    server = start_server()
+    expected = None
+    for number in range(3):
+        with connect(server, epochs=2, name=f"trainer {number}") as loader:
+            found = [check(batch) for batch in loader]
+        assert found == (expected or found)
+        expected = found
+    counts = {each["consumer"]: each for each in server.gateway_report()["remote"]}
+    assert counts["trainer 0"]["cache_hits"] == 0 and counts["trainer 0"]["records"] >= 2000
+    for number in (1, 2):
+        assert counts[f"trainer {number}"]["cache_hits"] == counts["trainer 0"]["requests"]
+
+
+def test_several_servers_share_the_work(start_server, embedded):
+    servers = [start_server() for _ in range(3)]
+    with connect(*servers, epochs=60) as loader:
+        found = [check(batch) for batch in loader]
+    assert found[: len(embedded)] == embedded and len(found) == 30 * len(embedded)
+    requests = [sum(each["requests"] for each in server.gateway_report()["remote"]) for server in servers]
+    assert min(requests) > sum(requests) / 10, requests
 
 
 def test_an_unknown_data_set(server):
     with pytest.raises(ServerError, match=r"no data set 'secret'.*'train'"):
-        connect(server, dataset="secret")
-
-
-def test_options_that_the_server_refuses(server):
-    with pytest.raises(loaderd.errors.LoaderdError, match="held_batches"):
-        connect(server, held_batches=1000)
+        loaderd.connect([server.address], "secret", batch_size=64)
 
 
 def test_status(server):
-    with connect(server, name="the trainer") as loader:
-        next(iter(loader))
-        report = ask_status(server.address)
-        assert [each["name"] for each in report["datasets"]] == ["train"]
-        assert "the trainer" in [each["name"] for each in report["consumers"]]
+    report = ask_status(server.address)
+    assert [each["name"] for each in report["datasets"]] == ["train"]
 
 
-def test_a_consumer_of_another_version(server):
-    process, sock = start_process("loaderd.remote.relay")
-    channel = Channel(sock)
-    channel.send(Dial(server.address, {"token": None, "tls": None, "compression": None}))
-    channel.send(Hello(999, "99.0", "train"))
-    heard = []
-    with pytest.raises(ChannelClosed):
-        while True:
-            heard += channel.receive()
-    assert len(heard) == 1 and isinstance(heard[0], Failed)
-    assert "speaks 999" in heard[0].error["message"] and "same version" in heard[0].error["hint"]
-    assert process.wait() == 0
+def test_nobody_answers():
+    with pytest.raises(ServerError, match=r"no server has answered for 1 s.*nothing answers at 127\.0\.0\.1:1"):
+        loaderd.connect(["grpc://127.0.0.1:1"], "train", batch_size=64, reconnect_timeout=1.0)
 
 
-def test_nobody_answers(server):
-    with pytest.raises(ServerError, match=r"nothing answers at 127\.0\.0\.1:1: Connection refused"):
-        loaderd.connect("grpc://127.0.0.1:1", dataset="train", batch_size=64)
+def test_a_server_that_comes_later_is_waited_for(start_server, embedded):
+    """A trainer may start before its servers."""
+    server = start_server()
+    server.gateway.kill()
+    server.gateway.wait()
+    later = threading.Timer(2.0, server.start_gateway, kwargs={"port": server.port})
+    later.start()
+    with connect(server, epochs=2) as loader:
+        assert [check(batch) for batch in loader] == embedded
+    later.join()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ([], "at least one address"),
+        (["grpc://a"], "address must be"),
+        (["unix:///tmp/x"], "address must be"),
+        ("http://a:1", "address must be"),
+        (7, "addresses of servers must be a list"),
+        (lambda: "grpc://a:1", "addresses of servers must be a list"),
+    ],
+)
+def test_addresses_that_are_none(address, words):
+    with pytest.raises(OptionError, match=words):
+        loaderd.connect(address, "train", batch_size=64)
 
 
 def test_nothing_is_left_of_consumers_that_have_gone(server):
     def left():
         at = f"/proc/{server.gateway.pid}"
-        return len(os.listdir(f"{at}/fd")), sum("loaderd-" in line for line in open(f"{at}/maps"))
+        return len(os.listdir(f"{at}/fd")), len(os.listdir(f"{at}/task"))
 
-    with connect(server):  # what gRPC keeps from the first connection on
-        pass
-    wait_until(lambda: left()[1] == 0)
+    def come_and_go():
+        with connect(server, epochs=None) as loader:
+            next(iter(loader))
+
+    come_and_go()  # what gRPC keeps from the first connection on
     before = left()
-    for end in ("close", "kill"):
-        for _ in range(3):
-            with connect(server, epochs=None) as loader:
-                next(iter(loader))
-                assert left()[1] == 1
-                if end == "kill":
-                    os.kill(*relays(), signal.SIGKILL)
-        wait_until(lambda: left() <= before)
-    assert ask_status(server.address)["consumers"] in ([], ask_status(server.address)["consumers"][:1])
+    for _ in range(3):
+        come_and_go()
+    wait_until(lambda: left()[0] <= before[0] and left()[1] <= before[1] + 4)
+    assert not children_of(os.getpid(), "loaderd-daemon")

@@ -1,79 +1,179 @@
-"""Each process on the way to a consumer is killed, and started again; the consumer goes on with the next batch."""
+"""Servers, and the processes that they are made of, are killed, suspended, added and taken away: nobody notices."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
+import threading
 
 import pytest
-from network_server import relays
+from network_server import children_of, descendants, wait_until
 
 import loaderd
 from loaderd.errors import ServerError
 
-
-def connect(server, **options):
-    return loaderd.connect(server.address, **{"dataset": "train", "batch_size": 64, "epochs": 3, **options})
+EPOCHS = 60
 
 
-@pytest.mark.parametrize("victim", ["relay", "gateway", "daemon", "all of the server"])
-def test_a_process_is_killed_and_comes_back(start_server, victim):
+@pytest.fixture(scope="module")
+def expected(start_shared_server):
+    with loaderd.Loader(start_shared_server().dataset(), batch_size=64, epochs=EPOCHS, workers=1) as loader:
+        return [batch["id"].tolist() for batch in loader]
+
+
+def connect(*servers, **options):
+    options = {"batch_size": 64, "epochs": EPOCHS, "workers": 2, **options}
+    return loaderd.connect([server.address for server in servers], "train", **options)
+
+
+def read(loader, at, do):
+    """The ids of all batches; ``do`` is called when batch number ``at`` was taken."""
+    found = []
+    for number, batch in enumerate(loader):
+        found.append(batch["id"].tolist())
+        if number == at:
+            do()
+    return found
+
+
+@pytest.mark.parametrize("victim", ["maker", "gateway", "daemon of the server", "worker", "own daemon"])
+def test_a_process_is_killed_and_comes_back(start_server, expected, victim):
     server = start_server()
-    epochs = 100  # so many that they are not all on their way when it happens
-    with loaderd.Loader(server.dataset(), batch_size=64, epochs=epochs, workers=1) as loader:
-        expected = [batch["id"].tolist() for batch in loader]
-    with connect(server, epochs=epochs) as loader:
-        found = []
-        for number, batch in enumerate(loader):
-            found.append(batch["id"].tolist())
-            if number != 20:
-                continue
-            if victim == "relay":
-                os.kill(*relays(), signal.SIGKILL)
-            if victim in ("gateway", "all of the server"):
-                server.gateway.kill()
-                server.gateway.wait()
-            if victim in ("daemon", "all of the server"):
-                server.daemon.kill()
-                server.daemon.wait()
-                server.start_daemon()
-            if victim in ("gateway", "all of the server"):
-                server.start_gateway(port=server.port)
-        assert found == expected
-        assert loader.statistics().daemon_restarts == 1
+
+    def kill():
+        if victim == "maker":
+            os.kill(server.makers()[0], signal.SIGKILL)
+        elif victim == "gateway":
+            server.gateway.kill()
+            server.gateway.wait()
+            server.start_gateway(port=server.port)
+        elif victim == "daemon of the server":
+            server.daemon.kill()
+            server.daemon.wait()
+            server.start_daemon()
+        else:
+            (daemon,) = children_of(os.getpid(), "loaderd-daemon")
+            os.kill(daemon if victim == "own daemon" else descendants(daemon)[-1], signal.SIGKILL)
+
+    with connect(server) as loader:
+        assert read(loader, 20, kill) == expected
+        assert loader.statistics().daemon_restarts == (victim == "own daemon")
 
 
-def test_the_server_says_goodbye_and_does_not_come_back(start_server):
-    server = start_server()
-    with connect(server, reconnect_timeout=1.0) as loader:
+def test_one_of_two_servers_is_gone_for_good(start_server, expected):
+    servers = [start_server(), start_server()]
+    with connect(*servers) as loader:
+        assert read(loader, 20, servers[0].close) == expected
+
+
+def test_a_server_that_stands_still_costs_a_while(start_server, expected):
+    servers = [start_server(), start_server()]
+
+    def suspend():
+        for pid in [servers[0].gateway.pid, *servers[0].makers()]:
+            os.kill(pid, signal.SIGSTOP)
+
+    with connect(*servers) as loader:
+        assert read(loader, 20, suspend) == expected
+
+
+def test_servers_come_and_go_all_the_time(start_server, expected):
+    """One of three is killed each time; it comes back with another port, and the function says so."""
+    servers = [start_server() for _ in range(3)]
+    rng = random.Random(5)
+    over = threading.Event()
+
+    def disturb():
+        while not over.wait(0.3):
+            server = rng.choice(servers)
+            server.gateway.kill()
+            server.gateway.wait()
+            server.start_gateway()
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    try:
+        with loaderd.connect(
+            lambda: [server.address for server in servers], "train", batch_size=64, epochs=EPOCHS, workers=2
+        ) as loader:
+            assert [batch["id"].tolist() for batch in loader] == expected
+    finally:
+        over.set()
+        disturbing.join()
+
+
+def test_a_server_that_is_added_is_used(start_server):
+    servers = [start_server()]
+    with loaderd.connect(
+        lambda: [server.address for server in servers], "train", batch_size=64, epochs=None, workers=1
+    ) as loader:
         batches = iter(loader)
         next(batches)
-        server.stop("maintenance")
-        assert server.daemon.wait(20) == 0 and server.gateway.wait(20) == 0
-        with pytest.raises(ServerError, match="it was called for 1 s"):
-            for _ in batches:
-                pass
+        servers.append(start_server())
+
+        def is_used():
+            for _ in range(200):
+                next(batches)
+            return servers[1].gateway_report()["remote"]
+
+        wait_until(is_used)
 
 
-def test_a_consumer_that_stands_still_stops_nobody(start_server):
+def test_no_server_comes_back(start_server):
+    """It is an error that names them, and no record is taken for lost: a later call goes on with the same batch."""
     server = start_server()
-    with connect(server) as stopped:
-        batches = iter(stopped)
-        taken = next(batches).num_records
-        (relay,) = relays()
-        os.kill(relay, signal.SIGSTOP)
-        with connect(server) as other:
-            assert sum(batch.num_records for batch in other) == 3000
-        os.kill(relay, signal.SIGCONT)
-        assert taken + sum(batch.num_records for batch in batches) == 3000
+    with connect(server, reconnect_timeout=1.0, epochs=None) as loader:
+        batches = iter(loader)
+        next(batches)
+        server.gateway.kill()
+        server.gateway.wait()
+        with pytest.raises(ServerError, match="no server has answered for 1 s"):
+            for number, _ in enumerate(batches):  # noqa: B007
+                pass
+        position = loader.position
+        assert loader.statistics().records_skipped == 0
+        server.start_gateway(port=server.port)
+        found = next(iter(batches))["id"].tolist()
+    with connect(server, epochs=None, start=position) as loader:
+        assert next(iter(loader))["id"].tolist() == found
+
+
+def test_other_data_are_refused(start_server, tmp_path, write_numbered_to):
+    """A server of the same name that has other shards is not believed."""
+    one = start_server()
+    write_numbered_to(tmp_path / "other" / "shards", [500])
+    from network_server import NetworkServer
+
+    other = NetworkServer(tmp_path / "other", {})
+    try:
+        with connect(one, epochs=None) as loader:
+            batches = iter(loader)
+            next(batches)
+            one.gateway.kill()
+            one.gateway.wait()
+            other.start_gateway(port=one.port)
+            with pytest.raises(ServerError, match="other data 'train' than are asked for"):
+                for _ in batches:
+                    pass
+    finally:
+        other.close()
 
 
 def test_the_processes_end_with_who_started_them(start_server):
     server = start_server()
     with connect(server) as loader:
         next(iter(loader))
-        assert len(relays()) == 1
-    assert not relays()
-    for _, channel in server._children:
-        channel.close()
-    assert server.gateway.wait(20) == 0 and server.daemon.wait(20) == 0
+        makers = [os.pidfd_open(pid) for pid in server.makers()]
+    assert len(makers) == 2 and not children_of(os.getpid(), "loaderd-daemon")
+    server.gateway.kill()
+    server.gateway.wait()
+    for maker in makers:
+        wait_until(lambda maker=maker: _has_ended(maker))
+        os.close(maker)
+
+
+def _has_ended(pidfd):
+    import select
+
+    return bool(select.select([pidfd], [], [], 0)[0])

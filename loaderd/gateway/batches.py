@@ -22,12 +22,12 @@ from loaderd.client.sources import ServedSource
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError
 from loaderd.errors import from_wire as error_from_wire
+from loaderd.gateway.arrow import Specs, record_batch, stored_specs
 from loaderd.options import is_count, require
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import PROTOCOL, Bye, Failed, Hello, Welcome
-from loaderd.remote.arrow import Specs, record_batch, stored_specs
-from loaderd.remote.wire import Compression, check_compression, parse_object
+from loaderd.remote.tickets import Compression, check_compression, parse_object
 from loaderd.schema import Schema
 from loaderd.schema.wire import from_wire
 from loaderd.subscription import Subscription
@@ -142,7 +142,6 @@ def batches_of(address: str, ticket: Ticket, schema: pa.Schema) -> Iterator[tupl
         address,
         ticket.dataset,
         ticket.subscription,
-        None,
         stall_timeout=_STALL_TIMEOUT_S,
         report=None,
         reconnect_timeout=_RECONNECT_TIMEOUT_S,

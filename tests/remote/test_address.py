@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import loaderd
-from loaderd.client.address import unix_path
 from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, ServerError
+from loaderd.remote.address import unix_path
 
 
 @pytest.mark.parametrize(

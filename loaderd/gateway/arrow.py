@@ -1,4 +1,4 @@
-"""Batches as Arrow record batches, and back, neither with a copy.
+"""Batches as Arrow record batches, without a copy.
 
 ========================  ==========================================================  =============================
 a field of shape and      is a column                                                 whose metadata say
@@ -10,8 +10,7 @@ a field of shape and      is a column                                           
 (), complex128            fixed_size_binary of 16 bytes                               shape "[]", "complex128"
 ========================  ==========================================================  =============================
 
-Nothing is ever null. An array that is made of a column looks at the column's memory, wherever that starts: it may lie
-at any byte.
+Nothing is ever null.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from loaderd.errors import ServerError
 from loaderd.schema import FieldSpec, Schema
 
 AnyArray = npt.NDArray[Any]
@@ -85,35 +83,3 @@ def record_batch(schema: pa.Schema, arrays: Mapping[str, AnyArray], num_records:
             column = pa.Array.from_buffers(field.type, num_records, [None], 0, children=[column])
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def arrays_of(batch: pa.RecordBatch, specs: Specs, schema: pa.Schema) -> dict[str, AnyArray]:
-    """The columns of ``batch`` as read-only arrays (num_records, …). Raises ServerError if they are not of ``specs``.
-
-    ``schema`` is the :func:`arrow_schema` of these. The batch may come from anybody: what it claims is checked.
-    """
-    if not batch.schema.equals(schema):
-        raise ServerError(f"a batch must have the columns {_describe(schema)}, got {_describe(batch.schema)}")
-    try:
-        batch.validate()
-    except pa.ArrowInvalid as error:
-        raise ServerError(f"a batch must hold together: {error}") from None
-    return {
-        name: _values(spec, batch.column(position), batch.num_rows)
-        for position, (name, spec) in enumerate(specs.items())
-    }
-
-
-def _describe(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
-
-
-def _values(spec: FieldSpec, column: pa.Array, num_records: int) -> AnyArray:
-    first = column.offset * math.prod(spec.shape)
-    if spec.shape:
-        column = column.values  # not ``flatten``, which looks at validity
-        first += column.offset
-    buffer = column.buffers()[1] or b""
-    values = np.frombuffer(buffer, np.uint8, num_records * spec.record_bytes, first * spec.dtype.itemsize)
-    values.flags.writeable = False
-    return values.view(spec.dtype).reshape(num_records, *spec.shape)

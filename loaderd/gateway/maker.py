@@ -1,0 +1,74 @@
+"""A process that makes answers: it reads shards as workers do, and writes rows to the gateway's memory.
+
+It starts with Making (settings: "unix", "log_format"; the memory of the answers comes along), and then answers each
+Make with Made, one at a time, until the gateway closes the channel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import msgpack
+
+from loaderd.client.link import LinkLost
+from loaderd.errors import LoaderdError, ServerError, to_wire
+from loaderd.gateway.answers import CELL_BYTES, NotReady, check_size
+from loaderd.gateway.served import ServedSets
+from loaderd.logs import configure
+from loaderd.memory.shared import SharedMemory
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import Made, Make, Making
+from loaderd.protocol.process import enter_process
+from loaderd.remote.tickets import RowsTicket, TableRequest, parse
+
+_logger = logging.getLogger("loaderd")
+
+
+class Maker:
+    """Of the server whose daemon is at ``daemon``, an address ``unix:…``."""
+
+    def __init__(self, daemon: str, memory: SharedMemory) -> None:
+        self._sets = ServedSets(daemon)
+        self._memory = memory
+
+    def answer(self, wanted: Make) -> Made:
+        """Whatever goes wrong is in it."""
+        try:
+            return self._table(wanted) if wanted.cell < 0 else self._rows(wanted)
+        except (NotReady, LinkLost) as error:
+            return Made(why_not=str(error))
+        except LoaderdError as error:
+            return Made(error=to_wire(error))
+        except Exception as error:
+            _logger.exception("an answer cannot be made")
+            return Made(error=to_wire(ServerError(f"the server failed: {type(error).__name__}: {error}")))
+
+    def _table(self, wanted: Make) -> Made:
+        request = parse(TableRequest, wanted.text)
+        return Made(table=self._sets.get(request.dataset, request.listing, is_new=True).table)
+
+    def _rows(self, wanted: Make) -> Made:
+        ticket = parse(RowsTicket, wanted.text)
+        served = self._sets.get(ticket.dataset, ticket.listing)
+        served.check(ticket)
+        check_size(ticket.num_rows, served.row_bytes)
+        rows, faults = served.maker.make(ticket)
+        start = wanted.cell * CELL_BYTES
+        self._memory.bytes[start : start + rows.size] = rows.reshape(-1)
+        return Made(len(rows), served.row_bytes, msgpack.packb(faults) if faults else b"")
+
+
+def main() -> None:
+    """Entry point of the process: see ``protocol.process.start_process``."""
+    sock, _ = enter_process("loaderd-maker")
+    channel = Channel(sock)
+    maker: Maker | None = None
+    with contextlib.suppress(ChannelClosed):  # the gateway has ended
+        while True:
+            for message in channel.receive():
+                if isinstance(message, Making):
+                    configure(message.settings["log_format"], "maker")
+                    maker = Maker(f"unix://{message.settings['unix']}", SharedMemory(channel.take_fd()))
+                elif isinstance(message, Make) and maker is not None:
+                    channel.send(maker.answer(message))

@@ -1,0 +1,109 @@
+"""The processes that make answers for a gateway: one thread of it speaks with one of them at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import select
+import threading
+from collections import Counter
+from typing import Any
+
+from loaderd.errors import DaemonError, WorkerError, from_wire
+from loaderd.gateway.answers import NotReady
+from loaderd.memory.shared import SharedMemory
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import Made, Make, Making
+from loaderd.protocol.process import how_it_ended, start_process
+
+_LIMIT_S = 60.0
+_CALLS_PER_MAKER = 4
+_MAX_DEATHS = 3
+_MOST_REMEMBERED = 1000
+
+_logger = logging.getLogger("loaderd")
+
+
+class _Maker:
+    """One process. Raises DaemonError where the machine lets us have none."""
+
+    def __init__(self, settings: dict[str, Any], memory: SharedMemory) -> None:
+        self.process, sock = start_process("loaderd.gateway.maker")
+        self.channel = Channel(sock)
+        self._poll = select.poll()
+        self._poll.register(self.channel, select.POLLIN)
+        self.channel.send(Making(settings), (memory.fd,))
+
+    def ask(self, wanted: Make) -> Made:
+        """Raises ChannelClosed where it ends meanwhile, or says nothing for too long."""
+        self.channel.send(wanted)
+        while self._poll.poll(1000 * _LIMIT_S):
+            for message in self.channel.receive():
+                assert isinstance(message, Made)
+                return message
+        raise ChannelClosed(f"said nothing for {_LIMIT_S:g} s")
+
+    def end(self) -> str:
+        """How it ended; it is killed if it has not."""
+        self.channel.close()
+        with contextlib.suppress(Exception):
+            self.process.wait(0.1)
+        self.process.kill()
+        return how_it_ended(self.process.wait())
+
+
+class Makers:
+    """``number`` processes that write to ``memory``. From any thread."""
+
+    def __init__(self, number: int, settings: dict[str, Any], memory: SharedMemory) -> None:
+        self.restarts = 0
+        self._settings = settings
+        self._memory = memory
+        self._idle: queue.LifoQueue[_Maker | None] = queue.LifoQueue()
+        self._places = threading.Semaphore(_CALLS_PER_MAKER * number)
+        self._deaths: Counter[bytes] = Counter()
+        for _ in range(number):
+            self._idle.put(_Maker(settings, memory))
+
+    def make(self, wanted: Make) -> Made:
+        """What a maker says to it. Raises NotReady, and the error that the maker has met.
+
+        What one process after the other dies of is given up, with WorkerError.
+        """
+        if self._deaths[wanted.text] >= _MAX_DEATHS:
+            raise WorkerError(
+                f"{_MAX_DEATHS} processes of the server were lost at the making of these rows",
+                hint="A derived field that crashes or never ends, or too little memory, are the usual causes.",
+            )
+        if not self._places.acquire(blocking=False):
+            raise NotReady("the server is full")
+        try:
+            made = self._make(wanted)
+        finally:
+            self._places.release()
+        if made.why_not:
+            raise NotReady(made.why_not)
+        if made.error is not None:
+            raise from_wire(made.error)
+        return made
+
+    def _make(self, wanted: Make) -> Made:
+        maker = self._idle.get()
+        try:
+            if maker is None:
+                maker = _Maker(self._settings, self._memory)
+            return maker.ask(wanted)
+        except ChannelClosed as closed:
+            assert maker is not None
+            how, maker = maker.end(), None
+            self.restarts += 1
+            if len(self._deaths) > _MOST_REMEMBERED:
+                self._deaths.clear()
+            self._deaths[wanted.text] += 1
+            _logger.error("a process that makes rows %s (%s); another one is started", how, closed)
+            raise NotReady("the process that made the rows has ended; ask again") from None
+        except DaemonError as error:
+            raise NotReady(error.message) from None
+        finally:
+            self._idle.put(maker)

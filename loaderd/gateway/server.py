@@ -1,0 +1,285 @@
+"""The gateway: the server's process for the network, which speaks Arrow Flight.
+
+==============  =====================================================================================================
+DoGet           rows of a data set, for a consumer of loaderd: :mod:`loaderd.gateway.rows`
+                batches, for any Flight client: :mod:`loaderd.gateway.batches`
+ListFlights     the data sets
+GetFlightInfo   of a data set: a path of its name, or a command that is the ticket wanted; GetSchema as well
+DoAction        "table": what a data set holds; "status": the server's report as JSON; "healthz": "ok"
+==============  =====================================================================================================
+
+Every call needs the token. Rows are made by processes of the gateway's own (:mod:`loaderd.gateway.maker`), which ask
+the daemon at its Unix socket what the data sets are. Neither holds anything that anybody would miss: an answer
+follows from its ticket. So any of them may be killed and started again.
+
+The supervisor starts it with Gateway (settings: "unix", "host", "port", "tls_cert", "tls_key", "tls_client_ca",
+"token", "makers", "cache", "max_bandwidth", "log_format"), and hears Status or Failed. The process ends at once,
+without the shutdown of Flight, which may crash at the interpreter's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import select
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from loaderd.client.connect import ask_status
+from loaderd.client.link import LinkLost
+from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, to_wire
+from loaderd.gateway.answers import Answer, Answers, NotReady
+from loaderd.gateway.arrow import arrow_schema
+from loaderd.gateway.bandwidth import Bandwidth
+from loaderd.gateway.batches import Ticket, ask_schema, batches_of
+from loaderd.gateway.makers import Makers
+from loaderd.gateway.tally import Tally
+from loaderd.logs import configure
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import AskStatus, Failed, Gateway, Make, Status, Stop
+from loaderd.protocol.process import enter_process
+from loaderd.remote.security import is_bearer, read_pem
+from loaderd.remote.tickets import AUTHORIZATION, COLUMN, CONSUMER, TABLE, RowsTicket, parse
+
+_TABLE_CELL = -1
+# Above what it has at its start: gRPC takes requests of any size before anybody has looked at them.
+_MAX_MEMORY_BYTES = 2 << 30
+
+_logger = logging.getLogger("loaderd")
+
+
+class _Caller(flight.ServerMiddleware):  # type: ignore[misc]  # of pyarrow, which has no types
+    """Who calls."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of pyarrow, which has no types
+    """Refuses calls without the token. None: there is none."""
+
+    def __init__(self, token: str | None, tally: Tally) -> None:
+        super().__init__()
+        self._token = token
+        self._tally = tally
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> _Caller:
+        if self._token is not None and not is_bearer(_only(headers, AUTHORIZATION), self._token):
+            self._tally.refused("the token is missing, or wrong")
+            raise flight.FlightUnauthenticatedError("the token is missing, or wrong")
+        return _Caller(_only(headers, CONSUMER)[:200])
+
+
+def _only(headers: dict[str, list[str | bytes]], name: str) -> str:
+    values = headers.get(name, [])
+    value = values[0] if len(values) == 1 else ""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """What goes wrong in a call, as Flight says it. A consumer of loaderd makes the error again of its details."""
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except (LinkLost, NotReady, BusyError) as error:
+        raise flight.FlightUnavailableError(str(error)) from None
+    except LoaderdError as error:
+        error.traceback = ""  # it tells where files lie here
+        raise flight.FlightServerError(str(error), extra_info=msgpack.packb(to_wire(error))) from None
+    except Exception as error:
+        _logger.exception("a call failed")
+        raise flight.FlightServerError(f"the server failed: {type(error).__name__}") from None
+
+
+class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarrow, which has no types
+    """Listens from when it is made on. Raises OptionError where it cannot."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._daemon = f"unix://{settings['unix']}"
+        self._places = threading.Semaphore(settings["max_consumers"])
+        bandwidth = settings["max_bandwidth"]
+        self._bandwidth = None if bandwidth is None else Bandwidth(bandwidth)
+        self._sending = threading.Lock()
+        self.tally = Tally()
+        self.address = _address_of(settings["host"], settings["port"])
+        secure = settings["tls_cert"] is not None
+        options: dict[str, Any] = {}
+        if secure:
+            options["tls_certificates"] = [(read_pem(settings["tls_cert"]), read_pem(settings["tls_key"]))]
+        if settings["tls_client_ca"] is not None:
+            options |= {"verify_client": True, "root_certificates": read_pem(settings["tls_client_ca"])}
+        try:
+            super().__init__(
+                f"grpc{'+tls' if secure else ''}://{self.address}",
+                middleware={"caller": _TokenCheck(settings["token"], self.tally)},
+                **options,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise OptionError(f"cannot listen at {self.address}: {error!s:.500}") from None
+        self.address = _address_of(settings["host"], self.port)
+        self._answers = Answers(settings["cache"])
+        self._makers = Makers(settings["makers"], settings, self._answers.memory)
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """One of those that the server has for consumers of batches; raises BusyError."""
+        if not self._places.acquire(blocking=False):
+            raise BusyError("the server has its consumers", hint="See --max-consumers.")
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    # ------------------------------------------------------------------------------------------------ DoGet
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
+        with _in_words():
+            if b'"rows"' in ticket.ticket:
+                return self._rows(context, parse(RowsTicket, ticket.ticket), ticket.ticket)
+            wanted = Ticket.parse(ticket.ticket)
+            schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
+            wanted = wanted.sized(self._num_records(wanted.dataset))
+            return flight.GeneratorStream(schema, self._batches(wanted, schema), _options(wanted.compression))
+
+    def _batches(self, wanted: Ticket, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        with _in_words(), self._place():
+            yield from batches_of(self._daemon, wanted, schema)
+
+    def _rows(self, context: flight.ServerCallContext, ticket: RowsTicket, text: bytes) -> flight.GeneratorStream:
+        def make(answer: Answer) -> None:
+            made = self._makers.make(Make(text, answer.cell))
+            answer.num_rows, answer.row_bytes, answer.faults = made.num_rows, made.row_bytes, made.faults
+
+        answer, was_there = self._answers.get(text, make)
+        rows = self._answers.rows(answer)
+        self.tally.answered(
+            ticket.dataset, context.get_middleware("caller").name, answer.num_rows, rows.size, was_there
+        )
+        self._hold_back(rows.size)
+        schema = pa.schema([pa.field(COLUMN, pa.binary(answer.row_bytes), nullable=False)])
+        column = pa.Array.from_buffers(schema.field(0).type, answer.num_rows, [None, pa.py_buffer(rows)], 0)
+        batch = pa.RecordBatch.from_arrays([column], schema=schema)
+        return flight.GeneratorStream(schema, iter([(batch, answer.faults)]), _options(ticket.compression))
+
+    def report(self) -> dict[str, Any]:
+        """For the supervisor."""
+        return {"address": self.address, "makers_restarted": self._makers.restarts, **self.tally.report()}
+
+    def _hold_back(self, num_bytes: int) -> None:
+        """Wait as long as the limit of bandwidth wants it."""
+        if self._bandwidth is None:
+            return
+        with self._sending:
+            time.sleep(self._bandwidth.wait_s(time.monotonic()))
+            self._bandwidth.used(num_bytes, time.monotonic())
+
+    # ---------------------------------------------------------------------------------------- the data sets
+
+    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        with _in_words():
+            names = [each["name"] for each in ask_status(self._daemon)["datasets"] if each["state"] == "ready"]
+            return iter([self._info(flight.FlightDescriptor.for_path(name)) for name in names])
+
+    def get_flight_info(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
+        with _in_words():
+            return self._info(descriptor)
+
+    def get_schema(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.SchemaResult:
+        with _in_words():
+            return flight.SchemaResult(self._info(descriptor).schema)
+
+    def _info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        wanted = Ticket.described(descriptor)
+        schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
+        num_records = self._num_records(wanted.dataset)
+        endpoint = flight.FlightEndpoint(wanted.sized(num_records).to_json(), [])
+        return flight.FlightInfo(schema, descriptor, [endpoint], num_records, -1)
+
+    def _num_records(self, dataset: str) -> int:
+        found = {each["name"]: each for each in ask_status(self._daemon)["datasets"]}.get(dataset)
+        if found is None or found["state"] != "ready":
+            raise ServerError(f"the data set is not ready: {'it is gone' if found is None else found['state']}")
+        return int(found["num_records"])
+
+    # ---------------------------------------------------------------------------------------------- actions
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        with _in_words():
+            return [
+                (TABLE, "what a data set holds, for a consumer of loaderd: of msgpack"),
+                ("status", "what is served, to whom, and how it goes: a JSON object"),
+                ("healthz", "ok"),
+            ]
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        with _in_words():
+            if action.type == TABLE:
+                return [self._makers.make(Make(action.body.to_pybytes(), _TABLE_CELL)).table]
+            if action.type not in ("status", "healthz"):
+                raise OptionError(f"an action must be {TABLE}, status or healthz, got {action.type[:100]!r}")
+            report = ask_status(self._daemon)
+            return [json.dumps(report).encode() if action.type == "status" else b"ok"]
+
+
+def _options(compression: str | None) -> pa.ipc.IpcWriteOptions:
+    return pa.ipc.IpcWriteOptions(compression=compression)
+
+
+def _address_of(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def main() -> None:
+    """Entry point of the gateway process: see ``protocol.process.start_process``."""
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # its log is of another form, and anybody can fill it
+    sock, parent = enter_process("loaderd-gateway")
+    channel = Channel(sock)
+    with contextlib.suppress(ProcessLookupError, ChannelClosed):  # the supervisor ended
+        _serve(channel, os.pidfd_open(parent))
+    os._exit(0)
+
+
+def _serve(channel: Channel, parent_fd: int) -> None:
+    """Until the supervisor says so, or has ended."""
+    server: GatewayServer | None = None
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(parent_fd, select.POLLIN)
+    while parent_fd not in (fd for fd, _ in poll.poll()):
+        for message in channel.receive():
+            if isinstance(message, Stop):
+                return
+            if isinstance(message, Gateway):
+                configure(message.settings["log_format"], "gateway")
+                try:
+                    server = GatewayServer(message.settings)
+                except LoaderdError as error:
+                    channel.send(Failed(to_wire(error)))
+                    return
+                _bound_memory()
+            if isinstance(message, (Gateway, AskStatus)) and server is not None:
+                channel.send(Status(server.report()))
+
+
+def _bound_memory() -> None:
+    """A request that takes too much is the end of this process, and of no other; another one takes its place."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    limit = used + _MAX_MEMORY_BYTES
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))

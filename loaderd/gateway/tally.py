@@ -1,0 +1,53 @@
+"""What a gateway counts: for the server's status, its metrics and its log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+_MOST_CONSUMERS = 256
+_OTHERS = "(others)"
+_SAY_EVERY_S = 10.0
+
+_logger = logging.getLogger("loaderd")
+
+
+class Tally:
+    """From any thread. All of it only rises."""
+
+    def __init__(self) -> None:
+        self._refused = 0
+        self._said_s = 0.0
+        self._counts: dict[tuple[str, str], Counter[str]] = {}
+        self._lock = threading.Lock()
+
+    def answered(self, dataset: str, consumer: str, num_rows: int, num_bytes: int, is_hit: bool) -> None:
+        """Rows went to a consumer; ``is_hit``: they were made before."""
+        with self._lock:
+            key = dataset, consumer
+            if key not in self._counts and len(self._counts) >= _MOST_CONSUMERS:
+                key = dataset, _OTHERS
+            counts = self._counts.setdefault(key, Counter())
+            counts.update(requests=1, records=num_rows, bytes=num_bytes, cache_hits=int(is_hit))
+
+    def refused(self, why: str) -> None:
+        """Somebody was sent away; the log is told, but not each time."""
+        with self._lock:
+            self._refused += 1
+            now_s = time.monotonic()
+            if now_s - self._said_s < _SAY_EVERY_S:
+                return
+            self._said_s = now_s
+        _logger.warning("%d calls were refused so far; the last one: %s", self._refused, why)
+
+    def report(self) -> dict[str, Any]:
+        """Plain values."""
+        with self._lock:
+            remote = [
+                {"dataset": dataset, "consumer": consumer, **counts}
+                for (dataset, consumer), counts in self._counts.items()
+            ]
+            return {"remote": remote, "refused": self._refused}

@@ -1,0 +1,63 @@
+"""Where servers are: on this machine, at a Unix socket, or somewhere on the network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from loaderd.errors import OptionError
+
+TOKEN_VARIABLE = "LOADERD_TOKEN"
+"""The environment's variable that holds a consumer's token, and a server's."""
+
+Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
+
+_NETWORK_SCHEMES = {"grpc": False, "grpc+tls": True}
+
+
+def default_socket_path() -> str:
+    """Where a server listens that was told nothing else: in ``$XDG_RUNTIME_DIR``, or in a folder of ours in /tmp."""
+    return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/loaderd-{os.getuid()}", "loaderd.sock")
+
+
+def unix_path(address: str) -> str | None:
+    """The path of an address ``unix:///path``, or ``unix:`` for the default; None: it is one of the network.
+
+    Raises OptionError where it is neither.
+    """
+    scheme, colon, rest = str(address).partition(":")
+    if scheme == "unix" and colon and (not rest.startswith("//") or rest.startswith("///")):
+        path = rest.removeprefix("//")
+        return os.path.abspath(path) if path else default_socket_path()
+    network_address(address)
+    return None
+
+
+def network_address(address: str) -> tuple[str, int, bool]:
+    """(host, port, whether with TLS) of ``grpc+tls://HOST:PORT`` or ``grpc://HOST:PORT``. Raises OptionError."""
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+        is_plain = not (parts.username or parts.path.strip("/") or parts.query)
+    except (ValueError, AttributeError):  # a port that is no number, a bracket that stays open, what is no text
+        host, port, is_plain = None, None, False
+    if not (is_plain and host and port and parts.scheme in _NETWORK_SCHEMES):
+        raise OptionError(
+            f"address must be unix:///PATH, grpc+tls://HOST:PORT or grpc://HOST:PORT, got {address!r}",
+            hint="unix: alone is where a server listens by default.",
+        )
+    return host, port, _NETWORK_SCHEMES[parts.scheme]
+
+
+def checked_addresses(found: Any) -> tuple[str, ...]:
+    """The addresses of servers on the network, each once. Raises OptionError where one is none, or there is none."""
+    if isinstance(found, str) or not hasattr(found, "__iter__"):
+        raise OptionError(f"the addresses of servers must be a list, got {found!r:.200}")
+    addresses = tuple(dict.fromkeys(found))
+    for address in addresses:
+        network_address(address)
+    if not addresses:
+        raise OptionError("there must be at least one address of a server, got none")
+    return addresses

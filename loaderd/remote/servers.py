@@ -1,0 +1,165 @@
+"""Which of several servers is asked: the one that is likely to answer first, and another one where that fails.
+
+::
+
+    server   good ──fails, is too slow, is full──► away, for 0.1 s, 0.2 s, … ──► tried again ──► good
+               └──refuses (token, certificate, other data)──► refused, with the reason, for 5 s
+
+Which one is asked is drawn by lot: the sooner it would be done with the requests that are on their way and this one,
+by the time that its last answers took, the likelier. So a slow server gets fewer requests, a new one its part at
+once, and one that was slow once is tried again. An attempt waits longer the more have failed: a slow answer is better
+than none. What is wrong with a request, and not with the server, is no reason to ask another one.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from loaderd.errors import LoaderdError, ServerError
+from loaderd.remote.calls import Calls, OutOfReach
+from loaderd.remote.source import Settings
+
+_FIRST_AWAY_S, _MOST_AWAY_S = 0.1, 5.0
+_REFUSED_S = 5.0
+_ATTEMPTS_S = (1.0, 5.0, 10.0, 20.0, 40.0)
+_ONE_IN_TIME = 4
+_WEIGHT_OF_LAST = 0.2
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(eq=False)
+class _Way:
+    """The way to a server; the connection is made when it is first used. Times in seconds."""
+
+    address: str
+    calls: Calls | None = None
+    on_the_way: int = 0
+    answer_s: float = 0.0
+    """How long an answer took of late; 0: it has given none yet."""
+    away_s: float = _FIRST_AWAY_S
+    until_s: float = 0.0
+    refusal: LoaderdError | None = None
+
+
+class Servers:
+    """From any thread. ``addresses``: of servers that have the same data; none yet is no error."""
+
+    def __init__(self, addresses: tuple[str, ...], settings: Settings, say: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._say = say
+        self._lock = threading.Lock()
+        self._ways: list[_Way] = []
+        self.use(addresses)
+
+    def use(self, addresses: tuple[str, ...]) -> None:
+        """Ask these from now on; what is on its way to others may still arrive."""
+        with self._lock:
+            known = {way.address for way in self._ways}
+            new = [address for address in addresses if address not in known]
+            self._ways = [way for way in self._ways if way.address in addresses]
+            self._ways += map(_Way, new)
+
+    def ask(self, call: Callable[[Calls, float], _Answer], limit_s: float) -> _Answer:
+        """What the first server says that answers ``call(calls, timeout_s)``.
+
+        Raises ServerError where none does for ``limit_s`` seconds, or where all refuse; and what is wrong with the
+        request.
+        """
+        began_s = time.monotonic()
+        failures = 0
+        last = "there is no address of one"
+        while time.monotonic() - began_s <= limit_s:
+            way = self._choose()
+            if way is None:
+                time.sleep(self._until_next_s())
+                continue
+            attempt_s = _ATTEMPTS_S[min(failures + (len(self._ways) == 1), len(_ATTEMPTS_S) - 1)]
+            try:
+                return self._try(way, call, attempt_s)
+            except OutOfReach as error:
+                failures += 1
+                last = str(error)
+            if (refusal := self._refused_by_all()) is not None:
+                raise refusal
+        raise ServerError(
+            f"no server has answered for {limit_s:g} s; the last attempt: {last}",
+            hint="Are they running? `loaderd serve mypackage.module:dataset --listen HOST:PORT` starts one. "
+            "Iterating once more goes on trying, and then with the same batch.",
+        )
+
+    def _choose(self) -> _Way | None:
+        now_s = time.monotonic()
+        with self._lock:
+            there = [way for way in self._ways if way.until_s <= now_s]
+            if not there:
+                return None
+            known = [way.answer_s for way in there if way.answer_s]
+            usual_s = min(known, default=1.0)
+            weights = [1 / ((1 + way.on_the_way) * (way.answer_s or usual_s)) for way in there]
+            (way,) = random.choices(there, weights)
+            way.on_the_way += 1
+            return way
+
+    def _try(self, way: _Way, call: Callable[[Calls, float], _Answer], attempt_s: float) -> _Answer:
+        began_s = time.monotonic()
+        try:
+            calls = way.calls = way.calls or Calls(way.address, self._settings)
+            found = call(calls, attempt_s)
+        except OutOfReach as error:
+            why = self._why(way, error)
+            self._set_aside(way, why, time.monotonic() - began_s)
+            raise OutOfReach(str(why)) from None
+        except ServerError as error:
+            self._set_aside(way, error, 0.0)
+            raise OutOfReach(str(error)) from None
+        finally:
+            with self._lock:
+                way.on_the_way -= 1
+        took_s = time.monotonic() - began_s
+        with self._lock:
+            weight = _WEIGHT_OF_LAST if way.answer_s else 1.0
+            way.answer_s += weight * (took_s - way.answer_s)
+            is_back, way.away_s, way.refusal = way.away_s > _MOST_AWAY_S / 2, _FIRST_AWAY_S, None
+        if is_back:
+            self._say(f"the server at {way.address} answers again")
+        return found
+
+    def _why(self, way: _Way, error: OutOfReach) -> LoaderdError | str:
+        """What is wrong with the way there: gRPC's own words for that do not say it."""
+        calls = way.calls or Calls(way.address, self._settings)
+        try:
+            return (error.unconnected and calls.why_not()) or str(error)
+        except LoaderdError as refusal:
+            return refusal
+
+    def _set_aside(self, way: _Way, why: LoaderdError | str, lost_s: float) -> None:
+        """``lost_s``: how long it took to find out: no more than a part of the time may go into that."""
+        now_s = time.monotonic()
+        with self._lock:
+            is_first = way.away_s == _FIRST_AWAY_S
+            if isinstance(why, LoaderdError):
+                way.refusal, way.until_s = why, now_s + _REFUSED_S
+            else:
+                way.calls = None  # where nobody says that a connection is dead, another one must be made
+                away_s = max(way.away_s, _ONE_IN_TIME * lost_s)
+                way.until_s = now_s + away_s * random.uniform(0.5, 1)  # of many consumers, not all at once
+                way.away_s = min(2 * way.away_s, _MOST_AWAY_S)
+        if is_first:
+            self._say(f"{why}; others are asked, and it again")
+
+    def _refused_by_all(self) -> LoaderdError | None:
+        with self._lock:
+            refusals = [way.refusal for way in self._ways if way.refusal is not None]
+            return refusals[0] if refusals and len(refusals) == len(self._ways) else None
+
+    def _until_next_s(self) -> float:
+        now_s = time.monotonic()
+        with self._lock:
+            waits = [way.until_s - now_s for way in self._ways]
+        return max(0.01, min([0.5, *waits]))

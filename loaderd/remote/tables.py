@@ -1,0 +1,181 @@
+"""What a server says of a data set: all that a consumer elsewhere needs to plan epochs of it, and no more.
+
+How the sets are joined, how many records of each block are in the data set, and what positions in it belong to: two
+bytes a block or so. Where the records are, only servers know; a consumer names them by block (``remote.tickets``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.dataset import AnyDataset, Concat, Dataset, Mix
+from loaderd.errors import Damage, LoaderdError, ServerError
+from loaderd.options import Shuffle
+from loaderd.plan.passes import Listing, listing_of
+from loaderd.schema import Schema
+from loaderd.schema.packed import unpacking_schema
+from loaderd.schema.wire import from_wire as schema_from_wire
+from loaderd.schema.wire import to_wire as schema_to_wire
+
+Int64s = npt.NDArray[np.int64]
+
+_MAX_BLOCKS_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Table:
+    """``dataset``: its leaves have the schema that unpacks rows, and no shards that could be read here.
+
+    ``counts``: of each leaf, int64, (blocks,): the records of each block. ``of``, ``listing``: what positions say.
+    ``row_bytes``: of a row where the records are; windows are as large as there. ``digest`` tells data apart.
+    """
+
+    dataset: AnyDataset
+    counts: list[Int64s]
+    num_shards: int
+    of: dict[str, Any]
+    listing: Listing | None
+    damages: list[Damage]
+    row_bytes: int
+    digest: str
+
+    def welcome(self) -> dict[str, Any]:
+        """What a consumer must know of the data set: as ``daemon.catalog.Served.welcome``."""
+        leaf = self.dataset.leaves()[0]
+        return {
+            **_order_to_wire(leaf),
+            "schema": schema_to_wire(self.schema),
+            "row_bytes": self.row_bytes,
+            "grows": self.dataset.grows,
+        }
+
+    @property
+    def schema(self) -> Schema:
+        """What unpacks rows."""
+        return self.dataset.leaves()[0].schema
+
+
+def table_to_wire(
+    dataset: AnyDataset,
+    counts: list[Int64s],
+    *,
+    num_shards: int,
+    of: Mapping[str, Any],
+    listing: Listing | None,
+    damages: list[Damage],
+) -> tuple[bytes, str]:
+    """(table, its digest) of a data set whose records are here. Raises SchemaError where its schema cannot travel."""
+    leaf = dataset.leaves()[0]
+    identity = {
+        "tree": _tree_to_wire(dataset),
+        "schema": schema_to_wire(unpacking_schema(leaf.schema)),
+        "row_bytes": leaf.schema.row_bytes,
+        "of": {**of, "features": leaf.schema.stored_fingerprint},
+        "listing": listing,
+    }
+    columns = [each.astype("<u4").tobytes() for each in counts]
+    digest = hashlib.blake2b(msgpack.packb([identity, columns]), digest_size=8).hexdigest()
+    wire: bytes = msgpack.packb(
+        {
+            **identity,
+            "counts": [[len(each), zlib.compress(column, 1)] for each, column in zip(counts, columns, strict=True)],
+            "num_shards": num_shards,
+            "damages": [damage.to_wire() for damage in damages],
+            "digest": digest,
+        }
+    )
+    return wire, digest
+
+
+def table_from_wire(data: bytes, where: str) -> Table:
+    """The way back; ``where``: what stands for the shards. Raises ServerError where it is none."""
+    try:
+        wire = msgpack.unpackb(data, strict_map_key=False)
+        schema = schema_from_wire(wire["schema"])
+        return Table(
+            _tree_from_wire(wire["tree"], schema, where),
+            [_counts(*each) for each in wire["counts"]],
+            int(wire["num_shards"]),
+            dict(wire["of"]),
+            listing_of(wire["listing"]),
+            [Damage(**damage) for damage in wire["damages"]],
+            int(wire["row_bytes"]),
+            str(wire["digest"]),
+        )
+    except (LoaderdError, ValueError, TypeError, KeyError, zlib.error, msgpack.UnpackException) as error:
+        raise ServerError(
+            f"{where} says of the data set what cannot be: {type(error).__name__}: {error!s:.300}",
+            hint="Install the same version of loaderd on both sides.",
+        ) from None
+
+
+def _counts(num_blocks: int, column: bytes) -> Int64s:
+    if not 0 < 4 * num_blocks <= _MAX_BLOCKS_BYTES:
+        raise ValueError(f"{num_blocks} blocks")
+    inflated = zlib.decompressobj().decompress(column, 4 * num_blocks)
+    return np.frombuffer(inflated, "<u4", num_blocks).astype(np.int64)
+
+
+def _tree_to_wire(dataset: AnyDataset) -> dict[str, Any]:
+    if isinstance(dataset, Concat):
+        return {"concat": [_tree_to_wire(part) for part in dataset.sets]}
+    if isinstance(dataset, Mix):
+        return {
+            "mix": {name: _tree_to_wire(part) for name, part in dataset.sets.items()},
+            "weights": [[epoch, weights] for epoch, weights in _weights_of(dataset)],
+            "epoch_records": dataset.epoch_records,
+        }
+    return {**_order_to_wire(dataset), "refresh": dataset.refresh}
+
+
+def _order_to_wire(leaf: Dataset) -> dict[str, Any]:
+    shuffle = leaf.shuffle
+    return {
+        "shuffle": [shuffle.window_records, shuffle.block_records] if isinstance(shuffle, Shuffle) else shuffle,
+        "seed": leaf.seed,
+        "on_corrupt": leaf.on_corrupt,
+    }
+
+
+def _weights_of(mix: Mix) -> Iterator[tuple[int, dict[str, Any]]]:
+    """As they were given: the order follows from them, to the last bit."""
+    by_epoch = mix.weights if all(isinstance(each, Mapping) for each in mix.weights.values()) else {0: mix.weights}
+    for epoch, weights in by_epoch.items():
+        yield int(epoch), {name: _weight_to_wire(weight) for name, weight in weights.items()}
+
+
+def _weight_to_wire(weight: Any) -> float | list[int]:
+    is_exact = isinstance(weight, Rational)
+    return [int(weight.numerator), int(weight.denominator)] if is_exact else float(weight)
+
+
+def _tree_from_wire(wire: Mapping[str, Any], schema: Schema, where: str) -> AnyDataset:
+    if "concat" in wire:
+        return Concat([_tree_from_wire(part, schema, where) for part in wire["concat"]])
+    if "mix" in wire:
+        weights = {
+            epoch: {name: Fraction(*each) if isinstance(each, list) else each for name, each in weights.items()}
+            for epoch, weights in wire["weights"]
+        }
+        sets = {name: _tree_from_wire(part, schema, where) for name, part in wire["mix"].items()}
+        return Mix(weights, sets, wire["epoch_records"])
+    shuffle = wire["shuffle"]
+    return Dataset(
+        where,
+        schema,
+        shuffle if isinstance(shuffle, bool) else Shuffle(*shuffle),
+        wire["seed"],
+        wire["on_corrupt"],
+        "none",
+        wire["refresh"],
+    )
