@@ -95,6 +95,8 @@ def _in_words() -> Iterator[None]:
         raise
     except (LinkLost, NotReady, BusyError) as error:
         raise flight.FlightUnavailableError(str(error)) from None
+    except OptionError as error:
+        raise pa.ArrowInvalid(str(error)) from None
     except LoaderdError as error:
         error.traceback = ""  # it tells where files lie here
         raise flight.FlightServerError(str(error), extra_info=msgpack.packb(to_wire(error))) from None

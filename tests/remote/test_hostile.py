@@ -56,7 +56,7 @@ def digest(server):
         ({"rows": [[0, 0, -1, 5]]}, "a range of rows must be"),
         ({"rows": [[0, 0, 0, 5.0]]}, "a range of rows must be"),
         ({"rows": [[10**30, 0, 0, 5]]}, "a range of rows must be"),
-        ({"rows": [[0, 10**30, 0, 5]]}, "which is not in the data"),
+        ({"rows": [[0, 10**30, 0, 5]]}, "a range of rows must be"),
         ({"rows": [[0, 7, 0, 17]]}, "asks for record 16 of block 7, which is not in the data"),
         ({"rows": [[0, 0, 0, MAX_ROWS + 1]]}, "of at most"),
         ({"rows": "x"}, "rows must be a list"),
@@ -71,7 +71,7 @@ def digest(server):
 )
 def test_tickets_that_make_no_sense(server, consumer, digest, changed, words):
     ticket = {"dataset": "train", "data": digest, "rows": [[0, 0, 0, 5]], **changed}
-    with flight.connect(server.address) as client, pytest.raises(flight.FlightServerError, match=words) as caught:
+    with flight.connect(server.address) as client, pytest.raises(pa.ArrowException, match=words) as caught:
         client.do_get(flight.Ticket(json.dumps(ticket)), OPTIONS).read_all()
     assert "Traceback" not in str(caught.value) and ".py" not in str(caught.value)
 
