@@ -95,10 +95,8 @@ def _in_words() -> Iterator[None]:
         raise
     except (LinkLost, NotReady, BusyError) as error:
         raise flight.FlightUnavailableError(str(error)) from None
-    except OptionError as error:
-        raise pa.ArrowInvalid(str(error)) from None
-    except LoaderdError as error:
-        error.traceback = ""  # it tells where files lie here
+    except LoaderdError as error:  # of Flight's errors, which carry no traceback: that would tell where files lie
+        error.traceback = ""
         raise flight.FlightServerError(str(error), extra_info=msgpack.packb(to_wire(error))) from None
     except Exception as error:
         _logger.exception("a call failed")

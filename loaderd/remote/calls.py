@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from loaderd.errors import LoaderdError, OptionError, ServerError, from_wire
+from loaderd.errors import LoaderdError, ServerError, from_wire
 from loaderd.remote.address import network_address
 from loaderd.remote.security import bearer, check_token, probe, read_pem, trusted_roots
 from loaderd.remote.source import Settings
@@ -106,8 +106,6 @@ class Calls:
             raise OutOfReach(f"the server at {self.address} has not answered in time") from None
         except (flight.FlightUnavailableError, flight.FlightCancelledError) as error:
             raise OutOfReach(f"the server at {self.address}: {_words_of(error)}") from None
-        except pa.ArrowInvalid as error:
-            raise OptionError(f"the server at {self.address} refuses: {_words_of(error)}") from None
         except flight.FlightError as error:
             raise _refusal(error, self.address) from None
         except (pa.ArrowException, OSError) as error:
