@@ -26,6 +26,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -114,15 +115,26 @@ def reap(processes: Iterable[subprocess.Popen[bytes]]) -> bool:
                 if kill:
                     process.kill()
             for process in waiting:
-                # What hangs in the kernel, in a file system that is gone, ends later.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, limit_s - time.monotonic()))
+                _wait_for_end(process, max(0.0, limit_s - time.monotonic()))  # what hangs in the kernel ends later
             waiting = [process for process in waiting if process.returncode is None]
     except KeyboardInterrupt:
         for process in waiting:
             process.kill()
         return True
     return False
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """As ``process.wait``, which looks every 50 ms, and so takes half of that longer than need be."""
+    with contextlib.suppress(OSError):  # it has been waited for by another thread
+        handle = os.pidfd_open(process.pid)
+        try:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll(limit_s * 1000)
+        finally:
+            os.close(handle)
+    process.poll()
 
 
 def _end_all() -> None:
