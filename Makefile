@@ -1,7 +1,9 @@
-# Every target makes what it needs: a virtual environment in .venv, with loaderd installed from this folder.
+# Every target makes what it needs: a virtual environment in .venv, with loaderd installed from this folder. With another
+# Python, in another folder: make test PYTHON=python3.10 VENV=.venv-3.10
 
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 BENCH := .venv-bench/bin
 # With an NVIDIA GPU, TensorFlow with its CUDA libraries; without one, the smaller build for CPUs.
 TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[and-cuda]>=2.16' || echo 'tensorflow-cpu>=2.16')
@@ -17,14 +19,14 @@ unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is start
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
 
-demo: .venv/made-demo ## write chess shards from games played by the rules, and train a net on them
+demo: $(VENV)/made-demo ## write chess shards from games played by the rules, and train a net on them
 	$(BIN)/python examples/chess/make_shards.py --out demo/shards
 	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
 
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 4 --dist loadfile --max-worker-restart 0  # else it waits for ever when one has died
 
-torture: .venv/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
+torture: $(VENV)/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest --hypothesis-profile=many $(shell grep -lr 'import.* given\|stateful' tests)
 	$(BIN)/python tests/reliability/torture.py
@@ -35,10 +37,10 @@ torture: .venv/made-test ## tests that take long: of the benchmark scripts, a th
 	$(BIN)/python tests/reliability/soak.py
 	$(BIN)/python tests/reliability/soak.py --records 50e6 --consumer tf.data
 
-newest: .venv/made ## the tests of usage and endings on Python 3.13, the newest of TensorFlow's: yours, or Debian's (as root, with debootstrap)
+newest: $(VENV)/made ## the tests of usage and endings on Python 3.13, the newest of TensorFlow's: yours, or Debian's (as root, with debootstrap)
 	tests/newest.sh
 
-lint: .venv/made-test
+lint: $(VENV)/made-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy loaderd bindings/loaderd_tf
@@ -47,19 +49,19 @@ bench: .venv-bench/made ## loaderd and its alternatives on the same records, in 
 	$(BENCH)/python bench/compare.py $(ARGS)
 
 clean: ## forget the environment and what the demo wrote
-	rm -rf .venv .venv-bench .newest demo
+	rm -rf .venv .venv-* .newest demo
 
-.venv/made: $(SETUP)
+$(VENV)/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
 	$(BIN)/python $(PIP) '$(TENSORFLOW)'
 	$(BIN)/python $(PIP) --editable .
 	@touch $@
 
-.venv/made-demo: .venv/made
+$(VENV)/made-demo: $(VENV)/made
 	$(BIN)/python $(PIP) --editable '.[examples]'
 	@touch $@
 
-.venv/made-test: .venv/made
+$(VENV)/made-test: $(VENV)/made
 	$(BIN)/python $(PIP) --editable '.[examples,test]'
 	$(BIN)/python $(PIP) --no-deps tf_keras  # it wants the package tensorflow, where this may be tensorflow-cpu
 	@touch $@

@@ -8,10 +8,11 @@
 
 - **Marked**: the stream is over. No daemon is started for it any more, and whoever asks for a batch is told.
 - **Woken**: its socket is shut down, so that a thread that waits for a batch finds that out.
-- **Drained**: at the end of the program, until nobody asks for a batch and no thread runs that is not Python's. Once
-  the interpreter finalizes, a thread that wants the GIL never gets it. Whoever waits for such a thread, as a
-  ``tf.data`` iterator does when it is destroyed, would wait for ever. So the threads of TensorFlow that are on their
-  way to us must have come, been told that this is the end, and gone to sleep.
+- **Drained**: at the end of the program, until nobody asks for a batch, and every thread that Python has not made has
+  left Python and sleeps. Once the interpreter finalizes, a thread that wants the GIL never gets it. Whoever waits for
+  such a thread, as a ``tf.data`` iterator does when it is destroyed, would wait for ever; and where TensorFlow's own
+  code wants the GIL, the program is aborted ("terminate called without an active exception"). So the threads of
+  TensorFlow that are on their way to us must have come, been told that this is the end, and gone to sleep.
 - **Reaped**: the processes are waited for, all at the same time, and killed if that takes long.
 
 The program ends when the threads that Python waits for have ended, too (``atexit``): one that trains gets all of its
@@ -25,7 +26,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -37,6 +40,7 @@ from loaderd.errors import ClosedError
 _DRAIN_S = 0.8
 _LOOK_EVERY_S = 0.002
 _QUIET_LOOKS = 15
+_QUIET_LOOKS_IN_PYTHON = 100  # while a function of the user's sleeps in a thread of TensorFlow's; it may for ever
 _REAP_S = 0.3
 
 
@@ -111,9 +115,7 @@ def reap(processes: Iterable[subprocess.Popen[bytes]]) -> bool:
                 if kill:
                     process.kill()
             for process in waiting:
-                # What hangs in the kernel, in a file system that is gone, ends later.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, limit_s - time.monotonic()))
+                _wait_for_end(process, max(0.0, limit_s - time.monotonic()))  # what hangs in the kernel ends later
             waiting = [process for process in waiting if process.returncode is None]
     except KeyboardInterrupt:
         for process in waiting:
@@ -122,12 +124,27 @@ def reap(processes: Iterable[subprocess.Popen[bytes]]) -> bool:
     return False
 
 
+def _wait_for_end(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """As ``process.wait``, which looks every 50 ms, and so takes half of that longer than need be."""
+    with contextlib.suppress(OSError):  # it has been waited for by another thread
+        handle = os.pidfd_open(process.pid)
+        try:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll(limit_s * 1000)
+        finally:
+            os.close(handle)
+    process.poll()
+
+
 def _end_all() -> None:
     global _program_ended
     _program_ended = True
-    for stream in streams():
+    # Kept until they are reaped: a thread of TensorFlow's that had the last reference would wait for the processes.
+    kept = streams()
+    for stream in kept:
         stream.end(ProgramEnds)
-    if not streams():
+    if not kept and not _foreign_thread_is_in_python():
         return
     with contextlib.suppress(KeyboardInterrupt):
         _drain()
@@ -141,7 +158,7 @@ def _end_all() -> None:
 
 
 def _drain() -> None:
-    """Wait until no thread of TensorFlow's is with us, or on its way: until all of them sleep. For 0.8 s at most.
+    """Wait until no thread of TensorFlow's is in Python, or on its way: until all of them sleep. For 0.8 s at most.
 
     One that waits for the GIL sleeps, too; but it gets that while we sleep, which is why one look is not enough.
     """
@@ -150,24 +167,34 @@ def _drain() -> None:
         if stream.lock.acquire(timeout=max(0.0, limit_s - time.monotonic())):
             stream.lock.release()
     quiet = 0
-    while quiet < _QUIET_LOOKS and time.monotonic() < limit_s:
+    while time.monotonic() < limit_s:
         time.sleep(_LOOK_EVERY_S)
         quiet = 0 if _foreign_thread_runs() else quiet + 1
+        if quiet >= (_QUIET_LOOKS_IN_PYTHON if _foreign_thread_is_in_python() else _QUIET_LOOKS):
+            return
+
+
+def _foreign_thread_is_in_python() -> bool:
+    """Whether a thread that Python has not made is in a Python function, awake or not: it will want the GIL again."""
+    ours = {threading.get_ident(), *(thread.ident for thread in _threads_of_python())}
+    return not ours.issuperset(sys._current_frames())
 
 
 def _foreign_thread_runs() -> bool:
     """Whether a thread runs, or could, that Python has not made."""
     threads = set(os.listdir("/proc/self/task"))
     threads.discard(str(os.getpid()))  # the main thread: in a fork, Python 3.11 has the parent's native_id for it
-    for known in threading.enumerate():
-        if not isinstance(known, threading._DummyThread):
-            threads.discard(str(known.native_id))
+    threads.difference_update(str(thread.native_id) for thread in _threads_of_python())
     for thread in threads:
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:  # it may be gone
             # "tid (name) state …"; the name may hold anything.
             if file.read().rpartition(b")")[2].split()[0] in (b"R", b"D"):
                 return True
     return False
+
+
+def _threads_of_python() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)]
 
 
 def _leave_streams_to_parent() -> None:

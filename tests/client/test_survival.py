@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import gc
 import os
 import signal
@@ -12,13 +11,13 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 from damage import damage_unseen
+from interrupts import InterruptAt, points_of
 
 import loaderd
 from loaderd.client.patience import Patience
@@ -220,35 +219,18 @@ def test_an_interrupt_at_every_point_of_next(
 ):
     """Python looks for signals behind a call, and where a function begins. None of these points loses a batch."""
     iteration = loaderd.Loader.__iter__.__globals__["_Iteration"]
-    points = [
-        (code, behind.offset)
-        for code in (iteration.__next__.__code__, iteration._read.__code__)
-        for before, behind in pairwise(dis.get_instructions(code))
-        if before.opname in ("CALL", "CALL_FUNCTION_EX", "RESUME")
-    ]
-
-    def interrupt_at(code: CodeType, point: int) -> Callable[..., Any]:
-        def trace(frame: FrameType, event: str, _: Any) -> Any:
-            frame.f_trace_opcodes = True
-            if event == "opcode" and frame.f_code is code and frame.f_lasti == point:
-                raise KeyboardInterrupt
-            return trace if frame.f_code is code else None
-
-        return trace
-
+    points = points_of(iteration.__next__, iteration._read)
     with loaderd.Loader(write_numbered([600]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
         batches = loader.iterate(lambda batch: lambda: batch, ahead)
         numbers, interrupts = check_batch(next(batches)), 0
         for point in points:
-            sys.settrace(interrupt_at(*point))
-            try:
+            batch = None
+            with InterruptAt(*point):
                 batch = next(batches)
-            except KeyboardInterrupt:
+            if batch is None:
                 interrupts += 1
                 assert loader.position.batch == len(numbers) // 10
                 batch = next(batches)
-            finally:
-                sys.settrace(None)
             numbers += check_batch(batch)
         assert numbers == list(range(10 + 10 * len(points))) and interrupts > 3
         assert loader.statistics().daemon_restarts == 0
