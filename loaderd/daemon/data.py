@@ -20,8 +20,8 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
-from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
+from loaderd.shards.shard_file import ShardFile
 
 _MOST_NAMED = 3
 _UNKNOWN = -1

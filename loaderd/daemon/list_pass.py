@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from loaderd.daemon.tasks import ListWork, Task
+from loaderd.daemon.tasks import TASKS_PER_WORKER, ListWork, Task
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
-from loaderd.shards.files import HINT_STORAGE, ShardFile
+from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
 
 
 class ListPass:
@@ -22,6 +22,8 @@ class ListPass:
 
     ``stall_timeout``: after so many seconds in which nothing came of it, a worker is ended, and the listing with it.
     """
+
+    tasks_per_worker = TASKS_PER_WORKER
 
     def __init__(self, sets: Sequence[str | Sequence[str]], stall_timeout: float | None) -> None:
         self.sets = sets

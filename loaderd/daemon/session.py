@@ -34,6 +34,7 @@ from loaderd.options import require
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Position
 from loaderd.protocol.messages import (
+    Away,
     Broken,
     Ended,
     Joined,
@@ -48,6 +49,7 @@ from loaderd.protocol.messages import (
     Want,
     Warned,
 )
+from loaderd.redaction import redacted
 from loaderd.subscription import Sharing
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
@@ -156,7 +158,7 @@ class Session:
 
     def warn(self, text: str) -> None:
         """Tell all members."""
-        self._tell_all(Warned(text, self._workforce.pool.restarts))
+        self._tell_all(Warned(redacted(text), self._workforce.pool.restarts))
 
     # ------------------------------------------------------------------------------------------- phases
 
@@ -212,7 +214,7 @@ class Session:
         running = len(workforce.pool.numbers)
         bell = None if self._reads_page else workforce.bell
         self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running, bell)
-        self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached)
+        self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached, preparation.storage_counts)
         self._granting = Granting(opened, workforce)
         workforce.attach(self._granting)
         workforce.start(self._description.options.num_workers)
@@ -290,6 +292,8 @@ class Session:
                 say(member, generation, Joined(generation, item.pass_.to_wire(), item.step))
         for member, generation in list(ready):
             say(member, generation)
+        if (error := self.opened.stream.take_away()) is not None:
+            self._tell_all(Away(to_wire(error)))
         self._granting.say()
         return num_records * self._record_bytes
 

@@ -26,10 +26,10 @@ from typing import Any
 
 from loaderd.daemon.grants import Grant, Grants, Withdrawal
 from loaderd.daemon.outgoing import BrokenBatch, Note, Omission
-from loaderd.daemon.tasks import HINT_OF_DEATHS, MAX_DEATHS, LoadWork, PlannedBatch, Task, TrialWork
+from loaderd.daemon.tasks import HINT_OF_DEATHS, MAX_DEATHS, TASKS_PER_WORKER, LoadWork, PlannedBatch, Task, TrialWork
 from loaderd.daemon.trials import Trial
 from loaderd.daemon.windows import Windows
-from loaderd.errors import LoaderdError, ShardError, WorkerError
+from loaderd.errors import LoaderdError, ShardError, StorageError, WorkerError
 from loaderd.memory.page import GRANTED, NEVER, POSITION, WAKE_DAEMON_AT, Page, barrier, key_of, split_key
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
@@ -53,7 +53,9 @@ class Stream:
         num_workers: int,
         skip_damaged: bool,
         blame: Callable[[list[Slice], LoaderdError], LoaderdError],
+        tasks_per_worker: int = TASKS_PER_WORKER,
     ) -> None:
+        self.tasks_per_worker = tasks_per_worker
         self.notes: deque[Note] = deque()
         self.grants: deque[list[Grant] | Withdrawal] = deque()
         self.generation = _NO_GENERATION
@@ -69,6 +71,8 @@ class Stream:
         self._trials: dict[int, Trial] = {}
         self._tried: set[int] = set()
         self._deaths: Counter[int] = Counter()
+        self._away: StorageError | None = None
+        self._failed_loads: set[LoadWork] = set()
         self._next = self._taken = 0
         """The batch that is granted next, and the one that the consumer takes next."""
 
@@ -85,6 +89,7 @@ class Stream:
         self._trials.clear()
         self._tried.clear()
         self._deaths.clear()
+        self._is_back()
         self.plan = None
         self.page.words[WAKE_DAEMON_AT] = NEVER
 
@@ -126,19 +131,38 @@ class Stream:
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork):
+            self._is_back()
             self._windows.loaded(task.work, result)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        """A task cannot be done: the batches that need it are broken."""
+        """A task cannot be done: the batches that need it are broken. What storage does not give is tried again."""
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
-        if isinstance(task.work, LoadWork):
+        if isinstance(task.work, LoadWork) and isinstance(error, StorageError):
+            self._loads_alone.append(task.work)
+            if not self._failed_loads or task.work in self._failed_loads:  # once for all loads that are under way
+                self._failed_loads.clear()
+                self._away = error
+            self._failed_loads.add(task.work)
+        elif isinstance(task.work, LoadWork):
             self._lose_load(task.work, lambda _: error)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)  # its worker lives; what it says comes again when all rows are decoded
+
+    def _is_back(self) -> None:
+        self._away = None
+        self._failed_loads.clear()
+
+    def take_away(self) -> StorageError | None:
+        """Why there is nothing for the consumer, once, if it has come to where storage does not answer."""
+        generation, step = split_key(self.page.words[POSITION])
+        if self._away is None or (generation, step) != (self.generation, self._next):
+            return None
+        error, self._away = self._away, None
+        return error
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         """Workers are lost at a task: find out at which of its records."""

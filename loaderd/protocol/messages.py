@@ -3,7 +3,8 @@
 ::
 
     client      ──► daemon   Open, List, Start, Release, Ask
-    client      ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned
+    client      ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned,
+                         Away
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
@@ -265,6 +266,12 @@ class Skipped(NamedTuple):
     num_records: int
 
 
+class Away(NamedTuple):
+    """Daemon: the batch that is waited for needs storage that does not answer; it goes on trying."""
+
+    error: dict[str, Any]
+
+
 Message = (
     Hello
     | Failed
@@ -309,6 +316,7 @@ Message = (
     | Granted
     | Withdrawn
     | FillFailed
+    | Away
 )
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(_MESSAGES)}

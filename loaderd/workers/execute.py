@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
@@ -16,35 +17,43 @@ from loaderd.memory.shared import SharedMemory
 from loaderd.plan.epoch import WindowOrder
 from loaderd.plan.selection import numbers_that
 from loaderd.protocol.worker_messages import IndexTask, ListTask, LoadTask, ProbeTask
+from loaderd.shards.access import Access
 from loaderd.shards.blocks import Block
 from loaderd.shards.compression import OnRead, tell_nobody
-from loaderd.shards.files import ShardFile, list_shards
+from loaderd.shards.files import list_shards
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile
 from loaderd.statistics import Kernels
 from loaderd.workers.fill import Segment
 from loaderd.workers.load import Part, WindowLoader
 
 _MAX_PROBED = 1000
+_BLOCK_FIELDS = len(fields(Block))
 
 
-def list_set(task: ListTask, on_name: OnRead = tell_nobody) -> list[list[Any]]:
+def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | None = None) -> list[list[Any]]:
     """[uri, size_bytes, mtime_ns] of each shard. Raises as ``list_shards``."""
-    files = list_shards(task.shards, on_name)
+    files = list_shards(task.shards, on_name, access)
     return [[file.uri, file.size_bytes, file.mtime_ns] for file in files]
 
 
-def index_shard(task: IndexTask, on_read: OnRead = tell_nobody) -> list[Any]:
-    """[the index, encoded; why it could not be cached, or None]."""
-    index = build_index(ShardFile(*task.file), task.block_records, on_read)
+def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> list[Any]:
+    """As Done says of it."""
+    access = access or Access()
+    index = build_index(ShardFile(*task.file), task.block_records, on_read, access)
     unstored = IndexCache(task.index_cache, task.block_records).store(index)
-    return [index.encode(), None if unstored is None else str(unstored)]
+    return [index.encode(), None if unstored is None else str(unstored), list(astuple(access.take_counts()))]
 
 
 def _numbers_left(block: Block, left: list[Any]) -> npt.NDArray[np.int64]:
     """int64, (left,): the numbers in the block of the records that are in the data set; ``left``: as in LoadTask."""
     low, high, conditions = left
     return numbers_that(conditions, low, high) - block.first_record
+
+
+def _blocks_of(task: LoadTask) -> list[Block]:
+    return [Block(*place[:_BLOCK_FIELDS]) for place in task.slices]
 
 
 class Executor:
@@ -59,9 +68,10 @@ class Executor:
         windows: SharedMemory,
         slots: SharedMemory,
         on_read: OnRead = tell_nobody,
+        access: Access | None = None,
     ) -> None:
         schema = description.schema
-        self._loader = WindowLoader(schema, files, compressions, on_read)
+        self._loader = WindowLoader(schema, files, compressions, on_read, access)
         self._decoder = BatchDecoder(schema)
         window_layout = WindowLayout(schema.row_bytes, max_rows)
         num_arenas = len(windows.bytes) // window_layout.arena_bytes
@@ -80,11 +90,21 @@ class Executor:
         Raises RecordMismatchError where the first record that is left of a block does not fit the schema; or, if the
         task asks whether any of them does, where none of the first thousand fits.
         """
-        *fields, left = task.block
-        block = Block(*fields)
+        *place, left = task.block
+        block = Block(*place)
         numbers = np.arange(block.count) if left is None else _numbers_left(block, left)
         self._loader.check_fits(block, numbers[: _MAX_PROBED if task.any_fits else 1])
         return self._decoder.kernels
+
+    def begin(self, task: LoadTask) -> None:
+        """Have fetched what a load will read, where it is far away."""
+        if self._loader.reader.fetches:
+            self._loader.reader.begin(_blocks_of(task))
+
+    def is_there(self, task: LoadTask) -> bool:
+        """Whether a load need not wait for it."""
+        reader = self._loader.reader
+        return not reader.fetches or reader.are_there(_blocks_of(task))
 
     def load(self, task: LoadTask) -> list[list[Any]]:
         """Bring records into a window; returns the faults: [places, error] each."""
@@ -93,8 +113,8 @@ class Executor:
         first_row = task.slices[0][-2]
         in_window = WindowOrder(*task.order).places(first_row, last_row + stop - first)
         parts = []
-        for *fields, left, first, stop, row, key in task.slices:
-            block = Block(*fields)
+        for *place, left, first, stop, row, key in task.slices:
+            block = Block(*place)
             places = np.full(block.count, -1)
             wanted = slice(first, stop) if left is None else _numbers_left(block, left)[first:stop]
             places[wanted] = in_window[row - first_row : row - first_row + stop - first]

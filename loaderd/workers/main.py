@@ -20,11 +20,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import astuple
 
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
-from loaderd.memory.page import POSITION, Counter, Page, barrier, silence
+from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, silence
 from loaderd.memory.shared import SharedMemory
+from loaderd.options import Storage
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
@@ -46,7 +48,8 @@ from loaderd.protocol.worker_messages import (
     TrialTask,
     Withdrawn,
 )
-from loaderd.shards.files import ShardFile
+from loaderd.shards.access import Access
+from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.workers.execute import Executor, index_shard, list_set
 from loaderd.workers.fill import Claim, Filler, Run
 
@@ -84,6 +87,8 @@ class Worker:
         self._tasks: deque[AnyTask] = deque()
         self._task = ATTACH_TASK
         self._told_s = self._listened_s = 0.0
+        self._done_bytes = 0
+        self._accesses: list[Access] = []
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
 
@@ -102,6 +107,7 @@ class Worker:
     def _received(self, message: Message) -> None:
         if isinstance(message, AnyTask):
             self._tasks.append(message)
+            self._begin(message)
         elif isinstance(message, Granted):
             if message.stream in self._streams:
                 runs = [Run.from_wire(run) for run in message.runs]
@@ -116,6 +122,23 @@ class Worker:
         elif isinstance(message, Seat):
             self._seat, self._bell = message.seat, self._channel.take_fd()
             self._poll.register(self._bell, select.POLLIN)
+
+    def _begin(self, task: AnyTask) -> None:
+        """Have what a task needs from far away be on its way, before it is the task's turn."""
+        if isinstance(task, LoadTask) and task.stream in self._streams:
+            self._streams[task.stream].executor.begin(task)
+        elif isinstance(task, IndexTask):
+            file = ShardFile(*task.file)
+            if is_remote(file.uri):
+                self._access_of(pickle.loads(task.storage)).fetch_ahead(file)
+
+    def _access_of(self, storage: Storage) -> Access:
+        """One for all tasks and streams with the same options: they share its threads and its connections."""
+        for access in self._accesses:
+            if access.storage == storage:
+                return access
+        self._accesses.append(Access(storage, lambda: self._tell(self._done_bytes)))
+        return self._accesses[-1]
 
     def _try_attach(self, message: Attach) -> Message:
         windows, slots, page, consumer_bell = (self._channel.take_fd() for _ in range(4))
@@ -142,14 +165,16 @@ class Worker:
         for memory in memories:
             memory.close_fd()
         windows, slots, words = memories
+        description = pickle.loads(message.description)
         executor = Executor(
-            pickle.loads(message.description),
+            description,
             [ShardFile(*file) for file in message.files],
             message.compressions,
             message.max_rows,
             windows,
             slots,
             self._tell,
+            self._access_of(description.options.storage),
         )
         page = Page(words.bytes, message.num_slots, message.num_seats)
         filler = Filler(page, self._seat, message.news, consumer_bell)
@@ -171,6 +196,7 @@ class Worker:
 
     def _tell(self, done_bytes: int) -> None:
         """Say, now and then, that a long task gets on."""
+        self._done_bytes = done_bytes
         now_s = time.monotonic()
         if now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
@@ -189,7 +215,7 @@ class Worker:
 
     def _work(self) -> bool:
         """Do one thing; False if there is nothing to do."""
-        if self._tasks and self._is_due(self._tasks[0]):
+        if self._tasks and self._is_due(self._tasks[0]) and self._is_there(self._tasks[0]):
             self._do_task(self._tasks.popleft())
             return True
         for stream in list(self._turns):
@@ -231,6 +257,10 @@ class Worker:
             return True
         return self._streams[task.stream].filler.page.words[POSITION] >= task.due
 
+    def _is_there(self, task: AnyTask) -> bool:
+        """Whether it need not wait for storage: batches can be made meanwhile."""
+        return not isinstance(task, LoadTask) or self._streams[task.stream].executor.is_there(task)
+
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch."""
         began_ns = time.monotonic_ns()
@@ -247,7 +277,7 @@ class Worker:
 
     def _do_task(self, task: AnyTask) -> None:
         """Do a task, and answer."""
-        self._task = task.task
+        self._task, self._done_bytes = task.task, 0
         stream = None if isinstance(task, (ListTask, IndexTask)) else self._streams.get(task.stream)
         page = None if stream is None else stream.filler.page
         began_ns = time.monotonic_ns()
@@ -258,16 +288,22 @@ class Worker:
         if page is not None:
             page.say_task(self._seat, None)
             if isinstance(task, LoadTask):
+                self._count_storage(page)
                 page.count(self._seat, Counter.LOADS, 1)
                 page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
         answer = Done(task.task, results[0]) if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error))
         self._channel.send(answer)
 
+    def _count_storage(self, page: Page) -> None:
+        for access in self._accesses:
+            for counter, amount in zip(STORAGE_COUNTERS, astuple(access.take_counts()), strict=True):
+                page.count(self._seat, counter, amount)
+
     def _result_of(self, task: AnyTask) -> object:
         if isinstance(task, ListTask):
-            return list_set(task, self._tell)
+            return list_set(task, self._tell, self._access_of(pickle.loads(task.storage)))
         if isinstance(task, IndexTask):
-            return index_shard(task, self._tell)
+            return index_shard(task, self._tell, self._access_of(pickle.loads(task.storage)))
         executor = self._streams[task.stream].executor
         if isinstance(task, LoadTask):
             return executor.load(task)
@@ -298,3 +334,4 @@ def main(sock: socket.socket) -> None:
         sys.modules["numpy.random"].seed()
     with contextlib.suppress(ChannelClosed):
         Worker(Channel(sock)).run()
+    os._exit(0)  # a thread may wait for storage, for ever
