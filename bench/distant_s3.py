@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections import Counter
 from types import TracebackType
@@ -89,6 +90,7 @@ class DistantS3:
     def _ask(self, method: str, path: str, data: bytes | None = None) -> tuple[int, dict[str, str], bytes]:
         # moto takes any signature; without one, it would not let anonymous users write
         headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=someone/20260101/us-east-1/s3/aws4_request"}
+        headers["Content-Type"] = "application/octet-stream"
         request = urllib.request.Request(self._moto_url + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request) as answer:
@@ -117,9 +119,7 @@ class DistantS3:
                 await writer.drain()
         writer.close()
 
-    async def _get(
-        self, method: str, path: str, wanted: re.Match[str] | None
-    ) -> tuple[int, dict[str, str], bytes]:
+    async def _get(self, method: str, path: str, wanted: re.Match[str] | None) -> tuple[int, dict[str, str], bytes]:
         if "?" in path or path.count("/") < 2:
             return await asyncio.to_thread(self._ask, method, path)
         if path not in self._objects:

@@ -59,11 +59,20 @@ class _Object:
 
 
 class Access:
-    """See the module's docstring. ``on_wait`` is called now and then by whoever waits, in its own thread."""
+    """See the module's docstring.
 
-    def __init__(self, storage: Storage | None = None, on_wait: Callable[[], None] = tell_nobody) -> None:
+    ``on_wait`` is called now and then by whoever waits, in its own thread; ``on_arrival``, in any thread, when what
+    was fetched ahead is there.
+    """
+
+    def __init__(
+        self,
+        storage: Storage | None = None,
+        on_wait: Callable[[], None] = tell_nobody,
+        on_arrival: Callable[[], None] = tell_nobody,
+    ) -> None:
         self.storage = storage or Storage()
-        self.on_wait = on_wait
+        self.on_wait, self.on_arrival = on_wait, on_arrival
         self.filesystems = Filesystems(self.storage)
         folder = self.storage.cache_dir
         self._cache = None if folder is None else RangeCache(folder, self.storage.cache_bytes)
@@ -105,12 +114,16 @@ class Access:
 
     def wait(self, uri: str, answer: Future[_Answer]) -> _Answer:
         """What was asked of ``uri``. Raises StorageError if nothing comes, be it that the storage never answers."""
-        limit_s = self.storage.retry_s + _GRACE_S
         try:
-            return wait_for(answer, self.on_wait, limit_s)
+            return wait_for(answer, self.on_wait, self.limit_s)
         except TimeoutError:
             self.abandon()
-            raise unanswered(uri, "the storage does not answer", limit_s, True) from None
+            raise unanswered(uri, "the storage does not answer", self.limit_s, True) from None
+
+    @property
+    def limit_s(self) -> float:
+        """For how long an answer is waited for, however often it is asked for."""
+        return self.storage.retry_s + _GRACE_S
 
     def abandon(self) -> None:
         """Leave the threads that wait to themselves; others answer what is asked from here on."""

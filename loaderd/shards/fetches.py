@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class _Fetch:
     answer: Future[bytes]
     start: int
     uses: int
+    asked_s: float
 
 
 class Fetches:
@@ -48,13 +50,15 @@ class Fetches:
             shard, begin, _ = joined[0]
             stop = max(offset + num_bytes for _, offset, num_bytes in joined)
             answer = self._access.fetch(self._files[shard], begin, stop - begin)
+            answer.add_done_callback(lambda _: self._access.on_arrival())
             for key in joined:
-                self._fetches[key] = _Fetch(answer, key[1] - begin, new[key])
+                self._fetches[key] = _Fetch(answer, key[1] - begin, new[key], time.monotonic())
 
     def are_there(self, blocks: Iterable[_Key]) -> bool:
-        """Whether :meth:`take` need not wait for any of these."""
+        """Whether :meth:`take_into` need not wait for what was begun, or it should wait no longer."""
+        oldest_s = time.monotonic() - self._access.limit_s
         found = [self._fetches.get(key) for key in blocks]
-        return all(fetch is not None and fetch.answer.done() for fetch in found)
+        return all(fetch is None or fetch.answer.done() or fetch.asked_s < oldest_s for fetch in found)
 
     def take_into(self, blocks: list[_Key], views: list[memoryview]) -> None:
         """Write blocks to where they are wanted. Raises ShardReadError and StorageError."""

@@ -24,7 +24,7 @@ from dataclasses import astuple
 
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
-from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, silence
+from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.memory.shared import SharedMemory
 from loaderd.options import Storage
 from loaderd.protocol.channel import Channel, ChannelClosed
@@ -137,8 +137,9 @@ class Worker:
         for access in self._accesses:
             if access.storage == storage:
                 return access
-        self._accesses.append(Access(storage, lambda: self._tell(self._done_bytes)))
-        return self._accesses[-1]
+        access = Access(storage, lambda: self._tell(self._done_bytes), lambda: ring(self._bell))
+        self._accesses.append(access)
+        return access
 
     def _try_attach(self, message: Attach) -> Message:
         windows, slots, page, consumer_bell = (self._channel.take_fd() for _ in range(4))
@@ -215,8 +216,9 @@ class Worker:
 
     def _work(self) -> bool:
         """Do one thing; False if there is nothing to do."""
-        if self._tasks and self._is_due(self._tasks[0]) and self._is_there(self._tasks[0]):
-            self._do_task(self._tasks.popleft())
+        there = next((task for task in self._tasks if self._is_there(task)), None)
+        if there is not None and self._is_due(there):
+            self._do_task(there)
             return True
         for stream in list(self._turns):
             if stream.filler.has_news:  # it is on its way; but others need not wait for it
@@ -229,8 +231,8 @@ class Worker:
                 self._turns.append(stream)
                 self._make(stream, claim)
                 return True
-        if self._tasks:
-            self._do_task(self._tasks.popleft())
+        if there is not None:
+            self._do_task(there)
             return True
         return False
 
@@ -244,6 +246,9 @@ class Worker:
             began_ns = time.monotonic_ns()
             self._listen(_MOST_SLEEP_MS)
             slept_ns = time.monotonic_ns() - began_ns
+            if self._tasks:  # they wait for storage, and that says itself when it has waited for long enough
+                self._task = self._tasks[0].task
+                self._tell(0)
         for stream in self._turns:
             filler = stream.filler
             filler.page.say_sleeps(self._seat, False)
@@ -258,7 +263,7 @@ class Worker:
         return self._streams[task.stream].filler.page.words[POSITION] >= task.due
 
     def _is_there(self, task: AnyTask) -> bool:
-        """Whether it need not wait for storage: batches can be made meanwhile."""
+        """Whether it need not wait for storage. Until then, there are others, and batches to be made."""
         return not isinstance(task, LoadTask) or self._streams[task.stream].executor.is_there(task)
 
     def _make(self, stream: _Stream, claim: Claim) -> None:
@@ -277,6 +282,7 @@ class Worker:
 
     def _do_task(self, task: AnyTask) -> None:
         """Do a task, and answer."""
+        self._tasks.remove(task)
         self._task, self._done_bytes = task.task, 0
         stream = None if isinstance(task, (ListTask, IndexTask)) else self._streams.get(task.stream)
         page = None if stream is None else stream.filler.page
