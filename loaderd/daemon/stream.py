@@ -24,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from loaderd.daemon.away import Away
 from loaderd.daemon.grants import Grant, Grants, Withdrawal
 from loaderd.daemon.outgoing import BrokenBatch, Note, Omission
 from loaderd.daemon.tasks import HINT_OF_DEATHS, MAX_DEATHS, TASKS_PER_WORKER, LoadWork, PlannedBatch, Task, TrialWork
@@ -71,8 +72,7 @@ class Stream:
         self._trials: dict[int, Trial] = {}
         self._tried: set[int] = set()
         self._deaths: Counter[int] = Counter()
-        self._away: StorageError | None = None
-        self._failed_loads: set[LoadWork] = set()
+        self._away = Away()
         self._next = self._taken = 0
         """The batch that is granted next, and the one that the consumer takes next."""
 
@@ -89,7 +89,7 @@ class Stream:
         self._trials.clear()
         self._tried.clear()
         self._deaths.clear()
-        self._is_back()
+        self._away.is_back()
         self.plan = None
         self.page.words[WAKE_DAEMON_AT] = NEVER
 
@@ -131,7 +131,7 @@ class Stream:
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork):
-            self._is_back()
+            self._away.is_back()
             self._windows.loaded(task.work, result)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)
@@ -143,26 +143,16 @@ class Stream:
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork) and isinstance(error, StorageError):
             self._loads_alone.append(task.work)
-            if not self._failed_loads or task.work in self._failed_loads:  # once for all loads that are under way
-                self._failed_loads.clear()
-                self._away = error
-            self._failed_loads.add(task.work)
+            self._away.failed(task.work, error)
         elif isinstance(task.work, LoadWork):
             self._lose_load(task.work, lambda _: error)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)  # its worker lives; what it says comes again when all rows are decoded
 
-    def _is_back(self) -> None:
-        self._away = None
-        self._failed_loads.clear()
-
     def take_away(self) -> StorageError | None:
         """Why there is nothing for the consumer, once, if it has come to where storage does not answer."""
-        generation, step = split_key(self.page.words[POSITION])
-        if self._away is None or (generation, step) != (self.generation, self._next):
-            return None
-        error, self._away = self._away, None
-        return error
+        waits = self.page.words[POSITION] == key_of(self.generation, self._next)
+        return self._away.take() if waits else None
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         """Workers are lost at a task: find out at which of its records."""
