@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from loaderd.errors import LoaderdError
+
 FIRST_PAUSE_S = 0.1
 MOST_PAUSE_S = 4.0
 
@@ -35,7 +37,9 @@ _REFUSALS = re.compile(
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether asking again may help."""
+    """Whether asking again may help. What loaderd itself has found out, it need not find out again."""
+    if isinstance(error, LoaderdError):
+        return False
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _PASSING
     if isinstance(error, (ValueError, TypeError, LookupError, NotImplementedError, ImportError, PermissionError)):
