@@ -14,6 +14,7 @@ from typing import Any
 
 from loaderd.daemon.tasks import TASKS_PER_WORKER, ListWork, Task
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
+from loaderd.redaction import redacted
 from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
 
 
@@ -67,5 +68,5 @@ class ListPass:
 def _in_words(shards: str | Sequence[str]) -> str:
     """The shards of a set, for a message: all of them would be too long."""
     if isinstance(shards, str):
-        return shards
-    return shards[0] + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")
+        return redacted(shards)
+    return redacted(shards[0]) + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")

@@ -13,6 +13,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from loaderd.errors import Damage, ShardReadError, StorageError
+from loaderd.redaction import redacted
 
 HINT_STORAGE = "Check that this machine reaches it: the network, a proxy, the endpoint or region, the credentials."
 _HINT_LONGER = "Storage(retry_s=…) says for how long it is tried. Nothing is skipped: ask again to go on."
@@ -30,6 +31,9 @@ class ShardFile:
     uri: str
     size_bytes: int
     mtime_ns: int
+
+    def __repr__(self) -> str:
+        return f"ShardFile({redacted(self.uri)!r}, {self.size_bytes}, {self.mtime_ns})"
 
     @property
     def name(self) -> str:

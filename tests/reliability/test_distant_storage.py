@@ -15,7 +15,7 @@ from distant_s3 import ENVIRONMENT, DistantS3
 from numbered import SCHEMA, numbers_of, write_shards
 
 import loaderd
-from loaderd.errors import LoaderdError, ShardReadError, StorageError
+from loaderd.errors import LoaderdError, NoShardsError, ShardReadError, StorageError
 
 SIZES = [3000, 3000, 2000]
 OPTIONS: dict[str, Any] = {
@@ -146,6 +146,30 @@ def test_many_small_objects_are_indexed_at_the_same_time(store: DistantS3, shard
     assert statistics.num_records == 2000
     assert store.asked["HEAD"] <= 210
     assert statistics.index_s < 200 * 2 * 0.05 / 2, "the requests were made one after the other"
+
+
+def test_a_bucket_that_is_not_there_is_named(store: DistantS3):
+    for name in ("*.tfrecord", "a.tfrecord"):
+        with pytest.raises(NoShardsError) as caught:
+            loaderd.Loader(store.uri(name).replace("shards", "nowhere"), SCHEMA, **OPTIONS)
+        assert caught.value.hint == "There is no nowhere at all."
+
+
+@pytest.mark.parametrize("scheme", ["http", "memory", "s3a"])
+def test_a_scheme_that_nobody_knows_says_which_are_known(scheme: str):
+    with pytest.raises(ShardReadError) as caught:
+        loaderd.Loader(f"{scheme}://a/b.tfrecord", SCHEMA, **OPTIONS)
+    assert "s3://, gs://" in caught.value.hint and "Storage(filesystem=…)" in caught.value.hint
+
+
+def test_a_file_system_that_is_given_opens_any_scheme(shards: list[str], planned: list[int]):
+    from pyarrow import fs
+
+    folder = os.path.dirname(shards[0])
+    given = fs.SubTreeFileSystem(os.path.dirname(folder), fs.LocalFileSystem())
+    storage = loaderd.Storage(filesystem=given)
+    with loaderd.Loader("s3a://shards/*.tfrecord", SCHEMA, storage=storage, **OPTIONS) as loader:
+        assert taken(loader) == planned
 
 
 def test_no_secret_comes_to_light(store: DistantS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
