@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from loaderd.daemon.away import Away
@@ -31,7 +32,7 @@ from loaderd.daemon.tasks import HINT_OF_DEATHS, MAX_DEATHS, TASKS_PER_WORKER, L
 from loaderd.daemon.trials import Trial
 from loaderd.daemon.windows import Windows
 from loaderd.errors import LoaderdError, ShardError, StorageError, WorkerError
-from loaderd.memory.page import GRANTED, NEVER, POSITION, WAKE_DAEMON_AT, Page, barrier, key_of, split_key
+from loaderd.memory.page import GRANTED, MAX_STEP, NEVER, POSITION, WAKE_DAEMON_AT, Page, barrier, key_of, split_key
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
@@ -142,8 +143,9 @@ class Stream:
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork) and isinstance(error, StorageError):
-            self._loads_alone.append(task.work)
-            self._away.failed(task.work, error)
+            again = replace(task.work, due=MAX_STEP)  # behind all batches that can be made, and not in their way
+            self._loads_alone.append(again)
+            self._away.failed(again, error)
         elif isinstance(task.work, LoadWork):
             self._lose_load(task.work, lambda _: error)
         elif isinstance(task.work, TrialWork):
