@@ -103,7 +103,7 @@ class Storage:
     """
 
     retry_s: float = 60.0
-    requests: int = 16
+    requests: int = 32
     cache_dir: str | None = None
     cache_bytes: int = 32 << 30
     filesystem: Any = field(default=None, repr=False)
