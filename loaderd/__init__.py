@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from loaderd.client.connect import ServedLoader, connect
     from loaderd.client.loader import Loader
     from loaderd.dataset import Concat, Dataset, Mix
-    from loaderd.options import Shuffle
+    from loaderd.options import Shuffle, Storage
     from loaderd.plan.positions import Position
     from loaderd.randomness import RecordRandom
     from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
-    from loaderd.statistics import Statistics
+    from loaderd.statistics import Statistics, StorageCounts
     from loaderd.symmetry import board_symmetry
     from loaderd.tls import TLS
 
@@ -46,6 +46,8 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capit
     "ServedLoader",
     "Shuffle",
     "Statistics",
+    "Storage",
+    "StorageCounts",
     "TLS",
     "board_symmetry",
     "connect",
@@ -63,8 +65,8 @@ _HOME = {
     "Loader": "client.loader",
     "Position": "plan.positions",
     "RecordRandom": "randomness",
-    "Shuffle": "options",
-    "Statistics": "statistics",
+    **dict.fromkeys(["Shuffle", "Storage"], "options"),
+    **dict.fromkeys(["Statistics", "StorageCounts"], "statistics"),
     "TLS": "tls",
     "board_symmetry": "symmetry",
 }

@@ -7,7 +7,7 @@ for :mod:`loaderd.plan.rows` to say; here it is described, and checked as far as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Rational, Real
@@ -15,13 +15,25 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from loaderd.errors import OptionError
-from loaderd.options import OnCorrupt, Refresh, Shuffle, StreamOptions, as_count, as_seed, is_count, require
+from loaderd.options import (
+    DEFAULT_STORAGE,
+    OnCorrupt,
+    Refresh,
+    Shuffle,
+    Storage,
+    StreamOptions,
+    as_count,
+    as_seed,
+    is_count,
+    require,
+)
 from loaderd.plan.rows import ConcatRows, MixRows, Rows
 from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Selection, Skip, Take
+from loaderd.redaction import redacted
 from loaderd.schema import Schema
 from loaderd.shards.files import absolute_names, checked_names
 
-_COMMON = ("schema", "shuffle", "seed", "on_corrupt", "index_cache")
+_COMMON = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "storage")
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,11 @@ class Dataset:
     index_cache: str = "user"
     refresh: Refresh = "never"
     selection: Selection = ()
+    storage: Storage = DEFAULT_STORAGE
+
+    def __repr__(self) -> str:
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return f"Dataset({', '.join(f'{name}={redacted(repr(value))}' for name, value in values)})"
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"shards": checked_names(self.shards)}
@@ -165,8 +182,8 @@ class _Joined:
 class Concat(_Joined):
     """Data sets one behind the other: an epoch is one epoch of each.
 
-    They must agree in schema, shuffle, seed, on_corrupt and index_cache. Where one ends and the next begins, a
-    shuffle window may hold records of both. Raises OptionError.
+    They must agree in schema, shuffle, seed, on_corrupt, index_cache and storage. Where one ends and the next
+    begins, a shuffle window may hold records of both. Raises OptionError.
     """
 
     sets: Sequence[AnyDataset]
@@ -197,8 +214,8 @@ class Mix(_Joined):
 
     ``weights``: by name; they must sum to 1. Weights that change: a mapping of epochs to such weights, each from that
     epoch on, such as ``{0: {"a": 1.0, "b": 0.0}, 10: {"a": 0.5, "b": 0.5}}``. ``sets``: the data sets by name; they
-    must agree in schema, shuffle, seed, on_corrupt and index_cache, and must be shuffled. ``epoch_records``: records
-    of an epoch of the mix (None: as many as there are in all sets together).
+    must agree in schema, shuffle, seed, on_corrupt, index_cache and storage, and must be shuffled.
+    ``epoch_records``: records of an epoch of the mix (None: as many as there are in all sets together).
 
     Each set has epochs of its own: its records come in its own order, and begin anew when all have come, wherever the
     mix stands. Each window of each epoch holds of each set its part, to a record. Of a set with ``refresh="epoch"``,

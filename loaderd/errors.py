@@ -7,7 +7,8 @@
     ├── SchemaError (ValueError)        a schema contradicts itself
     ├── ShardError                      something is wrong with the data
     │   ├── NoShardsError               a path, glob or URI names no file
-    │   ├── ShardReadError              a shard cannot be opened or read
+    │   ├── ShardReadError              a shard is not there (any more), or is another one
+    │   ├── StorageError                storage does not answer or refuses: no record is lost, ask again
     │   ├── CorruptRecordError          a CRC does not match, a file ends in the middle of a record
     │   └── RecordMismatchError         a record is whole, but is not what the schema says
     ├── WorkerError                     a user's function raised, or a worker died again and again
@@ -24,6 +25,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from loaderd.redaction import redacted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class Damage:
     found: str
     lost_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("shard", "expected", "found"):
+            object.__setattr__(self, name, redacted(getattr(self, name)))
+
     def __str__(self) -> str:
         place = f"{self.shard}: record {self.record}" + (f" at byte {self.offset}" if self.offset >= 0 else "")
         return f"{place}: expected {self.expected}, found {self.found}"
@@ -53,7 +60,7 @@ class Damage:
 
 
 class LoaderdError(Exception):
-    """The root of every exception of this package.
+    """The root of every exception of this package. None of its texts holds a secret (see ``redaction``).
 
     ``hint`` says what to do. ``damage``: where, if known; ``damages``: all of it, where it is more than one.
     """
@@ -67,11 +74,12 @@ class LoaderdError(Exception):
         damages: tuple[Damage, ...] = (),
         traceback: str = "",
     ) -> None:
+        message = redacted(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = redacted(hint)
         self.damages = damages or (() if damage is None else (damage,))
-        self.traceback = traceback
+        self.traceback = redacted(traceback)
 
     @property
     def damage(self) -> Damage | None:
@@ -107,7 +115,11 @@ class NoShardsError(ShardError, FileNotFoundError):
 
 
 class ShardReadError(ShardError, OSError):
-    """A shard cannot be opened or read."""
+    """A shard is not there (any more), may not be read, or is not the one that was indexed."""
+
+
+class StorageError(ShardError, OSError):
+    """Storage does not answer, fails or refuses. No record is damaged: whoever asks again misses none."""
 
 
 class CorruptRecordError(ShardError):
@@ -147,6 +159,7 @@ _CLASSES: dict[str, type[LoaderdError]] = {
         ShardError,
         NoShardsError,
         ShardReadError,
+        StorageError,
         CorruptRecordError,
         RecordMismatchError,
         WorkerError,

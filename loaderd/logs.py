@@ -12,6 +12,8 @@ import os
 from datetime import datetime, timezone
 from typing import Literal
 
+from loaderd.redaction import redacted
+
 LogFormat = Literal["lines", "json"]
 FORMATS: tuple[LogFormat, ...] = ("lines", "json")
 
@@ -37,7 +39,7 @@ class _Lines(logging.Formatter):
         self.datefmt = "%Y-%m-%d %H:%M:%S"
 
     def format(self, record: logging.LogRecord) -> str:
-        lines = super().format(record).split("\n")
+        lines = redacted(super().format(record)).split("\n")
         return "\n    ".join(line if line.isprintable() else _escaped(line) for line in lines)
 
 
@@ -59,8 +61,8 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "process": self._process,
             "pid": os.getpid(),
-            "text": record.getMessage(),
+            "text": redacted(record.getMessage()),
         }
         if record.exc_info:
-            found["traceback"] = self.formatException(record.exc_info)
+            found["traceback"] = redacted(self.formatException(record.exc_info))
         return json.dumps(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ _BYTES_PER_DEFAULT_WORKER = 128 << 20
 _SLOTS_PER_WORKER = 2
 _MOST = (1 << 63) - 1
 _LEAST_TIMEOUT_S = 1e-6
+_MOST_REQUESTS = 256
+_LEAST_CACHE_BYTES = 1 << 20
 
 
 def require(condition: bool, what: str, must: str, got: Any, hint: str = "") -> None:
@@ -86,6 +88,46 @@ def default_workers() -> int:
 
 
 @dataclass(frozen=True)
+class Storage:
+    """How the place is asked where shards are.
+
+    ``retry_s``: seconds for which a request that failed is tried again, with growing pauses, where the failure may
+    pass: no answer, a dropped connection, "slow down", too many open files. Then there is a StorageError; nothing is
+    skipped. ``requests``: how many a worker has under way at a time, for storage that a URI names.
+
+    ``cache_dir``: a folder on a local disk for what was fetched, for any number of processes; None: nothing is kept.
+    ``cache_bytes``: what it may hold; what was not used for the longest time goes first.
+
+    ``filesystem``: what opens URIs in place of what their scheme names: of ``pyarrow.fs``, or of ``fsspec``. It goes
+    to other processes, so it must be picklable.
+    """
+
+    retry_s: float = 60.0
+    requests: int = 32
+    cache_dir: str | None = None
+    cache_bytes: int = 32 << 30
+    filesystem: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        must = "a number of seconds, 0 or more"
+        checked: dict[str, Any] = {"retry_s": as_seconds(self.retry_s, "Storage.retry_s", must)}
+        checked["requests"] = as_count(self.requests, "Storage.requests")
+        require(self.requests <= _MOST_REQUESTS, "Storage.requests", f"at most {_MOST_REQUESTS}", self.requests)
+        cache_dir = self.cache_dir
+        require(cache_dir is None or _is_path(cache_dir), "Storage.cache_dir", "a folder or None", cache_dir)
+        if cache_dir is not None:
+            checked["cache_dir"] = _absolute(os.path.expanduser(os.fspath(cache_dir)), "Storage.cache_dir")
+        checked["cache_bytes"] = as_count(
+            self.cache_bytes, "Storage.cache_bytes", "an integer of at least a MiB (2**20)", _LEAST_CACHE_BYTES
+        )
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+DEFAULT_STORAGE = Storage()
+
+
+@dataclass(frozen=True)
 class StreamOptions:
     """Everything that a loader is asked for, beside the shards and the schema. See ``loaderd.Loader``."""
 
@@ -101,6 +143,7 @@ class StreamOptions:
     index_cache: str = "user"
     stall_timeout: float | None = 120.0
     report: str | None = None
+    storage: Storage = DEFAULT_STORAGE
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"batch_size": as_count(self.batch_size, "batch_size")}
@@ -134,7 +177,8 @@ class StreamOptions:
         require(_is_path(self.index_cache), "index_cache", '"user", "beside", "none" or a folder', self.index_cache)
         checked["index_cache"] = os.fspath(self.index_cache)
         require(self.report is None or _is_path(self.report), "report", "a path or None", self.report)
-        checked["report"] = None if self.report is None else _absolute(os.fspath(self.report))
+        checked["report"] = None if self.report is None else _absolute(os.fspath(self.report), "report")
+        require(isinstance(self.storage, Storage), "storage", "a loaderd.Storage", self.storage)
         if self.stall_timeout is not None:
             must = "a positive number of seconds or None"
             checked["stall_timeout"] = as_seconds(self.stall_timeout, "stall_timeout", must, _LEAST_TIMEOUT_S)
@@ -170,10 +214,10 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, (str, os.PathLike)) and bool(str(value))
 
 
-def _absolute(report: str) -> str:
+def _absolute(path: str, what: str) -> str:
     try:
-        return os.path.abspath(report)
+        return os.path.abspath(path)
     except FileNotFoundError:
         raise OptionError(
-            f"report must be an absolute path where the working directory has been deleted, got {report!r}"
+            f"{what} must be an absolute path where the working directory has been deleted, got {path!r}"
         ) from None

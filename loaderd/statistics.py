@@ -11,6 +11,22 @@ Kernels = Literal["numpy", "compiled"]
 
 
 @dataclass(frozen=True)
+class StorageCounts:
+    """What workers asked of storage that URIs name. Files on this machine's own paths are not counted."""
+
+    requests: int = 0
+    """Requests that were answered: looks at an object, and reads of a part of one."""
+    bytes: int = 0
+    """Bytes that came."""
+    retries: int = 0
+    """Requests that had failed and were made again."""
+    cache_hits: int = 0
+    """Parts of shards (of 256 KiB) that were read from ``Storage.cache_dir``."""
+    cache_misses: int = 0
+    """Parts that had to be fetched, though there is a ``Storage.cache_dir``."""
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Counts since the loader was made, and the sizes that it works with. From ``Loader.statistics()``."""
 
@@ -36,6 +52,9 @@ class Statistics:
     """Seconds that all workers of this daemon have spent so far: "load" (read, check and parse records), "fill"
     (unpack them into batches), "slot" (wait for the consumer to give slots back) and "window" (wait for rows, which
     are being loaded). Empty where batches come by messages: in groups, and over the network."""
+    storage: StorageCounts
+    """What the workers have asked of storage so far, the index pass included. In groups and over the network, it is
+    the index pass alone."""
     workers: int
     """Worker processes."""
     workers_restarted: int

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 # From the bottom to the top. A module imports from its own folder and from rows below; rooms in one row know nothing
 # of each other.
 LAYERS = [
+    ["loaderd.redaction"],
     ["loaderd.errors", "loaderd.logs", "loaderd.machine", "loaderd.version"],
     ["loaderd.schema", "loaderd.randomness"],
     ["loaderd.schemas", "loaderd.symmetry", "loaderd.options", "loaderd.statistics"],

@@ -28,7 +28,7 @@ from loaderd.client.end import ProgramEnds, program_has_ended
 from loaderd.client.loader import as_dataset
 from loaderd.dataset import with_schema
 from loaderd.errors import ClosedError, OptionError
-from loaderd.options import OnCorrupt, Refresh, Remainder, as_count, require
+from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
 from loaderd_tf.graphs import keep_with_graph, unconverted
 from loaderd_tf.hops import Hops, batches_per_hop, while_true
@@ -63,6 +63,7 @@ def make_dataset(
     refresh: Refresh = "never",
     stall_timeout: float | None = 120.0,
     report: str | os.PathLike[str] | None = None,
+    storage: loaderd.Storage = DEFAULT_STORAGE,
     start: loaderd.Position | None = None,
 ) -> tf.data.Dataset:
     """Batches of TFRecord shards as a ``tf.data.Dataset`` of known cardinality.
@@ -82,7 +83,7 @@ def make_dataset(
     if isinstance(shards, tf.data.Dataset):
         hint = "In place of list_files(…) and the like, give the glob itself: the files are listed in a fixed order."
         raise OptionError(f"shards must be a path, a glob, a URI or a list of them, got {shards!r}", hint=hint)
-    dataset = as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh)
+    dataset = as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage)
     if unpack == "device":
         dataset = with_schema(dataset, packed_schema(dataset.schema))
     structure, prefetch = check_element(structure, prefetch, device, dataset.schema)

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.errors import OptionError
-from loaderd.options import OnCorrupt, Refresh, Remainder, as_count, require
+from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
 from loaderd_tf.dataset import make_dataset
 from loaderd_tf.graphs import unconverted
@@ -51,6 +51,7 @@ def distribute(
     refresh: Refresh = "never",
     stall_timeout: float | None = 120.0,
     report: str | os.PathLike[str] | None = None,
+    storage: loaderd.Storage = DEFAULT_STORAGE,
     start: loaderd.Position | None = None,
 ) -> tf.distribute.DistributedDataset:
     """Batches of TFRecord shards for the replicas of ``strategy``: each gets rows of its own, onto its own device.
@@ -99,6 +100,7 @@ def distribute(
             refresh=refresh,
             stall_timeout=stall_timeout,
             report=report,
+            storage=storage,
             start=start,
         )
         opened.append((dataset.loader, replicas))

@@ -18,7 +18,8 @@ from loaderd.bench.reference import read
 from loaderd.bench.synthetic import cached_shards, compressed
 from loaderd.shards.compression import detect_compression
 from loaderd.shards.crc import masked_crc
-from loaderd.shards.files import ShardFile, list_shards, open_shard
+from loaderd.shards.files import list_shards, open_shard
+from loaderd.shards.shard_file import ShardFile
 
 CHECK_RECORDS, CHECK_SHARDS = 20_011, 3  # no multiple of a batch, nor of each other
 _CHECK_BYTES = 1 << 27  # of the fields of all records that are checked

@@ -17,8 +17,9 @@ from loaderd import Array, Bits, Int64, Packed, PackedBits, Schema, schemas
 from loaderd.decode.example import RecordFault, parse_example
 from loaderd.errors import Damage
 from loaderd.shards.compression import detect_compression, open_stream
-from loaderd.shards.files import ShardFile, open_shard
+from loaderd.shards.files import open_shard
 from loaderd.shards.framing import scan
+from loaderd.shards.shard_file import ShardFile
 
 VALUE_A, VALUE_K, VALUE_B = 0.8, 600.0, 50.0
 

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from loaderd.client.batch import SlotReader
@@ -36,6 +37,7 @@ from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.descriptors import standard_is_taken
 from loaderd.protocol.messages import (
     Ask,
+    Away,
     Broken,
     Bye,
     Ended,
@@ -54,6 +56,7 @@ from loaderd.protocol.messages import (
     Warned,
     Welcome,
 )
+from loaderd.statistics import StorageCounts
 
 _MIN_START_LIMIT_S = 30.0
 _MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
@@ -104,6 +107,7 @@ class Connection:
         self._listed: Listed | None = None
         self._bye: Bye | None = None
         self._joined: Joined | None = None
+        self._away: LoaderdError | None = None
         self.torn = True
         """Whether nobody knows what was said: see the module's docstring."""
         self.delivered = False
@@ -142,6 +146,12 @@ class Connection:
     def worker_s(self) -> dict[str, float]:
         """What the workers spent their time with: see ``Statistics``."""
         return self._intake.worker_s()
+
+    @property
+    def storage_counts(self) -> StorageCounts:
+        """What was asked of storage: see ``Statistics``."""
+        of_index = self.sizes.get("storage", ())
+        return StorageCounts(*map(sum, zip_longest(of_index, self._intake.storage_counts(), fillvalue=0)))
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -246,10 +256,16 @@ class Connection:
         return self._intake.has_batch and not self._intake.has_news
 
     def wait_for_batch(self, wanted: int) -> None:
-        """Wait until :meth:`next_batch` can answer; where one wait can be for ``wanted`` batches, so many times."""
+        """Wait until :meth:`next_batch` can answer; where one wait can be for ``wanted`` batches, so many times.
+
+        Raises StorageError where storage does not answer; the next wait is for the same batch.
+        """
         self.torn = True
-        self._wait("a batch", lambda: self.has_batch, self._stall_timeout, wanted)
+        self._wait("a batch", lambda: self.has_batch or self._away, self._stall_timeout, wanted)
         self.torn = False
+        away, self._away = self._away, None
+        if away is not None and not self.has_batch:
+            raise away
 
     def next_batch(self) -> tuple[int, int] | LoaderdError | None:
         """(slot, records) of the next batch, the slot being ours; or why it cannot be had; None: the pass is over.
@@ -348,6 +364,8 @@ class Connection:
             self._counts.workers_restarted += message.workers_restarted - self._workers_restarted
             self._workers_restarted = message.workers_restarted
             _logger.warning("%s", message.text)
+        elif isinstance(message, Away):
+            self._away = from_wire(message.error)
         elif isinstance(message, Joined):
             if message.generation == self._generation:
                 self._joined = message

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from loaderd.memory.page import CONSUMER_NEWS, CONSUMER_WAITED_NS, Counter, Page, silence
+from loaderd.memory.page import CONSUMER_NEWS, CONSUMER_WAITED_NS, STORAGE_COUNTERS, Counter, Page, silence
 from loaderd.memory.taking import Taker
 from loaderd.protocol.messages import Broken, Ended, Message, Ready, Release
 
@@ -65,6 +65,9 @@ class Intake(Protocol):
 
     def worker_s(self) -> dict[str, float]:
         """As ``Statistics`` has it."""
+
+    def storage_counts(self) -> list[int]:
+        """The fields of ``StorageCounts``, as far as they are known."""
 
     def close(self) -> None:
         """It is not used any more."""
@@ -129,6 +132,9 @@ class PageIntake:
 
     def worker_s(self) -> dict[str, float]:
         return {name: self._page.total(counter) / 1e9 for name, counter in _STAGES.items()}
+
+    def storage_counts(self) -> list[int]:
+        return [self._page.total(counter) for counter in STORAGE_COUNTERS]
 
     def close(self) -> None:
         for fd in self._fds:
@@ -199,6 +205,9 @@ class HandedIntake:
 
     def worker_s(self) -> dict[str, float]:
         return {}
+
+    def storage_counts(self) -> list[int]:
+        return []
 
     def close(self) -> None:
         """There is nothing to be closed."""

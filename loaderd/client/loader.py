@@ -11,7 +11,7 @@ from loaderd.client.sources import EmbeddedSource, check_remainder
 from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
 from loaderd.errors import OptionError
-from loaderd.options import OnCorrupt, Refresh, Remainder, Shuffle, StreamOptions, require
+from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, Shuffle, Storage, StreamOptions, require
 from loaderd.plan.positions import Position
 from loaderd.schema import Schema
 
@@ -23,7 +23,8 @@ class Loader(BaseLoader):
 
     - ``shards``: a path, a glob, a URI, or any number of them (a list, a set, a generator …), whose files come in the
       order of their paths; or a :class:`~loaderd.Dataset`, :class:`~loaderd.Mix` or :class:`~loaderd.Concat` (then
-      ``schema``, ``shuffle``, ``seed``, ``on_corrupt``, ``index_cache`` and ``refresh`` are the data set's).
+      ``schema``, ``shuffle``, ``seed``, ``on_corrupt``, ``index_cache``, ``refresh`` and ``storage`` are the data
+      set's).
     - ``epochs``: of one pass; None: for ever.
     - ``shuffle``: True, False (the files' own order), or a :class:`~loaderd.Shuffle`.
     - ``remainder``: what becomes of an epoch's last, partial batch: ``"drop"``, ``"short"``, or ``"carry"`` (it is
@@ -38,6 +39,8 @@ class Loader(BaseLoader):
     - ``refresh``: ``"epoch"``: each epoch is made of the shards that there are when it begins; else ``"never"``.
     - ``stall_timeout``: seconds without progress after which a process of loaderd is replaced; None: never.
     - ``report``: a file to which every damaged record is written, a JSON object a line; see README.
+    - ``storage``: a :class:`~loaderd.Storage`: for how long what fails is tried again, how many requests are under
+      way at a time, a cache on a local disk.
     - ``start``: a :class:`~loaderd.Position` to go on from.
 
     Each ``iter(loader)`` is a **pass** of ``epochs`` epochs, and goes on counting epochs where the one before would
@@ -68,9 +71,10 @@ class Loader(BaseLoader):
         refresh: Refresh = "never",
         stall_timeout: float | None = 120.0,
         report: str | os.PathLike[str] | None = None,
+        storage: Storage = DEFAULT_STORAGE,
         start: Position | None = None,
     ) -> None:
-        dataset = anchored(as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh))
+        dataset = anchored(as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage))
         common = dataset.leaves()[0]
         options = StreamOptions(
             batch_size=batch_size,
@@ -83,6 +87,7 @@ class Loader(BaseLoader):
             on_corrupt=common.on_corrupt,
             held_batches=held_batches,
             index_cache=common.index_cache,
+            storage=common.storage,
             stall_timeout=stall_timeout,
             report=report,  # type: ignore[arg-type]  # is made a str there
         )
@@ -101,14 +106,15 @@ def as_dataset(
     on_corrupt: OnCorrupt,
     index_cache: str,
     refresh: Refresh,
+    storage: Storage,
 ) -> AnyDataset:
     """The data set that the arguments of a Loader describe. Raises OptionError."""
     if not isinstance(shards, (Dataset, Concat, Mix)):
-        return Dataset(shards, cast(Schema, schema), shuffle, seed, on_corrupt, index_cache, refresh)
-    given = (schema, shuffle, seed, on_corrupt, index_cache, refresh)
-    if given != (None, True, 0, "raise", "user", "never"):
+        return Dataset(shards, cast(Schema, schema), shuffle, seed, on_corrupt, index_cache, refresh, storage=storage)
+    given = (schema, shuffle, seed, on_corrupt, index_cache, refresh, storage)
+    if given != (None, True, 0, "raise", "user", "never", DEFAULT_STORAGE):
         raise OptionError(
-            "schema, shuffle, seed, on_corrupt, index_cache and refresh must be left to the data set that is given",
+            "schema, shuffle, seed, on_corrupt, index_cache, refresh and storage must be left to the data set given",
             hint="Use dataclasses.replace(dataset, …) for a data set that differs.",
         )
     return shards

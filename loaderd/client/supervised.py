@@ -76,7 +76,7 @@ class SupervisedStream:
     @property
     def facts(self) -> dict[str, Any]:
         """Fields of ``Statistics``: sizes."""
-        return {**self._sizes, **self.data.facts}
+        return {**self._sizes, **self.data.facts, "storage": self._now.storage_counts}
 
     @property
     def num_lent(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from loaderd.daemon.tasks import AskWork, Task
+from loaderd.daemon.tasks import TASKS_PER_WORKER, AskWork, Task
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
 from loaderd.errors import Damage, LoaderdError, WorkerError
@@ -21,8 +21,9 @@ from loaderd.plan.rows import SetRows
 from loaderd.protocol.worker_messages import SERVERS, AskTask
 from loaderd.remote.source import RemoteRows, RemoteSet, RemoteStream
 from loaderd.remote.tables import Table, table_from_wire
-from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
+from loaderd.shards.shard_file import ShardFile
+from loaderd.statistics import StorageCounts
 
 
 class RemoteData:
@@ -39,6 +40,8 @@ class RemoteData:
         self.damages: list[Damage] = table.damages
         self.num_shards = table.num_shards
         self.num_blocks = len(self._counts)
+
+    is_far_away = True
 
     @property
     def source(self) -> list[Any]:
@@ -72,6 +75,7 @@ class Asking:
     """A source of one task. In the end there are ``data`` and ``table``, or the ``error`` why not."""
 
     num_cached = 0
+    tasks_per_worker = TASKS_PER_WORKER
     progress = None
     doing = "asked for of its servers"
 
@@ -80,6 +84,7 @@ class Asking:
         self.table: Table | None = None
         self.error: LoaderdError | None = None
         self.index_s = 0.0
+        self.storage_counts = StorageCounts()
         self.indexes: dict[ShardFile, ShardIndex] = {}
         self._stream = stream
         self._workforce = workforce

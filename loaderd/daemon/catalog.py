@@ -168,6 +168,7 @@ def load_catalog(targets: Sequence[str], workers: int | None, workforce: Workfor
             seed=common.seed,
             on_corrupt=common.on_corrupt,
             index_cache=common.index_cache,
+            storage=common.storage,
             workers=workers,
         )
         catalog[name] = Served(name, dataset, options, Preparation(dataset, options, workforce))

@@ -24,8 +24,8 @@ from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
 from loaderd.protocol.worker_messages import FILES
-from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
+from loaderd.shards.shard_file import ShardFile, is_remote
 
 _MOST_NAMED = 3
 _UNKNOWN = -1
@@ -111,6 +111,11 @@ class Data:
     def counts(self) -> list[npt.NDArray[np.int64]]:
         """Of each set, int64, (blocks,): the records of each block that are in the data set."""
         return [table.counts for table in self._tables]
+
+    @property
+    def is_far_away(self) -> bool:
+        """Whether any of it is not read from a file system of this machine."""
+        return any(is_remote(file.uri) for file in self.files)
 
     @property
     def source(self) -> list[Any]:

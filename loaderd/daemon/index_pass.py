@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
-from loaderd.daemon.tasks import IndexWork, Task
-from loaderd.errors import CorruptRecordError, Damage, LoaderdError, WorkerError
-from loaderd.shards.files import ShardFile
+from loaderd.daemon.tasks import TASKS_PER_WORKER, IndexWork, Task
+from loaderd.errors import CorruptRecordError, Damage, LoaderdError, StorageError, WorkerError
+from loaderd.shards.access import PIECE_BYTES
 from loaderd.shards.index import ShardIndex, decode_index
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile, is_remote
+from loaderd.statistics import StorageCounts
 
 MAX_NAMED_DAMAGES = 1000
 # They come in one message.
@@ -27,9 +30,17 @@ class IndexPass:
     """Gives out a task for each shard that the cache does not know; ``indexes`` fills up."""
 
     def __init__(
-        self, files: list[ShardFile], cache: IndexCache, known: Mapping[ShardFile, ShardIndex] | None = None
+        self,
+        files: list[ShardFile],
+        cache: IndexCache,
+        known: Mapping[ShardFile, ShardIndex] | None = None,
+        requests: int = TASKS_PER_WORKER,
     ) -> None:
-        """``known``: indexes that are here already."""
+        """``known``: indexes that are here already. ``requests``: that a worker may have under way at a time."""
+        self.error: LoaderdError | None = None
+        self.counts = [0] * len(fields(StorageCounts))
+        """What was asked of storage: the fields of ``StorageCounts``."""
+        self._requests = requests
         self.files = files
         self.indexes: dict[int, ShardIndex] = {}
         self.unstored: str | None = None
@@ -57,16 +68,26 @@ class IndexPass:
 
     @property
     def finished(self) -> bool:
-        return len(self.indexes) == len(self.files)
+        return self.error is not None or len(self.indexes) == len(self.files)
+
+    @property
+    def tasks_per_worker(self) -> int:
+        """Of remote shards that are one request each, a worker gets as many as it may ask for at a time."""
+        if not self._waiting:
+            return TASKS_PER_WORKER
+        file = self.files[self._waiting[0]]
+        return self._requests if is_remote(file.uri) and file.size_bytes <= PIECE_BYTES else TASKS_PER_WORKER
 
     def next_task(self) -> Task | None:
         return Task(self, IndexWork(self._waiting.popleft())) if self._waiting else None
 
     def done(self, task: Task, result: Any) -> None:
         assert isinstance(task.work, IndexWork)
-        encoded, unstored = result
+        encoded, unstored, counts = result
         self.unstored = self.unstored or unstored
-        self._take(task.work.file, decode_index(encoded))
+        self.counts = [before + more for before, more in zip(self.counts, counts, strict=True)]
+        file = self.files[task.work.file]  # which has its secrets
+        self._take(task.work.file, replace(decode_index(encoded), file=file))
 
     def _take(self, number: int, index: ShardIndex) -> None:
         self.indexes[number] = index
@@ -74,7 +95,11 @@ class IndexPass:
         self._done_bytes += self.files[number].size_bytes
 
     def failed(self, task: Task, error: LoaderdError) -> None:
+        """A shard that cannot be had now is no damaged one: the pass ends."""
         assert isinstance(task.work, IndexWork)
+        if isinstance(error, StorageError):
+            self.error = self.error or error
+            return
         self._take(task.work.file, ShardIndex.of_unreadable(self.files[task.work.file], error))
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:

@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from loaderd.daemon.tasks import ListWork, Task
+from loaderd.daemon.tasks import TASKS_PER_WORKER, ListWork, Task
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
-from loaderd.shards.files import HINT_STORAGE, ShardFile
+from loaderd.redaction import redacted
+from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
 
 
 class ListPass:
@@ -22,6 +23,8 @@ class ListPass:
 
     ``stall_timeout``: after so many seconds in which nothing came of it, a worker is ended, and the listing with it.
     """
+
+    tasks_per_worker = TASKS_PER_WORKER
 
     def __init__(self, sets: Sequence[str | Sequence[str]], stall_timeout: float | None) -> None:
         self.sets = sets
@@ -65,5 +68,5 @@ class ListPass:
 def _in_words(shards: str | Sequence[str]) -> str:
     """The shards of a set, for a message: all of them would be too long."""
     if isinstance(shards, str):
-        return shards
-    return shards[0] + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")
+        return redacted(shards)
+    return redacted(shards[0]) + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")

@@ -9,7 +9,7 @@ from typing import Any
 from loaderd.daemon.asking import RemoteData
 from loaderd.daemon.data import Data
 from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import LoadWork, ProbeWork, Task, TrialWork
+from loaderd.daemon.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError, to_wire
 from loaderd.machine import available_memory, in_mib, remedy
@@ -25,6 +25,8 @@ from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialT
 MIN_ARENAS = 2
 # Whatever number of records is cut into windows evenly, none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
+# What they need is fetched while the worker is at others.
+_TASKS_FAR_AWAY = 4
 # An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
 _WORKER_BYTES = 40 << 20
 
@@ -94,6 +96,7 @@ class OpenedStream:
             num_workers=options.num_workers,
             skip_damaged=options.on_corrupt != "raise",
             blame=lambda records, error: self._data.blame(records, error),
+            tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
         )
         self.memory_bytes = windows_bytes + slots_bytes
         self._sizes: dict[str, Any] = {
@@ -174,10 +177,11 @@ class OpenedStream:
             self.page.news(seat),
         )
 
-    def opened_message(self, index_s: float, index_cached: int) -> Opened:
+    def opened_message(self, index_s: float, index_cached: int, storage: list[int]) -> Opened:
         """What the client needs; goes with the descriptor of :attr:`client_fd`, and with those that reading takes."""
         page = [self.page.num_slots, self.page.num_seats] if self._reads_page else []
-        return Opened({**self._sizes, "index_s": index_s, "index_cached": index_cached}, page)
+        facts = {"index_s": index_s, "index_cached": index_cached, "storage": storage}
+        return Opened({**self._sizes, **facts}, page)
 
     def listed_message(self, error: LoaderdError | None = None) -> Listed:
         """What the client must know of the data."""

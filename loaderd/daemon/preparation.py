@@ -9,8 +9,11 @@ One preparation may serve many streams of the same data set.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
+
+import cloudpickle
 
 from loaderd.daemon.data import Data, of_listing
 from loaderd.daemon.index_pass import IndexPass
@@ -22,9 +25,9 @@ from loaderd.errors import LoaderdError
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import IndexTask, ListTask
-from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile
 
 _SLOW_S = 5.0
 
@@ -48,6 +51,7 @@ class Preparation:
         self.indexes: dict[ShardFile, ShardIndex] = {}
         self._warnings: list[str] = []
         self.num_cached = 0
+        self.storage_counts: list[int] = []
         self.index_s = 0.0
         self.index_pass: IndexPass | None = None
         self._dataset = dataset
@@ -55,6 +59,7 @@ class Preparation:
         self._workforce = workforce
         self.listing = listing
         self._known = known
+        self._storage = cloudpickle.dumps(options.storage)
         self._slow_said: set[type] = set()
         self._began_s = self._finished_s = time.monotonic()
         self.sets: list[list[ShardFile]] = []
@@ -88,12 +93,12 @@ class Preparation:
     def _list_message(self, task: Task) -> ListTask:
         assert self.list_pass is not None and isinstance(task.work, ListWork)
         names = self.list_pass.sets[task.work.set]
-        return ListTask(task.number, [names] if isinstance(names, str) else list(names))
+        return ListTask(task.number, [names] if isinstance(names, str) else list(names), self._storage)
 
     def _index_message(self, task: Task) -> IndexTask:
         file, options = self._file_of(task), self._options
         place = [file.uri, file.size_bytes, file.mtime_ns]
-        return IndexTask(task.number, place, options.index_cache, options.block_records)
+        return IndexTask(task.number, place, options.index_cache, options.block_records, self._storage)
 
     def _file_of(self, task: Task) -> ShardFile:
         assert self.index_pass is not None and isinstance(task.work, IndexWork)
@@ -121,7 +126,12 @@ class Preparation:
             return
         options = self._options
         files = [file for files in self.sets for file in files]
-        self.index_pass = IndexPass(files, IndexCache(options.index_cache, options.block_records), self._known)
+        self.index_pass = IndexPass(
+            files,
+            IndexCache(options.index_cache, options.block_records),
+            self._known,
+            options.storage.requests,
+        )
         self._workforce.add_source(self.index_pass, self._index_message)
         if not self.index_pass.finished:
             self._workforce.start(options.num_workers)
@@ -135,6 +145,8 @@ class Preparation:
         what = task.work.shards if isinstance(task.work, ListWork) else self._file_of(task).uri
         doing = "listed" if isinstance(task.work, ListWork) else "read for its index"
         limit_s = self._workforce.stall_timeout
+        if isinstance(task.work, ListWork):
+            limit_s = min(limit_s or math.inf, self._options.storage.retry_s)
         until = "" if limit_s is None else f"; that is given up after {limit_s:g} s"
         self._warnings.append(f"{what} is being {doing}, and the storage has not answered for {_SLOW_S:g} s{until}")
 
@@ -145,6 +157,10 @@ class Preparation:
         self.cancel()
         self.num_cached = done.num_cached
         self._finished_s = time.monotonic()
+        self.storage_counts = done.counts
+        if done.error is not None:
+            self.error = done.error
+            return
         self.index_s = time.monotonic() - self._began_s
         if done.unstored:
             self._warnings.append(f"the index could not be kept, so the next start makes it again: {done.unstored}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from loaderd.daemon.tasks import ProbeWork, Task
+from loaderd.daemon.tasks import TASKS_PER_WORKER, ProbeWork, Task
 from loaderd.errors import LoaderdError, RecordMismatchError, WorkerError
 from loaderd.statistics import Kernels
 
@@ -19,6 +19,8 @@ _MAX_BLOCKS = 8
 
 class Probe:
     """See the module's docstring. In the end it is ``finished``, with or without an ``error``."""
+
+    tasks_per_worker = TASKS_PER_WORKER
 
     def __init__(self, num_blocks: int, skips: bool) -> None:
         self.finished = False

@@ -3,7 +3,8 @@
 Events come in (a worker appeared, a task ended, a worker died, a moment passed), assignments come out of
 :meth:`Scheduler.assign`. It does no I/O and reads no clock, so it is tested without processes.
 
-A worker has up to two tasks: one it works on and one that waits, so that it never idles while the daemon thinks. The
+A worker has a few tasks: one it works on and one that waits, so that it never idles while the daemon thinks; and more
+where storage far away is asked for what the next ones need. The
 tasks of a dead worker go to the others, in front of anything new. A task that has killed three workers is given up:
 it is for its source to say what becomes of it.
 
@@ -19,10 +20,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from loaderd.daemon.tasks import HINT_OF_DEATHS, Task, TaskSource, Work
+from loaderd.daemon.tasks import HINT_OF_DEATHS, TASKS_PER_WORKER, Task, TaskSource, Work
 from loaderd.errors import LoaderdError, WorkerError
-
-TASKS_PER_WORKER = 2
 
 
 @dataclass
@@ -147,9 +146,7 @@ class Scheduler:
         ready = [(number, worker) for number, worker in self._workers.items() if worker.ready]
         while ready:
             number, worker = min(ready, key=lambda item: len(item[1].tasks))
-            if len(worker.tasks) >= TASKS_PER_WORKER:
-                break
-            task = self._next_task()
+            task = self._next_task(len(worker.tasks))
             if task is None:
                 break
             task.number = self._next_number
@@ -159,15 +156,16 @@ class Scheduler:
             assigned.append((number, task))
         return assigned
 
-    def _next_task(self) -> Task | None:
-        while self._again:
+    def _next_task(self, has: int) -> Task | None:
+        """The next one for a worker that ``has`` so many, if it may have more."""
+        while self._again and has < TASKS_PER_WORKER:
             again = self._again.popleft()
             if again.source in self._sources and again.source.retry(again):
                 return again
         for _ in range(len(self._sources)):
             source = self._sources[0]
             self._sources.rotate(-1)
-            task = source.next_task()
+            task = source.next_task() if has < source.tasks_per_worker else None
             if task is not None:
                 return task
         return None

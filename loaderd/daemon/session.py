@@ -34,6 +34,7 @@ from loaderd.memory.taking import Taker
 from loaderd.options import require
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.protocol.messages import (
+    Away,
     Broken,
     Ended,
     Joined,
@@ -48,8 +49,9 @@ from loaderd.protocol.messages import (
     Want,
     Warned,
 )
-from loaderd.shards.files import ShardFile
+from loaderd.redaction import redacted
 from loaderd.shards.index import ShardIndex
+from loaderd.shards.shard_file import ShardFile
 from loaderd.subscription import Sharing
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
@@ -160,7 +162,7 @@ class Session:
 
     def warn(self, text: str) -> None:
         """Tell all members."""
-        self._tell_all(Warned(text, self._workforce.pool.restarts))
+        self._tell_all(Warned(redacted(text), self._workforce.pool.restarts))
 
     def use_servers(self, addresses: tuple[str, ...]) -> None:
         """Workers that come are to ask these."""
@@ -180,8 +182,6 @@ class Session:
             self.error = error
         if self._granting is not None:
             self.error = self.error or self._granting.error
-        if self.opened is not None:
-            self.error = self.error or self.opened.stream.error
 
     def _after_preparing(self, preparation: AnyPreparation) -> None:
         if preparation.progress is not None and preparation.progress[1]:
@@ -216,7 +216,7 @@ class Session:
         running = len(workforce.pool.numbers)
         bell = None if self._reads_page else workforce.bell
         self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running, bell)
-        self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached)
+        self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached, preparation.storage_counts)
         self._granting = Granting(opened, workforce)
         workforce.attach(self._granting)
         workforce.start(self._description.options.num_workers)
@@ -294,6 +294,8 @@ class Session:
                 say(member, generation, Joined(generation, item.pass_.to_wire(), item.step))
         for member, generation in list(ready):
             say(member, generation)
+        if (error := self.opened.stream.take_away()) is not None:
+            self._tell_all(Away(to_wire(error)))
         self._granting.say()
         return num_records * self._record_bytes
 

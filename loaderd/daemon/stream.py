@@ -22,15 +22,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from loaderd.daemon.away import Away
 from loaderd.daemon.grants import Grant, Grants, Withdrawal
 from loaderd.daemon.outgoing import BrokenBatch, Note, Omission
-from loaderd.daemon.tasks import HINT_OF_DEATHS, MAX_DEATHS, LoadWork, PlannedBatch, Task, TrialWork
+from loaderd.daemon.tasks import HINT_OF_DEATHS, MAX_DEATHS, TASKS_PER_WORKER, LoadWork, PlannedBatch, Task, TrialWork
 from loaderd.daemon.trials import Trial
 from loaderd.daemon.windows import Windows
-from loaderd.errors import LoaderdError, ServerError, ShardError, WorkerError
-from loaderd.memory.page import GRANTED, NEVER, POSITION, WAKE_DAEMON_AT, Page, barrier, key_of, split_key
+from loaderd.errors import LoaderdError, ServerError, ShardError, StorageError, WorkerError
+from loaderd.memory.page import GRANTED, MAX_STEP, NEVER, POSITION, WAKE_DAEMON_AT, Page, barrier, key_of, split_key
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
@@ -53,11 +55,11 @@ class Stream:
         num_workers: int,
         skip_damaged: bool,
         blame: Callable[[list[Slice], LoaderdError], LoaderdError],
+        tasks_per_worker: int = TASKS_PER_WORKER,
     ) -> None:
+        self.tasks_per_worker = tasks_per_worker
         self.notes: deque[Note] = deque()
         self.grants: deque[list[Grant] | Withdrawal] = deque()
-        self.error: LoaderdError | None = None
-        """Why nothing more can be made, though nothing is wrong with the data."""
         self.generation = _NO_GENERATION
         self.plan: PassPlan | None = None
         self.plan_pass = plan_pass
@@ -71,6 +73,7 @@ class Stream:
         self._trials: dict[int, Trial] = {}
         self._tried: set[int] = set()
         self._deaths: Counter[int] = Counter()
+        self._away = Away()
         self._next = self._taken = 0
         """The batch that is granted next, and the one that the consumer takes next."""
 
@@ -87,6 +90,7 @@ class Stream:
         self._trials.clear()
         self._tried.clear()
         self._deaths.clear()
+        self._away.is_back()
         self.plan = None
         self.page.words[WAKE_DAEMON_AT] = NEVER
 
@@ -128,21 +132,29 @@ class Stream:
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork):
+            self._away.is_back()
             self._windows.loaded(task.work, result)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        """A task cannot be done: the batches that need it are broken; or all, where it is not the records' fault."""
+        """A task cannot be done: the batches that need it are broken. What storage does not give is tried again."""
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
-        if isinstance(error, ServerError):
-            self.error = error
+        if isinstance(task.work, LoadWork) and isinstance(error, (StorageError, ServerError)):
+            again = replace(task.work, due=MAX_STEP)  # behind all batches that can be made, and not in their way
+            self._loads_alone.append(again)
+            self._away.failed(again, error)
         elif isinstance(task.work, LoadWork):
             self._lose_load(task.work, lambda _: error)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)  # its worker lives; what it says comes again when all rows are decoded
+
+    def take_away(self) -> StorageError | ServerError | None:
+        """Why there is nothing for the consumer, once, if it has come to where storage does not answer."""
+        waits = self.page.words[POSITION] == key_of(self.generation, self._next)
+        return self._away.take() if waits else None
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         """Workers are lost at a task: find out at which of its records."""

@@ -111,6 +111,8 @@ class TrialWork:
         return f"the decoding of {len(self.rows)} records of batch {self.batch.step}"
 
 
+TASKS_PER_WORKER = 2
+"""One it works on and one that waits, so that a worker never idles while the daemon thinks."""
 MAX_DEATHS = 3
 HINT_OF_DEATHS = "A derived field that crashes or never ends, or too little memory, are the usual causes."
 
@@ -135,6 +137,10 @@ class Task:
 
 class TaskSource(Protocol):
     """Something that has work to do; the scheduler asks it."""
+
+    @property
+    def tasks_per_worker(self) -> int:
+        """How many tasks a worker may have at a time when it gets the next one of these."""
 
     def next_task(self) -> Task | None:
         """Work that can begin now, or None; what is returned counts as begun."""

@@ -83,10 +83,19 @@ class Counter(IntEnum):
     """It had no slot: the consumer is slower."""
     WINDOW_WAIT_NS = 5
     """It had a slot, and no rows."""
+    STORAGE_REQUESTS = 6
+    STORAGE_BYTES = 7
+    STORAGE_RETRIES = 8
+    CACHE_HITS = 9
+    CACHE_MISSES = 10
+
+
+STORAGE_COUNTERS = tuple(Counter)[Counter.STORAGE_REQUESTS :]
+"""Of each field of ``StorageCounts``, in order."""
 
 
 _NEWS, _SLEEPS, _TASK, _MAKES, _COUNTERS = 0, _LINE, _LINE + 1, _LINE + 2, _LINE + 3
-_SEAT_WORDS = 3 * _LINE
+_SEAT_WORDS = 4 * _LINE
 
 
 def key_of(generation: int, step: int) -> int:

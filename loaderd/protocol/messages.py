@@ -3,7 +3,7 @@
 ::
 
     client      ──► daemon   Open, List, Start, Release, Ask, UseServers
-    client      ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned
+    client      ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned, Away
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
@@ -300,6 +300,12 @@ class Skipped(NamedTuple):
     num_records: int
 
 
+class Away(NamedTuple):
+    """Daemon: the batch that is waited for needs storage that does not answer; it goes on trying."""
+
+    error: dict[str, Any]
+
+
 Message = (
     Hello
     | Failed
@@ -351,6 +357,7 @@ Message = (
     | Making
     | Make
     | Made
+    | Away
 )
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(_MESSAGES)}

@@ -70,10 +70,11 @@ class Withdrawn(NamedTuple):
 
 
 class ListTask(NamedTuple):
-    """Daemon: list these shards: paths, globs, URIs."""
+    """Daemon: list these shards: paths, globs, URIs. ``storage``: a pickle of ``options.Storage``."""
 
     task: int
     shards: list[str]
+    storage: bytes
 
 
 class AskTask(NamedTuple):
@@ -91,12 +92,16 @@ class UseServers(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """Daemon: index this file ([uri, size_bytes, mtime_ns]), and keep that in the cache (``options.index_cache``)."""
+    """Daemon: index this file ([uri, size_bytes, mtime_ns]), and keep that in the cache (``options.index_cache``).
+
+    ``storage`` as in ListTask.
+    """
 
     task: int
     file: list[Any]
     index_cache: str
     block_records: int
+    storage: bytes
 
 
 class ProbeTask(NamedTuple):
@@ -156,9 +161,9 @@ class Advanced(NamedTuple):
 class Done(NamedTuple):
     """Worker: the task is done.
 
-    ``result``: [uri, size_bytes, mtime_ns] of each shard (ListTask); [index, why it could not be cached] (IndexTask);
-    what the servers say (AskTask); what it decodes with, as in ``Statistics`` (ProbeTask); faults (LoadTask), each
-    [places, error].
+    ``result``: [uri, size_bytes, mtime_ns] of each shard (ListTask); [index, why it could not be cached, what was
+    asked of storage: the fields of ``StorageCounts``] (IndexTask); what the servers say (AskTask); what it decodes
+    with, as in ``Statistics`` (ProbeTask); faults (LoadTask), each [places, error].
     """
 
     task: int

@@ -41,11 +41,21 @@ class _Request:
 
 
 class RowFetcher:
-    """Loads windows from servers. ``tell``: is called now and then while an answer is waited for."""
+    """Loads windows from servers.
 
-    def __init__(self, data: RemoteRows, tell: Callable[[int], None], say: Callable[[str], None]) -> None:
+    ``tell``: is called now and then while an answer is waited for; ``wake``, when one has come, in another thread.
+    """
+
+    def __init__(
+        self,
+        data: RemoteRows,
+        tell: Callable[[int], None],
+        say: Callable[[str], None],
+        wake: Callable[[], None],
+    ) -> None:
         self._data = data
         self._tell = tell
+        self._wake = wake
         self._servers = Servers(data.of.addresses, data.of.settings, say)
         self._pool = futures.ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="rows")
         self._most_rows = max(1, min(_MOST_ROWS_A_REQUEST, _BYTES_A_REQUEST // max(1, data.row_bytes)))
@@ -64,6 +74,10 @@ class RowFetcher:
         while len(self._ahead) >= _MOST_AHEAD:  # loads that were called off
             self._ahead.popitem(last=False)
         self._ahead[task] = self._ask(slices)
+
+    def is_there(self, task: int, slices: Sequence[list[Any]]) -> bool:
+        """Whether a load need not wait for its rows."""
+        return all(answer.done() for _, answer in self._ahead.get(task, ()))
 
     def load(self, task: int, slices: Sequence[list[Any]], places: Places, window: Rows) -> Faults:
         """Write the rows of ``slices`` (as in LoadTask) to ``window``, uint8 (max_rows, row_bytes), at ``places``.
@@ -92,7 +106,9 @@ class RowFetcher:
         asked: list[tuple[int, Answer]] = []
         first_row = 0
         for request in self._requests(slices):
-            asked.append((first_row, self._pool.submit(self._rows, request)))
+            answer = self._pool.submit(self._rows, request)
+            answer.add_done_callback(lambda _: self._wake())
+            asked.append((first_row, answer))
             first_row += request.num_rows
         return asked
 

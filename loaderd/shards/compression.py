@@ -15,7 +15,7 @@ import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
-from loaderd.shards.files import OpenFile
+from loaderd.shards.shard_file import OpenFile
 
 Compression = Literal["none", "gzip", "zlib"]
 OnRead = Callable[[int], None]

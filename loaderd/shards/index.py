@@ -31,10 +31,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import Damage, LoaderdError
+from loaderd.redaction import redacted
+from loaderd.shards.access import Access
 from loaderd.shards.compression import Compression, OnRead, detect_compression, open_stream, tell_nobody
 from loaderd.shards.crc import chain_crcs, masked_crc
-from loaderd.shards.files import ShardFile, open_shard
+from loaderd.shards.files import open_shard
 from loaderd.shards.framing import Ends, Piece, scan
+from loaderd.shards.shard_file import ShardFile
 
 INDEX_VERSION = 2
 ANCHOR_RECORDS = 32
@@ -97,11 +100,11 @@ class ShardIndex:
         )
 
     def encode(self) -> bytes:
-        """The index as bytes, with a version in front and a CRC behind."""
+        """The index as bytes, with a version in front and a CRC behind; without the secrets of the URI."""
         body: bytes = msgpack.packb(
             {
                 "version": INDEX_VERSION,
-                "file": [self.file.uri, self.file.size_bytes, self.file.mtime_ns],
+                "file": [redacted(self.file.uri), self.file.size_bytes, self.file.mtime_ns],
                 "compression": self.compression,
                 "digest": self.digest,
                 "damages": [damage.to_wire() for damage in self.damages],
@@ -142,12 +145,14 @@ def _array_to_wire(numbers: Uints) -> list[Any]:
     return [numbers.itemsize, numbers.astype(f"<u{numbers.itemsize}").tobytes()]
 
 
-def build_index(file: ShardFile, block_records: int, on_read: OnRead = tell_nobody) -> ShardIndex:
+def build_index(
+    file: ShardFile, block_records: int, on_read: OnRead = tell_nobody, access: Access | None = None
+) -> ShardIndex:
     """Read a shard from front to back, check both CRCs of every record, and note its blocks and damage.
 
-    Raises ShardReadError where the file cannot be read, or changes meanwhile.
+    Raises ShardReadError where the file is not there, or changes meanwhile, and StorageError.
     """
-    opened = open_shard(file)
+    opened = open_shard(file, access)
     try:
         compression = detect_compression(file.uri, opened)
         blocks = _Blocks(block_records if compression == "none" else None)

@@ -13,11 +13,13 @@ import hashlib
 import logging
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
-from loaderd.shards.files import ShardFile
+from loaderd.redaction import redacted
 from loaderd.shards.index import INDEX_VERSION, ShardIndex, decode_index
 from loaderd.shards.index_pruning import SUFFIX, mark_used, prune_if_due
+from loaderd.shards.shard_file import ShardFile
 
 _logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class IndexCache:
         """Where the index of ``file`` is kept; None if it is not kept at all. Raises OSError if it cannot be said."""
         if self._where == "none":
             return None
-        key = f"{INDEX_VERSION}\0{file.uri}\0{file.size_bytes}\0{file.mtime_ns}\0{self._block_records}"
+        key = f"{INDEX_VERSION}\0{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}\0{self._block_records}"
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
         if self._where == "beside" and "://" not in file.uri:
             shard = Path(file.uri)
@@ -70,10 +72,10 @@ class IndexCache:
         except Exception as error:  # whatever is wrong with a cached file, the answer is to make it again
             _logger.info("the cached index %s is made again: %s", path, error)
             return None
-        if index.file != file:
+        if index.file != replace(file, uri=redacted(file.uri)):
             return None
         mark_used(path)
-        return index
+        return replace(index, file=file)
 
     def store(self, index: ShardIndex) -> OSError | None:
         """Keep ``index``; returns the error where the cache could not be written."""

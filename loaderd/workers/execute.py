@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.epoch import WindowOrder
 from loaderd.protocol.worker_messages import IndexTask, ListTask, LoadTask, ProbeTask
+from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
-from loaderd.shards.files import ShardFile, list_shards
+from loaderd.shards.files import list_shards
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile
 from loaderd.statistics import Kernels
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Segment
@@ -30,17 +33,18 @@ _MAX_PROBED = 1000
 _ROW = -2  # of a slice
 
 
-def list_set(task: ListTask, on_name: OnRead = tell_nobody) -> list[list[Any]]:
+def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | None = None) -> list[list[Any]]:
     """[uri, size_bytes, mtime_ns] of each shard. Raises as ``list_shards``."""
-    files = list_shards(task.shards, on_name)
+    files = list_shards(task.shards, on_name, access)
     return [[file.uri, file.size_bytes, file.mtime_ns] for file in files]
 
 
-def index_shard(task: IndexTask, on_read: OnRead = tell_nobody) -> list[Any]:
-    """[the index, encoded; why it could not be cached, or None]."""
-    index = build_index(ShardFile(*task.file), task.block_records, on_read)
+def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> list[Any]:
+    """As Done says of it."""
+    access = access or Access()
+    index = build_index(ShardFile(*task.file), task.block_records, on_read, access)
     unstored = IndexCache(task.index_cache, task.block_records).store(index)
-    return [index.encode(), None if unstored is None else str(unstored)]
+    return [index.encode(), None if unstored is None else str(unstored), list(astuple(access.take_counts()))]
 
 
 class Executor:
@@ -77,6 +81,14 @@ class Executor:
         """
         self.rows.check_fits(task.block, _MAX_PROBED if task.any_fits else 1)
         return self._decoder.kernels
+
+    def begin(self, task: LoadTask) -> None:
+        """Have fetched what a load will read, where it is far away."""
+        self.rows.begin(task.task, task.slices)
+
+    def is_there(self, task: LoadTask) -> bool:
+        """Whether a load need not wait for it."""
+        return self.rows.is_there(task.task, task.slices)
 
     def load(self, task: LoadTask) -> list[list[Any]]:
         """Bring records into a window; returns the faults: [places, error] each."""

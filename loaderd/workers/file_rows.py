@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import numpy.typing as npt
 from loaderd.errors import LoaderdError
 from loaderd.plan.selection import numbers_that
 from loaderd.schema import Schema
+from loaderd.shards.access import Access
 from loaderd.shards.blocks import Block
 from loaderd.shards.compression import OnRead, tell_nobody
-from loaderd.shards.files import ShardFile
+from loaderd.shards.shard_file import ShardFile
 from loaderd.workers.load import Part, WindowLoader
+
+_BLOCK_FIELDS = len(fields(Block))
 
 Places = npt.NDArray[np.intp]
 
@@ -25,20 +29,36 @@ def _numbers_left(block: Block, left: list[Any]) -> npt.NDArray[np.int64]:
     return numbers_that(conditions, low, high) - block.first_record
 
 
+def _blocks_of(slices: Sequence[list[Any]]) -> list[Block]:
+    return [Block(*place[:_BLOCK_FIELDS]) for place in slices]
+
+
 class FileRows:
     """Rows of ``schema`` from ``files``."""
 
     def __init__(
-        self, schema: Schema, files: list[ShardFile], compressions: list[Any], on_read: OnRead = tell_nobody
+        self,
+        schema: Schema,
+        files: list[ShardFile],
+        compressions: list[Any],
+        on_read: OnRead = tell_nobody,
+        access: Access | None = None,
     ) -> None:
-        self._loader = WindowLoader(schema, files, compressions, on_read)
+        self._loader = WindowLoader(schema, files, compressions, on_read, access)
 
     def close(self) -> None:
         """Close the shards' files."""
         self._loader.close()
 
     def begin(self, task: int, slices: Sequence[list[Any]]) -> None:
-        """A load is to come; nothing is read ahead of it."""
+        """Have fetched what a load will read, where it is far away."""
+        if self._loader.reader.fetches:
+            self._loader.reader.begin(_blocks_of(slices))
+
+    def is_there(self, task: int, slices: Sequence[list[Any]]) -> bool:
+        """Whether a load need not wait for it."""
+        reader = self._loader.reader
+        return not reader.fetches or reader.are_there(_blocks_of(slices))
 
     def use_servers(self, addresses: tuple[str, ...]) -> None:
         """It has none."""
@@ -52,8 +72,8 @@ class FileRows:
         """
         first_row = slices[0][-2]
         parts = []
-        for *fields, left, first, stop, row, key in slices:
-            block = Block(*fields)
+        for *place, left, first, stop, row, key in slices:
+            block = Block(*place)
             of_block = np.full(block.count, -1)
             wanted = slice(first, stop) if left is None else _numbers_left(block, left)[first:stop]
             of_block[wanted] = places[row - first_row : row - first_row + stop - first]
@@ -62,7 +82,7 @@ class FileRows:
 
     def check_fits(self, block_fields: list[Any], most: int) -> None:
         """Raise RecordMismatchError where none of the first ``most`` records left of a block fit the schema."""
-        *fields, left = block_fields
-        block = Block(*fields)
+        *place, left = block_fields
+        block = Block(*place)
         numbers = np.arange(block.count) if left is None else _numbers_left(block, left)
         self._loader.check_fits(block, numbers[:most])

@@ -27,11 +27,12 @@ from loaderd.errors import (
 )
 from loaderd.randomness import splitmix64
 from loaderd.schema import Schema
+from loaderd.shards.access import Access
 from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.compression import Compression, OnRead, tell_nobody
 from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES
-from loaderd.shards.files import ShardFile
 from loaderd.shards.framing import Piece
+from loaderd.shards.shard_file import ShardFile
 
 _HINT_CORRUPT = 'Restore the file, or pass on_corrupt="skip_record" or "skip_shard" to go on without it.'
 _HINT_MISMATCH = "Change the schema to what the records hold, or give the feature a default."
@@ -95,9 +96,11 @@ class WindowLoader:
         files: list[ShardFile],
         compressions: list[Compression],
         on_read: OnRead = tell_nobody,
+        access: Access | None = None,
     ) -> None:
         self._files = files
-        self._reader = BlockReader(files, compressions, on_read)
+        self.reader = BlockReader(files, compressions, on_read, access)
+        """What reads blocks; those that are far away may be begun ahead."""
         self._parser = RowParser(schema)
         self._row_bytes = schema.row_bytes
         self._needs_keys = schema.needs_record_key
@@ -105,15 +108,15 @@ class WindowLoader:
 
     def close(self) -> None:
         """Close the files."""
-        self._reader.close()
+        self.reader.close()
 
     def load(self, parts: Sequence[Part], window: Bytes2D) -> Faults:
         """Write the rows of ``parts`` to ``window``, uint8 (max_rows, row_bytes).
 
-        Returns the places that could not be written, and why.
+        Returns the places that could not be written, and why. Raises StorageError: then nothing is known of them.
         """
-        alone = [part for part in parts if not self._reader.can_read_together(part.block)]
-        for together in _groups([part for part in parts if self._reader.can_read_together(part.block)]):
+        alone = [part for part in parts if not self.reader.can_read_together(part.block)]
+        for together in _groups([part for part in parts if self.reader.can_read_together(part.block)]):
             if not self._load_together(together, window):
                 alone += together
         return [fault for part in alone for fault in self._load_one(part, window)]
@@ -134,7 +137,7 @@ class WindowLoader:
     def _load_together(self, parts: list[Part], window: Bytes2D) -> bool:
         """The hot path; False where anything is wrong with any of the records."""
         try:
-            run = self._reader.read_together([part.block for part in parts])
+            run = self.reader.read_together([part.block for part in parts])
         except ShardReadError:
             return False
         if run is None:
@@ -158,7 +161,7 @@ class WindowLoader:
         block, wanted = part.block, part.wanted
         faults: Faults = []
         try:
-            for found in self._reader.read(block, int(wanted[0]), int(wanted[-1]) + 1):
+            for found in self.reader.read(block, int(wanted[0]), int(wanted[-1]) + 1):
                 if isinstance(found, Damage):
                     number = found.record - block.first_record
                     place = int(part.places[number]) if 0 <= number < block.count else -1

@@ -20,13 +20,15 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
-from loaderd.memory.page import POSITION, Counter, Page, barrier, silence
+from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.memory.shared import SharedMemory
+from loaderd.options import Storage
 from loaderd.plan.passes import listing_of
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
@@ -54,7 +56,8 @@ from loaderd.protocol.worker_messages import (
     Withdrawn,
 )
 from loaderd.remote.source import RemoteRows, RemoteSet
-from loaderd.shards.files import ShardFile
+from loaderd.shards.access import Access
+from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.workers.execute import Executor, index_shard, list_set
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Claim, Filler, Run
@@ -98,6 +101,8 @@ class Worker:
         self._task = ATTACH_TASK
         self._said: deque[str] = deque()
         self._told_s = self._listened_s = 0.0
+        self._done_bytes = 0
+        self._accesses: list[Access] = []
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
 
@@ -116,8 +121,7 @@ class Worker:
     def _received(self, message: Message) -> None:
         if isinstance(message, AnyTask):
             self._tasks.append(message)
-            if isinstance(message, LoadTask) and message.stream in self._streams:
-                self._streams[message.stream].executor.rows.begin(message.task, message.slices)
+            self._begin(message)
         elif isinstance(message, UseServers):
             for stream in self._streams.values():
                 stream.executor.rows.use_servers(tuple(message.addresses))
@@ -135,6 +139,24 @@ class Worker:
         elif isinstance(message, Seat):
             self._seat, self._bell = message.seat, self._channel.take_fd()
             self._poll.register(self._bell, select.POLLIN)
+
+    def _begin(self, task: AnyTask) -> None:
+        """Have what a task needs from far away be on its way, before it is the task's turn."""
+        if isinstance(task, LoadTask) and task.stream in self._streams:
+            self._streams[task.stream].executor.begin(task)
+        elif isinstance(task, IndexTask):
+            file = ShardFile(*task.file)
+            if is_remote(file.uri):
+                self._access_of(pickle.loads(task.storage)).fetch_ahead(file)
+
+    def _access_of(self, storage: Storage) -> Access:
+        """One for all tasks and streams with the same options: they share its threads and its connections."""
+        for access in self._accesses:
+            if access.storage == storage:
+                return access
+        access = Access(storage, lambda: self._tell(self._done_bytes), lambda: ring(self._bell))
+        self._accesses.append(access)
+        return access
 
     def _try_attach(self, message: Attach) -> Message:
         windows, slots, page, consumer_bell = (self._channel.take_fd() for _ in range(4))
@@ -173,10 +195,12 @@ class Worker:
         """What reads the records of a stream; ``source`` as in Attach."""
         if source[0] == FILES:
             _, files, compressions = source
-            return FileRows(description.schema, [ShardFile(*file) for file in files], compressions, self._tell)
+            shards = [ShardFile(*file) for file in files]
+            access = self._access_of(description.options.storage)
+            return FileRows(description.schema, shards, compressions, self._tell, access)
         from loaderd.remote.rows import RowFetcher  # Arrow Flight, for those who need it
 
-        return RowFetcher(RemoteRows.from_wire(source[1:]), self._tell, self._say)
+        return RowFetcher(RemoteRows.from_wire(source[1:]), self._tell, self._say, lambda: ring(self._bell))
 
     def detach(self, stream: int) -> None:
         """Forget a stream, if there is one of that number."""
@@ -192,6 +216,7 @@ class Worker:
     def _tell(self, done_bytes: int) -> None:
         """Say, now and then, that a long task gets on."""
         self._pass_on()
+        self._done_bytes = done_bytes
         now_s = time.monotonic()
         if now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
@@ -218,8 +243,9 @@ class Worker:
 
     def _work(self) -> bool:
         """Do one thing; False if there is nothing to do."""
-        if self._tasks and self._is_due(self._tasks[0]):
-            self._do_task(self._tasks.popleft())
+        there = next((task for task in self._tasks if self._is_there(task)), None)
+        if there is not None and self._is_due(there):
+            self._do_task(there)
             return True
         for stream in list(self._turns):
             if stream.filler.has_news:  # it is on its way; but others need not wait for it
@@ -232,8 +258,8 @@ class Worker:
                 self._turns.append(stream)
                 self._make(stream, claim)
                 return True
-        if self._tasks:
-            self._do_task(self._tasks.popleft())
+        if there is not None:
+            self._do_task(there)
             return True
         return False
 
@@ -247,6 +273,9 @@ class Worker:
             began_ns = time.monotonic_ns()
             self._listen(_MOST_SLEEP_MS)
             slept_ns = time.monotonic_ns() - began_ns
+            if self._tasks:  # they wait for storage, and that says itself when it has waited for long enough
+                self._task = self._tasks[0].task
+                self._tell(0)
         for stream in self._turns:
             filler = stream.filler
             filler.page.say_sleeps(self._seat, False)
@@ -259,6 +288,10 @@ class Worker:
         if not isinstance(task, LoadTask):
             return True
         return self._streams[task.stream].filler.page.words[POSITION] >= task.due
+
+    def _is_there(self, task: AnyTask) -> bool:
+        """Whether it need not wait for storage. Until then, there are others, and batches to be made."""
+        return not isinstance(task, LoadTask) or self._streams[task.stream].executor.is_there(task)
 
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch."""
@@ -276,7 +309,8 @@ class Worker:
 
     def _do_task(self, task: AnyTask) -> None:
         """Do a task, and answer."""
-        self._task = task.task
+        self._tasks.remove(task)
+        self._task, self._done_bytes = task.task, 0
         stream = None if isinstance(task, _OF_NO_STREAM) else self._streams.get(task.stream)
         page = None if stream is None else stream.filler.page
         began_ns = time.monotonic_ns()
@@ -287,21 +321,27 @@ class Worker:
         if page is not None:
             page.say_task(self._seat, None)
             if isinstance(task, LoadTask):
+                self._count_storage(page)
                 page.count(self._seat, Counter.LOADS, 1)
                 page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
         self._pass_on()
         answer = Done(task.task, results[0]) if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error))
         self._channel.send(answer)
 
+    def _count_storage(self, page: Page) -> None:
+        for access in self._accesses:
+            for counter, amount in zip(STORAGE_COUNTERS, astuple(access.take_counts()), strict=True):
+                page.count(self._seat, counter, amount)
+
     def _result_of(self, task: AnyTask) -> object:
         if isinstance(task, ListTask):
-            return list_set(task, self._tell)
+            return list_set(task, self._tell, self._access_of(pickle.loads(task.storage)))
         if isinstance(task, AskTask):
             from loaderd.remote.asking import ask_table  # Arrow Flight, for those who need it
 
             return ask_table(RemoteSet.from_wire(task.of), listing_of(task.listing), self._tell, self._say)
         if isinstance(task, IndexTask):
-            return index_shard(task, self._tell)
+            return index_shard(task, self._tell, self._access_of(pickle.loads(task.storage)))
         executor = self._streams[task.stream].executor
         if isinstance(task, LoadTask):
             return executor.load(task)
@@ -332,3 +372,4 @@ def main(sock: socket.socket) -> None:
         sys.modules["numpy.random"].seed()
     with contextlib.suppress(ChannelClosed):
         Worker(Channel(sock)).run()
+    os._exit(0)  # a thread may wait for storage, for ever

@@ -8,9 +8,10 @@ from pathlib import Path
 from loaderd.daemon.index_pass import IndexPass, damage_error
 from loaderd.daemon.tasks import IndexWork, Task
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
-from loaderd.shards.files import ShardFile, list_shards
+from loaderd.shards.files import list_shards
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile
 
 Write = Callable[..., list[Path]]
 
@@ -41,7 +42,7 @@ def test_all_shards_are_indexed_the_largest_first(write_numbered: Write):
     for task in reversed(tasks):
         assert not index_pass.finished
         index = build_index(files[file_of(task)], 1024)
-        index_pass.done(task, [index.encode(), None])
+        index_pass.done(task, [index.encode(), None, [0] * 5])
     assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
     assert index_pass.unstored is None
     assert [index_pass.indexes[number].num_records for number in range(4)] == [10, 50, 0, 30]
@@ -69,7 +70,7 @@ def test_shards_that_cannot_be_indexed_do_not_end_the_pass(write_numbered: Write
     lost = WorkerError("3 workers in a row were lost at it")
     index_pass.given_up(second, lost, stalled=True)
     assert not index_pass.finished
-    index_pass.done(third, [build_index(files[file_of(third)], 1024).encode(), None])
+    index_pass.done(third, [build_index(files[file_of(third)], 1024).encode(), None, [0] * 5])
     assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
     assert [index_pass.indexes[number].num_records for number in range(3)] == [10, 0, 0]
     assert [index_pass.indexes[number].error for number in range(3)] == [None, unreadable, lost]
@@ -90,7 +91,7 @@ def test_that_a_cache_cannot_be_written_is_said_once(write_numbered: Write):
     files = files_of(write_numbered([10, 50]))
     index_pass = IndexPass(files, IndexCache("none", 1024))
     for task, unstored in zip(tasks_of(index_pass), ("no space left", None), strict=True):
-        index_pass.done(task, [build_index(files[file_of(task)], 1024).encode(), unstored])
+        index_pass.done(task, [build_index(files[file_of(task)], 1024).encode(), unstored, [0] * 5])
     assert index_pass.finished and index_pass.unstored == "no space left"
 
 

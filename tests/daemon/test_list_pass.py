@@ -10,7 +10,7 @@ from loaderd.daemon.list_pass import ListPass
 from loaderd.daemon.scheduler import Scheduler
 from loaderd.daemon.tasks import IndexWork, Task
 from loaderd.errors import NoShardsError, ShardReadError, WorkerError
-from loaderd.shards.files import ShardFile
+from loaderd.shards.shard_file import ShardFile
 
 SETS = ["s3://bucket/*.tfrecord", ["a", "b", "c"], ["d"]]
 

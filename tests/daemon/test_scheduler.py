@@ -24,8 +24,8 @@ from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
-from loaderd.shards.files import ShardFile
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile
 from loaderd.workers.fill import Claim
 
 _STALL_TIMEOUT_S = 8.0

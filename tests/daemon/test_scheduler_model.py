@@ -22,9 +22,8 @@ from workforce_run import Crew, Hand, Job
 from loaderd.daemon.feed import Feed
 from loaderd.daemon.index_pass import IndexPass
 from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
-from loaderd.daemon.scheduler import TASKS_PER_WORKER
 from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TrialWork
+from loaderd.daemon.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, LoadWork, Task, TrialWork
 from loaderd.errors import ShardReadError, to_wire
 from loaderd.memory.page import MAX_GENERATION, POSITION, split_key, step_of
 from loaderd.memory.taking import Taker
@@ -34,9 +33,9 @@ from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
 from loaderd.protocol.worker_messages import NO_STREAM
-from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ShardIndex
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile
 from loaderd.workers.fill import Claim
 
 NO_RECORDS = ShardIndex(ShardFile("empty", 0, 0), "none", 0, (), *[np.zeros(0, np.uint8)] * 5).encode()
@@ -443,7 +442,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end_job(self, hand: Hand, failed: bool, faults: list[int]) -> None:
         job = hand.job
         assert job is not None
-        result: Any = NO_RECORDS, None
+        result: Any = NO_RECORDS, None, [0] * 5
         if job.stream != NO_STREAM:
             result = self.consumers[job.stream].end(job, failed, faults)
         hand.end(result, ShardReadError("unreadable") if failed else None)

@@ -15,9 +15,9 @@ from stream_run import Run as StreamRun
 from stream_world import Row, StreamWorld
 
 from loaderd.daemon.outgoing import Fault
-from loaderd.daemon.scheduler import TASKS_PER_WORKER, Scheduler
+from loaderd.daemon.scheduler import Scheduler
 from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import MAX_DEATHS, LoadWork, Task, TrialWork
+from loaderd.daemon.tasks import MAX_DEATHS, TASKS_PER_WORKER, LoadWork, Task, TrialWork
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import NEVER, POSITION, WAKE_DAEMON_AT, key_of
 from loaderd.options import StreamOptions

@@ -20,8 +20,9 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Skip, Take, numbers_that
 from loaderd.randomness import key_of
 from loaderd.shards.crc import masked_crc
-from loaderd.shards.files import ShardFile, list_shards
+from loaderd.shards.files import list_shards
 from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
+from loaderd.shards.shard_file import ShardFile
 
 Write = Callable[..., list[Path]]
 Record = tuple[int, int]  # shard, number in it

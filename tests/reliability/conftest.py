@@ -4,3 +4,5 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+# And the store with trouble, which is measured with there.
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))

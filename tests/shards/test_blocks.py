@@ -33,8 +33,8 @@ from loaderd.shards import blocks as blocks_module
 from loaderd.shards import framing
 from loaderd.shards.blocks import Block, BlockPiece, BlockReader
 from loaderd.shards.compression import Compression
-from loaderd.shards.files import ShardFile
 from loaderd.shards.index import ANCHOR_RECORDS, build_index
+from loaderd.shards.shard_file import ShardFile
 
 MakeReader = Callable[..., BlockReader]
 

@@ -28,8 +28,8 @@ from loaderd.shards import index as index_module
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.compression import PlainStream
 from loaderd.shards.crc import masked_crc
-from loaderd.shards.files import OpenFile, ShardFile
 from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, build_index, decode_index
+from loaderd.shards.shard_file import OpenFile, ShardFile
 
 
 def assert_equal(one: ShardIndex, other: ShardIndex) -> None:

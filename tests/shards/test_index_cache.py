@@ -16,10 +16,11 @@ import pytest
 from shard_bytes import frames, make_shard, payloads_of
 
 from loaderd.shards.crc import masked_crc
-from loaderd.shards.files import ShardFile, list_shards
+from loaderd.shards.files import list_shards
 from loaderd.shards.index import INDEX_VERSION, build_index, decode_index
 from loaderd.shards.index_cache import IndexCache, default_cache_dir
 from loaderd.shards.index_pruning import prune
+from loaderd.shards.shard_file import ShardFile
 
 
 @pytest.fixture

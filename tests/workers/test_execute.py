@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from loaderd.dataset import Dataset, StreamDescription
 from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError, WorkerError, from_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.shared import SharedMemory
-from loaderd.options import Shuffle, StreamOptions
+from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import SetRows
@@ -259,16 +260,18 @@ def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
     (file,) = list_shards(str(path))
 
     def index(where: Path) -> list[Any]:
-        return index_shard(IndexTask(0, [file.uri, file.size_bytes, file.mtime_ns], str(where), 30))
+        return index_shard(
+            IndexTask(0, [file.uri, file.size_bytes, file.mtime_ns], str(where), 30, pickle.dumps(Storage()))
+        )
 
-    encoded, unstored = index(tmp_path / "cache")
+    encoded, unstored, _ = index(tmp_path / "cache")
     assert unstored is None
     found = decode_index(encoded)
     assert found.file == file and found.counts.tolist() == [30, 30, 30, 10]
     kept = IndexCache(str(tmp_path / "cache"), 30).load(file)
     assert kept is not None and kept.encode() == encoded
     (tmp_path / "no folder").touch()
-    encoded, unstored = index(tmp_path / "no folder")
+    encoded, unstored, _ = index(tmp_path / "no folder")
     assert decode_index(encoded).num_records == 100 and "Not a directory" in unstored
     os.remove(path)
     with pytest.raises(ShardReadError, match="No such file"):

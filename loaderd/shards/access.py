@@ -1,0 +1,240 @@
+"""Asking object stores: the file systems, the threads, the objects that were looked at, and the counts of it all.
+
+::
+
+    fetch(file, offset, size) ──► askers' threads ──► parts on the local disk (range_cache), if the user wants that
+                                                  └──► GET, asked again while the failure may pass (retries)
+
+**An object that was replaced** has another time, or another ETag, if not another size. To look costs a request, and
+the read that follows may still be of another object. So it is looked at when it is first read, and then behind a read
+if the last look was two seconds or more ago: what was read in between is then refused, or at least all that follows.
+What is read from the local disk is of the object that was listed, whatever became of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import fields
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from loaderd.errors import LoaderdError
+from loaderd.options import Storage
+from loaderd.shards.asking import Askers, wait_for
+from loaderd.shards.filesystems import Filesystems
+from loaderd.shards.range_cache import PART_BYTES, RangeCache
+from loaderd.shards.retries import insist, may_pass
+from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable
+from loaderd.statistics import StorageCounts
+
+PIECE_BYTES = 4 * PART_BYTES
+
+_LOOK_EVERY_S = 2.0
+_MOST_OBJECTS = 4096
+# One request may take so long beside all trials: pyarrow gives the time of none.
+_GRACE_S = 30.0
+_NS = 10**9
+
+_Answer = TypeVar("_Answer")
+
+
+def tell_nobody() -> None:
+    """An ``on_wait`` for when nobody wants to know."""
+
+
+class _Object:
+    """An object of storage: what it was at the last look."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.handle: Any = None
+        self.looked_s = -1.0
+        self.etag: bytes | None = None
+
+
+class Access:
+    """See the module's docstring.
+
+    ``on_wait`` is called now and then by whoever waits, in its own thread; ``on_arrival``, in any thread, when what
+    was fetched ahead is there.
+    """
+
+    def __init__(
+        self,
+        storage: Storage | None = None,
+        on_wait: Callable[[], None] = tell_nobody,
+        on_arrival: Callable[[], None] = tell_nobody,
+    ) -> None:
+        self.storage = storage or Storage()
+        self.on_wait, self.on_arrival = on_wait, on_arrival
+        self.filesystems = Filesystems(self.storage)
+        folder = self.storage.cache_dir
+        self._cache = None if folder is None else RangeCache(folder, self.storage.cache_bytes)
+        self._askers = Askers(self.storage.requests)
+        self._objects: OrderedDict[ShardFile, _Object] = OrderedDict()
+        self._ahead: dict[Hashable, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys((each.name for each in fields(StorageCounts)), 0)
+
+    def take_counts(self) -> StorageCounts:
+        """What was counted since this was called last."""
+        with self._lock:
+            counts = StorageCounts(**self._counts)
+            self._counts = dict.fromkeys(self._counts, 0)
+        return counts
+
+    def _count(self, what: str, amount: int = 1) -> None:
+        with self._lock:
+            self._counts[what] += amount
+
+    # ------------------------------------------------------------------------------------------- asking
+
+    def ask(self, question: Callable[[], _Answer]) -> Future[_Answer]:
+        """Have it asked by a thread, once."""
+        return self._askers.ask(question)
+
+    def insist(self, uri: str, question: Callable[[], _Answer]) -> _Answer:
+        """The answer, in this thread; raises ShardReadError where there is no such thing, and StorageError."""
+        began_s = time.monotonic()
+        try:
+            return insist(question, self.storage.retry_s, partial(self._count, "retries"))
+        except LoaderdError:
+            raise
+        except FileNotFoundError as error:
+            raise unreadable(uri, f"it is not there: {error}") from None
+        except Exception as error:
+            said = str(error).partition(" error_info=")[0] or type(error).__name__  # Google's says the same again
+            raise unanswered(uri, said, time.monotonic() - began_s, may_pass(error)) from None
+
+    def wait(self, uri: str, answer: Future[_Answer]) -> _Answer:
+        """What was asked of ``uri``. Raises StorageError if nothing comes, be it that the storage never answers."""
+        try:
+            return wait_for(answer, self.on_wait, self.limit_s)
+        except TimeoutError:
+            self.abandon()
+            raise unanswered(uri, "the storage does not answer", self.limit_s, True) from None
+
+    @property
+    def limit_s(self) -> float:
+        """For how long an answer is waited for, however often it is asked for."""
+        return self.storage.retry_s + _GRACE_S
+
+    def abandon(self) -> None:
+        """Leave the threads that wait to themselves; others answer what is asked from here on."""
+        self._askers.abandon()
+
+    # ------------------------------------------------------------------------------------------ objects
+
+    def fetch(self, file: ShardFile, offset: int, size: int) -> Future[bytes]:
+        """Bytes of a shard, all of which there are, from ``offset`` on."""
+        return self.ask(lambda: self.insist(f"{file.uri} at byte {offset}", lambda: self._fetch(file, offset, size)))
+
+    def fetch_ahead(self, file: ShardFile) -> None:
+        """Have the first piece of a shard fetched for :meth:`first_piece`."""
+        if file.size_bytes and file not in self._ahead:
+            self._ahead[file] = self.fetch(file, 0, min(file.size_bytes, PIECE_BYTES))
+
+    def first_piece(self, file: ShardFile) -> Future[bytes] | None:
+        """What was fetched ahead, once."""
+        return self._ahead.pop(file, None)
+
+    def look_at(self, file: ShardFile) -> None:
+        """Raise ShardReadError if the object is not the one that was listed; it is seldom looked at."""
+        since_s = time.monotonic() - _LOOK_EVERY_S
+        self.wait(file.uri, self.ask(lambda: self.insist(file.uri, lambda: self._look(file, since_s))))
+
+    def _fetch(self, file: ShardFile, offset: int, size: int) -> bytes:
+        cache = self._cache
+        if cache is None:
+            return self._read(file, offset, size)
+        first, stop = offset // PART_BYTES, -(-(offset + size) // PART_BYTES)
+        parts = {number: cache.load(file, number) for number in range(first, stop)}
+        missing = [number for number, part in parts.items() if part is None]
+        self._count("cache_hits", len(parts) - len(missing))
+        self._count("cache_misses", len(missing))
+        while missing:
+            begin = missing[0]
+            run = [number for place, number in enumerate(missing) if number == begin + place]
+            missing = missing[len(run) :]
+            begin_byte, stop_byte = begin * PART_BYTES, min((run[-1] + 1) * PART_BYTES, file.size_bytes)
+            data = self._read(file, begin_byte, stop_byte - begin_byte)
+            for number in run:
+                parts[number] = part = data[(number - begin) * PART_BYTES :][:PART_BYTES]
+                cache.store(file, number, part)
+        found = b"".join(part for part in parts.values() if part is not None)
+        return found[offset - first * PART_BYTES :][:size]
+
+    def _read(self, file: ShardFile, offset: int, size: int) -> bytes:
+        one = self._object(file)
+        handle = self._look(file, -1.0)
+        began_s = time.monotonic()
+        try:
+            data: bytes = handle.read_at(size, offset)
+        except Exception:
+            one.looked_s = -1.0  # it may have been replaced by a shorter one: that is to be said, the next time
+            raise
+        self._count("requests")
+        self._count("bytes", len(data))
+        if len(data) < size:
+            one.looked_s = -1.0
+            raise OSError(f"{len(data)} of {size} bytes came")
+        if began_s - one.looked_s >= _LOOK_EVERY_S:
+            self._look(file, began_s)
+        return data
+
+    def _object(self, file: ShardFile) -> _Object:
+        with self._lock:
+            one = self._objects.setdefault(file, _Object())
+            self._objects.move_to_end(file)
+            while len(self._objects) > _MOST_OBJECTS:
+                self._objects.popitem(last=False)
+        return one
+
+    def _look(self, file: ShardFile, since_s: float) -> Any:
+        """A handle of the object; it is looked at unless that was done since ``since_s``, and so once at least."""
+        one = self._object(file)
+        with one.lock:
+            if one.looked_s >= max(since_s, 0.0):
+                return one.handle
+            filesystem, path = self.filesystems.of(file.uri)
+            began_s = time.monotonic()
+            handle = filesystem.open_input_file(path)
+            self._count("requests")
+            size, (mtime_ns, etag) = handle.size(), _version(handle)
+            if not mtime_ns and file.mtime_ns:
+                mtime_ns = filesystem.get_file_info(path).mtime_ns or 0
+                self._count("requests")
+            if size != file.size_bytes:
+                raise changed(file.uri, f"{file.size_bytes} bytes", f"{size} bytes")
+            # Whole seconds: some stores give the time more exactly in lists than elsewhere.
+            if mtime_ns and file.mtime_ns and mtime_ns // _NS != file.mtime_ns // _NS:
+                expected, found = (f"{size} bytes of time {time_ns // _NS}" for time_ns in (file.mtime_ns, mtime_ns))
+                raise changed(file.uri, expected, found)
+            if one.etag is not None and etag != one.etag:
+                raise changed(file.uri, f"ETag {one.etag!r:.60}", f"ETag {etag!r:.60}")
+            one.handle, one.looked_s, one.etag = handle, began_s, etag
+            return handle
+
+
+def _version(handle: Any) -> tuple[int, bytes | None]:
+    """(time of change in ns, or 0; ETag) of an object that was opened, where the store has said so."""
+    said = {str(key).lower(): value for key, value in (_metadata(handle) or {}).items()}
+    text = bytes(said.get("last-modified", b"")).decode(errors="replace")
+    try:
+        when = datetime.fromisoformat(text.replace("Z", "+00:00")) if "T" in text else parsedate_to_datetime(text)
+        return int(when.timestamp()) * _NS, said.get("etag")
+    except (ValueError, TypeError, IndexError):
+        return 0, said.get("etag")
+
+
+def _metadata(handle: Any) -> Any:
+    try:
+        return handle.metadata()
+    except (AttributeError, NotImplementedError):
+        return None

@@ -1,0 +1,89 @@
+"""Reading a shard that has a path on this machine, be it of a network file system.
+
+By ``pread`` (never mapped: a file that is cut short while it is mapped is a SIGBUS, with ``pread`` it is a short
+read). What a network file system or a full table of open files answers may pass, and is asked again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from loaderd.machine import remedy
+from loaderd.shards.retries import insist, may_pass
+from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable
+
+_Answer = TypeVar("_Answer")
+
+# A network file system may have forgotten a descriptor for good.
+_NEW_DESCRIPTOR = (errno.ESTALE, errno.EBADF, errno.ENOTCONN)
+
+
+class LocalFile:
+    """``on_retry`` is called whenever something is asked again, and ``make_room`` where it cannot be opened.
+
+    There may be too many open files.
+    """
+
+    def __init__(
+        self, file: ShardFile, retry_s: float, on_retry: Callable[[], None], make_room: Callable[[], None]
+    ) -> None:
+        def waits() -> None:
+            make_room()
+            on_retry()
+
+        self._file, self._retry_s, self._on_retry = file, retry_s, waits
+        self._fd = -1
+        self._ask(self._open, "")
+        self._on_retry = on_retry
+
+    def _open(self) -> None:
+        self.close()
+        self._fd = os.open(self._file.uri, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _ask(self, ask: Callable[[], _Answer], where: str) -> _Answer:
+        began_s = time.monotonic()
+        try:
+            return insist(ask, self._retry_s, self._on_retry)
+        except OSError as error:
+            why = f"{error.strerror}{where}"
+            if may_pass(error):
+                tried_s = time.monotonic() - began_s
+                raise unanswered(self._file.uri, why, tried_s, True, remedy(error)) from None
+            raise unreadable(self._file.uri, why, remedy(error)) from None
+
+    def check_unchanged(self) -> None:
+        file = self._file
+        status = self._ask(lambda: os.fstat(self._fd), "")
+        if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
+            raise changed(
+                file.uri,
+                f"{file.size_bytes} bytes of time {file.mtime_ns}",
+                f"{status.st_size} bytes of time {status.st_mtime_ns}",
+            )
+
+    def read_at(self, offset: int, view: memoryview) -> int:
+        done = 0
+        while done < len(view):
+            got = self._ask(partial(self._read_some, offset + done, view[done:]), f" at byte {offset + done}")
+            if got == 0:
+                break
+            done += got
+        return done
+
+    def _read_some(self, offset: int, view: memoryview) -> int:
+        try:
+            return os.preadv(self._fd, [view], offset)
+        except OSError as error:
+            if error.errno in _NEW_DESCRIPTOR:
+                self._open()  # whether it is still the same file, check_unchanged says
+            raise
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,120 @@
+"""Parts of remote shards on a local disk, for any number of processes.
+
+A part is up to 256 KiB of a shard, from a multiple of that on: one file, named by the shard (URI, size and time, so
+that a shard which was replaced has another name) and the part's number, with a CRC behind the bytes. A file is
+written under another name and then renamed: a reader sees a whole one or none, whoever is killed meanwhile. One that
+is not what its CRC says, after a power failure, counts as not there. Nothing here is an error: where the disk is full
+or the folder cannot be written, nothing is kept.
+
+**The size.** Each process counts what it writes; after every 64th of the limit it looks through the folder, and
+deletes what was not used for the longest time until an eighth of the limit is free. So several processes together may
+be above the limit by a 64th each, for a moment, and are below it otherwise: what they write is a 64th each, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import threading
+import time
+import zlib
+from pathlib import Path
+
+from loaderd.redaction import redacted
+from loaderd.shards.shard_file import ShardFile
+
+PART_BYTES = 256 << 10
+
+_CRC_BYTES = 4
+# To note each use would be a write for each read. So a part is used or not within ten minutes, nearer nobody knows.
+_NOTE_USE_S = 600.0
+_OLD_TEMPORARY_S = 3600.0
+_FOLDER = re.compile("[0-9a-f]{2}")
+_FILE = re.compile(r"[0-9a-f]{30}-[0-9]+\.part|\.[0-9a-f]{16}\.tmp")
+
+
+class RangeCache:
+    """A folder of parts, of ``max_bytes`` in all. Any threads."""
+
+    def __init__(self, folder: str, max_bytes: int) -> None:
+        self._folder = Path(folder) / "parts"
+        self._max_bytes = max_bytes
+        self._unlooked_bytes = max_bytes  # what is there, and how much, is not known
+        self._pruning = threading.Lock()
+
+    def _path(self, file: ShardFile, number: int) -> Path:
+        # Without its secrets, so that another key to the bucket finds the same parts.
+        key = f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}"
+        digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+        return self._folder / digest[:2] / f"{digest[2:32]}-{number}.part"
+
+    def load(self, file: ShardFile, number: int) -> bytes | None:
+        """Part ``number`` of a shard, or None if it is not here."""
+        path = self._path(file, number)
+        with contextlib.suppress(OSError):
+            with open(path, "rb") as part:
+                data = part.read()
+                used_s = os.fstat(part.fileno()).st_mtime
+            body = data[:-_CRC_BYTES]
+            if zlib.crc32(body).to_bytes(_CRC_BYTES, "little") == data[-_CRC_BYTES:]:
+                if time.time() - used_s > _NOTE_USE_S:
+                    with contextlib.suppress(OSError):
+                        os.utime(path)
+                return body
+            os.unlink(path)
+        return None
+
+    def store(self, file: ShardFile, number: int, data: bytes) -> None:
+        """Keep part ``number`` of a shard, if that can be done."""
+        path = self._path(file, number)
+        temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "xb") as part:
+                part.write(data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            return
+        self._unlooked_bytes += len(data)
+        if self._unlooked_bytes > self._max_bytes // 64 and self._pruning.acquire(blocking=False):
+            try:
+                self._unlooked_bytes = 0
+                self._prune()
+            finally:
+                self._pruning.release()
+
+    def _prune(self) -> None:
+        """Delete what was not used for the longest time, if there is more than there may be."""
+        found: list[tuple[float, int, str]] = []
+        with contextlib.suppress(OSError):
+            for folder in os.scandir(self._folder):
+                if not _FOLDER.fullmatch(folder.name):
+                    continue
+                for entry in os.scandir(folder):
+                    with contextlib.suppress(OSError):
+                        found += _looked_at(entry)
+        total = sum(num_bytes for _, num_bytes, _ in found)
+        if total <= self._max_bytes - self._max_bytes // 32:
+            return
+        for _, num_bytes, path in sorted(found):
+            if total <= self._max_bytes - self._max_bytes // 8:
+                break
+            total -= num_bytes
+            with contextlib.suppress(OSError):  # another process was faster
+                os.unlink(path)
+
+
+def _looked_at(entry: os.DirEntry[str]) -> list[tuple[float, int, str]]:
+    """[(time of last use, bytes, path)] of a part; what was being written when its process died is deleted."""
+    if not _FILE.fullmatch(entry.name):
+        return []
+    status = entry.stat(follow_symlinks=False)
+    if entry.name.startswith(".") and time.time() - status.st_mtime > _OLD_TEMPORARY_S:
+        os.unlink(entry.path)
+        return []
+    return [(status.st_mtime, status.st_size, entry.path)]

@@ -1,0 +1,60 @@
+"""Reading a shard of an object store from front to back, or here and there: what is not hot, and the index pass.
+
+It is fetched in pieces of 1 MiB. Where pieces follow each other, those behind are asked for ahead, twice as many each
+time, up to as many requests as there may be.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from loaderd.shards.access import PIECE_BYTES, Access
+from loaderd.shards.shard_file import ShardFile
+
+
+class RemoteFile:
+    """One thread."""
+
+    def __init__(self, file: ShardFile, access: Access) -> None:
+        self._file, self._access = file, access
+        first = access.first_piece(file)
+        self._pieces: dict[int, Future[bytes]] = {} if first is None else {0: first}
+        self._num_pieces = -(-file.size_bytes // PIECE_BYTES)
+        self._last, self._ahead = -1, 1
+
+    def check_unchanged(self) -> None:
+        for piece in self._pieces.values():  # whoever reads looks, and two looks are not needed
+            self._access.wait(self._file.uri, piece)
+        self._access.look_at(self._file)
+
+    def read_at(self, offset: int, view: memoryview) -> int:
+        size = max(0, min(len(view), self._file.size_bytes - offset))
+        done = 0
+        while done < size:
+            number, skipped = divmod(offset + done, PIECE_BYTES)
+            part = memoryview(self._piece(number))[skipped:][: size - done]
+            view[done : done + len(part)] = part
+            done += len(part)
+        return size
+
+    def _piece(self, number: int) -> bytes:
+        if number == self._last + 1:
+            self._ahead = min(2 * self._ahead, self._access.storage.requests)
+        elif number != self._last:
+            self._ahead = 1
+        self._last = number
+        wanted = range(number, min(number + self._ahead, self._num_pieces))
+        self._pieces = {each: piece for each, piece in self._pieces.items() if each in wanted}
+        for each in wanted:
+            if each not in self._pieces:
+                begin = each * PIECE_BYTES
+                size = min(PIECE_BYTES, self._file.size_bytes - begin)
+                self._pieces[each] = self._access.fetch(self._file, begin, size)
+        try:
+            return self._access.wait(self._file.uri, self._pieces[number])
+        except BaseException:
+            self._pieces.clear()  # whoever asks again is to get another answer
+            raise
+
+    def close(self) -> None:
+        self._pieces.clear()

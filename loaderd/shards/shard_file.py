@@ -1,0 +1,79 @@
+"""What a shard is to those who read it: where it is, how it was when it was listed, and what can be wrong with that.
+
+Two errors are kept apart. A **ShardReadError** is about the shard: it is gone, or it is not the one that was indexed;
+its records are damaged. A **StorageError** is about the place: it does not answer, or it refuses; the records are
+there, and whoever asks again may get them. What raises one is never counted as damage.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import unquote
+
+from loaderd.errors import Damage, ShardReadError, StorageError
+from loaderd.redaction import redacted
+
+HINT_STORAGE = "Check that this machine reaches it: the network, a proxy, the endpoint or region, the credentials."
+_HINT_LONGER = "Storage(retry_s=…) says for how long it is tried. Nothing is skipped: ask again to go on."
+_HINT_READ = "Check that the file exists and that this user may read it."
+_HINT_CHANGED = "Make a new loader: it will index the file as it is now."
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShardFile:
+    """A shard as it was when it was listed: a change of size or time means that it is another file.
+
+    ``uri`` may hold secrets. ``mtime_ns`` is 0 where storage gives no time.
+    """
+
+    uri: str
+    size_bytes: int
+    mtime_ns: int
+
+    def __repr__(self) -> str:
+        return f"ShardFile({redacted(self.uri)!r}, {self.size_bytes}, {self.mtime_ns})"
+
+    @property
+    def name(self) -> str:
+        """The file's name, without its folders and without a URI's query: what stays when shards are moved."""
+        if not is_remote(self.uri):
+            return posixpath.basename(self.uri)
+        return unquote(posixpath.basename(self.uri.partition("?")[0]))
+
+
+class OpenFile(Protocol):
+    """A file that is open for reading at any offset."""
+
+    def read_at(self, offset: int, view: memoryview) -> int:
+        """Fill ``view`` from ``offset`` on; returns the bytes read, fewer only at the end of the file."""
+
+    def check_unchanged(self) -> None:
+        """Raise ShardReadError if the file is not what it was when it was listed."""
+
+    def close(self) -> None: ...
+
+
+def is_remote(name: str) -> bool:
+    """Whether a name is a URI of storage that is not among the paths of this machine."""
+    return "://" in name and not name.startswith("file://")
+
+
+def unreadable(uri: str, why: str, hint: str = "") -> ShardReadError:
+    """The error for a shard that is not there, or may not be read."""
+    damage = Damage(uri, 0, 0, "a file that can be read", why, lost_bytes=-1)
+    return ShardReadError(f"{uri}: {why}", hint=hint or _HINT_READ, damage=damage)
+
+
+def changed(uri: str, expected: str, found: str) -> ShardReadError:
+    """The error for a shard that is not the one that was listed."""
+    damage = Damage(uri, 0, 0, f"the file of {expected} that was indexed", found, lost_bytes=-1)
+    text = f"{uri} changed while it was in use: expected {expected}, found {found}"
+    return ShardReadError(text, hint=_HINT_CHANGED, damage=damage)
+
+
+def unanswered(place: str, said: str, tried_s: float, may_pass: bool, hint: str = HINT_STORAGE) -> StorageError:
+    """The error for storage that does not answer, or refuses; ``said``: its own words."""
+    tried = f" (tried for {tried_s:.0f} s)" if tried_s >= 1 else ""
+    return StorageError(f"{place}: {said}{tried}", hint=f"{hint} {_HINT_LONGER}".lstrip() if may_pass else hint)

@@ -1,0 +1,195 @@
+"""An object store that is slow, fails now and then, is away for a while, or has other objects than it had."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distant_s3 import ENVIRONMENT, DistantS3
+from numbered import SCHEMA, numbers_of, write_shards
+
+import loaderd
+from loaderd.errors import LoaderdError, NoShardsError, ShardReadError, StorageError
+
+SIZES = [3000, 3000, 2000]
+OPTIONS: dict[str, Any] = {
+    "batch_size": 100,
+    "workers": 2,
+    "seed": 5,
+    "shuffle": loaderd.Shuffle(window_records=1000, block_records=64),
+}
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    return write_shards(tmp_path / "shards", SIZES)
+
+
+@pytest.fixture
+def store(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[DistantS3]:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with DistantS3() as found:
+        for path in shards:
+            found.put(os.path.basename(path), Path(path).read_bytes())
+        yield found
+
+
+def taken(loader: loaderd.Loader) -> list[int]:
+    return np.concatenate([numbers_of(batch) for batch in loader]).tolist()
+
+
+@pytest.fixture
+def planned(shards: list[str]) -> list[int]:
+    """The order of the records, read from this machine's disk."""
+    with loaderd.Loader(shards, SCHEMA, **OPTIONS) as loader:
+        return taken(loader)
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
+def test_answers_that_fail_at_random_lose_nothing(store: DistantS3, planned: list[int], on_corrupt: Any):
+    store.failing = 0.05
+    with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, on_corrupt=on_corrupt, **OPTIONS) as loader:
+        assert taken(loader) == planned
+        statistics = loader.statistics()
+    assert store.asked["failed"] > 0
+    assert statistics.storage.retries > 0 and statistics.storage.requests > 20
+    assert statistics.damages == () and statistics.records_skipped == 0
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
+def test_a_store_that_is_away_for_a_while_loses_nothing(store: DistantS3, planned: list[int], on_corrupt: Any):
+    store.delay_s = 0.02
+    with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, on_corrupt=on_corrupt, **OPTIONS) as loader:
+        batches = iter(loader)
+        found = [numbers_of(next(batches))]
+        store.away = True
+        threading.Timer(3.0, lambda: setattr(store, "away", False)).start()
+        found += [numbers_of(batch) for batch in batches]
+        statistics = loader.statistics()
+    assert np.concatenate(found).tolist() == planned
+    assert store.asked["away"] > 0 and statistics.storage.retries > 0
+    assert statistics.damages == () and statistics.workers_restarted == 0
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
+def test_a_store_that_stays_away_is_an_error_and_whoever_asks_again_misses_nothing(
+    store: DistantS3, planned: list[int], on_corrupt: Any
+):
+    storage = loaderd.Storage(retry_s=1)
+    uri = store.uri("*.tfrecord")
+    with loaderd.Loader(uri, SCHEMA, on_corrupt=on_corrupt, storage=storage, **OPTIONS) as loader:
+        batches = iter(loader)
+        found, errors = [numbers_of(next(batches))], []
+        store.away = True
+        while batches is not None:
+            try:
+                found.append(numbers_of(next(batches)))
+            except StorageError as error:
+                errors.append(error)
+                store.away = len(errors) < 2  # once is not enough
+            except StopIteration:
+                break
+        statistics = loader.statistics()
+    assert np.concatenate(found).tolist() == planned
+    assert 2 <= len(errors) <= 6
+    assert "s3://shards/00" in errors[0].message and "tried for 1 s" in errors[0].message
+    assert "Nothing is skipped: ask again" in errors[0].hint
+    assert statistics.damages == () and statistics.records_skipped == 0 and statistics.daemon_restarts == 0
+
+
+def test_a_store_that_is_away_from_the_start_is_an_error(store: DistantS3):
+    store.away = True
+    storage = loaderd.Storage(retry_s=0.5)
+    for on_corrupt in ("raise", "skip_record"):
+        with pytest.raises(StorageError, match=r"s3://shards/\*.*tried for 1 s|s3://shards/\*"):
+            loaderd.Loader(
+                store.uri("*.tfrecord"), SCHEMA, on_corrupt=on_corrupt, storage=storage, index_cache="none", **OPTIONS
+            )
+
+
+def test_an_object_that_was_replaced_by_one_of_its_size_is_noticed(store: DistantS3, shards: list[str]):
+    with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, **OPTIONS) as loader:
+        time.sleep(1.1)  # object stores count the time in whole seconds
+        store.put("000.tfrecord", Path(shards[1]).read_bytes())
+        with pytest.raises(ShardReadError, match=r"000\.tfrecord.* that was indexed, found|changed"):
+            taken(loader)
+
+
+def test_what_is_on_the_local_disk_is_not_fetched_again(store: DistantS3, planned: list[int], tmp_path: Path):
+    storage = loaderd.Storage(cache_dir=str(tmp_path / "cache"))
+    with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, storage=storage, **OPTIONS) as loader:
+        assert taken(loader) == planned
+        first = loader.statistics().storage
+    assert first.bytes == sum(os.path.getsize(path) for path in (tmp_path / "shards").iterdir())
+    store.asked.clear()
+    with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, storage=storage, **OPTIONS) as loader:
+        assert taken(loader) == planned
+        second = loader.statistics().storage
+    assert second.bytes == 0 and second.cache_hits > 0 and second.cache_misses == 0
+    assert store.asked["HEAD"] <= 1 and store.asked["GET"] == 1  # the first look, and the listing
+
+
+def test_many_small_objects_are_indexed_at_the_same_time(store: DistantS3, shards: list[str]):
+    data = Path(shards[0]).read_bytes()[:320]  # ten records
+    for number in range(200):
+        store.put(f"small/{number:03}.tfrecord", data)
+    store.delay_s = 0.05
+    with loaderd.Loader(store.uri("small/*.tfrecord"), SCHEMA, index_cache="none", **OPTIONS) as loader:
+        statistics = loader.statistics()
+    assert statistics.num_records == 2000
+    assert store.asked["HEAD"] <= 210
+    assert statistics.index_s < 200 * 2 * 0.05 / 2, "the requests were made one after the other"
+
+
+def test_a_bucket_that_is_not_there_is_named(store: DistantS3):
+    for name in ("*.tfrecord", "a.tfrecord"):
+        with pytest.raises(NoShardsError) as caught:
+            loaderd.Loader(store.uri(name).replace("shards", "nowhere"), SCHEMA, **OPTIONS)
+        assert caught.value.hint == "There is no nowhere at all."
+
+
+@pytest.mark.parametrize("scheme", ["http", "memory", "s3a"])
+def test_a_scheme_that_nobody_knows_says_which_are_known(scheme: str):
+    with pytest.raises(ShardReadError) as caught:
+        loaderd.Loader(f"{scheme}://a/b.tfrecord", SCHEMA, **OPTIONS)
+    assert "s3://, gs://" in caught.value.hint and "Storage(filesystem=…)" in caught.value.hint
+
+
+def test_a_file_system_that_is_given_opens_any_scheme(shards: list[str], planned: list[int]):
+    from pyarrow import fs
+
+    folder = os.path.dirname(shards[0])
+    given = fs.SubTreeFileSystem(os.path.dirname(folder), fs.LocalFileSystem())
+    storage = loaderd.Storage(filesystem=given)
+    with loaderd.Loader("s3a://shards/*.tfrecord", SCHEMA, storage=storage, **OPTIONS) as loader:
+        assert taken(loader) == planned
+
+
+def test_no_secret_comes_to_light(store: DistantS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    uri = store.uri("*.tfrecord", user="someone:s%2Fecret@")
+    cache = tmp_path / "index"
+    dataset = loaderd.Dataset(uri, SCHEMA, index_cache=str(cache), storage=loaderd.Storage(retry_s=0.2))
+    with loaderd.Loader(dataset, batch_size=100, workers=2) as loader:
+        assert len(taken(loader)) == sum(SIZES)
+        store.put("000.tfrecord", b"another")
+        seen = [repr(dataset), repr(loader), repr(loader.statistics())]
+    kept = b"".join(path.read_bytes() for path in cache.rglob("*") if path.is_file())
+    assert b"shards/001.tfrecord" in kept and b"s%2Fecret" not in kept
+    for shards in (uri, uri.replace("*", "nothing-*"), [uri, uri]):
+        store.away = shards == uri
+        with pytest.raises(LoaderdError) as caught:
+            loaderd.Loader(
+                shards, SCHEMA, batch_size=100, workers=2, storage=loaderd.Storage(retry_s=0.2), index_cache="none"
+            )
+        seen += [str(caught.value), repr(caught.value)]
+    assert all("***@shards" in text for text in (seen[0], *seen[3:]))
+    assert not any("s%2Fecret" in text or "s/ecret" in text for text in seen)
