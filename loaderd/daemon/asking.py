@@ -23,7 +23,6 @@ from loaderd.remote.source import RemoteRows, RemoteSet, RemoteStream
 from loaderd.remote.tables import Table, table_from_wire
 from loaderd.shards.index import ShardIndex
 from loaderd.shards.shard_file import ShardFile
-from loaderd.statistics import StorageCounts
 
 
 class RemoteData:
@@ -84,7 +83,7 @@ class Asking:
         self.table: Table | None = None
         self.error: LoaderdError | None = None
         self.index_s = 0.0
-        self.storage_counts = StorageCounts()
+        self.storage_counts: list[int] = []
         self.indexes: dict[ShardFile, ShardIndex] = {}
         self._stream = stream
         self._workforce = workforce

@@ -74,9 +74,14 @@ class Servers:
         began_s = time.monotonic()
         failures = 0
         last = "there is no address of one"
-        while time.monotonic() - began_s <= limit_s:
-            way = self._choose()
+        while True:
+            is_over = time.monotonic() - began_s > limit_s
+            if is_over and failures:
+                break
+            way = self._choose(all_of_them=is_over)
             if way is None:
+                if is_over:
+                    break
                 time.sleep(self._until_next_s())
                 continue
             attempt_s = _ATTEMPTS_S[min(failures + (len(self._ways) == 1), len(_ATTEMPTS_S) - 1)]
@@ -93,10 +98,11 @@ class Servers:
             "Iterating once more goes on trying, and then with the same batch.",
         )
 
-    def _choose(self) -> _Way | None:
+    def _choose(self, all_of_them: bool) -> _Way | None:
+        """One of those that are not set aside, or of all."""
         now_s = time.monotonic()
         with self._lock:
-            there = [way for way in self._ways if way.until_s <= now_s]
+            there = [way for way in self._ways if all_of_them or way.until_s <= now_s]
             if not there:
                 return None
             known = [way.answer_s for way in there if way.answer_s]

@@ -28,6 +28,7 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.index import build_index, decode_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.workers.execute import Executor, index_shard
+from loaderd.workers.file_rows import FileRows
 
 Write = Callable[..., list[Path]]
 
@@ -58,7 +59,8 @@ class Stage:
         theirs = [SharedMemory(os.dup(memory.fd)) for memory in (self.windows, self.slots)]
         description = StreamDescription(Dataset(paths, schema), options)
         compressions = list(self.table.compressions)
-        self.executor = Executor(description, files, compressions, share.largest_window, theirs[0], theirs[1])
+        rows = FileRows(schema, files, compressions)
+        self.executor = Executor(description, rows, share.largest_window, theirs[0], theirs[1])
         for memory in (self.windows, self.slots, *theirs):
             memory.close_fd()
 
