@@ -103,12 +103,12 @@ def test_what_there_is(client, server):
 
 
 def test_actions(client):
-    assert [each.type for each in client.list_actions(OPTIONS)] == ["status", "healthz"]
+    assert [each.type for each in client.list_actions(OPTIONS)] == ["table", "status", "healthz"]
     (status,) = client.do_action("status", OPTIONS)
     assert json.loads(status.body.to_pybytes())["datasets"][0]["name"] == "train"
     (health,) = client.do_action("healthz", OPTIONS)
     assert health.body.to_pybytes() == b"ok"
-    with pytest.raises(pa.ArrowInvalid, match="must be status or healthz, got 'shutdown'"):
+    with pytest.raises(pa.ArrowInvalid, match="must be table, status or healthz, got 'shutdown'"):
         list(client.do_action("shutdown", OPTIONS))
 
 
