@@ -255,6 +255,8 @@ class ServedSource(Source):
         return isinstance(failure, BusyError) and self._was_open
 
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
+        if not self._known.said:
+            raise ServerError(str(lost), hint=HOW_TO_START)
         if fruitful:
             self._end_outage()
         if self._called_s is not None:  # in vain

@@ -19,6 +19,8 @@ from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.tls import TLS
 
 _PROBE_TIMEOUT_S = 10.0
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_TLS_ALERT = b"\x15"
 
 
 def read_token(path: str | os.PathLike[str] | None) -> str | None:
@@ -91,6 +93,7 @@ def probe(host: str, port: int, tls: TLS | None) -> None:
         raise ConnectionError(f"nothing answers at {host}:{port}: {error.strerror or error}") from None
     with raw:
         if tls is None:
+            _check_speaks_plainly(raw, host, port)
             return
         try:
             context = ssl.create_default_context(cafile=tls.ca)
@@ -126,3 +129,16 @@ def probe(host: str, port: int, tls: TLS | None) -> None:
         if not has_spoken:
             asks = " Maybe it asks for a certificate: TLS(cert=…, key=…)." if tls.cert is None else ""
             raise ConnectionError(f"{host}:{port} ended the connection without a word.{asks}")
+
+
+def _check_speaks_plainly(sock: socket.socket, host: str, port: int) -> None:
+    """Raise ConnectionError where what listens does not answer plain HTTP/2."""
+    try:
+        sock.sendall(_HTTP2_PREFACE)
+        has_spoken = sock.recv(1) not in (b"", _TLS_ALERT)
+    except OSError as error:
+        raise ConnectionError(f"{host}:{port} went away: {error.strerror or error}") from None
+    if not has_spoken:
+        raise ConnectionError(
+            f"{host}:{port} ended the connection without a word. Maybe it speaks TLS: grpc+tls://{host}:{port}"
+        )

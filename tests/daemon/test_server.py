@@ -285,7 +285,7 @@ def test_a_process_of_another_user_may_not_connect(daemon: ServedDaemon):
 def test_limits(write_numbered: Write, tmp_path: Path):
     write_numbered([500, 300])
     source = MODULE % {"folder": tmp_path}
-    limits = {"max_consumers": 2, "idle_timeout": 3.0, "max_bandwidth": 136_000.0}  # 1,000 records a second
+    limits = {"max_consumers": 2, "idle_timeout": 3.0}
     with serve(tmp_path, "limited_sets", source, "train", **limits) as daemon:
         first, second = daemon.subscribe(), daemon.subscribe()
         third = daemon.connect().send(Hello(PROTOCOL, "0.1.0", "train"))
@@ -298,9 +298,7 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         second = daemon.subscribe()
         status = daemon.connect().send(Hello(PROTOCOL, "0.1.0", ""), AskStatus())
         assert len(status.receive(Status).report["consumers"]) == 2
-        began_s = time.monotonic()
         assert len(flat(first.read(epochs=4))) == 3200
-        assert 1.9 < time.monotonic() - began_s < 6.0  # a second's worth comes at once, and the slots behind it
         assert daemon.report()["consumers"][0]["records"] == 3200
         refused(second, ServerError, r"nothing was heard of this consumer for \d s")
 

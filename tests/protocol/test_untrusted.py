@@ -20,6 +20,7 @@ from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     Ask,
+    AskData,
     AskStatus,
     Hello,
     List,
@@ -57,6 +58,8 @@ VALID = [
     Release([3, 4, 5]),
     Ask(),
     AskStatus(),
+    AskData("train", None),
+    AskData("train", LISTING),
 ]
 
 

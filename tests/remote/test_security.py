@@ -71,7 +71,7 @@ def test_tls_on_one_side_only(server, start_server, tls):
     plain = start_server()
     with pytest.raises(ServerError, match="does not speak TLS"):
         datasets(plain, plain.address.replace("grpc", "grpc+tls"), tls=tls)
-    with pytest.raises(ServerError, match="was lost"):
+    with pytest.raises(ServerError, match="Maybe it speaks TLS"):
         datasets(server, server.address.replace("grpc+tls", "grpc"), token=TOKEN)
 
 
@@ -94,7 +94,7 @@ def test_a_server_that_asks_for_a_certificate(start_server, certificates, tls):
 
 
 def test_certificates_that_cannot_be_used(server, certificates, tmp_path):
-    with pytest.raises(OptionError, match="cannot be used"):
+    with pytest.raises(OptionError, match=r"cannot read .*none\.pem"):
         datasets(server, token=TOKEN, tls=loaderd.TLS(ca=tmp_path / "none.pem"))
     (tmp_path / "empty.pem").write_text("nothing")
     with pytest.raises(OptionError, match="cannot be used"):
