@@ -2,8 +2,8 @@
 
 Each load has been tried for ``Storage.retry_s`` (of servers, ``reconnect_timeout``) when it fails. Those that are
 under way fail one after the other, all for the same reason: that is said once; and once more when one of them has
-failed again. Nothing is said to a consumer that has batches to take still: by the time that it has come to the end of them,
-storage may be back.
+failed again. Nothing is said to a consumer that has batches to take still: by the time that it has come to the end
+of them, storage may be back.
 """
 
 from __future__ import annotations

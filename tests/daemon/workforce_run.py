@@ -99,7 +99,7 @@ def _granting_of(number: int, stream: Stream, workforce: Workforce) -> Granting:
     page = stream.page
 
     def attach_message(seat: int) -> Attach:
-        return Attach(number, b"", [], [], 0, page.num_slots, page.num_seats, page.news(seat))
+        return Attach(number, b"", [], 0, page.num_slots, page.num_seats, page.news(seat))
 
     opened: Any = SimpleNamespace(
         number=number,
