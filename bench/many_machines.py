@@ -28,7 +28,7 @@ from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course
 from loaderd.plan.rows import SetRows
-from loaderd.remote.servers import MOST_DRAWN, draw
+from loaderd.remote.servers import MOST_CONNECTED, MOST_DRAWN, draw
 from loaderd.remote.tables import table_from_wire, table_to_wire
 
 BLOCK_RECORDS = 1024
@@ -52,9 +52,10 @@ class Server:
 
 @dataclass
 class Consumer:
-    """What it knows of each server: the requests on their way, how long answers take, and until when it is aside."""
+    """What it knows of each server that it calls: the requests on their way, how long answers take, and until when it is aside."""
 
     tickets: int
+    servers: list[int]
     on_the_way: Counter[int] = field(default_factory=Counter)
     answer_s: dict[int, float] = field(default_factory=dict)
     aside_s: dict[int, float] = field(default_factory=dict)
@@ -96,7 +97,10 @@ class Simulation:
     def __init__(self, num_servers: int, num_consumers: int, tickets: int, seed: int) -> None:
         self.rng = random.Random(seed)
         self.servers = [Server() for _ in range(num_servers)]
-        self.consumers = [Consumer(tickets) for _ in range(num_consumers)]
+        called = min(MOST_CONNECTED, num_servers)
+        self.consumers = [
+            Consumer(tickets, self.rng.sample(range(num_servers), called)) for _ in range(num_consumers)
+        ]
         self.events: list[tuple[float, int, str, tuple[int, ...]]] = []
         self.number = 0
         self.answered = self.made_twice = self.lost = 0
@@ -124,7 +128,12 @@ class Simulation:
 
     def asks(self, now_s: float, number: int) -> None:
         consumer = self.consumers[number]
-        some = self.rng.sample(range(len(self.servers)), min(MOST_DRAWN, len(self.servers)))
+        consumer.tickets -= 1
+        self.asks_again(now_s, number)
+
+    def asks_again(self, now_s: float, number: int) -> None:
+        consumer = self.consumers[number]
+        some = self.rng.sample(consumer.servers, min(MOST_DRAWN, len(consumer.servers)))
         there = [each for each in some if consumer.aside_s.get(each, 0.0) <= now_s] or some
         known = [(consumer.on_the_way[each], consumer.answer_s.get(each, 0.0)) for each in there]
         chosen = there[draw(known, self.rng)]
@@ -153,15 +162,14 @@ class Simulation:
         before_s = consumer.answer_s.get(chosen, took_s)
         consumer.answer_s[chosen] = before_s + 0.2 * (took_s - before_s)
         self.answered += 1
-        consumer.tickets -= 1
-        if consumer.tickets > 0:
+        if consumer.tickets:
             self.asks(now_s, number)
 
     def fails(self, now_s: float, number: int, chosen: int) -> None:
         consumer = self.consumers[number]
         consumer.on_the_way[chosen] -= 1
         consumer.aside_s[chosen] = now_s + 1.0
-        self.asks(now_s, number)
+        self.asks_again(now_s, number)
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ _ONE_IN_TIME = 4
 _WEIGHT_OF_LAST = 0.2
 MOST_DRAWN = 8
 """Servers of which one is drawn, where there are more."""
+MOST_CONNECTED = 32
+"""Servers that are called, where there are more: each is a connection, for us and for it."""
 
 _Answer = TypeVar("_Answer")
 
@@ -69,15 +71,18 @@ class Servers:
         self._say = say
         self._lock = threading.Lock()
         self._ways: list[_Way] = []
+        self._spare: list[str] = []
         self.use(addresses)
 
     def use(self, addresses: tuple[str, ...]) -> None:
         """Ask these from now on; what is on its way to others may still arrive."""
         with self._lock:
-            known = {way.address for way in self._ways}
-            new = [address for address in addresses if address not in known]
             self._ways = [way for way in self._ways if way.address in addresses]
-            self._ways += map(_Way, new)
+            known = {way.address for way in self._ways}
+            self._spare = [address for address in addresses if address not in known]
+            random.shuffle(self._spare)
+            while self._spare and len(self._ways) < MOST_CONNECTED:
+                self._ways.append(_Way(self._spare.pop()))
 
     def ask(self, call: Callable[[Calls, float], _Answer], limit_s: float) -> _Answer:
         """What the first server says that answers ``call(calls, timeout_s)``.
@@ -171,8 +176,15 @@ class Servers:
                 away_s = max(way.away_s, _ONE_IN_TIME * lost_s)
                 way.until_s = now_s + away_s * random.uniform(0.5, 1)  # of many consumers, not all at once
                 way.away_s = min(2 * way.away_s, _MOST_AWAY_S)
+                self._replace(way)
         if is_first:
             self._say(f"{why}; others are asked, and it again")
+
+    def _replace(self, way: _Way) -> None:
+        """Call another server instead, if there is one that is not called."""
+        if self._spare and way in self._ways:
+            self._ways[self._ways.index(way)] = _Way(self._spare.pop(0))
+            self._spare.append(way.address)
 
     def _refused_by_all(self) -> LoaderdError | None:
         with self._lock:
