@@ -52,7 +52,7 @@ class Server:
 
 @dataclass
 class Consumer:
-    """What it knows of each server that it calls: the requests on their way, how long answers take, and until when it is aside."""
+    """What it knows of each server that it calls: requests on their way, time of answers, until when it is aside."""
 
     tickets: int
     servers: list[int]

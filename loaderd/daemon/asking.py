@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from loaderd.daemon.tasks import TASKS_PER_WORKER, AskWork, Task
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
@@ -31,7 +33,7 @@ class RemoteData:
     def __init__(self, table: Table, of: RemoteSet, options: StreamOptions) -> None:
         self._table = table
         self._of = of
-        self._counts = [int(count) for counts in table.counts for count in counts]
+        self._counts = np.concatenate(table.counts)
         rows = [SetRows(counts, options.seed, bool(options.shuffle)) for counts in table.counts]
         self.rows = table.dataset.combine(iter(rows))
         self.listing = table.listing
@@ -55,7 +57,7 @@ class RemoteData:
 
     def block(self, number: int) -> list[Any]:
         """As in ProbeTask."""
-        return [number, self._counts[number]]
+        return [number, int(self._counts[number])]
 
     def slice(self, part: Slice, seed: int) -> list[Any]:
         """As in LoadTask."""
