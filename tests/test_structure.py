@@ -16,7 +16,14 @@ ROOT = Path(__file__).parent.parent
 # From the bottom to the top. A module imports from its own folder and from rows below; rooms in one row know nothing
 # of each other.
 LAYERS = [
-    ["loaderd.errors", "loaderd.logs", "loaderd.machine", "loaderd.version"],
+    [
+        "loaderd.errors",
+        "loaderd.logs",
+        "loaderd.machine",
+        "loaderd.processes",
+        "loaderd.stages",
+        "loaderd.version",
+    ],
     ["loaderd.schema", "loaderd.randomness"],
     ["loaderd.schemas", "loaderd.symmetry", "loaderd.options", "loaderd.statistics"],
     ["loaderd.subscription", "loaderd.tls"],

@@ -13,6 +13,7 @@ from loaderd.client.end import ProgramEnds
 from loaderd.client.sources import Source
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import LoaderdError, OptionError
+from loaderd.memory.page import TAKES_AHEAD
 from loaderd.options import require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
@@ -91,6 +92,8 @@ class BaseLoader:
         first that are of use only together; they are waited for together then.
         """
         with self._stream.lock:
+            if self._stream.watched is not None:
+                self._stream.watched.page.words[TAKES_AHEAD] = 1
             found = self._fetch(pass_, step, wanted)
             self._here = None
         if isinstance(found, LoaderdError):
@@ -210,7 +213,8 @@ class BaseLoader:
 
     def statistics(self) -> Statistics:
         """Counts so far, and sizes."""
-        stream, counts = self._stream, self._stream.counts
+        stream, counts, watched = self._stream, self._stream.counts, self._stream.watched
+        now = None if watched is None else watched.now()
         return Statistics(
             **stream.facts,
             batches_delivered=counts.batches,
@@ -220,7 +224,9 @@ class BaseLoader:
             wait_s=counts.wait_s,
             records_skipped=counts.records_skipped,
             damages=tuple(counts.report.first),
-            worker_s=stream.worker_s,
+            stage_s={} if now is None else now.stage_s,
+            field_s={} if now is None else now.field_s,
+            waits=() if now is None else now.waits,
             workers_restarted=counts.workers_restarted,
             daemon_restarts=counts.daemon_restarts,
             slots_lent=stream.num_lent,

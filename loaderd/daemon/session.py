@@ -226,6 +226,7 @@ class Session:
             raise probe.error
         assert self.opened is not None and self._sizes is not None
         opened = self.opened
+        opened.kernels = probe.kernels
         self._sizes = Opened({**self._sizes.facts, "kernels": probe.kernels}, self._sizes.page)
         self._workforce.add_source(opened.stream, opened.task_message)
         if self._reads_page:

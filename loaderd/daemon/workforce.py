@@ -17,12 +17,14 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from loaderd.daemon.outgoing import Fault
+from loaderd.daemon.sampling import Sampler
 from loaderd.daemon.scheduler import Scheduler
 from loaderd.daemon.tasks import LoadWork, Task, TaskSource, TrialWork
 from loaderd.daemon.wires import Wires
 from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
+from loaderd.memory.samples import Seen
 from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
@@ -56,6 +58,9 @@ class Attachable(Protocol):
     @property
     def page(self) -> Page:
         """What workers and the consumer say of its batches."""
+
+    def seen(self) -> dict[Seen, int]:
+        """What a sample says of the stream."""
 
     def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
         """What the worker of a seat needs, and the descriptors that go with it."""
@@ -96,6 +101,7 @@ class Workforce:
         self._streams: dict[int, Attachable] = {}
         self._messages_of: dict[TaskSource, MakeMessage] = {}
         self._num_fills = 0
+        self._sampler = Sampler()
         self.bell = new_bell()
         wires.watch(BELL, self.bell)
         """The daemon's: a consumer rings it when it has come where a page says."""
@@ -196,7 +202,8 @@ class Workforce:
         return self.scheduler.silent(source, math.ceil(limit_s / self.tick_s))
 
     def tick(self) -> None:
-        """``tick_s`` have passed, in which this process ran: replace workers that have stalled."""
+        """``tick_s`` have passed, in which this process ran: write samples, and replace workers that have stalled."""
+        self._sampler.sample(self._streams.values(), self.pool)
         self.scheduler.tick(self._at)
         timeout_s = self.stall_timeout
         if timeout_s is None:

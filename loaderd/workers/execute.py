@@ -12,6 +12,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.decode.fields import BatchDecoder
 from loaderd.errors import to_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
+from loaderd.memory.page import MAX_FIELDS
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.epoch import WindowOrder
 from loaderd.plan.selection import numbers_that
@@ -21,6 +22,7 @@ from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import ShardFile, list_shards
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
+from loaderd.stages import Stage
 from loaderd.statistics import Kernels
 from loaderd.workers.fill import Segment
 from loaderd.workers.load import Part, WindowLoader
@@ -59,10 +61,12 @@ class Executor:
         windows: SharedMemory,
         slots: SharedMemory,
         on_read: OnRead = tell_nobody,
+        spent: memoryview[int] | None = None,
     ) -> None:
+        """``spent``: as ``Page.spent`` has it; None: nobody wants to know."""
         schema = description.schema
-        self._loader = WindowLoader(schema, files, compressions, on_read)
-        self._decoder = BatchDecoder(schema)
+        self._loader = WindowLoader(schema, files, compressions, on_read, spent)
+        self._decoder = BatchDecoder(schema, None if spent is None else spent[len(Stage) :], MAX_FIELDS)
         window_layout = WindowLayout(schema.row_bytes, max_rows)
         num_arenas = len(windows.bytes) // window_layout.arena_bytes
         self._rows = [window_layout.rows(windows.bytes, arena) for arena in range(num_arenas)]

@@ -142,6 +142,7 @@ class Worker:
         for memory in memories:
             memory.close_fd()
         windows, slots, words = memories
+        page = Page(words.bytes, message.num_slots, message.num_seats)
         executor = Executor(
             pickle.loads(message.description),
             [ShardFile(*file) for file in message.files],
@@ -150,8 +151,8 @@ class Worker:
             windows,
             slots,
             self._tell,
+            page.spent(self._seat),
         )
-        page = Page(words.bytes, message.num_slots, message.num_seats)
         filler = Filler(page, self._seat, message.news, consumer_bell)
         stream = self._streams[message.stream] = _Stream(message.stream, executor, filler, consumer_bell)
         self._turns.append(stream)

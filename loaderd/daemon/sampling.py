@@ -1,0 +1,78 @@
+"""The daemon's look at its streams and workers once a second, kept in each stream's page (see ``memory.samples``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from loaderd import processes
+from loaderd.daemon.worker_pool import WorkerPool
+from loaderd.machine import memory_stall_ns, throttled_ns
+from loaderd.memory.page import CONSUMER_PID, CONSUMER_THREAD, Page
+from loaderd.memory.samples import Seen, write_sample
+
+_EVERY_S = 0.95
+"""A little less than the longest tick."""
+
+
+class Sampled(Protocol):
+    """A stream."""
+
+    @property
+    def page(self) -> Page:
+        """Where samples of it are kept."""
+
+    def seen(self) -> dict[Seen, int]:
+        """What a sample says of the stream."""
+
+
+class Sampler:
+    """Takes up to 1 ms a second."""
+
+    def __init__(self) -> None:
+        self._sampled_s = 0.0
+        self._known: dict[int, dict[Seen, int]] = {}
+        self._used = dict.fromkeys(
+            (Seen.WORKER_CPU_NS, Seen.DELAY_NS, Seen.ASKED_BYTES, Seen.FETCHED_BYTES),
+            0,
+        )
+
+    def sample(self, streams: Iterable[Sampled], pool: WorkerPool) -> None:
+        """Write a sample of each stream if it is time."""
+        now_s = time.monotonic()
+        if now_s - self._sampled_s < _EVERY_S:
+            return
+        self._sampled_s = now_s
+        self._look_at_workers([pool.pid_of(worker) for worker in pool.numbers])
+        of_all = {
+            **self._used,
+            Seen.THROTTLED_NS: throttled_ns(),
+            Seen.MEMORY_STALL_NS: memory_stall_ns(),
+            Seen.WORKERS_RESTARTED: pool.restarts,
+        }
+        for stream in streams:
+            write_sample(stream.page, {**of_all, **_of_consumer(stream.page), **stream.seen()})
+
+    def _look_at_workers(self, pids: list[int]) -> None:
+        """Add what they have used since: what a worker that died had used stays counted."""
+        found = {}
+        for pid in pids:
+            asked, fetched = processes.read_bytes(pid)
+            found[pid] = {
+                Seen.WORKER_CPU_NS: processes.cpu_ns(pid),
+                Seen.DELAY_NS: processes.delay_ns(pid),
+                Seen.ASKED_BYTES: asked,
+                Seen.FETCHED_BYTES: fetched,
+            }
+            for what, value in found[pid].items():
+                self._used[what] += max(0, value - self._known.get(pid, {}).get(what, 0))
+        self._known = found
+
+
+def _of_consumer(page: Page) -> dict[Seen, int]:
+    pid, thread = page.words[CONSUMER_PID], page.words[CONSUMER_THREAD]
+    if not pid:
+        return {}
+    of_threads = [processes.cpu_ns(pid, one) for one in {pid, thread}]
+    return {Seen.CONSUMER_CPU_NS: processes.cpu_ns(pid), Seen.THREAD_CPU_NS: max(of_threads)}
