@@ -22,9 +22,9 @@ def cpu_ns(pid: int, thread: int | None = None, files: Path = _ROOT) -> int:
     return (int(found[11]) + int(found[12])) * _NS_PER_TICK if len(found) > 12 else 0
 
 
-def delay_ns(pid: int, files: Path = _ROOT) -> int:
-    """Nanoseconds that the main thread of a process could have run, and had no core."""
-    found = _read(files / f"proc/{pid}/schedstat").split()
+def delay_ns(pid: int, thread: int, files: Path = _ROOT) -> int:
+    """Nanoseconds that a thread of a process could have run, and had no core."""
+    found = _read(files / f"proc/{pid}/task/{thread}/schedstat").split()
     return int(found[1]) if len(found) == 3 else 0
 
 

@@ -122,6 +122,8 @@ class Snapshot:
     """Of the consumer's process."""
     thread_cpu_s: float = 0.0
     """Of the busiest of its main thread and of the one that takes batches."""
+    thread_delay_s: float = 0.0
+    """That this thread could have run, and had no core."""
     worker_cpu_s: float = 0.0
     delay_s: float = 0.0
     """That workers could have run, and had no core."""

@@ -26,7 +26,7 @@ LAYERS = [
     ],
     ["loaderd.schema", "loaderd.randomness"],
     ["loaderd.schemas", "loaderd.symmetry", "loaderd.options", "loaderd.statistics"],
-    ["loaderd.subscription", "loaderd.tls"],
+    ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
     ["loaderd.shards", "loaderd.decode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
     ["loaderd.dataset"],
     ["loaderd.workers"],

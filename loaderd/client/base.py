@@ -12,6 +12,7 @@ from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.end import ProgramEnds
 from loaderd.client.sources import Source
 from loaderd.client.supervised import SupervisedStream
+from loaderd.diagnosis import Diagnosis, diagnose_samples, nothing_yet
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.memory.page import TAKES_AHEAD
 from loaderd.options import require
@@ -231,6 +232,16 @@ class BaseLoader:
             daemon_restarts=counts.daemon_restarts,
             slots_lent=stream.num_lent,
         )
+
+    def diagnose(self) -> Diagnosis:
+        """Whether the training waits for data, why, and what would help: by the last five seconds. Waits for nothing.
+
+        Within three seconds of a start, and where no batches are taken, that is "nothing yet".
+        """
+        watched = self._stream.watched
+        if watched is None:
+            return nothing_yet("batches come by messages here: ask the server, by `loaderd doctor`")
+        return diagnose_samples(watched.samples(), watched.facts)
 
     # -------------------------------------------------------------------------------------------- end
 

@@ -33,10 +33,7 @@ class Sampler:
     def __init__(self) -> None:
         self._sampled_s = 0.0
         self._known: dict[int, dict[Seen, int]] = {}
-        self._used = dict.fromkeys(
-            (Seen.WORKER_CPU_NS, Seen.DELAY_NS, Seen.ASKED_BYTES, Seen.FETCHED_BYTES),
-            0,
-        )
+        self._used: dict[Seen, int] = {}
 
     def sample(self, streams: Iterable[Sampled], pool: WorkerPool) -> None:
         """Write a sample of each stream if it is time."""
@@ -61,12 +58,13 @@ class Sampler:
             asked, fetched = processes.read_bytes(pid)
             found[pid] = {
                 Seen.WORKER_CPU_NS: processes.cpu_ns(pid),
-                Seen.DELAY_NS: processes.delay_ns(pid),
+                Seen.DELAY_NS: processes.delay_ns(pid, pid),
                 Seen.ASKED_BYTES: asked,
                 Seen.FETCHED_BYTES: fetched,
             }
             for what, value in found[pid].items():
-                self._used[what] += max(0, value - self._known.get(pid, {}).get(what, 0))
+                since = max(0, value - self._known.get(pid, {}).get(what, 0))
+                self._used[what] = self._used.get(what, 0) + since
         self._known = found
 
 
@@ -74,5 +72,10 @@ def _of_consumer(page: Page) -> dict[Seen, int]:
     pid, thread = page.words[CONSUMER_PID], page.words[CONSUMER_THREAD]
     if not pid:
         return {}
-    of_threads = [processes.cpu_ns(pid, one) for one in {pid, thread}]
-    return {Seen.CONSUMER_CPU_NS: processes.cpu_ns(pid), Seen.THREAD_CPU_NS: max(of_threads)}
+    of_threads = [(processes.cpu_ns(pid, one), processes.delay_ns(pid, one)) for one in (pid, thread)]
+    busiest_ns, delay_ns = max(of_threads)
+    return {
+        Seen.CONSUMER_CPU_NS: processes.cpu_ns(pid),
+        Seen.THREAD_CPU_NS: busiest_ns,
+        Seen.THREAD_DELAY_NS: delay_ns,
+    }

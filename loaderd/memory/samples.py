@@ -77,6 +77,7 @@ class Seen(IntEnum):
     WORKERS_RESTARTED = 12
     DAMAGED = 13
     IS_COMPILED = 14
+    THREAD_DELAY_NS = 15
 
 
 def wait_class(waited_ns: int) -> int:
@@ -110,8 +111,8 @@ def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
     num_slots, num_seats, num_bytes = (int(head[word]) for word in (NUM_SLOTS, NUM_SEATS, FACTS_BYTES))
     start = 8 * words_of(num_slots, num_seats)
     found: dict[str, Any] = json.loads(memory[start : start + num_bytes].tobytes())
-    facts = Facts(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
-    return Page(memory, num_slots, num_seats), facts
+    facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    return Page(memory, num_slots, num_seats), Facts(**facts)
 
 
 def write_sample(page: Page, seen: Mapping[Seen, int]) -> None:
@@ -162,6 +163,7 @@ def _snapshot(words: Sequence[int], fields: Sequence[str]) -> Snapshot:
         consumer_pid=consumer[CONSUMER_PID],
         consumer_cpu_s=seen[Seen.CONSUMER_CPU_NS] / 1e9,
         thread_cpu_s=seen[Seen.THREAD_CPU_NS] / 1e9,
+        thread_delay_s=seen[Seen.THREAD_DELAY_NS] / 1e9,
         worker_cpu_s=seen[Seen.WORKER_CPU_NS] / 1e9,
         delay_s=seen[Seen.DELAY_NS] / 1e9,
         throttled_s=seen[Seen.THROTTLED_NS] / 1e9,
