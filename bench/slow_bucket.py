@@ -58,7 +58,9 @@ def main() -> None:
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()
-    bucket, _ = fs.FileSystem.from_uri(f"s3://shards?endpoint_override={host}:{port}&{QUERY}&allow_bucket_creation=true")
+    bucket, _ = fs.FileSystem.from_uri(
+        f"s3://shards?endpoint_override={host}:{port}&{QUERY}&allow_bucket_creation=true"
+    )
     bucket.create_dir("shards")
     for path in sorted(glob.glob(args.shards)):
         with bucket.open_output_stream(f"shards/{os.path.basename(path)}") as stream:
