@@ -110,8 +110,6 @@ class Snapshot:
     """As in :class:`Statistics`."""
     copy_s: float
     """That the consumer has copied batches, because it holds too many."""
-    device_s: float
-    """That batches were copied to a device."""
     takes_ahead: bool
     """Whether who takes the batches is not who uses them: then a wait of the former need not be one of the latter."""
     stage_s: Mapping[str, float]

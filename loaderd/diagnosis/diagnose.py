@@ -25,6 +25,7 @@ SECONDS = 5.5
 _MIN_WAITING = 0.05
 _MIN_COPYING = 0.05
 _MIN_SLOT_WAITING = 0.25
+_MOST_WINDOW_WAITING = 0.2
 _PYTHON_CPU = 0.8
 _PYTHON_ALONE = 0.2
 
@@ -42,8 +43,8 @@ class Diagnosis:
     """The same of single steps: a tenth of them wait less than the first, a tenth more than the second. How long each
     has waited is known to a factor of two."""
     limiting_stage: str
-    """What takes the workers most time: "read", "inflate", "check", "parse", "unpack", or a derived field's name; or
-    "copy to the device". "" where data are not what the training waits for."""
+    """What takes the workers most time: "read", "inflate", "check", "parse", "unpack", or a derived field's name. ""
+    where data are not what the training waits for."""
     cause: str
     """Why, where that can be known; else ""."""
     advice: str
@@ -91,8 +92,6 @@ def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
         return nothing_yet(f"{found.batches} batches were taken in {found.over_s:.1f} s", found.over_s)
     verdict = _verdict(found)
     limiting = found.limiting if verdict in ("storage", "workers", "one field") else ""
-    if verdict == "the model" and found.device_s > _PYTHON_CPU * found.step_s:
-        limiting = "copy to the device"
     remedy = remedy_for(verdict, limiting, found)
     return _diagnosis(found, verdict, limiting, remedy, _spread(before, now, found))
 
@@ -126,12 +125,22 @@ def _verdict(found: Rates) -> Verdict:
         own_cores = (found.thread_cpu + found.thread_delay) / (found.own_s / found.step_s)
         is_alone = found.other_cpu < _PYTHON_ALONE * found.thread_cpu
         return "the consumer's Python" if own_cores > _PYTHON_CPU and is_alone else "the model"
-    if found.slot_share > _MIN_SLOT_WAITING:
+    if _comes_in_bursts(found):
         return "too few batches held"
     limiting = found.limiting
     if limiting in found.facts.derived:
         return "one field"
     return "storage" if limiting in ("read", "inflate") else "workers"
+
+
+def _comes_in_bursts(found: Rates) -> bool:
+    """Whether workers wait for slots between the waits of the consumer, so that more slots would do away with these.
+
+    They also do where windows are slow to come; but then the consumer waits longer, and some workers for windows.
+    """
+    waiting = found.wait_s / found.step_s
+    wait_for_slots = found.slot_share > max(_MIN_SLOT_WAITING, waiting)
+    return wait_for_slots and found.window_share < _MOST_WINDOW_WAITING * waiting
 
 
 def _spread(before: Snapshot, now: Snapshot, found: Rates) -> tuple[float, float]:

@@ -23,7 +23,6 @@ class Rates:
     step_s: float
     wait_s: float
     copy_s: float
-    device_s: float
     stage_s: dict[str, float]
     """Of all workers together."""
     slot_share: float
@@ -94,7 +93,6 @@ def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
         step_s=over_s * per_batch,
         wait_s=min(over_s, now.wait_s - before.wait_s) * per_batch,
         copy_s=(now.copy_s - before.copy_s) * per_batch,
-        device_s=(now.device_s - before.device_s) * per_batch,
         stage_s={name: s * per_batch for name, s in by_stage.items()},
         slot_share=stages["slot"] / worker_s,
         window_share=stages["window"] / worker_s,

@@ -40,7 +40,7 @@ class Remedy:
 def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
     """What to say beside a verdict."""
     if verdict == "the model":
-        return _of_copying_to_device(found) if limiting else _of_model(found)
+        return _of_model(found)
     if verdict == "the consumer's Python":
         return _of_python(found)
     if verdict == "too few batches held":
@@ -80,14 +80,6 @@ def _of_model(found: Rates) -> Remedy:
             f"Nothing in the loader makes it faster; workers={enough} instead of {found.facts.workers} would do.",
         )
     return Remedy("batches are there before they are asked for", "Nothing in the loader makes it faster.")
-
-
-def _of_copying_to_device(found: Rates) -> Remedy:
-    share = found.device_s / found.step_s
-    return Remedy(
-        f"batches are being copied to the device for {share:.0%} of the time",
-        'Send fewer bytes: unpack="device", or fields of a smaller dtype.',
-    )
 
 
 def _of_python(found: Rates) -> Remedy:

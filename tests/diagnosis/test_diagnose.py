@@ -34,7 +34,6 @@ START = Snapshot(
     wait_s=3.0,
     waits=(0,) * NUM_WAITS,
     copy_s=0.0,
-    device_s=0.0,
     takes_ahead=False,
     stage_s=dict.fromkeys(STAGES, 1.0),
     field_s={"board": 2.0, "slow": 3.0},
@@ -74,7 +73,6 @@ def found(now: Snapshot, **facts: Any) -> Diagnosis:
     ("now", "facts", "verdict", "limiting"),
     [
         (after(wait_s=0.1, slot=9.0), {}, "the model", ""),
-        (after(wait_s=0.1, slot=9.0, device_s=4.8), {}, "the model", "copy to the device"),
         (after(wait_s=0.1, thread_cpu_s=4.5, consumer_cpu_s=4.6), {}, "the consumer's Python", ""),
         (
             after(wait_s=0.1, thread_cpu_s=2.5, thread_delay_s=2.0, consumer_cpu_s=2.6),
@@ -93,6 +91,8 @@ def found(now: Snapshot, **facts: Any) -> Diagnosis:
         (after(wait_s=3.0, inflate=8.0), {"compressed": 2}, "storage", "inflate"),
         (after(wait_s=3.0, window=8.0, read=1.0, board=1.5), {}, "storage", "read"),
         (after(wait_s=1.0, slot=6.0), {}, "too few batches held", ""),
+        (after(wait_s=2.5, slot=3.0, window=1.5, inflate=6.0), {}, "storage", "inflate"),
+        (after(wait_s=2.5, slot=6.0, window=2.0, inflate=6.0), {}, "storage", "inflate"),
         (after(wait_s=0.0, copy_s=1.0), {}, "too few batches held", ""),
         (after(wait_s=0.0, batches=1), {}, "nothing yet", ""),
         (after(wait_s=4.9, batches=0, read=9.0), {}, "storage", "read"),
