@@ -17,6 +17,7 @@ from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import POSITION, Page, key_of, new_bell, split_key, words_of
 from loaderd.memory.samples import PAGE_NAME, Seen, begin, encode_facts
 from loaderd.memory.shared import SharedMemory
+from loaderd.memory.watched import Watched
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course, Position
@@ -78,10 +79,12 @@ class OpenedStream:
         self.windows = SharedMemory.create("windows", windows_bytes)
         self.slots = SharedMemory.create("slots", slots_bytes)
         num_seats = max(options.num_workers, num_running)
-        facts = encode_facts(facts_of(description, data, self._course.batches(start).steps_per_epoch, num_arenas))
+        steps_per_epoch = self._course.batches(start).steps_per_epoch
+        facts = encode_facts(facts_of(description, data, steps_per_epoch, num_arenas))
         self._words = SharedMemory.create(PAGE_NAME, 8 * words_of(options.num_slots, num_seats) + len(facts))
         self.page = Page(self._words.bytes, options.num_slots, num_seats)
         begin(self.page, self._words.bytes, facts)
+        self.watched = Watched.of(self._words.bytes)
         self._reads_page = bell is None
         self.consumer_bell = new_bell() if bell is None else bell
         """Is rung when the batch that the consumer sleeps for is there."""
@@ -232,7 +235,8 @@ class OpenedStream:
         os.close(self._client_fd)
         if self._reads_page:
             os.close(self.consumer_bell)
-        self.page.close()
+        for page in (self.page, self.watched.page):
+            page.close()
         del self.windows, self.slots, self._words
 
 

@@ -12,7 +12,7 @@ A consumer is a **member**, whatever the sharing: alone, it is a group of one (s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import cloudpickle
@@ -27,6 +27,7 @@ from loaderd.daemon.probe import Probe
 from loaderd.daemon.sharing import MEMBERS_OF
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
+from loaderd.diagnosis import diagnose_samples
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import CONSUMER_NEWS, POSITION, TAKEN_BATCHES, TAKEN_RECORDS, split_key
 from loaderd.memory.taking import Taker
@@ -358,6 +359,11 @@ class Session:
         plan = None if self.opened is None else self.opened.stream.plan
         epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
         held = 0 if self.members is None else self.members.held_by(member)
+        watched = None if self.opened is None else self.opened.watched
+        now = None if watched is None else watched.now()
+        diagnosis = None
+        if watched is not None and self._reads_page:
+            diagnosis = asdict(diagnose_samples(watched.samples(), watched.facts))
         return {
             "epoch": epoch,
             "batch": batch,
@@ -367,6 +373,8 @@ class Session:
             "slots": self._description.options.num_slots,
             "slots_lent": held,
             "state": self.waits_for(member),
+            "stage_s": {} if now is None else {**now.stage_s, **now.field_s},
+            "diagnosis": diagnosis,
         }
 
 

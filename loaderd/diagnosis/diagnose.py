@@ -13,13 +13,16 @@ core busy, alone, all the while.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from loaderd.diagnosis.rates import Rates, rates
 from loaderd.diagnosis.remedies import Remedy, Verdict, remedy_for
 from loaderd.statistics import Facts, Snapshot
 
+_MIN_SECONDS = 1.5
+_MIN_STUCK_S = 3.0
 SECONDS = 5.5
 """How far back is looked: five samples, one a second."""
 _MIN_WAITING = 0.05
@@ -57,6 +60,13 @@ class Diagnosis:
     """Nanoseconds of workers' time a record, by the stages that may be limiting; waits: "slot", "window"."""
     over_s: float
     """Of how many seconds all this is."""
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Diagnosis:
+        """As ``dataclasses.asdict`` has it; what is read of it, this version must know."""
+        known = {name: wire[name] for name in cls.__dataclass_fields__}
+        low, high = known.pop("waiting_spread")
+        return cls(waiting_spread=(low, high), **known)
 
     def __str__(self) -> str:
         """A few sentences."""
@@ -167,9 +177,13 @@ def nothing_yet(why: str, over_s: float = 0.0) -> Diagnosis:
 
 def diagnose_samples(samples: Sequence[Snapshot], facts: Facts) -> Diagnosis:
     """The same, of samples, one a second, the oldest first: of the last seconds in which batches were taken."""
-    if len(samples) < 2:
-        return nothing_yet("the loader has run for less than two seconds")
-    now = samples[-1]
-    recent = [one for one in samples if now.time_s - one.time_s <= SECONDS]
-    begun = [one for one in recent[:-1] if one.batches > 0]  # a start is not what is asked about
-    return diagnose((begun or recent)[0], now, facts)
+    begun = [one for one in samples if one.batches > 0]
+    if len(samples) <= SECONDS:  # the second in which it has begun is not what is asked about
+        begun = begun[1:]
+    waited_s = 0.0 if not samples else samples[-1].wait_s - samples[0].wait_s
+    if not begun and waited_s > _MIN_STUCK_S:  # for the first batch
+        begun = list(samples)
+    recent = [one for one in begun if begun[-1].time_s - one.time_s <= SECONDS]
+    if not recent or recent[-1].time_s - recent[0].time_s < _MIN_SECONDS:
+        return nothing_yet("batches have come for less than three seconds")
+    return diagnose(recent[0], recent[-1], facts)

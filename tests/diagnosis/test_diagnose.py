@@ -157,16 +157,25 @@ def test_causes_and_advice(now: Snapshot, facts: dict[str, Any], cause: str, adv
     assert cause in diagnosis.cause and advice in diagnosis.advice
 
 
+def sample(time_s: float, wait_s: float, batches: int) -> Snapshot:
+    return replace(START, time_s=1000 + time_s, wait_s=wait_s, batches=batches, records=100 * batches)
+
+
 def test_the_start_of_a_training_is_not_what_is_asked_about():
-    before = replace(START, batches=0, wait_s=0.0, records=0)
-    begun = replace(START, time_s=1002.0, wait_s=2.0, batches=1, records=100)
-    now = replace(START, time_s=1004.0, wait_s=2.0, batches=200, records=20_000)
-    assert diagnose_samples([before, begun, now], FACTS).waiting_share == 0
-    assert diagnose_samples([before, now], FACTS).waiting_share == pytest.approx(0.5)
-    assert diagnose_samples([now], FACTS).verdict == "nothing yet"
+    samples = [sample(0, 0, 0), sample(1, 1, 0), sample(2, 1.9, 1), sample(3, 2.4, 50), sample(4, 2.4, 150)]
+    assert diagnose_samples(samples, FACTS).verdict == "nothing yet"
+    assert diagnose_samples([], FACTS).verdict == "nothing yet"
+    found = diagnose_samples([*samples, sample(5, 2.4, 250)], FACTS)
+    assert found.waiting_share == 0 and found.over_s == 2
+
+
+def test_who_waits_for_the_first_batch_for_long_is_told_why():
+    samples = [replace(sample(second, second, 0), stage_s={**START.stage_s, "read": second}) for second in range(6)]
+    found = diagnose_samples(samples, FACTS)
+    assert (found.verdict, found.limiting_stage) == ("storage", "read") and found.waiting_share == 1
+    assert diagnose_samples(samples[:4], FACTS).verdict == "nothing yet"
 
 
 def test_what_was_long_ago_does_not_count():
-    waited = replace(START, time_s=990.0, wait_s=0.0, batches=10)
-    later = after(wait_s=0.0)
-    assert diagnose_samples([waited, START, later], FACTS).waiting_share == 0
+    samples = [sample(second, min(second, 2), 100 * second + 1) for second in range(8)]
+    assert diagnose_samples(samples, FACTS).waiting_share == 0
