@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import loaderd
-from loaderd.cli import bench, doctor, serve, status
+from loaderd.cli import bench, doctor, serve, status, top
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_to(commands)
     serve.add_to(commands)
     status.add_to(commands)
+    top.add_to(commands)
     return result
 
 

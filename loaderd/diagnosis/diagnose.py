@@ -21,6 +21,8 @@ from loaderd.diagnosis.rates import Rates, rates
 from loaderd.diagnosis.remedies import Remedy, Verdict, remedy_for
 from loaderd.statistics import Facts, Snapshot
 
+_ALL_SAMPLES = 7
+"""That a page has, once the stream has run for so many seconds."""
 _MIN_SECONDS = 1.5
 _MIN_STUCK_S = 3.0
 SECONDS = 5.5
@@ -178,7 +180,7 @@ def nothing_yet(why: str, over_s: float = 0.0) -> Diagnosis:
 def diagnose_samples(samples: Sequence[Snapshot], facts: Facts) -> Diagnosis:
     """The same, of samples, one a second, the oldest first: of the last seconds in which batches were taken."""
     begun = [one for one in samples if one.batches > 0]
-    if len(samples) <= SECONDS:  # the second in which it has begun is not what is asked about
+    if len(samples) < _ALL_SAMPLES:  # the second in which it has begun is not what is asked about
         begun = begun[1:]
     waited_s = 0.0 if not samples else samples[-1].wait_s - samples[0].wait_s
     if not begun and waited_s > _MIN_STUCK_S:  # for the first batch
