@@ -17,6 +17,7 @@ import glob
 import gzip
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -61,8 +62,8 @@ def multiply(size: int) -> Callable[[int], None]:
 
 
 def bursts(seconds: float) -> Callable[[int], None]:
-    """Twelve batches at once, and then a pause."""
-    return lambda step: time.sleep(seconds if step % 12 == 0 else 0)
+    """Many batches at once, and then a pause."""
+    return lambda step: time.sleep(seconds if step % 32 == 0 else 0)
 
 
 def with_sleep(seconds_a_record: float) -> loaderd.Schema:
@@ -90,7 +91,7 @@ def with_loop() -> loaderd.Schema:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One thing that is wrong. ``advised``: what following the advice changes."""
+    """One thing that is wrong. ``advised``: what following the advice changes, where that is no option."""
 
     verdict: str
     work: Callable[[], Callable[[int], None]]
@@ -112,14 +113,11 @@ SCENARIOS: dict[str, Scenario] = {
         lambda: rest(0.003),
         ("looked_up",),
         lambda: with_sleep(20e-6),
-        advised={"options": {"workers": 4}},
     ),
     "a-field-that-loops": Scenario(
         "one field", lambda: rest(0.001), ("slow",), with_loop, advised={"schema": loaderd.schemas.chess_eval}
     ),
-    "one-worker-too-few": Scenario(
-        "workers", lambda: rest(0.0002), _COMPUTING, options={"workers": 1}, advised={"options": {"workers": 2}}
-    ),
+    "one-worker-too-few": Scenario("workers", lambda: rest(0.0002), _COMPUTING, options={"workers": 1}),
     "gzip-shards": Scenario(
         "storage", lambda: rest(0.001), ("inflate",), options=_WINDOWS, shards="gzip", advised={"shards": "plain"}
     ),
@@ -127,23 +125,19 @@ SCENARIOS: dict[str, Scenario] = {
         "storage",
         lambda: rest(0.001),
         ("read",),
-        options=_WINDOWS,
+        options={"shuffle": loaderd.Shuffle(window_records=32_768)},
         shards="bucket",
-        advised={"options": {**_WINDOWS, "workers": 4}},
     ),
     "python-between-steps": Scenario("the consumer's Python", lambda: compute(0.02)),
-    "batches-in-bursts": Scenario(
-        "too few batches held", lambda: bursts(0.02), advised={"options": {"held_batches": 16}}
-    ),
+    "batches-in-bursts": Scenario("too few batches held", lambda: bursts(0.05)),
 }
 
 
-def run_here(name: str, shards: str, seconds: float, advised: bool) -> None:
-    """A training, in this process; prints what it finds after so many seconds."""
+def run_here(name: str, shards: str, seconds: float, advice: str) -> None:
+    """A training, in this process, that follows an advice; prints what it finds after so many seconds."""
     scenario = SCENARIOS[name]
-    changed: dict[str, Any] = dict(scenario.advised) if advised else {}
-    schema = changed.get("schema", scenario.schema)()
-    options = {"workers": 2, **changed.get("options", scenario.options)}
+    schema = (scenario.advised.get("schema", scenario.schema) if advice else scenario.schema)()
+    options = {"workers": 2, **scenario.options, **options_in(advice)}
     work = scenario.work()
     with loaderd.Loader(shards, schema, batch_size=BATCH_SIZE, epochs=None, **options) as loader:
         began_s = None
@@ -155,11 +149,16 @@ def run_here(name: str, shards: str, seconds: float, advised: bool) -> None:
         print(json.dumps(asdict(loader.diagnose())))
 
 
-def run(name: str, shards: str, seconds: float, advised: bool = False) -> dict[str, Any]:
+def options_in(advice: str) -> dict[str, int]:
+    """What an advice such as "workers=4 instead of 2." says; other advice is in ``Scenario.advised``."""
+    return {name: int(number) for name, number in re.findall(r"^(\w+)=(\d+) instead of", advice)}
+
+
+def run(name: str, shards: str, seconds: float, advice: str = "") -> dict[str, Any]:
     """The same in a process of its own."""
     command = [sys.executable, __file__, "--here", name, "--shards", shards, "--seconds", str(seconds)]
     done = subprocess.run(
-        [*command, *(["--advised"] if advised else [])],
+        [*command, "--advice", advice],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -195,9 +194,9 @@ def measure(name: str, places: Mapping[str, str], args: argparse.Namespace) -> s
         is_right = found["verdict"] == scenario.verdict and found["limiting_stage"] in scenario.limiting
         right += is_right
         line = {"scenario": name, "right": is_right, **found}
-        if scenario.advised and number < args.advised_runs:
+        if (scenario.advised or options_in(found["advice"])) and is_right and number < args.advised_runs:
             shards = places[scenario.advised.get("shards", scenario.shards)]
-            changed = run(name, shards, args.seconds, advised=True)
+            changed = run(name, shards, args.seconds, found["advice"])
             predicted.append(found["gain"])
             came.append(changed["steps_per_s"] / found["steps_per_s"])
             line["came"] = came[-1]
@@ -215,10 +214,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--here", choices=SCENARIOS, help=argparse.SUPPRESS)
     parser.add_argument("--shards", help=argparse.SUPPRESS)
-    parser.add_argument("--advised", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--advice", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.here:
-        run_here(args.here, args.shards, args.seconds, args.advised)
+        run_here(args.here, args.shards, args.seconds, args.advice)
         return
     with tempfile.TemporaryDirectory() as folder, storage(Path(folder), args.records) as places:
         rows = [measure(name, places, args) for name in args.scenarios]

@@ -22,6 +22,12 @@ def cpu_ns(pid: int, thread: int | None = None, files: Path = _ROOT) -> int:
     return (int(found[11]) + int(found[12])) * _NS_PER_TICK if len(found) > 12 else 0
 
 
+def idle_ns(files: Path = _ROOT) -> int:
+    """Nanoseconds that the cores of the machine had nothing to do, added up."""
+    found = _read(files / "proc/stat").partition("\n")[0].split()
+    return (int(found[4]) + int(found[5])) * _NS_PER_TICK if len(found) > 5 else 0  # idle; waiting for storage
+
+
 def delay_ns(pid: int, thread: int, files: Path = _ROOT) -> int:
     """Nanoseconds that a thread of a process could have run, and had no core."""
     found = _read(files / f"proc/{pid}/task/{thread}/schedstat").split()

@@ -125,6 +125,8 @@ class Snapshot:
     worker_cpu_s: float = 0.0
     delay_s: float = 0.0
     """That workers could have run, and had no core."""
+    idle_s: float = 0.0
+    """That cores of the machine had nothing to do, all cores together."""
     throttled_s: float = 0.0
     """That the cgroup was stopped, because it had used its quota of time."""
     memory_stall_s: float = 0.0

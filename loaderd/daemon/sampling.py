@@ -44,6 +44,7 @@ class Sampler:
         self._look_at_workers([pool.pid_of(worker) for worker in pool.numbers])
         of_all = {
             **self._used,
+            Seen.IDLE_NS: processes.idle_ns(),
             Seen.THROTTLED_NS: throttled_ns(),
             Seen.MEMORY_STALL_NS: memory_stall_ns(),
             Seen.WORKERS_RESTARTED: pool.restarts,

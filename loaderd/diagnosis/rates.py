@@ -38,6 +38,8 @@ class Rates:
     """Cores that it could have kept busy besides, and did not get."""
     other_cpu: float
     """Cores that the rest of its process has."""
+    spare_cores: float
+    """That had nothing to do, and that this cgroup might use."""
     throttled_share: float
     memory_share: float
     fetched_share: float
@@ -83,6 +85,9 @@ def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
     busy_s = max(1e-9, sum(by_stage.values()))
     asked = now.asked_bytes - before.asked_bytes
     worker_s = over_s * facts.workers
+    consumer_cpu = (now.consumer_cpu_s - before.consumer_cpu_s) / over_s
+    worker_cpu = (now.worker_cpu_s - before.worker_cpu_s) / over_s
+    idle = (now.idle_s - before.idle_s) / over_s
     thread_cpu = (now.thread_cpu_s - before.thread_cpu_s) / over_s
     return Rates(
         facts=facts,
@@ -100,7 +105,8 @@ def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
         delay_share=min(1.0, (now.delay_s - before.delay_s) / busy_s),
         thread_cpu=thread_cpu,
         thread_delay=(now.thread_delay_s - before.thread_delay_s) / over_s,
-        other_cpu=max(0.0, (now.consumer_cpu_s - before.consumer_cpu_s) / over_s - thread_cpu),
+        other_cpu=max(0.0, consumer_cpu - thread_cpu),
+        spare_cores=min(idle, max(0.0, facts.cores - consumer_cpu - worker_cpu)),
         throttled_share=min(1.0, (now.throttled_s - before.throttled_s) / over_s),
         memory_share=min(1.0, (now.memory_stall_s - before.memory_stall_s) / over_s),
         fetched_share=min(1.0, (now.fetched_bytes - before.fetched_bytes) / asked) if asked > 1 << 16 else 0.0,

@@ -52,7 +52,7 @@ def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
     return _of_field(limiting, found) if verdict == "one field" else _of_workers(limiting, found)
 
 
-def _gain(found: Rates, busy_s: float, workers: int) -> float:
+def _gain(found: Rates, busy_s: float, workers: float) -> float:
     """Where a batch takes all workers ``busy_s``, and there are ``workers``."""
     data_s = found.step_s * busy_s / max(1e-12, found.busy_s) * found.facts.workers / workers
     return found.step_s / max(found.own_s, data_s)
@@ -63,13 +63,15 @@ def _more_workers(found: Rates) -> int:
 
     At most four times as many: by then something else may be what limits.
     """
-    enough = math.ceil(found.facts.workers * found.step_s / found.own_s)
-    most = max(found.facts.cores, found.facts.workers) if found.workers_compute else 4 * found.facts.workers
-    return max(found.facts.workers, min(most, enough))
+    now = found.facts.workers
+    most = now + math.floor(found.spare_cores + 0.5) if found.workers_compute else 4 * now
+    return max(now, min(most, math.ceil(now * found.step_s / found.own_s)))
 
 
 def _with_workers(found: Rates, workers: int, cause: str) -> Remedy:
-    return Remedy(cause, f"workers={workers} instead of {found.facts.workers}.", _gain(found, found.busy_s, workers))
+    now = found.facts.workers
+    of_use = min(workers, now + found.spare_cores) if found.workers_compute else workers
+    return Remedy(cause, f"workers={workers} instead of {now}.", _gain(found, found.busy_s, of_use))
 
 
 def _of_model(found: Rates) -> Remedy:

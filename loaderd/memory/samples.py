@@ -77,6 +77,7 @@ class Seen(IntEnum):
     DAMAGED = 13
     IS_COMPILED = 14
     THREAD_DELAY_NS = 15
+    IDLE_NS = 16
 
 
 def wait_class(waited_ns: int) -> int:
@@ -164,6 +165,7 @@ def _snapshot(words: Sequence[int], fields: Sequence[str]) -> Snapshot:
         thread_delay_s=seen[Seen.THREAD_DELAY_NS] / 1e9,
         worker_cpu_s=seen[Seen.WORKER_CPU_NS] / 1e9,
         delay_s=seen[Seen.DELAY_NS] / 1e9,
+        idle_s=seen[Seen.IDLE_NS] / 1e9,
         throttled_s=seen[Seen.THROTTLED_NS] / 1e9,
         memory_stall_s=seen[Seen.MEMORY_STALL_NS] / 1e9,
         asked_bytes=seen[Seen.ASKED_BYTES],

@@ -61,7 +61,7 @@ def after(
         waits=tuple((waits or {}).get(number, 0) for number in range(NUM_WAITS)),
         stage_s=stage_s,
         field_s={"board": 2.0 + board, "slow": 3.0 + slow},
-        **{"worker_cpu_s": 10.0, **others},
+        **{"worker_cpu_s": 10.0, "idle_s": 10.0, **others},
     )
 
 
@@ -125,6 +125,13 @@ def test_the_gain_of_more_workers_is_arithmetic():
     assert diagnosis.advice == "workers=4 instead of 2." and diagnosis.gain == pytest.approx(2.0)
 
 
+def test_more_workers_bring_no_more_than_the_cores_that_are_idle():
+    diagnosis = found(after(wait_s=3.0, board=9.0, idle_s=5.0))
+    assert diagnosis.advice == "workers=3 instead of 2." and diagnosis.gain == pytest.approx(1.5)
+    half = found(after(wait_s=3.0, board=9.0, idle_s=2.6))
+    assert half.advice == "workers=3 instead of 2." and half.gain == pytest.approx(2.52 / 2)
+
+
 def test_no_step_is_shorter_than_what_the_consumer_does():
     diagnosis = found(after(wait_s=1.0, board=9.0), cores=16)
     assert diagnosis.advice == "workers=3 instead of 2." and diagnosis.gain == pytest.approx(1.25)
@@ -138,6 +145,7 @@ def test_no_step_is_shorter_than_what_the_consumer_does():
         (after(wait_s=3.0, parse=9.0), {"cores": 2}, "", "more than 2 cores"),
         (after(wait_s=3.0, parse=9.0), {"cores": 1}, "fewer cores than workers: 1 and 2", "more than 1 cores"),
         (after(wait_s=3.0, parse=9.0, delay_s=4.0), {}, "cores are scarce", "workers=4"),
+        (after(wait_s=3.0, board=9.0, delay_s=4.0, idle_s=1.0), {}, "cores are scarce", "loaderd[compiled]"),
         (after(wait_s=3.0, parse=9.0, throttled_s=2.0), {}, "40% of the time, its quota", "cpu.max"),
         (after(wait_s=3.0, parse=9.0, memory_stall_s=2.0), {}, "memory pressure", "workers=4"),
         (after(wait_s=3.0, slow=9.0), {}, "takes 180,000 ns a record", "function of 'slow' cheaper"),
