@@ -39,6 +39,7 @@ class BaseLoader:
         self._next = stream.course.find(start)
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
+        self._metrics_ends: list[Callable[[], None]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
 
     # -------------------------------------------------------------------------------------- consuming
@@ -243,6 +244,18 @@ class BaseLoader:
             return nothing_yet("batches come by messages here: ask the server, by `loaderd doctor`")
         return diagnose_samples(watched.samples(), watched.facts)
 
+    def serve_metrics(self, port: int, host: str = "") -> int:
+        """Give the figures of :meth:`statistics` to Prometheus at a port of this process, until :meth:`close`.
+
+        ``port``: 0 is one that is free; returns it. ``host``: the address to listen at; "": all. A thread answers.
+        Raises OptionError where the port cannot be had.
+        """
+        from loaderd.client.exporter import of_weak, serve_metrics  # few need it, and it takes 50 ms
+
+        port, end = serve_metrics(port, host, of_weak(self))
+        self._metrics_ends.append(end)
+        return port
+
     # -------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
@@ -251,6 +264,8 @@ class BaseLoader:
         A :meth:`fetch` that waits in another thread raises ClosedError.
         """
         self._stream.close()
+        while self._metrics_ends:
+            self._metrics_ends.pop()()
 
     def __enter__(self: _Any) -> _Any:
         return self

@@ -373,7 +373,11 @@ class Session:
             "slots": self._description.options.num_slots,
             "slots_lent": held,
             "state": self.waits_for(member),
-            "stage_s": {} if now is None else {**now.stage_s, **now.field_s},
+            # Of a group, once.
+            "stage_s": {**now.stage_s, **now.field_s}
+            if now is not None and member == min(self.present, default=member)
+            else {},
+            "waiting_seconds": 0.0 if now is None else now.wait_s,
             "diagnosis": diagnosis,
         }
 
