@@ -141,6 +141,8 @@ class Snapshot:
     slots_full: int = 0
     windows_ready: int = 0
     workers_restarted: int = 0
+    number: int = 0
+    """Which sample of its page it is, from 0 on."""
     damaged: int = 0
     """Records that the index pass found damaged."""
     kernels: Kernels = "numpy"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 6.0
 _AGAIN_S = 0.5
+_ADDRESSES = ("unix:", "grpc:", "grpc+tls:")
 _DESCRIPTION = """\
 Of a running training: whether it waits for data, why, and what would help, by its last five seconds. Without TARGET,
 of all trainings of this user; else by the number of a process. Of a server: by its address, such as unix: or
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _cases(arguments: argparse.Namespace) -> list[Case]:
     """Raises LoaderdError where there is none."""
     targets: Sequence[str] = arguments.targets
-    if any(":" in target and "//" not in target.partition("?")[0].replace("://", "", 1) for target in targets):
+    if targets and all(target.startswith(_ADDRESSES) for target in targets):
         return [case for target in targets for case in _of_server(target, read_token(arguments.token_file))]
     wrong = [target for target in targets if not target.isdigit()]
     if wrong:

@@ -15,7 +15,7 @@ from loaderd.client.supervised import SupervisedStream
 from loaderd.diagnosis import Diagnosis, diagnose_samples, nothing_yet
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.memory.page import TAKES_AHEAD
-from loaderd.options import require
+from loaderd.options import as_count, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.statistics import Statistics
@@ -39,6 +39,8 @@ class BaseLoader:
         self._next = stream.course.find(start)
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
+        self._repeated: list[Batch] = []
+        self._most_repeated = 0
         self._metrics_ends: list[Callable[[], None]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
 
@@ -102,13 +104,31 @@ class BaseLoader:
             raise found
         return found
 
+    def headroom(self, batches: int = 10) -> None:
+        """From now on, give copies of the next ``batches`` over and over, from memory, and never wait for data.
+
+        So a training shows how fast it could be at most. It learns nothing of use meanwhile: for a measurement alone.
+        0 ends it, and the data go on where they would be.
+        """
+        require(self.sharing != "shared", "sharing", "another one than shared, for headroom", self.sharing)
+        batches = as_count(batches, "batches", "a number of batches, or 0", least=0)
+        with self._stream.lock:
+            self._repeated, self._most_repeated = [], batches
+
     def _fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
         if pass_ is not self._sized[0] or self._grows:
             num_steps = self.num_steps(pass_)
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
             return None
-        return self._stream.fetch(pass_, step, wanted)
+        if not self._most_repeated:
+            return self._stream.fetch(pass_, step, wanted)
+        if len(self._repeated) < self._most_repeated:
+            found = self._stream.fetch(pass_, step)
+            if isinstance(found, Batch):
+                self._repeated.append(found.copy())
+            return found
+        return self._repeated[step % self._most_repeated]
 
     # -------------------------------------------------------------------------------------- positions
 

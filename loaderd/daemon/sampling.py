@@ -1,4 +1,7 @@
-"""The daemon's look at its streams and workers once a second, kept in each stream's page (see ``memory.samples``)."""
+"""The daemon's look at its streams and workers, kept in each stream's page (see ``memory.samples``).
+
+It wakes once a second at least, and then looks; more often only where it is awake anyway.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from loaderd.machine import memory_stall_ns, throttled_ns
 from loaderd.memory.page import CONSUMER_PID, CONSUMER_THREAD, Page
 from loaderd.memory.samples import Seen, write_sample
 
-_EVERY_S = 0.95
-"""A little less than the longest tick."""
+_EVERY_S = 0.45
 
 
 class Sampled(Protocol):
@@ -28,7 +30,7 @@ class Sampled(Protocol):
 
 
 class Sampler:
-    """Takes up to 1 ms a second."""
+    """Takes 0.5 ms a sample."""
 
     def __init__(self) -> None:
         self._sampled_s = 0.0

@@ -202,8 +202,7 @@ class Workforce:
         return self.scheduler.silent(source, math.ceil(limit_s / self.tick_s))
 
     def tick(self) -> None:
-        """``tick_s`` have passed, in which this process ran: write samples, and replace workers that have stalled."""
-        self._sampler.sample(self._streams.values(), self.pool)
+        """``tick_s`` have passed, in which this process ran: replace workers that have stalled."""
         self.scheduler.tick(self._at)
         timeout_s = self.stall_timeout
         if timeout_s is None:
@@ -283,6 +282,7 @@ class Workforce:
         self._warn(f"worker process {pid} {stalled or reason}{what}; another one does its work again")
 
     def assign(self) -> None:
-        """Give out what can be given out."""
+        """Give out what can be given out; and write samples, if it is time."""
+        self._sampler.sample(self._streams.values(), self.pool)
         for worker, task in self.scheduler.assign():
             self._wires.post(worker, self._messages_of[task.source](task))

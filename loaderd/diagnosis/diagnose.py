@@ -21,9 +21,8 @@ from loaderd.diagnosis.rates import Rates, rates
 from loaderd.diagnosis.remedies import Remedy, Verdict, remedy_for
 from loaderd.statistics import Facts, Snapshot
 
-_ALL_SAMPLES = 7
-"""That a page has, once the stream has run for so many seconds."""
-_MIN_SECONDS = 1.5
+_BEGINNING_S = 0.9
+_MIN_SECONDS = 1.4
 _MIN_STUCK_S = 3.0
 SECONDS = 5.5
 """How far back is looked: five samples, one a second."""
@@ -180,8 +179,9 @@ def nothing_yet(why: str, over_s: float = 0.0) -> Diagnosis:
 def diagnose_samples(samples: Sequence[Snapshot], facts: Facts) -> Diagnosis:
     """The same, of samples, one a second, the oldest first: of the last seconds in which batches were taken."""
     begun = [one for one in samples if one.batches > 0]
-    if len(samples) < _ALL_SAMPLES:  # the second in which it has begun is not what is asked about
-        begun = begun[1:]
+    if begun and (begun[0] is not samples[0] or begun[0].number == 0):
+        # The second in which it has begun is not what is asked about.
+        begun = [one for one in begun if one.time_s - begun[0].time_s > _BEGINNING_S]
     waited_s = 0.0 if not samples else samples[-1].wait_s - samples[0].wait_s
     if not begun and waited_s > _MIN_STUCK_S:  # for the first batch
         begun = list(samples)

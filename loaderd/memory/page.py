@@ -32,7 +32,7 @@ when it is dead, the daemon writes what it leaves, until another one has the sea
       FILLED                 worker    how many batches were written there so far
       RELEASED               consumer  how many of these it has given back, or passed over
     of each of the last samples:
-      …                      daemon    what all words above said once a second, added up: see ``samples``
+      …                      daemon    what all words above said at some moment, added up: see ``samples``
 
 A **key** is the generation (which counts how often the consumer began somewhere) and the step in it, as one number,
 so that the two are never read half old, half new; keys rise. A slot is free while FILLED == RELEASED.
@@ -106,8 +106,8 @@ NUM_COUNTERS = len(Counter) + len(Stage) + MAX_FIELDS
 _NEWS, _SLEEPS, _TASK, _MAKES, _COUNTERS = 0, _LINE, _LINE + 1, _LINE + 2, _LINE + 3
 _SPENT = _COUNTERS + len(Counter)
 _SEAT_WORDS = 7 * _LINE
-NUM_SAMPLES = 8
-"""That are kept: one is written while the seven before it can be read."""
+NUM_SAMPLES = 16
+"""That are kept: one is written while the others can be read."""
 SAMPLE_WORDS = 12 * _LINE
 
 
@@ -294,7 +294,7 @@ class Page:
         return list(map(sum, zip(*of_seats, strict=True)))
 
     def sample(self, number: int) -> memoryview[int]:
-        """The words of a sample; its place is that of the one eight before it."""
+        """The words of a sample; its place is that of an older one."""
         begin = self._first_sample + number % NUM_SAMPLES * SAMPLE_WORDS
         return self.words[begin : begin + SAMPLE_WORDS]
 

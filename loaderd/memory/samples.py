@@ -1,9 +1,9 @@
-"""What a page says to those who only look: what has been counted, now and in each of the last seconds.
+"""What a page says to those who only look: what has been counted, now and in the last seconds.
 
 ::
 
-    words of the stream │ sample 0 │ sample 1 │ … │ sample 7 │ facts (JSON, as long as FACTS_BYTES says)
-                                   the daemon writes one a second, to the place of the oldest
+    words of the stream │ sample 0 │ sample 1 │ … │ sample 15 │ facts (JSON, as long as FACTS_BYTES says)
+                          the daemon writes one or two a second, to the place of the oldest
 
 A page is read by its consumer, and by any process of the same user: it is a memfd that the daemon has open, and
 /proc/PID/fd shows it. So it says itself how it is laid out (LAYOUT, NUM_SLOTS, NUM_SEATS). A sample adds up what the
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import IntEnum
 from typing import Any
 
@@ -135,7 +135,7 @@ def read_samples(page: Page, facts: Facts) -> list[Snapshot]:
     found = [(one, page.sample(one).tolist()) for one in range(first, number)]
     barrier()
     overwritten = page.words[SAMPLES] - NUM_SAMPLES
-    return [_snapshot(words, facts.fields) for one, words in found if one > overwritten]
+    return [replace(_snapshot(words, facts.fields), number=one) for one, words in found if one > overwritten]
 
 
 def snapshot(page: Page, facts: Facts) -> Snapshot:

@@ -186,4 +186,6 @@ def test_who_waits_for_the_first_batch_for_long_is_told_why():
 
 def test_what_was_long_ago_does_not_count():
     samples = [sample(second, min(second, 2), 100 * second + 1) for second in range(8)]
+    assert diagnose_samples(samples[:3], FACTS).verdict == "nothing yet", "it has just begun"
+    assert diagnose_samples([replace(one, number=5) for one in samples[:3]], FACTS).waiting_share == 1
     assert diagnose_samples(samples, FACTS).waiting_share == 0
