@@ -7,7 +7,6 @@ from loaderd.daemon.opening import OpenedStream
 from loaderd.daemon.workforce import Workforce
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import Page, barrier, ring
-from loaderd.memory.samples import Seen
 from loaderd.protocol.worker_messages import Attach, Granted, Withdrawn
 
 
@@ -26,10 +25,6 @@ class Granting:
     def page(self) -> Page:
         """What workers and the consumer say of the batches."""
         return self._opened.page
-
-    def seen(self) -> dict[Seen, int]:
-        """What a sample says of the stream."""
-        return self._opened.seen()
 
     def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
         """What the worker of a seat needs, and the descriptors that go with it."""

@@ -6,10 +6,9 @@ It wakes once a second at least, and then looks; more often only where it is awa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Protocol
 
 from loaderd import processes
+from loaderd.daemon.opening import OpenedStream
 from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.machine import memory_stall_ns, throttled_ns
 from loaderd.memory.page import CONSUMER_PID, CONSUMER_THREAD, Page
@@ -18,41 +17,29 @@ from loaderd.memory.samples import Seen, write_sample
 _EVERY_S = 0.45
 
 
-class Sampled(Protocol):
-    """A stream."""
+class WorkersUse:
+    """What the workers of all streams have used, and what of the machine concerns them all."""
 
-    @property
-    def page(self) -> Page:
-        """Where samples of it are kept."""
-
-    def seen(self) -> dict[Seen, int]:
-        """What a sample says of the stream."""
-
-
-class Sampler:
-    """Takes 0.5 ms a sample."""
-
-    def __init__(self) -> None:
-        self._sampled_s = 0.0
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        self._looked_s = 0.0
         self._known: dict[int, dict[Seen, int]] = {}
         self._used: dict[Seen, int] = {}
+        self._seen: dict[Seen, int] = {}
 
-    def sample(self, streams: Iterable[Sampled], pool: WorkerPool) -> None:
-        """Write a sample of each stream if it is time."""
-        now_s = time.monotonic()
-        if now_s - self._sampled_s < _EVERY_S:
-            return
-        self._sampled_s = now_s
-        self._look_at_workers([pool.pid_of(worker) for worker in pool.numbers])
-        of_all = {
-            **self._used,
-            Seen.IDLE_NS: processes.idle_ns(),
-            Seen.THROTTLED_NS: throttled_ns(),
-            Seen.MEMORY_STALL_NS: memory_stall_ns(),
-            Seen.WORKERS_RESTARTED: pool.restarts,
-        }
-        for stream in streams:
-            write_sample(stream.page, {**of_all, **_of_consumer(stream.page), **stream.seen()})
+    def look(self, now_s: float) -> dict[Seen, int]:
+        """As it is, or was a moment ago. 0.3 ms."""
+        if now_s - self._looked_s >= _EVERY_S:
+            self._looked_s = now_s
+            self._look_at_workers([self._pool.pid_of(worker) for worker in self._pool.numbers])
+            self._seen = {
+                **self._used,
+                Seen.IDLE_NS: processes.idle_ns(),
+                Seen.THROTTLED_NS: throttled_ns(),
+                Seen.MEMORY_STALL_NS: memory_stall_ns(),
+                Seen.WORKERS_RESTARTED: self._pool.restarts,
+            }
+        return self._seen
 
     def _look_at_workers(self, pids: list[int]) -> None:
         """Add what they have used since: what a worker that died had used stays counted."""
@@ -69,6 +56,23 @@ class Sampler:
                 since = max(0, value - self._known.get(pid, {}).get(what, 0))
                 self._used[what] = self._used.get(what, 0) + since
         self._known = found
+
+
+class Sampler:
+    """Of one stream."""
+
+    def __init__(self, opened: OpenedStream, use: WorkersUse) -> None:
+        self._opened = opened
+        self._use = use
+        self._sampled_s = 0.0
+
+    def sample(self) -> None:
+        """Write a sample if it is time."""
+        now_s = time.monotonic()
+        if now_s - self._sampled_s >= _EVERY_S:
+            self._sampled_s = now_s
+            page = self._opened.page
+            write_sample(page, {**self._use.look(now_s), **_of_consumer(page), **self._opened.seen()})
 
 
 def _of_consumer(page: Page) -> dict[Seen, int]:

@@ -24,6 +24,7 @@ from loaderd.daemon.opening import OpenedStream
 from loaderd.daemon.outgoing import BrokenBatch, Delivery, Omission, PassEnd
 from loaderd.daemon.preparation import Preparation
 from loaderd.daemon.probe import Probe
+from loaderd.daemon.sampling import Sampler
 from loaderd.daemon.sharing import MEMBERS_OF
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
@@ -104,6 +105,7 @@ class Session:
         self._reads_page = reads_page
         self._feed: Feed | None = None
         self._granting: Granting | None = None
+        self._sampler: Sampler | None = None
         self._seen_position = 0
         self._probe: Probe | None = None
         self._sizes: Opened | None = None
@@ -213,6 +215,7 @@ class Session:
         running = len(workforce.pool.numbers)
         bell = None if self._reads_page else workforce.bell
         self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running, bell)
+        self._sampler = Sampler(opened, workforce.use)
         self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached)
         self._granting = Granting(opened, workforce)
         workforce.attach(self._granting)
@@ -257,9 +260,10 @@ class Session:
 
     def hand_over(self) -> int:
         """Tell the members what there is to tell, and the workers; returns the bytes of the batches handed over."""
-        if self.members is None or self.opened is None or self._granting is None:
+        if self.members is None or self.opened is None or self._granting is None or self._sampler is None:
             return 0
         self.opened.stream.look()
+        self._sampler.sample()
         if self._feed is not None:
             self._feed.collect()
         num_records = 0

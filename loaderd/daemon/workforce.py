@@ -17,14 +17,13 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from loaderd.daemon.outgoing import Fault
-from loaderd.daemon.sampling import Sampler
+from loaderd.daemon.sampling import WorkersUse
 from loaderd.daemon.scheduler import Scheduler
 from loaderd.daemon.tasks import LoadWork, Task, TaskSource, TrialWork
 from loaderd.daemon.wires import Wires
 from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
-from loaderd.memory.samples import Seen
 from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
@@ -58,9 +57,6 @@ class Attachable(Protocol):
     @property
     def page(self) -> Page:
         """What workers and the consumer say of its batches."""
-
-    def seen(self) -> dict[Seen, int]:
-        """What a sample says of the stream."""
 
     def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
         """What the worker of a seat needs, and the descriptors that go with it."""
@@ -101,7 +97,8 @@ class Workforce:
         self._streams: dict[int, Attachable] = {}
         self._messages_of: dict[TaskSource, MakeMessage] = {}
         self._num_fills = 0
-        self._sampler = Sampler()
+        self.use = WorkersUse(pool)
+        """For samples."""
         self.bell = new_bell()
         wires.watch(BELL, self.bell)
         """The daemon's: a consumer rings it when it has come where a page says."""
@@ -282,7 +279,6 @@ class Workforce:
         self._warn(f"worker process {pid} {stalled or reason}{what}; another one does its work again")
 
     def assign(self) -> None:
-        """Give out what can be given out; and write samples, if it is time."""
-        self._sampler.sample(self._streams.values(), self.pool)
+        """Give out what can be given out."""
         for worker, task in self.scheduler.assign():
             self._wires.post(worker, self._messages_of[task.source](task))

@@ -130,7 +130,9 @@ def test_a_sample_that_is_overwritten_while_it_is_read_is_left_out():
         return read(number)
 
     watched.page.sample = read_slowly  # type: ignore[method-assign]
-    assert [one.batches for one in watched.samples()] == list(range(3, NUM_SAMPLES)), "and the one whose place comes next"
+    assert [one.batches for one in watched.samples()] == list(range(3, NUM_SAMPLES)), (
+        "and the one whose place comes next"
+    )
 
 
 def test_a_sample_has_room_for_all_that_is_counted():
