@@ -96,7 +96,7 @@ def _of_python(found: Rates) -> Remedy:
 
 
 def _of_held_batches(found: Rates) -> Remedy:
-    more = 2 * found.facts.held_batches
+    more = 4 * found.facts.held_batches
     advice = f"held_batches={more} instead of {found.facts.held_batches}."
     if found.copy_s > found.wait_s:
         cause = f"more than held_batches={found.facts.held_batches} batches are held, so that others are copied"

@@ -157,7 +157,7 @@ def test_no_step_is_shorter_than_what_the_consumer_does():
         (after(wait_s=3.0, read=9.0, asked_bytes=10**9, fetched_bytes=9 * 10**8), {}, "a cold page", "faster disk"),
         (after(wait_s=3.0, read=9.0, memory_stall_s=2.0), {}, "memory pressure", "smaller windows"),
         (after(wait_s=0.0, slot=9.0), {}, "before they are asked for", "workers=1"),
-        (after(wait_s=0.0, copy_s=1.0), {}, "more than held_batches=4", "held_batches=8"),
+        (after(wait_s=0.0, copy_s=1.0), {}, "more than held_batches=4", "held_batches=16"),
     ],
 )
 def test_causes_and_advice(now: Snapshot, facts: dict[str, Any], cause: str, advice: str):
