@@ -15,6 +15,7 @@ import json
 import os
 import pty
 import random
+import select
 import statistics
 import subprocess
 import sys
@@ -41,16 +42,17 @@ def steps_per_s(training: int, seconds: float, watched: bool) -> tuple[float, fl
         environment = {**os.environ, "TERM": "xterm"}
         command = [sys.executable, "-c", _COMMAND, "top"]
         watcher = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-        time.sleep(1.5)  # its start is no part of what it costs
-        os.set_blocking(ours, False)
+        shown = b""
+        while b"q quit" not in shown:  # its start is no part of what it costs
+            shown += os.read(ours, 1 << 16)
     (stream,) = running_streams(frozenset([training]))
     cpu_ns = 0 if watcher is None else processes.cpu_ns(watcher.pid)
     before = stream.watched.now()
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         time.sleep(0.2)
-        if watcher is not None:
-            os.read(ours, 1 << 20) if _is_ready(ours) else b""
+        if watcher is not None and select.select([ours], [], [], 0)[0]:
+            os.read(ours, 1 << 20)
     now = stream.watched.now()
     used = 0.0
     if watcher is not None:
@@ -60,12 +62,6 @@ def steps_per_s(training: int, seconds: float, watched: bool) -> tuple[float, fl
     os.close(ours)
     os.close(theirs)
     return (now.batches - before.batches) / (now.time_s - before.time_s), used
-
-
-def _is_ready(fd: int) -> bool:
-    import select
-
-    return bool(select.select([fd], [], [], 0)[0])
 
 
 def main() -> None:

@@ -82,7 +82,8 @@ class BatchDecoder:
             stop = min(start + self._chunk_records, n)
             values = {name: out[name][start:stop] for name in self._specs}
             self._decode_chunk(rows[start:stop], values, stands_for)
-        self._clock.end()
+        if stands_for:
+            self._clock.end()
 
     def _decode_chunk(self, rows: Bytes, values: dict[str, AnyArray], stands_for: int) -> None:
         """``stands_for``: of how many calls this is the one in which fields are timed; 0: it is none."""
@@ -162,10 +163,9 @@ class _EverySoOften:
         return self._gap
 
     def end(self) -> None:
-        """The call is over."""
-        if not self._left:
-            is_long = time.monotonic_ns() - self._began_ns > _LONG_NS
-            self._gap = self._left = 1 if is_long else _GAP
+        """A call that was timed is over."""
+        is_long = time.monotonic_ns() - self._began_ns > _LONG_NS
+        self._gap = self._left = 1 if is_long else _GAP
 
 
 class CopyBytes:

@@ -365,7 +365,8 @@ def test_a_call_that_is_timed_stands_for_those_that_are_not():
     weights = []
     for _ in range(16 * 5 + 1):
         weights.append(clock.begin())
-        clock.end()
+        if weights[-1]:
+            clock.end()
     assert sum(weights) == 16 * 5 + 1 and weights.count(0) == 15 * 5
 
 
