@@ -41,8 +41,10 @@ class Diagnosis:
     verdict: Verdict
     """What makes a step as long as it is."""
     waiting_share: float
-    """The part of the time that the consumer has waited for batches, 0 to 1. Of a ``tf.data.Dataset``, which takes
-    batches ahead, it is that of who takes them: at least what the training has waited."""
+    """The part of the time that the consumer has waited for batches, 0 to 1."""
+    takes_ahead: bool
+    """Whether batches are taken ahead, as a ``tf.data.Dataset`` takes them: then it is who takes them that has waited
+    so long, and the training has waited so long at most."""
     waiting_spread: tuple[float, float]
     """The same of single steps: a tenth of them wait less than the first, a tenth more than the second. How long each
     has waited is known to a factor of two."""
@@ -73,7 +75,8 @@ class Diagnosis:
         """A few sentences."""
         if self.verdict == "nothing yet":
             return f"Nothing yet: {self.cause}"
-        lines = [f"{_HEADLINES[self.verdict]} It waits for data for {self.waiting_share:.0%} of the time."]
+        at_most = "up to " if self.takes_ahead else ""
+        lines = [f"{_HEADLINES[self.verdict]} It waits for data for {at_most}{self.waiting_share:.0%} of the time."]
         if self.limiting_stage:
             lines.append(f"Limiting stage: {self.limiting_stage}.")
         lines += [f"Cause: {self.cause}."] if self.cause else []
@@ -116,6 +119,7 @@ def _diagnosis(
     return Diagnosis(
         verdict=verdict,
         waiting_share=found.wait_s / found.step_s,
+        takes_ahead=found.now.takes_ahead,
         waiting_spread=spread,
         limiting_stage=limiting,
         cause=remedy.cause,
@@ -173,7 +177,7 @@ def _spread(before: Snapshot, now: Snapshot, found: Rates) -> tuple[float, float
 
 def nothing_yet(why: str, over_s: float = 0.0) -> Diagnosis:
     """Where too little is known."""
-    return Diagnosis("nothing yet", 0.0, (0.0, 0.0), "", f"{why}.", "", 1.0, 0.0, 0.0, {}, over_s)
+    return Diagnosis("nothing yet", 0.0, False, (0.0, 0.0), "", f"{why}.", "", 1.0, 0.0, 0.0, {}, over_s)
 
 
 def diagnose_samples(samples: Sequence[Snapshot], facts: Facts) -> Diagnosis:

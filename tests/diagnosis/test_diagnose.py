@@ -111,6 +111,12 @@ def test_rates_are_of_the_time_between_and_not_since_the_start():
     assert diagnosis.stage_ns["slow"] == pytest.approx(2.0e9 / 25_000)
 
 
+def test_who_takes_batches_ahead_is_not_who_waits():
+    ahead = found(after(wait_s=3.0, board=9.0, takes_ahead=True))
+    assert ahead.takes_ahead and "waits for data for up to 60%" in str(ahead)
+    assert "waits for data for 60%" in str(found(after(wait_s=3.0, board=9.0)))
+
+
 def test_how_waits_are_spread():
     waits = {12: 300, 15: 60}  # 500 batches: 140 without a wait, 300 of 8 to 17 ms, 60 of 67 to 134 ms
     low, high = found(after(wait_s=2.5, waits=waits)).waiting_spread
