@@ -63,7 +63,7 @@ def multiply(size: int) -> Callable[[int], None]:
 
 def bursts(seconds: float) -> Callable[[int], None]:
     """Many batches at once, and then a pause."""
-    return lambda step: time.sleep(seconds if step % 32 == 0 else 0)
+    return lambda step: time.sleep(seconds if step % 40 == 0 else 0)
 
 
 def with_sleep(seconds_a_record: float) -> loaderd.Schema:

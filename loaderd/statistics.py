@@ -41,7 +41,8 @@ class Statistics:
     groups, and over the network."""
     field_s: Mapping[str, float]
     """Seconds of these workers by field: what it takes to make it of rows, or of other fields. Fields of which other
-    ones are derived are here, too. Empty as ``stage_s`` is."""
+    ones are derived are here, too. Where a batch takes less than 1 ms, one call in sixteen is timed for all of them.
+    Empty as ``stage_s`` is."""
     waits: tuple[int, ...]
     """How many waits of the consumer were shorter than 4.1 µs, how many of the others shorter than twice that, and so
     on; the last number is of all longer ones. Of this daemon; empty as ``stage_s`` is."""

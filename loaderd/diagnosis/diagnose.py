@@ -29,7 +29,8 @@ SECONDS = 5.5
 _MIN_WAITING = 0.05
 _MIN_COPYING = 0.05
 _MIN_SLOT_WAITING = 0.25
-_MOST_WINDOW_WAITING = 0.2
+_MOST_WINDOW_WAITING = 0.15
+_LESS = 0.7
 _PYTHON_CPU = 0.8
 _PYTHON_ALONE = 0.2
 
@@ -151,10 +152,10 @@ def _verdict(found: Rates) -> Verdict:
 def _comes_in_bursts(found: Rates) -> bool:
     """Whether workers wait for slots between the waits of the consumer, so that more slots would do away with these.
 
-    They also do where windows are slow to come; but then the consumer waits longer, and some workers for windows.
+    They also do where windows are slow to come; but then the consumer waits much longer, and some workers for windows.
     """
     waiting = found.wait_s / found.step_s
-    wait_for_slots = found.slot_share > max(_MIN_SLOT_WAITING, waiting)
+    wait_for_slots = found.slot_share > max(_MIN_SLOT_WAITING, _LESS * waiting)
     return wait_for_slots and found.window_share < _MOST_WINDOW_WAITING * waiting
 
 

@@ -91,6 +91,8 @@ def found(now: Snapshot, **facts: Any) -> Diagnosis:
         (after(wait_s=3.0, inflate=8.0), {"compressed": 2}, "storage", "inflate"),
         (after(wait_s=3.0, window=8.0, read=1.0, board=1.5), {}, "storage", "read"),
         (after(wait_s=1.0, slot=6.0), {}, "too few batches held", ""),
+        (after(wait_s=2.5, slot=4.0), {}, "too few batches held", ""),
+        (after(wait_s=2.5, slot=3.0, inflate=6.0), {}, "storage", "inflate"),
         (after(wait_s=2.5, slot=3.0, window=1.5, inflate=6.0), {}, "storage", "inflate"),
         (after(wait_s=2.5, slot=6.0, window=2.0, inflate=6.0), {}, "storage", "inflate"),
         (after(wait_s=0.0, copy_s=1.0), {}, "too few batches held", ""),
