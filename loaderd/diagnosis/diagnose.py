@@ -152,7 +152,7 @@ def _verdict(found: Rates) -> Verdict:
 def _comes_in_bursts(found: Rates) -> bool:
     """Whether workers wait for slots between the waits of the consumer, so that more slots would do away with these.
 
-    They also do where windows are slow to come; but then the consumer waits much longer, and some workers for windows.
+    They also do where windows are slow to come; but then the consumer waits much longer, and workers for windows.
     """
     waiting = found.wait_s / found.step_s
     wait_for_slots = found.slot_share > max(_MIN_SLOT_WAITING, _LESS * waiting)
