@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from loaderd.client.connect import ServedLoader, connect
     from loaderd.client.loader import Loader
     from loaderd.dataset import Concat, Dataset, Mix
+    from loaderd.diagnosis import Diagnosis
     from loaderd.options import Shuffle, Storage
     from loaderd.plan.positions import Position
     from loaderd.randomness import RecordRandom
@@ -33,6 +34,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capit
     "Concat",
     "Dataset",
     "Derived",
+    "Diagnosis",
     "Float",
     "Int64",
     "Loader",
@@ -62,6 +64,7 @@ _HOME = {
     **dict.fromkeys(["Concat", "Dataset", "Mix"], "dataset"),
     **dict.fromkeys(["ServedLoader", "connect"], "client.connect"),
     "Batch": "client.batch",
+    "Diagnosis": "diagnosis",
     "Loader": "client.loader",
     "Position": "plan.positions",
     "RecordRandom": "randomness",

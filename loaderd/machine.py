@@ -75,6 +75,35 @@ def oom_kills(files: Path = _ROOT) -> int | None:
     return counts.get("oom_kill")
 
 
+def throttled_ns(files: Path = _ROOT) -> int:
+    """For how many ns the cgroup of this process was stopped, so far, because it had used its quota of time."""
+    for folder in _cgroup_folders("cpu", files)[:1]:
+        found = _fields(folder / "cpu.stat")
+        return found.get("throttled_time", 1000 * found.get("throttled_usec", 0))  # of version 1; of version 2
+    return 0
+
+
+def memory_stall_ns(files: Path = _ROOT) -> int:
+    """For how many ns some process of this cgroup, or else of the machine, has waited for memory, so far (PSI)."""
+    folders = [*(folder / "memory.pressure" for folder in _cgroup_folders("memory", files)[:1])]
+    for path in (*folders, files / "proc/pressure/memory"):
+        if found := re.search(r"^some .*total=(\d+)", _read(path)):
+            return 1000 * int(found[1])
+    return 0
+
+
+def filesystem_kind(folder: str, files: Path = _ROOT) -> str:
+    """The kind of the file system that a folder is on, such as "ext4" or "nfs4"; "" if nobody can say."""
+    path = PurePosixPath(os.path.realpath(folder))
+    best = PurePosixPath("/"), ""
+    for line in _read(files / "proc/self/mountinfo").splitlines():
+        mounted, _, filesystem = line.partition(" - ")
+        point = PurePosixPath(re.sub(r"\\([0-7]{3})", _character, mounted.split()[4]))
+        if path.is_relative_to(point) and len(point.parts) >= len(best[0].parts):  # the last one hides those before
+            best = point, filesystem.split(" ", 1)[0]
+    return best[1]
+
+
 def be_killed_first() -> None:
     """If the kernel must kill a process for memory, have it choose this one: its work can be done again."""
     with suppress(OSError):

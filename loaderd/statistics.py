@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,10 +49,19 @@ class Statistics:
     """Deliveries left out because of damage that the index pass had not seen. (What it saw is not in the plan.)"""
     damages: tuple[Damage, ...]
     """What the index pass found, and what came up later: each record once, the first 1,000 of all."""
-    worker_s: dict[str, float]
-    """Seconds that all workers of this daemon have spent so far: "load" (read, check and parse records), "fill"
-    (unpack them into batches), "slot" (wait for the consumer to give slots back) and "window" (wait for rows, which
-    are being loaded). Empty where batches come by messages: in groups, and over the network."""
+    stage_s: Mapping[str, float]
+    """Seconds of wall time that all workers of this daemon have spent so far. With records: "read", "inflate",
+    "frames" (find where each begins), "check" (CRCs; of compressed shards also frames), "parse" (and write the rows
+    to their places), "order" (the rest of a load). With batches: "fill" (but for the fields). Waiting: for a "slot"
+    that the consumer gives back, or for a "window" that is being loaded. Empty where batches come by messages: in
+    groups, and over the network."""
+    field_s: Mapping[str, float]
+    """Seconds of these workers by field: what it takes to make it of rows, or of other fields. Fields of which other
+    ones are derived are here, too. Where a batch takes less than 1 ms, one call in sixteen is timed for all of them.
+    Empty as ``stage_s`` is."""
+    waits: tuple[int, ...]
+    """How many waits of the consumer were shorter than 4.1 µs, how many of the others shorter than twice that, and so
+    on; the last number is of all longer ones. Of this daemon; empty as ``stage_s`` is."""
     storage: StorageCounts
     """What the workers have asked of storage so far, the index pass included. In groups and over the network, it is
     the index pass alone."""
@@ -77,3 +87,82 @@ class Statistics:
     """Seconds that it took to find and read, or to make, the index."""
     index_cached: int
     """Shards whose index came from the cache."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a stream is made with. From a page, for whoever reads what it says."""
+
+    fields: tuple[str, ...]
+    """In the order in which they are made, those included that others are derived from."""
+    derived: tuple[str, ...]
+    """Those of them that a function of the user's makes."""
+    workers: int
+    cores: int
+    """That the daemon and its workers may keep busy."""
+    batch_size: int
+    held_batches: int
+    slots: int
+    steps_per_epoch: int
+    """Batches of an epoch, for this host."""
+    windows: int
+    """That are held at a time."""
+    shards: int
+    compressed: int
+    """Shards that are GZIP or ZLIB."""
+    storage: tuple[str, ...]
+    """Where shards are: kinds of file systems, such as "ext4" and "nfs4", or the schemes of URIs, such as "s3"."""
+    has_bits: bool
+    """Whether any field unpacks bits."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a stream had done by a moment. Times are of the wall clock, but for those with ``cpu`` in their name."""
+
+    time_s: float
+    """Of the machine's monotonic clock."""
+    batches: int
+    records: int
+    wait_s: float
+    """That the consumer has waited."""
+    waits: tuple[int, ...]
+    """As in :class:`Statistics`."""
+    copy_s: float
+    """That the consumer has copied batches, because it holds too many."""
+    takes_ahead: bool
+    """Whether who takes the batches is not who uses them: then a wait of the former need not be one of the latter."""
+    stage_s: Mapping[str, float]
+    field_s: Mapping[str, float]
+    consumer_pid: int = 0
+    """0: nobody has begun."""
+    consumer_cpu_s: float = 0.0
+    """Of the consumer's process."""
+    thread_cpu_s: float = 0.0
+    """Of the busiest of its main thread and of the one that takes batches."""
+    thread_delay_s: float = 0.0
+    """That this thread could have run, and had no core."""
+    worker_cpu_s: float = 0.0
+    delay_s: float = 0.0
+    """That workers could have run, and had no core."""
+    idle_s: float = 0.0
+    """That cores of the machine had nothing to do, all cores together."""
+    throttled_s: float = 0.0
+    """That the cgroup was stopped, because it had used its quota of time."""
+    memory_stall_s: float = 0.0
+    """That something waited for memory (PSI)."""
+    asked_bytes: int = 0
+    """That workers have read."""
+    fetched_bytes: int = 0
+    """Of these, bytes that came from storage, and not from the page cache."""
+    epoch: int = 0
+    batch: int = 0
+    """The batch of the epoch that the consumer takes next."""
+    slots_full: int = 0
+    windows_ready: int = 0
+    workers_restarted: int = 0
+    number: int = 0
+    """Which sample of its page it is, from 0 on."""
+    damaged: int = 0
+    """Records that the index pass found damaged."""
+    kernels: Kernels = "numpy"

@@ -18,7 +18,17 @@ from pathlib import Path
 
 import pytest
 
-from loaderd.machine import Memory, _cgroup_folders, available_memory, oom_kills, remedy, usable_cores
+from loaderd.machine import (
+    Memory,
+    _cgroup_folders,
+    available_memory,
+    filesystem_kind,
+    memory_stall_ns,
+    oom_kills,
+    remedy,
+    throttled_ns,
+    usable_cores,
+)
 
 MIB = 1 << 20
 CORES = len(os.sched_getaffinity(0))
@@ -378,3 +388,38 @@ def test_a_field_that_takes_too_much_is_an_error_and_not_the_end_of_the_training
     why = r"was killed by SIGKILL, for memory ran out \(memory.limit_in_bytes of the cgroup .* is 200 MiB\)"
     assert len(re.findall(why, done.stderr)) == len(done.stderr.splitlines()) >= 3, done.stderr
     assert re.search(why, done.stdout) and "too little memory" in done.stdout, done.stdout
+
+
+def test_how_long_a_cgroup_was_stopped_and_has_waited_for_memory(write: Write):
+    pressure = "some avg10=0.00 avg60=0.12 avg300=0.00 total=274212\nfull avg10=0.00 avg60=0.00 total=54835\n"
+    here = {"proc/self/mountinfo": V2_MOUNT, "proc/self/cgroup": "0::/job\n", "proc/pressure/memory": pressure}
+    files = write({**here, **version_2("job/", cpu_stat="usage_usec 5\nnr_throttled 2\nthrottled_usec 1234")})
+    assert throttled_ns(files) == 1_234_000 and memory_stall_ns(files) == 274_212_000
+    files = write(version_2("job/", memory_pressure=pressure.replace("274212", "17")))
+    assert memory_stall_ns(files) == 17_000, "of the cgroup, where it says so"
+
+
+def test_how_long_a_cgroup_of_version_1_was_stopped(write: Write):
+    stat = {"sys/fs/cgroup/cpu,cpuacct/cpu.stat": "nr_periods 9\nnr_throttled 2\nthrottled_time 777\n"}
+    mounts = V1_MOUNTS.format(root="/docker/4f")
+    files = write({"proc/self/mountinfo": mounts, "proc/self/cgroup": V1_CGROUPS, **stat})
+    assert throttled_ns(files) == 777 and memory_stall_ns(files) == 0
+
+
+def test_the_kind_of_a_file_system(write: Write, tmp_path: Path):
+    mounts = (
+        "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "30 20 0:50 / /data rw shared:3 - nfs4 server:/x rw\n"
+        "31 30 0:51 / /data/with\\040blank rw - fuse.gcsfuse b rw\n"
+    )
+    files = write({"proc/self/mountinfo": mounts})
+    kinds = {
+        path: filesystem_kind(path, files) for path in ("/home/me", "/data/a/b", "/database", "/data/with blank/x")
+    }
+    assert kinds == {
+        "/home/me": "ext4",
+        "/data/a/b": "nfs4",
+        "/database": "ext4",
+        "/data/with blank/x": "fuse.gcsfuse",
+    }
+    assert filesystem_kind("/", tmp_path / "nowhere") == "" and filesystem_kind("/proc") == "proc"

@@ -17,10 +17,17 @@ ROOT = Path(__file__).parent.parent
 # of each other.
 LAYERS = [
     ["loaderd.redaction"],
-    ["loaderd.errors", "loaderd.logs", "loaderd.machine", "loaderd.version"],
+    [
+        "loaderd.errors",
+        "loaderd.logs",
+        "loaderd.machine",
+        "loaderd.processes",
+        "loaderd.stages",
+        "loaderd.version",
+    ],
     ["loaderd.schema", "loaderd.randomness"],
     ["loaderd.schemas", "loaderd.symmetry", "loaderd.options", "loaderd.statistics"],
-    ["loaderd.subscription", "loaderd.tls"],
+    ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
     ["loaderd.shards", "loaderd.decode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
     ["loaderd.dataset"],
     ["loaderd.remote"],

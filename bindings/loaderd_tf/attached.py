@@ -1,4 +1,4 @@
-"""The loader behind a data set: ``dataset.loader``, and its ``close()`` and ``statistics()``.
+"""The loader behind a data set: ``dataset.loader``, and its ``close()``, ``statistics()`` and ``diagnose()``.
 
 A ``tf.data.Dataset`` that is made of another one, by ``map()`` or the like, is a new object that TensorFlow makes. It
 keeps the loader alive, but does not have these names: they are those of the data set that loaderd returned.
@@ -16,6 +16,7 @@ def attach(dataset: Any, loader: loaderd.Loader | loaderd.ServedLoader, batches_
     dataset.loader = loader
     dataset.close = loader.close
     dataset.statistics = loader.statistics
+    dataset.diagnose = loader.diagnose
     dataset._loaderd_batches_per_step = batches_per_step
     return dataset
 

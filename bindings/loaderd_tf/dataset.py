@@ -70,7 +70,8 @@ def make_dataset(
 
     ``shards``, ``schema``, ``batch_size`` and the options from ``epochs`` on are those of :class:`loaderd.Loader`,
     but for ``held_batches``: None is as many as TensorFlow holds. ``structure``, ``prefetch`` and ``device`` are
-    those of :func:`from_loader`, and so are ``loader``, ``close()`` and ``statistics()`` of what is returned. Each
+    those of :func:`from_loader`, and so are ``loader``, ``close()``, ``statistics()`` and ``diagnose()`` of what is
+    returned. Each
     iteration of the data set is a pass of its own (the next ``epochs`` epochs), so ``model.fit(ds, epochs=3)`` sees
     three different orders. The daemon and its workers end with the data set. Raises exceptions of
     :mod:`loaderd.errors`, and of a mistake before any process is started.
@@ -121,7 +122,8 @@ def from_loader(
     such as ``"/GPU:0"`` onto which batches are copied ahead (``prefetch`` of them lie there, while the model works
     on another). Raises OptionError for a field or device that does not exist.
 
-    The data set has the attribute ``loader``, and its methods ``close()`` and ``statistics()``. What is made of it,
+    The data set has the attribute ``loader``, and its methods ``close()``, ``statistics()`` and ``diagnose()``. What
+    is made of it,
     by ``map()`` or the like, is another object, which has none of them: keep this one.
 
     Of a loader with ``sharing="shared"``, an iteration is what this consumer gets of the group's pass. So its

@@ -60,8 +60,9 @@ def distribute(
     another one whose replicas are fed by their own process. A step takes ``global_batch_size`` records, the same
     number for each replica; every host reads its share of each epoch (``shard`` and ``device`` follow from the
     strategy), and over all replicas each record comes once an epoch. The rest is as in :func:`make_dataset`, and so
-    are ``loader``, ``close()`` and ``statistics()`` of what is returned, which are those of this host; ``prefetch``
-    counts batches that a host has ready for all its replicas, beside one on each device and those on their way.
+    are ``loader``, ``close()``, ``statistics()`` and ``diagnose()`` of what is returned, which are those of this
+    host; ``prefetch`` counts batches that a host has ready for all its replicas, beside one on each device and those
+    on their way.
 
     The ends of epochs: with ``remainder="drop"``, all replicas take the same number of batches of the same, static
     size, and what is left over waits for another epoch's order. Else nothing is lost: in an epoch's last step a

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import loaderd
-from loaderd.cli import bench, serve, status
+from loaderd.cli import bench, dashboard, doctor, serve, status, top
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,8 +16,11 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="version", version=f"loaderd {loaderd.__version__}")
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     bench.add_to(commands)
+    dashboard.add_to(commands)
+    doctor.add_to(commands)
     serve.add_to(commands)
     status.add_to(commands)
+    top.add_to(commands)
     return result
 
 

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from loaderd.cli.spans import span
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError
 from loaderd.machine import in_mib
@@ -97,7 +98,7 @@ def _watch(ask: Callable[[], tuple[float, Report]]) -> None:
 def screen(before: tuple[float, Report], now: tuple[float, Report]) -> RenderableType:
     """What a server's report says; rates from ``before`` to ``now``, each with its time in seconds."""
     report = now[1]
-    since = _span(time.time() - report["started_s"])
+    since = span(time.time() - report["started_s"])
     head = (
         f"loaderd {report['version']}, process {report['pid']}, for {since}; "
         f"{report['workers']} workers ({report['workers_restarted']} replaced); "
@@ -145,7 +146,7 @@ def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table
             f"{each['records']:,}",
             *rates,
             f"{each['slots_lent']} of {each['slots']}",
-            _span(each["idle_s"]),
+            span(each["idle_s"]),
         ]
         table.add_row(*map(Text, cells))
     return table
@@ -160,10 +161,3 @@ def _sharing(consumer: Report) -> str:
         rank, ranks = consumer["shard"]
         return f"split {rank} of {ranks}"
     return " ".join(filter(None, (consumer["sharing"], consumer["group"])))
-
-
-def _span(seconds: float) -> str:
-    """A time such as "3 s", "5 min", "2.5 h"."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

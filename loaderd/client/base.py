@@ -12,8 +12,10 @@ from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.end import ProgramEnds
 from loaderd.client.sources import Source
 from loaderd.client.supervised import SupervisedStream
+from loaderd.diagnosis import Diagnosis, diagnose_samples, nothing_yet
 from loaderd.errors import LoaderdError, OptionError
-from loaderd.options import require
+from loaderd.memory.page import TAKES_AHEAD
+from loaderd.options import as_count, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.statistics import Statistics
@@ -37,6 +39,9 @@ class BaseLoader:
         self._next = stream.course.find(start)
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
+        self._repeated: list[Batch] = []
+        self._most_repeated = 0
+        self._metrics_ends: list[Callable[[], None]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
 
     # -------------------------------------------------------------------------------------- consuming
@@ -91,11 +96,24 @@ class BaseLoader:
         first that are of use only together; they are waited for together then.
         """
         with self._stream.lock:
+            if self._stream.watched is not None:
+                self._stream.watched.page.words[TAKES_AHEAD] = 1
             found = self._fetch(pass_, step, wanted)
             self._here = None
         if isinstance(found, LoaderdError):
             raise found
         return found
+
+    def headroom(self, batches: int = 10) -> None:
+        """From now on, give copies of the next ``batches`` over and over, from memory, and never wait for data.
+
+        So a training shows how fast it could be at most. It learns nothing of use meanwhile: for a measurement alone.
+        0 ends it, and the data go on where they would be.
+        """
+        require(self.sharing != "shared", "sharing", "another one than shared, for headroom", self.sharing)
+        batches = as_count(batches, "batches", "a number of batches, or 0", least=0)
+        with self._stream.lock:
+            self._repeated, self._most_repeated = [], batches
 
     def _fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
         if pass_ is not self._sized[0] or self._grows:
@@ -103,7 +121,14 @@ class BaseLoader:
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
             return None
-        return self._stream.fetch(pass_, step, wanted)
+        if not self._most_repeated:
+            return self._stream.fetch(pass_, step, wanted)
+        if len(self._repeated) < self._most_repeated:
+            found = self._stream.fetch(pass_, step)
+            if isinstance(found, Batch):
+                self._repeated.append(found.copy())
+            return found
+        return self._repeated[step % self._most_repeated]
 
     # -------------------------------------------------------------------------------------- positions
 
@@ -210,7 +235,8 @@ class BaseLoader:
 
     def statistics(self) -> Statistics:
         """Counts so far, and sizes."""
-        stream, counts = self._stream, self._stream.counts
+        stream, counts, watched = self._stream, self._stream.counts, self._stream.watched
+        now = None if watched is None else watched.now()
         return Statistics(
             **stream.facts,
             batches_delivered=counts.batches,
@@ -220,11 +246,35 @@ class BaseLoader:
             wait_s=counts.wait_s,
             records_skipped=counts.records_skipped,
             damages=tuple(counts.report.first),
-            worker_s=stream.worker_s,
+            stage_s={} if now is None else now.stage_s,
+            field_s={} if now is None else now.field_s,
+            waits=() if now is None else now.waits,
             workers_restarted=counts.workers_restarted,
             daemon_restarts=counts.daemon_restarts,
             slots_lent=stream.num_lent,
         )
+
+    def diagnose(self) -> Diagnosis:
+        """Whether the training waits for data, why, and what would help: by the last five seconds. Waits for nothing.
+
+        Within three seconds of a start, and where no batches are taken, that is "nothing yet".
+        """
+        watched = self._stream.watched
+        if watched is None:
+            return nothing_yet("batches come by messages here: ask the server, by `loaderd doctor`")
+        return diagnose_samples(watched.samples(), watched.facts)
+
+    def serve_metrics(self, port: int, host: str = "") -> int:
+        """Give the figures of :meth:`statistics` to Prometheus at a port of this process, until :meth:`close`.
+
+        ``port``: 0 is one that is free; returns it. ``host``: the address to listen at; "": all. A thread answers.
+        Raises OptionError where the port cannot be had.
+        """
+        from loaderd.client.exporter import of_weak, serve_metrics  # few need it, and it takes 50 ms
+
+        port, end = serve_metrics(port, host, of_weak(self))
+        self._metrics_ends.append(end)
+        return port
 
     # -------------------------------------------------------------------------------------------- end
 
@@ -234,6 +284,8 @@ class BaseLoader:
         A :meth:`fetch` that waits in another thread raises ClosedError.
         """
         self._stream.close()
+        while self._metrics_ends:
+            self._metrics_ends.pop()()
 
     def __enter__(self: _Any) -> _Any:
         return self

@@ -30,8 +30,9 @@ from loaderd.client.report import DamageReport
 from loaderd.client.sources import Source
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.layout import SlotLayout
-from loaderd.memory.page import MAX_GENERATION, Page
+from loaderd.memory.page import MAX_GENERATION
 from loaderd.memory.shared import SharedMemory
+from loaderd.memory.watched import Watched
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.descriptors import standard_is_taken
@@ -99,6 +100,8 @@ class Connection:
         self._poll.register(self._socket_fd, select.POLLIN)
         self._generation = 0
         self._intake: Intake = HandedIntake(self._send)
+        self.watched: Watched | None = None
+        """The page, and what it is of; None where batches come by messages."""
         self._skips: dict[int, Skipped] = {}
         self._heard = False
         self._unsent = False
@@ -143,11 +146,6 @@ class Connection:
         return 0 if self._reader is None else self._reader.num_lent
 
     @property
-    def worker_s(self) -> dict[str, float]:
-        """What the workers spent their time with: see ``Statistics``."""
-        return self._intake.worker_s()
-
-    @property
     def storage_counts(self) -> StorageCounts:
         """What was asked of storage: see ``Statistics``."""
         of_index = self.sizes.get("storage", ())
@@ -184,7 +182,8 @@ class Connection:
         words = SharedMemory(self._channel.take_fd())
         words.close_fd()
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
-        self._intake = PageIntake(Page(words.bytes, num_slots, num_seats), bells)
+        self.watched = Watched.of(words.bytes)
+        self._intake = PageIntake(self.watched.page, bells)
         weakref.finalize(self, self._intake.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
 
@@ -255,17 +254,22 @@ class Connection:
         """Whether :meth:`next_batch` can answer now."""
         return self._intake.has_batch and not self._intake.has_news
 
-    def wait_for_batch(self, wanted: int) -> None:
+    def wait_for_batch(self, wanted: int) -> int:
         """Wait until :meth:`next_batch` can answer; where one wait can be for ``wanted`` batches, so many times.
 
-        Raises StorageError where storage does not answer; the next wait is for the same batch.
+        Returns how many ns that took. Raises StorageError, or ServerError, where storage or servers do not answer;
+        the next wait is for the same batch.
         """
+        began_ns = time.perf_counter_ns()
         self.torn = True
         self._wait("a batch", lambda: self.has_batch or self._away, self._stall_timeout, wanted)
+        waited_ns = time.perf_counter_ns() - began_ns
+        self._intake.waited(waited_ns)
         self.torn = False
         away, self._away = self._away, None
         if away is not None and not self.has_batch:
             raise away
+        return waited_ns
 
     def next_batch(self) -> tuple[int, int] | LoaderdError | None:
         """(slot, records) of the next batch, the slot being ours; or why it cannot be had; None: the pass is over.

@@ -7,12 +7,23 @@ such messages there are says the page, and so they are read before the batch tha
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from loaderd.memory.page import CONSUMER_NEWS, CONSUMER_WAITED_NS, STORAGE_COUNTERS, Counter, Page, silence
+from loaderd.memory.page import (
+    CONSUMER_NEWS,
+    CONSUMER_PID,
+    CONSUMER_THREAD,
+    CONSUMER_WAITED_NS,
+    STORAGE_COUNTERS,
+    WAITS,
+    Page,
+    silence,
+)
+from loaderd.memory.samples import wait_class
 from loaderd.memory.taking import Taker
 from loaderd.protocol.messages import Broken, Ended, Message, Ready, Release
 
@@ -20,12 +31,6 @@ Found = tuple[int, int] | Broken | None
 """(slot, records), the slot being ours; or why the batch cannot be had; or None: the pass is over."""
 
 _SLOTS_PER_RELEASE = 2
-_STAGES = {
-    "load": Counter.LOAD_NS,
-    "fill": Counter.FILL_NS,
-    "slot": Counter.SLOT_WAIT_NS,
-    "window": Counter.WINDOW_WAIT_NS,
-}
 
 
 class Intake(Protocol):
@@ -63,8 +68,8 @@ class Intake(Protocol):
     def wake_up(self, waited_ns: int) -> None:
         """Behind it."""
 
-    def worker_s(self) -> dict[str, float]:
-        """As ``Statistics`` has it."""
+    def waited(self, waited_ns: int) -> None:
+        """A wait is over, in which it may have slept several times."""
 
     def storage_counts(self) -> list[int]:
         """The fields of ``StorageCounts``, as far as they are known."""
@@ -90,6 +95,8 @@ class PageIntake:
 
     def begin(self, generation: int, step: int) -> None:
         """See :class:`Intake`; so are the others."""
+        words = self._page.words
+        words[CONSUMER_PID], words[CONSUMER_THREAD] = os.getpid(), threading.get_native_id()
         self._generation = generation
         self._broken.clear()
         self._taker.begin(generation, step)
@@ -130,8 +137,8 @@ class PageIntake:
         self._page.words[CONSUMER_WAITED_NS] += waited_ns
         silence(self._bell)
 
-    def worker_s(self) -> dict[str, float]:
-        return {name: self._page.total(counter) / 1e9 for name, counter in _STAGES.items()}
+    def waited(self, waited_ns: int) -> None:
+        self._page.words[WAITS + wait_class(waited_ns)] += 1
 
     def storage_counts(self) -> list[int]:
         return [self._page.total(counter) for counter in STORAGE_COUNTERS]
@@ -203,8 +210,8 @@ class HandedIntake:
     def wake_up(self, waited_ns: int) -> None:
         """It did not say that it slept."""
 
-    def worker_s(self) -> dict[str, float]:
-        return {}
+    def waited(self, waited_ns: int) -> None:
+        """Nobody reads it."""
 
     def storage_counts(self) -> list[int]:
         return []

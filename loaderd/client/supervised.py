@@ -32,6 +32,8 @@ from loaderd.client.progress import IndexProgress
 from loaderd.client.report import DamageReport
 from loaderd.client.sources import Source
 from loaderd.errors import ClosedError, Damage, LoaderdError, OptionError
+from loaderd.memory.page import COPY_NS
+from loaderd.memory.watched import Watched
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed
@@ -84,9 +86,9 @@ class SupervisedStream:
         return self._now.num_lent
 
     @property
-    def worker_s(self) -> dict[str, float]:
-        """What the workers spent their time with: see ``Statistics``."""
-        return self._now.worker_s
+    def watched(self) -> Watched | None:
+        """The page of the stream; None where batches come by messages."""
+        return self._now.watched
 
     def course_of(self, of: Pass | Position) -> Course:
         """The arithmetic for the data that a pass or a position is of. Raises LoaderdError."""
@@ -171,9 +173,7 @@ class SupervisedStream:
         counts = self.counts
         connection.tell_news()
         if not connection.has_batch:
-            began_s = time.perf_counter()
-            connection.wait_for_batch(wanted)
-            counts.wait_s += time.perf_counter() - began_s
+            counts.wait_s += connection.wait_for_batch(wanted) / 1e9
         found = connection.next_batch()
         if found is None or isinstance(found, LoaderdError):
             return found
@@ -182,9 +182,12 @@ class SupervisedStream:
         counts.records += num_records
         if connection.reader.num_lent < self._source.options.held_batches:
             return connection.reader.lend(slot, num_records)
+        began_ns = time.perf_counter_ns()
         counts.copies += 1
         batch = connection.reader.copy(slot, num_records)
         connection.release(slot)
+        if connection.watched is not None:
+            connection.watched.page.words[COPY_NS] += time.perf_counter_ns() - began_ns
         return batch
 
     # --------------------------------------------------------------------------------- another daemon

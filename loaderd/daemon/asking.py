@@ -43,6 +43,9 @@ class RemoteData:
         self.num_blocks = len(self._counts)
 
     is_far_away = True
+    files: Sequence[ShardFile] = ()
+    """That are read here."""
+    compressions: Sequence[str] = ()
 
     @property
     def source(self) -> list[Any]:

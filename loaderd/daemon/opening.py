@@ -8,19 +8,23 @@ from typing import Any
 
 from loaderd.daemon.asking import RemoteData
 from loaderd.daemon.data import Data
+from loaderd.daemon.facts import facts_of
 from loaderd.daemon.stream import Stream
 from loaderd.daemon.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError, to_wire
 from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.memory.layout import SlotLayout, WindowLayout
-from loaderd.memory.page import Page, key_of, new_bell, words_of
+from loaderd.memory.page import POSITION, Page, key_of, new_bell, split_key, words_of
+from loaderd.memory.samples import PAGE_NAME, Seen, begin, encode_facts
 from loaderd.memory.shared import SharedMemory
+from loaderd.memory.watched import Watched
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed, Opened
 from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialTask
+from loaderd.statistics import Kernels
 
 MIN_ARENAS = 2
 # Whatever number of records is cut into windows evenly, none is smaller than half a batch.
@@ -78,8 +82,12 @@ class OpenedStream:
         self.windows = SharedMemory.create("windows", windows_bytes)
         self.slots = SharedMemory.create("slots", slots_bytes)
         num_seats = max(options.num_workers, num_running)
-        self._words = SharedMemory.create("page", 8 * words_of(options.num_slots, num_seats))
+        steps_per_epoch = self._course.batches(start).steps_per_epoch
+        facts = encode_facts(facts_of(description, data, steps_per_epoch, num_arenas))
+        self._words = SharedMemory.create(PAGE_NAME, 8 * words_of(options.num_slots, num_seats) + len(facts))
         self.page = Page(self._words.bytes, options.num_slots, num_seats)
+        begin(self.page, self._words.bytes, facts)
+        self.watched = Watched.of(self._words.bytes)
         self._reads_page = bell is None
         self.consumer_bell = new_bell() if bell is None else bell
         """Is rung when the batch that the consumer sleeps for is there."""
@@ -99,6 +107,8 @@ class OpenedStream:
             tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
         )
         self.memory_bytes = windows_bytes + slots_bytes
+        self.kernels: Kernels = "numpy"
+        """What the workers say that they unpack bits with, when they have been asked."""
         self._sizes: dict[str, Any] = {
             "workers": options.num_workers,
             "slots": options.num_slots,
@@ -154,6 +164,19 @@ class OpenedStream:
     def num_blocks(self) -> int:
         """Of all sets."""
         return self._data.num_blocks
+
+    def seen(self) -> dict[Seen, int]:
+        """What a sample says of the stream that nobody counts."""
+        stream, page = self.stream, self.page
+        epoch, batch = (0, 0) if stream.plan is None else stream.plan.place_of(split_key(page.words[POSITION])[1])
+        return {
+            Seen.EPOCH: epoch,
+            Seen.BATCH: batch,
+            Seen.SLOTS_FULL: len(page.filled()),
+            Seen.WINDOWS_READY: stream.windows_ready,
+            Seen.DAMAGED: len(self._data.damages),
+            Seen.IS_COMPILED: self.kernels == "compiled",
+        }
 
     @property
     def page_fd(self) -> int:
@@ -220,7 +243,8 @@ class OpenedStream:
         os.close(self._client_fd)
         if self._reads_page:
             os.close(self.consumer_bell)
-        self.page.close()
+        for page in (self.page, self.watched.page):
+            page.close()
         del self.windows, self.slots, self._words
 
 

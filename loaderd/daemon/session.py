@@ -12,7 +12,7 @@ A consumer is a **member**, whatever the sharing: alone, it is a group of one (s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import cloudpickle
@@ -25,9 +25,11 @@ from loaderd.daemon.opening import OpenedStream
 from loaderd.daemon.outgoing import BrokenBatch, Delivery, Omission, PassEnd
 from loaderd.daemon.preparation import Preparation
 from loaderd.daemon.probe import Probe
+from loaderd.daemon.sampling import Sampler
 from loaderd.daemon.sharing import MEMBERS_OF
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
+from loaderd.diagnosis import diagnose_samples
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import CONSUMER_NEWS, POSITION, TAKEN_BATCHES, TAKEN_RECORDS, split_key
 from loaderd.memory.taking import Taker
@@ -111,6 +113,7 @@ class Session:
         self._reads_page = reads_page
         self._feed: Feed | None = None
         self._granting: Granting | None = None
+        self._sampler: Sampler | None = None
         self._seen_position = 0
         self._probe: Probe | None = None
         self._sizes: Opened | None = None
@@ -216,6 +219,7 @@ class Session:
         running = len(workforce.pool.numbers)
         bell = None if self._reads_page else workforce.bell
         self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running, bell)
+        self._sampler = Sampler(opened, workforce.use)
         self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached, preparation.storage_counts)
         self._granting = Granting(opened, workforce)
         workforce.attach(self._granting)
@@ -230,6 +234,7 @@ class Session:
             raise probe.error
         assert self.opened is not None and self._sizes is not None
         opened = self.opened
+        opened.kernels = probe.kernels
         self._sizes = Opened({**self._sizes.facts, "kernels": probe.kernels}, self._sizes.page)
         self._workforce.add_source(opened.stream, opened.task_message)
         if self._reads_page:
@@ -259,9 +264,10 @@ class Session:
 
     def hand_over(self) -> int:
         """Tell the members what there is to tell, and the workers; returns the bytes of the batches handed over."""
-        if self.members is None or self.opened is None or self._granting is None:
+        if self.members is None or self.opened is None or self._granting is None or self._sampler is None:
             return 0
         self.opened.stream.look()
+        self._sampler.sample()
         if self._feed is not None:
             self._feed.collect()
         num_records = 0
@@ -362,6 +368,11 @@ class Session:
         plan = None if self.opened is None else self.opened.stream.plan
         epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
         held = 0 if self.members is None else self.members.held_by(member)
+        watched = None if self.opened is None else self.opened.watched
+        now = None if watched is None else watched.now()
+        diagnosis = None
+        if watched is not None and self._reads_page:
+            diagnosis = asdict(diagnose_samples(watched.samples(), watched.facts))
         return {
             "epoch": epoch,
             "batch": batch,
@@ -371,6 +382,12 @@ class Session:
             "slots": self._description.options.num_slots,
             "slots_lent": held,
             "state": self.waits_for(member),
+            # Of a group, once.
+            "stage_s": {**now.stage_s, **now.field_s}
+            if now is not None and member == min(self.present, default=member)
+            else {},
+            "waiting_seconds": 0.0 if now is None else now.wait_s,
+            "diagnosis": diagnosis,
         }
 
 

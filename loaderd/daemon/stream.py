@@ -340,6 +340,11 @@ class Stream:
 
     # ------------------------------------------------------------------------------------------- report
 
+    @property
+    def windows_ready(self) -> int:
+        """Windows that are held, and of which all rows are there."""
+        return self._windows.num_ready
+
     def describe(self) -> list[str]:
         """What waits for what, in a few lines."""
         page = self.page

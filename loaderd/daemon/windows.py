@@ -191,6 +191,11 @@ class Windows:
             found += [_record(part, n) for n in np.flatnonzero((places >= start) & (places < stop)).tolist()]
         return found
 
+    @property
+    def num_ready(self) -> int:
+        """Of those that are held."""
+        return sum(window.ready for window in self._open.values())
+
     def describe(self) -> list[str]:
         """How far the windows are, a line each."""
         return [f"window {number:<3} {w.loaded_rows} of {w.rows} rows are loaded" for number, w in self._open.items()]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from loaderd.daemon.outgoing import Fault
+from loaderd.daemon.sampling import WorkersUse
 from loaderd.daemon.scheduler import Scheduler
 from loaderd.daemon.tasks import LoadWork, Task, TaskSource, TrialWork
 from loaderd.daemon.wires import Wires
@@ -100,6 +101,8 @@ class Workforce:
         self._messages_of: dict[TaskSource, MakeMessage] = {}
         self._num_fills = 0
         self._said: dict[str, float] = {}
+        self.use = WorkersUse(pool)
+        """For samples."""
         self.bell = new_bell()
         wires.watch(BELL, self.bell)
         """The daemon's: a consumer rings it when it has come where a page says."""

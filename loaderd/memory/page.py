@@ -10,21 +10,29 @@ when it is dead, the daemon writes what it leaves, until another one has the sea
     CONSUMER_NEWS            daemon    how many Skipped and Broken it has sent to the consumer
     WAKE_DAEMON_AT           daemon    ring its bell when POSITION has come to this key
     GRANTED                  daemon    the key behind the last batch that workers may make, or that is broken
+    LAYOUT … FACTS_BYTES     daemon    how to read the page, for processes that have nothing else: see ``samples``
+    SAMPLES                  daemon    how many samples it has written so far
     POSITION                 consumer  the key of the batch that it takes next: all before it are taken
     CONSUMER_SLEEPS_FOR      consumer  the key of the batch that it sleeps for; 0: it does not sleep
     TAKEN_BATCHES, _RECORDS  consumer  how many it has taken so far
     CONSUMER_WAITED_NS       consumer  how long it has waited for batches
+    COPY_NS                  consumer  how long it has copied batches, because too many are held
+    CONSUMER_PID, _THREAD    consumer  its process, and the thread that began the pass
+    TAKES_AHEAD              consumer  1: who takes the batches is not who uses them (tf.data)
+    WAITS …                  consumer  how many waits there were of less than 4 µs, 8 µs, 16 µs …; the last: longer
     of each seat:
       NEWS                   daemon    how many Granted and Withdrawn it has sent there
       SLEEPS                 worker    1: it sleeps; ring its bell when a slot of its own has been given back
       TASK                   worker    1 + the number of the task that it is at; 0: none
       MAKES                  worker    the key of the batch that it is making; 0: none
-      FILLS …                worker    counters: see ``Counter``
+      FILLS …                worker    counters: see ``Counter``; behind them, ns by stage and by field
     of each slot, all of which belong to a seat (slot % seats):
       KEY                    worker    the key of the batch that is in the slot, or that is being written there
       RECORDS                worker    how many records that batch has
       FILLED                 worker    how many batches were written there so far
       RELEASED               consumer  how many of these it has given back, or passed over
+    of each of the last samples:
+      …                      daemon    what all words above said at some moment, added up: see ``samples``
 
 A **key** is the generation (which counts how often the consumer began somewhere) and the step in it, as one number,
 so that the two are never read half old, half new; keys rise. A slot is free while FILLED == RELEASED.
@@ -59,6 +67,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.stages import Stage
+
 _STEP_BITS = 38
 MAX_STEP = (1 << _STEP_BITS) - 1
 MAX_GENERATION = (1 << 63 - _STEP_BITS) - 1
@@ -67,9 +77,14 @@ NEVER = (1 << 63) - 1
 
 _LINE = 8
 """Words of a cache line: what different processes write lies in different ones."""
-CONSUMER_NEWS, WAKE_DAEMON_AT, GRANTED = 0, 1, 2
+CONSUMER_NEWS, WAKE_DAEMON_AT, GRANTED, LAYOUT, NUM_SLOTS, NUM_SEATS, FACTS_BYTES, SAMPLES = range(_LINE)
 POSITION, CONSUMER_SLEEPS_FOR, TAKEN_BATCHES, TAKEN_RECORDS, CONSUMER_WAITED_NS = range(_LINE, _LINE + 5)
-_SEATS = 2 * _LINE
+COPY_NS, CONSUMER_PID, CONSUMER_THREAD, TAKES_AHEAD, WAITS = range(_LINE + 5, _LINE + 10)
+NUM_WAITS = 23
+"""Of the histogram of the consumer's waits. The last but one counts those of less than 9 s."""
+_SEATS = 5 * _LINE
+CONSUMER = slice(POSITION, WAITS + NUM_WAITS)
+"""All words of the consumer."""
 
 
 class Counter(IntEnum):
@@ -94,8 +109,15 @@ STORAGE_COUNTERS = tuple(Counter)[Counter.STORAGE_REQUESTS :]
 """Of each field of ``StorageCounts``, in order."""
 
 
+MAX_FIELDS = 32
+"""That have a word of their own; the last one is of all fields from there on."""
+NUM_COUNTERS = len(Counter) + len(Stage) + MAX_FIELDS
 _NEWS, _SLEEPS, _TASK, _MAKES, _COUNTERS = 0, _LINE, _LINE + 1, _LINE + 2, _LINE + 3
-_SEAT_WORDS = 4 * _LINE
+_SPENT = _COUNTERS + len(Counter)
+_SEAT_WORDS = 8 * _LINE
+NUM_SAMPLES = 16
+"""That are kept: one is written while the others can be read."""
+SAMPLE_WORDS = 13 * _LINE
 
 
 def key_of(generation: int, step: int) -> int:
@@ -154,6 +176,7 @@ class Page:
         first = _SEATS + num_seats * _SEAT_WORDS
         stride = _lines(num_slots)
         self._key, self._records, self._filled, self._released = range(first, first + 4 * stride, stride)
+        self._first_sample = first + 4 * stride
         self._keys, self._all_filled, self._all_released = (
             slice(begin, begin + num_slots) for begin in (self._key, self._filled, self._released)
         )
@@ -268,6 +291,22 @@ class Page:
         """Of all seats."""
         return sum(self.counted(seat, counter) for seat in range(self.num_seats))
 
+    def spent(self, seat: int) -> memoryview[int]:
+        """The words in which a worker adds up its ns: of each stage, and of each field behind them."""
+        begin = self._of_seat(seat) + _SPENT
+        return self.words[begin : begin + len(Stage) + MAX_FIELDS]
+
+    def totals(self) -> list[int]:
+        """Of all seats: of each counter, each stage and each field."""
+        begins = [self._of_seat(seat) + _COUNTERS for seat in range(self.num_seats)]
+        of_seats = [self.words[begin : begin + NUM_COUNTERS].tolist() for begin in begins]
+        return list(map(sum, zip(*of_seats, strict=True)))
+
+    def sample(self, number: int) -> memoryview[int]:
+        """The words of a sample; its place is that of an older one."""
+        begin = self._first_sample + number % NUM_SAMPLES * SAMPLE_WORDS
+        return self.words[begin : begin + SAMPLE_WORDS]
+
 
 def _lines(num_words: int) -> int:
     return -(-num_words // _LINE) * _LINE
@@ -275,4 +314,4 @@ def _lines(num_words: int) -> int:
 
 def words_of(num_slots: int, num_seats: int) -> int:
     """How many words the page of such a stream has."""
-    return _SEATS + num_seats * _SEAT_WORDS + 4 * _lines(num_slots)
+    return _SEATS + num_seats * _SEAT_WORDS + 4 * _lines(num_slots) + NUM_SAMPLES * SAMPLE_WORDS

@@ -160,6 +160,17 @@ class Schema:
         return done
 
     @property
+    def made_fields(self) -> list[str]:
+        """The delivered fields and what they are derived from, each behind its inputs."""
+        needed = set(self.fields)
+        order = self.evaluation_order
+        for name in reversed(order):
+            definition = self.definition_of(name)
+            if name in needed and isinstance(definition, Derived):
+                needed.update(definition.inputs)
+        return [name for name in order if name in needed]
+
+    @property
     def row_dtype(self) -> np.dtype[Any]:
         """The structured dtype of a row: one member a stored feature; its itemsize is a multiple of 8 bytes.
 

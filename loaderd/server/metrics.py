@@ -27,6 +27,7 @@ _COUNTED = {
     "batches": "Batches that were delivered to consumers",
     "records": "Records that were delivered to consumers",
     "bytes": "Bytes of the batches that were delivered to consumers",
+    "waiting_seconds": "Time that consumers have waited for batches, where they take these by themselves",
 }
 
 
@@ -35,6 +36,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[Labels]] = {what: Counter() for what in _COUNTED}
+        self._stages: Counter[Labels] = Counter()
         self._workers_restarted = 0
         self._names: set[str] = set()
 
@@ -46,6 +48,9 @@ class Metrics:
             labels = (consumer["dataset"], self._label_of(consumer["name"]))
             for what, counts in self._counts.items():
                 counts[labels] += consumer[what] - last.get(what, 0)
+            for stage, spent_s in consumer["stage_s"].items():
+                spent_before_s = last.get("stage_s", {}).get(stage, 0.0)
+                self._stages[consumer["dataset"], stage] += max(0.0, spent_s - spent_before_s)
         self._workers_restarted += report["workers_restarted"] - (before["workers_restarted"] if before else 0)
 
     def _label_of(self, name: str) -> str:
@@ -99,6 +104,8 @@ class Metrics:
         yield _gauge("consumer_idle_seconds", "Since the idlest consumer last took a batch", [], {(): idle_s})
         for what, about in _COUNTED.items():
             yield _counter(what, about, ["dataset", "consumer"], self._counts[what])
+        about = "Time of all workers by stage, and by field; slot, window: waiting for these"
+        yield _counter("stage_seconds", about, ["dataset", "stage"], self._stages)
 
 
 def _reading(reports: Sequence[Report]) -> list[Report]:

@@ -13,7 +13,9 @@ open that was deleted, or replaced by another of its name, goes on reading it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -31,6 +33,7 @@ from loaderd.shards.files import open_shard
 from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
 from loaderd.shards.index import ANCHOR_RECORDS
 from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote
+from loaderd.stages import Spent, Stage
 
 _MAX_OPEN_FILES = 64
 _OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
@@ -60,7 +63,10 @@ class BlockPiece:
 
 
 class BlockReader:
-    """Reads blocks of a list of files; keeps up to 64 files open (fewer if the limit is low) and a block's buffer."""
+    """Reads blocks of a list of files; keeps up to 64 files open (fewer if the limit is low) and a block's buffer.
+
+    ``spent``: where the ns of each stage are added up; None: nobody wants to know.
+    """
 
     def __init__(
         self,
@@ -68,7 +74,9 @@ class BlockReader:
         compressions: list[Compression],
         on_read: OnRead = tell_nobody,
         access: Access | None = None,
+        spent: Spent | None = None,
     ) -> None:
+        self._spent: Spent = [0] * len(Stage) if spent is None else spent
         self._files = files
         self._access = access or Access()
         self._fetches = Fetches(files, self._access)
@@ -116,12 +124,23 @@ class BlockReader:
             begin = part.first_record - block.first_record
             if begin + part.count <= first or begin >= stop:
                 continue
-            for found in self._read_part(part, block.first_record + stop):
+            for found in self._checked(self._read_part(part, block.first_record + stop)):
                 if isinstance(found, Damage):
                     yield found
                 else:
                     yield BlockPiece(found.first_record - block.first_record, found)
         self._file(block.shard).check_unchanged()
+
+    def _checked(self, pieces: Iterator[Piece | Damage]) -> Iterator[Piece | Damage]:
+        """The same; the time until each of them counts as checking, but for what is counted as something else."""
+        spent = self._spent
+        while True:
+            began_ns = time.monotonic_ns() - spent[Stage.READ] - spent[Stage.INFLATE]
+            found = next(pieces, None)
+            spent[Stage.CHECK] += time.monotonic_ns() - spent[Stage.READ] - spent[Stage.INFLATE] - began_ns
+            if found is None:
+                return
+            yield found
 
     def can_read_together(self, block: Block) -> bool:
         """Whether :meth:`read_together` may be tried."""
@@ -134,7 +153,10 @@ class BlockReader:
         checked. None where anything at all is wrong: :meth:`read` will say what. About 90 ns a record.
         """
         run = self._find_frames(blocks)
-        return None if run is None or check_data_crcs(*run) else run
+        began_ns = time.monotonic_ns()
+        is_damaged = run is not None and check_data_crcs(*run)
+        self._spent[Stage.CHECK] += time.monotonic_ns() - began_ns
+        return None if is_damaged else run
 
     def _find_frames(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
         """As :meth:`read_together`, without a look at the data."""
@@ -148,6 +170,7 @@ class BlockReader:
         counts: list[npt.NDArray[np.int64]] = []
         position = 0
         remote: list[tuple[tuple[int, int, int], memoryview]] = []
+        began_ns = time.monotonic_ns()
         for block in blocks:
             part = view[position : position + block.num_bytes]
             if block.shard in self._remote:
@@ -160,10 +183,14 @@ class BlockReader:
             position += block.num_bytes
         if remote:
             self._fetches.take_into([key for key, _ in remote], [part for _, part in remote])
+        read_ns = time.monotonic_ns()
+        self._spent[Stage.READ] += read_ns - began_ns
         chain_starts = np.concatenate(starts)
         chain_stops = np.append(chain_starts[1:], total)
         ends = walk_chains(buffer, chain_starts, chain_stops, np.concatenate(counts))
-        return None if ends is None or find_bad_length_crc(buffer, ends) is not None else (buffer, ends)
+        is_damaged = ends is None or find_bad_length_crc(buffer, ends) is not None
+        self._spent[Stage.FRAMES] += time.monotonic_ns() - read_ns
+        return None if ends is None or is_damaged else (buffer, ends)
 
     def _read_local(self, block: Block, part: memoryview) -> bool:
         """False where the file has become shorter."""
@@ -228,13 +255,16 @@ class BlockReader:
     def _scan(self, part: Block, offset: int, record: int) -> tuple[Stream, Iterator[Piece | Damage]]:
         """The shard's stream, and what is in it from ``offset`` (where ``record`` is) to the end of ``part``."""
         uri = self._files[part.shard].uri
-        stream = open_stream(uri, self._file(part.shard), self._compressions[part.shard], self._on_read)
-        stream.skip(offset)
+        timed = _TimedFile(self._file(part.shard), self._spent)
+        stream = open_stream(uri, timed, self._compressions[part.shard], self._on_read)
+        with _inflating(self._spent):
+            stream.skip(offset)
         left = part.offset + part.num_bytes - offset
 
         def read_into(view: memoryview) -> int:
             nonlocal left
-            got = stream.read_into(view[:left]) if left else 0
+            with _inflating(self._spent):
+                got = stream.read_into(view[:left]) if left else 0
             left -= got
             return got
 
@@ -243,6 +273,37 @@ class BlockReader:
 
 def _key(block: Block) -> tuple[int, int, int]:
     return block.shard, block.offset, block.num_bytes
+
+
+class _TimedFile:
+    """A file whose reads are counted."""
+
+    def __init__(self, file: OpenFile, spent: Spent) -> None:
+        self._file = file
+        self._spent = spent
+
+    def check_unchanged(self) -> None:
+        self._file.check_unchanged()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read_at(self, offset: int, view: memoryview) -> int:
+        began_ns = time.monotonic_ns()
+        try:
+            return self._file.read_at(offset, view)
+        finally:
+            self._spent[Stage.READ] += time.monotonic_ns() - began_ns
+
+
+@contextlib.contextmanager
+def _inflating(spent: Spent) -> Iterator[None]:
+    """What passes in it counts as inflating, but for what is counted as reading meanwhile."""
+    began_ns = time.monotonic_ns() - spent[Stage.READ]
+    try:
+        yield
+    finally:
+        spent[Stage.INFLATE] += time.monotonic_ns() - spent[Stage.READ] - began_ns
 
 
 def _parts(block: Block) -> Iterator[Block]:

@@ -13,6 +13,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.decode.fields import BatchDecoder
 from loaderd.errors import to_wire
 from loaderd.memory.layout import SlotLayout, WindowLayout
+from loaderd.memory.page import MAX_FIELDS
 from loaderd.memory.shared import SharedMemory
 from loaderd.plan.epoch import WindowOrder
 from loaderd.protocol.worker_messages import IndexTask, ListTask, LoadTask, ProbeTask
@@ -22,6 +23,7 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
+from loaderd.stages import Stage
 from loaderd.statistics import Kernels
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Segment
@@ -57,11 +59,12 @@ class Executor:
         max_rows: int,
         windows: SharedMemory,
         slots: SharedMemory,
+        spent: memoryview[int] | None = None,
     ) -> None:
-        """``rows``: where windows are loaded from."""
+        """``rows``: where windows are loaded from. ``spent``: as ``Page.spent`` has it, if somebody wants to know."""
         schema = description.schema
         self.rows = rows
-        self._decoder = BatchDecoder(schema)
+        self._decoder = BatchDecoder(schema, None if spent is None else spent[len(Stage) :], MAX_FIELDS)
         window_layout = WindowLayout(schema.row_bytes, max_rows)
         num_arenas = len(windows.bytes) // window_layout.arena_bytes
         self._windows = [window_layout.rows(windows.bytes, arena) for arena in range(num_arenas)]

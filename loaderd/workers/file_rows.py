@@ -16,6 +16,7 @@ from loaderd.shards.access import Access
 from loaderd.shards.blocks import Block
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.shard_file import ShardFile
+from loaderd.stages import Spent
 from loaderd.workers.load import Part, WindowLoader
 
 _BLOCK_FIELDS = len(fields(Block))
@@ -43,8 +44,10 @@ class FileRows:
         compressions: list[Any],
         on_read: OnRead = tell_nobody,
         access: Access | None = None,
+        spent: Spent | None = None,
     ) -> None:
-        self._loader = WindowLoader(schema, files, compressions, on_read, access)
+        """``spent``: as of a BlockReader."""
+        self._loader = WindowLoader(schema, files, compressions, on_read, access, spent)
 
     def close(self) -> None:
         """Close the shards' files."""

@@ -184,20 +184,23 @@ class Worker:
             memory.close_fd()
         windows, slots, words = memories
         description = pickle.loads(message.description)
-        rows = self._rows_of(description, message.source)
-        executor = Executor(description, rows, message.max_rows, windows, slots)
         page = Page(words.bytes, message.num_slots, message.num_seats)
+        spent = page.spent(self._seat)
+        rows = self._rows_of(description, message.source, spent)
+        executor = Executor(description, rows, message.max_rows, windows, slots, spent)
         filler = Filler(page, self._seat, message.news, consumer_bell)
         stream = self._streams[message.stream] = _Stream(message.stream, executor, filler, consumer_bell)
         self._turns.append(stream)
 
-    def _rows_of(self, description: StreamDescription, source: list[Any]) -> FileRows | RowFetcher:
+    def _rows_of(
+        self, description: StreamDescription, source: list[Any], spent: memoryview[int]
+    ) -> FileRows | RowFetcher:
         """What reads the records of a stream; ``source`` as in Attach."""
         if source[0] == FILES:
             _, files, compressions = source
             shards = [ShardFile(*file) for file in files]
             access = self._access_of(description.options.storage)
-            return FileRows(description.schema, shards, compressions, self._tell, access)
+            return FileRows(description.schema, shards, compressions, self._tell, access, spent)
         from loaderd.remote.rows import RowFetcher  # Arrow Flight, for those who need it
 
         return RowFetcher(RemoteRows.from_wire(source[1:]), self._tell, self._say, lambda: ring(self._bell))

@@ -155,7 +155,7 @@ def test_a_data_set_has_its_loader(write_numbered: Write, numbered_schema: loade
     text = "<Loader of 40 records in 1 shards: bits, id, in batches of 20; at batch 0 of epoch 0>"
     assert isinstance(dataset.loader, loaderd.Loader) and repr(dataset.loader) == text
     assert sum(1 for _ in dataset) == 2
-    assert dataset.statistics().batches_delivered == 2
+    assert dataset.statistics().batches_delivered == 2 and dataset.diagnose().verdict == "nothing yet"
     assert not hasattr(dataset.map(lambda element: element["id"]), "loader"), "an object of TensorFlow's"
     dataset.close()
     with pytest.raises(tf.errors.UnknownError, match="closed"):

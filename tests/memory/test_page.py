@@ -11,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.memory.page import (
+    CONSUMER,
     CONSUMER_NEWS,
     CONSUMER_SLEEPS_FOR,
-    CONSUMER_WAITED_NS,
+    MAX_FIELDS,
     MAX_GENERATION,
     MAX_STEP,
     NEVER,
+    NUM_SAMPLES,
     POSITION,
+    SAMPLES,
     TAKEN_BATCHES,
     TAKEN_RECORDS,
     WAKE_DAEMON_AT,
@@ -32,6 +35,7 @@ from loaderd.memory.page import (
     words_of,
 )
 from loaderd.memory.taking import Taker
+from loaderd.stages import Stage
 
 generations = st.integers(1, MAX_GENERATION)
 steps = st.integers(0, MAX_STEP)
@@ -102,8 +106,8 @@ def test_no_two_words_are_one(num_slots: int, num_seats: int):
     page = memory.page
     seen: set[int] = set()
     changes = [
-        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(CONSUMER_NEWS, WAKE_DAEMON_AT + 1)],
-        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(POSITION, CONSUMER_WAITED_NS + 1)],
+        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(CONSUMER_NEWS, SAMPLES + 1)],
+        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(CONSUMER.start, CONSUMER.stop)],
         *[lambda seat=seat: page.add_news(seat) for seat in range(num_seats)],
         *[lambda seat=seat: page.say_sleeps(seat, True) for seat in range(num_seats)],
         *[lambda seat=seat: page.say_task(seat, 0) for seat in range(num_seats)],
@@ -111,6 +115,16 @@ def test_no_two_words_are_one(num_slots: int, num_seats: int):
             lambda seat=seat, which=which: page.count(seat, which, 3)
             for seat in range(num_seats)
             for which in Counter
+        ],
+        *[
+            lambda seat=seat, word=word: page.spent(seat).__setitem__(word, 1)
+            for seat in range(num_seats)
+            for word in range(len(Stage) + MAX_FIELDS)
+        ],
+        *[
+            lambda number=number, word=word: page.sample(number).__setitem__(word, 1)
+            for number in range(NUM_SAMPLES)
+            for word in (0, 1, -1)
         ],
         *[lambda slot=slot: page.claim(slot, 9) for slot in range(num_slots)],
         *[lambda slot=slot: page.fill(slot, 0) for slot in range(num_slots)],
@@ -133,9 +147,9 @@ def test_what_different_processes_write_lies_in_different_lines():
     def wrote(who: str) -> None:
         lines.setdefault(who, set()).update(word * 8 // _LINE_BYTES for word in memory.changed())
 
-    page.words[CONSUMER_NEWS] = page.words[WAKE_DAEMON_AT] = 1
+    page.words[CONSUMER_NEWS] = page.words[SAMPLES] = page.sample(0)[0] = page.sample(7)[-1] = 1
     wrote("daemon")
-    for word in (POSITION, CONSUMER_SLEEPS_FOR, TAKEN_BATCHES, TAKEN_RECORDS, CONSUMER_WAITED_NS):
+    for word in range(CONSUMER.start, CONSUMER.stop):
         page.words[word] = 1
     wrote("consumer")
     for seat in range(3):
@@ -144,6 +158,7 @@ def test_what_different_processes_write_lies_in_different_lines():
         page.say_sleeps(seat, True)
         page.say_task(seat, 1)
         page.count(seat, Counter.FILLS, 1)
+        page.spent(seat)[len(Stage) + MAX_FIELDS - 1] = 1
         wrote(f"worker {seat}")
     fill(page, 0, 1)
     wrote("workers' slots")

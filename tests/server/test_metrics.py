@@ -12,7 +12,8 @@ from loaderd.server.metrics import MAX_NAMES, OTHER_NAMES, Metrics
 
 
 def consumer(number: int, batches: int, name: str = "", dataset: str = "train", **more: Any) -> dict[str, Any]:
-    counted = {"batches": batches, "records": batches * 100, "bytes": batches * 1000}
+    counted: dict[str, Any] = {"batches": batches, "records": batches * 100, "bytes": batches * 1000}
+    counted |= {"waiting_seconds": batches * 0.5, "stage_s": {"read": batches * 2.0, "board": batches * 4.0}}
     of_slots = {"slots": 12, "slots_lent": 2, "sharing": "independent", "idle_s": 0.5}
     return {"number": number, "name": name, "dataset": dataset, **counted, **of_slots, **more}
 
@@ -73,6 +74,10 @@ def test_what_there_is():
         "loaderd_records_total  train": 700,
         "loaderd_bytes_total a train": 5000,
         "loaderd_bytes_total  train": 7000,
+        "loaderd_waiting_seconds_total a train": 2.5,
+        "loaderd_waiting_seconds_total  train": 3.5,
+        "loaderd_stage_seconds_total train read": 24,
+        "loaderd_stage_seconds_total train board": 48,
     }
 
 

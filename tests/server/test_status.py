@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -51,6 +52,26 @@ def test_on_this_machine_and_over_the_network(server: Server):
         report = json.loads(status(network, "--json"))
     assert [consumer["name"] for consumer in report["consumers"]] == ["trainer"]
     assert report["limits"]["max_consumers"] == 64
+
+
+def test_the_doctor_sees_consumers_by_the_server_and_by_its_process(server: Server):
+    def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([COMMAND, "doctor", *arguments], capture_output=True, text=True, timeout=60)
+
+    address = f"unix://{server.path}"
+    done = doctor(address)
+    assert done.returncode == 2 and "has no consumer that can be diagnosed" in done.stderr
+    with loaderd.connect(address, dataset="train", batch_size=10, epochs=None, name="trainer") as loader:
+        until_s = time.monotonic() + 6
+        for _ in loader:
+            time.sleep(0.01)
+            if time.monotonic() > until_s:
+                break
+        assert loader.diagnose().verdict == "the model"
+        done = doctor(address)
+        assert done.returncode == 0 and "trainer" in done.stdout and "as fast as its model" in done.stdout
+        (case,) = json.loads(doctor(str(os.getpid()), "--json").stdout)
+        assert case["pid"] == os.getpid(), "the consumer of a server's stream"
 
 
 def test_again_and_again_on_a_terminal(server: Server):

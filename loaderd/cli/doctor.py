@@ -1,0 +1,135 @@
+"""``loaderd doctor``: what a training, or a server's consumer, waits for, and what would help; or of shards alone."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from loaderd.cli.doctor_shards import add_shard_options, examine
+from loaderd.client.connect import ask_status
+from loaderd.client.running import RunningStream, running_streams
+from loaderd.diagnosis import Diagnosis, diagnose_samples
+from loaderd.errors import LoaderdError, OptionError
+from loaderd.remote.address import TOKEN_VARIABLE
+from loaderd.remote.security import read_token
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_PATIENCE_S = 6.0
+_AGAIN_S = 0.5
+_ADDRESSES = ("unix:", "grpc:", "grpc+tls:")
+_DESCRIPTION = """\
+Of a running training: whether it waits for data, why, and what would help, by its last five seconds. Without TARGET,
+of all trainings of this user; else by the number of a process. Of a server: by its address, such as unix: or
+grpc+tls://HOST:PORT. With --schema, TARGET are shards: what this machine can make of them, by stage, and how many
+workers a training needs. The exit status is 1 where a training waits for more than --max-waiting of its time.
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is said of one consumer."""
+
+    who: str
+    pid: int
+    diagnosis: Diagnosis
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the others."""
+    parser = commands.add_parser(
+        "doctor", help="what a training waits for, and what would help", description=_DESCRIPTION
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="process numbers, an address, or shards")
+    parser.add_argument("--json", action="store_true", help="all of it, as a JSON list")
+    parser.add_argument(
+        "--max-waiting",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="from 0 to 1: of more, the exit status is 1; default: %(default)s",
+    )
+    parser.add_argument("--token-file", metavar="FILE", help=f"of a server; default: ${TOKEN_VARIABLE}")
+    add_shard_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0; 1 where a training waits too much; 2 where there is nothing to look at."""
+    try:
+        if arguments.schema is not None:
+            return examine(arguments)
+        cases = _cases(arguments)
+    except LoaderdError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    if arguments.json:
+        sys.stdout.write(json.dumps([asdict(case) for case in cases], indent=2) + "\n")
+    else:
+        sys.stdout.write("\n\n".join(map(text_of, cases)) + "\n")
+    return int(any(case.diagnosis.waiting_share > arguments.max_waiting for case in cases))
+
+
+def _cases(arguments: argparse.Namespace) -> list[Case]:
+    """Raises LoaderdError where there is none."""
+    targets: Sequence[str] = arguments.targets
+    if targets and all(target.startswith(_ADDRESSES) for target in targets):
+        return [case for target in targets for case in _of_server(target, read_token(arguments.token_file))]
+    wrong = [target for target in targets if not target.isdigit()]
+    if wrong:
+        is_path = glob.glob(wrong[0]) or os.path.exists(wrong[0])
+        hint = (
+            "Shards need --schema module:attribute." if is_path else "Process numbers, as `loaderd top` shows them."
+        )
+        raise OptionError(f"TARGET must be the number of a process, or an address, got {wrong[0]!r}", hint=hint)
+    pids = frozenset(map(int, targets))
+    streams = running_streams(pids)
+    if not streams:
+        whose = f"process {', '.join(targets)} runs" if targets else "you run"
+        raise OptionError(
+            f"no training of loaderd's that {whose} was found",
+            hint="It must be one of this user, on this machine, and of this version; in a container, ask there.",
+        )
+    until_s = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until_s and any(_diagnosis(one).verdict == "nothing yet" for one in streams):
+        time.sleep(_AGAIN_S)
+    return [Case(stream.command, stream.consumer, _diagnosis(stream)) for stream in streams]
+
+
+def _diagnosis(stream: RunningStream) -> Diagnosis:
+    return diagnose_samples(stream.watched.samples(), stream.watched.facts)
+
+
+def _of_server(address: str, token: str | None) -> list[Case]:
+    consumers: list[Mapping[str, Any]] = ask_status(address, token=token)["consumers"]
+    found = [one for one in consumers if one.get("diagnosis")]
+    if not found:
+        raise OptionError(
+            f"the server at {address} has no consumer that can be diagnosed",
+            hint="Those can that take batches of a stream of their own, on the server's machine.",
+        )
+    return [Case(one["name"], one["pid"], Diagnosis.from_wire(one["diagnosis"])) for one in found]
+
+
+def text_of(case: Case) -> str:
+    """The sentence, the evidence, the advice."""
+    found = case.diagnosis
+    lines = [f"process {case.pid}: {case.who}", str(found)]
+    if found.verdict != "nothing yet":
+        low, high = found.waiting_spread
+        lines.append(
+            f"Evidence: {found.steps_per_s:,.1f} steps/s, {found.records_per_s:,.0f} records/s over "
+            f"{found.over_s:.1f} s; waiting is {found.waiting_share:.0%} of the time, and of single steps "
+            f"{low:.0%} to {high:.0%}."
+        )
+        spent = sorted(found.stage_ns.items(), key=lambda item: -item[1])
+        lines.append("Workers, ns a record: " + ", ".join(f"{name} {ns:,.0f}" for name, ns in spent if ns >= 1))
+    return "\n".join(lines)

@@ -1,0 +1,110 @@
+"""``loaderd doctor SHARDS``: what this machine makes of shards, by stage, and how many workers a training needs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from loaderd.client.loader import Loader
+from loaderd.diagnosis import Diagnosis
+from loaderd.errors import OptionError
+from loaderd.schema import Schema
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the workers of this machine deliver to a consumer who does nothing else."""
+
+    workers: int
+    batch_size: int
+    found: Diagnosis
+    needed: int | None
+    """Workers for the step that was asked about."""
+
+
+def add_shard_options(parser: argparse.ArgumentParser) -> None:
+    """Those that say what is in shards, and what is asked of them."""
+    options = parser.add_argument_group("of shards, without a training")
+    options.add_argument("--schema", metavar="MODULE:NAME", help="a loaderd.Schema, or a function that returns one")
+    options.add_argument("--batch-size", type=int, default=512, metavar="N", help="default: %(default)s")
+    options.add_argument("--workers", type=int, metavar="N", help="default: as many as a Loader takes")
+    options.add_argument("--step-ms", type=float, metavar="MS", help="what a step of the model takes, without data")
+    options.add_argument("--seconds", type=float, default=6.0, metavar="S", help="default: %(default)s")
+
+
+def examine(arguments: argparse.Namespace) -> int:
+    """Load for some seconds, and say what came of it. 1: the workers do not suffice for --step-ms."""
+    if not arguments.targets:
+        raise OptionError("TARGET must name shards where --schema is given, got none")
+    capacity = measure(arguments)
+    if arguments.json:
+        found = {**vars(capacity), "found": vars(capacity.found)}
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        sys.stdout.write(text_of(capacity, arguments.step_ms) + "\n")
+    return int(capacity.needed is not None and capacity.needed > capacity.workers)
+
+
+def measure(arguments: argparse.Namespace) -> Capacity:
+    """Raises LoaderdError."""
+    loader = Loader(
+        arguments.targets,
+        _schema(arguments.schema),
+        batch_size=arguments.batch_size,
+        epochs=None,
+        workers=arguments.workers,
+    )
+    with loader:
+        until_s = math.inf
+        for _ in loader:
+            now_s = time.monotonic()
+            until_s = min(until_s, now_s + arguments.seconds)
+            if now_s > until_s:
+                break
+        found, workers = loader.diagnose(), loader.statistics().workers
+    busy_ns = sum(ns for stage, ns in found.stage_ns.items() if stage not in ("slot", "window"))
+    needed = None
+    if arguments.step_ms is not None:
+        needed = max(1, math.ceil(busy_ns * arguments.batch_size / (arguments.step_ms * 1e6)))
+    return Capacity(workers, arguments.batch_size, found, needed)
+
+
+def _schema(name: str) -> Schema:
+    sys.path.insert(0, os.getcwd())
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+        schema = found if isinstance(found, Schema) else found()
+    except Exception as error:
+        raise OptionError(f"--schema {name} cannot be had: {type(error).__name__}: {error}") from None
+    if not isinstance(schema, Schema):
+        raise OptionError(f"--schema {name} must be a loaderd.Schema, got {type(schema).__name__}")
+    return schema
+
+
+def text_of(capacity: Capacity, step_ms: float | None) -> str:
+    """What was found, in words."""
+    found = capacity.found
+    lines = [
+        f"{capacity.workers} workers deliver {found.records_per_s:,.0f} records/s: "
+        f"a batch of {capacity.batch_size:,} each {1e3 / max(1e-9, found.steps_per_s):.2f} ms."
+    ]
+    spent = {stage: ns for stage, ns in found.stage_ns.items() if stage not in ("slot", "window") and ns >= 1}
+    total = sum(spent.values())
+    for stage, ns in sorted(spent.items(), key=lambda item: -item[1]):
+        lines.append(f"  {stage:<20} {ns:>10,.0f} ns a record  {ns / total:>4.0%}")
+    if found.limiting_stage:
+        lines.append(f"Limiting stage: {found.limiting_stage}. {found.cause.capitalize()}".rstrip(". ") + ".")
+    if capacity.needed is not None and step_ms is not None:
+        enough = "which there are" if capacity.needed <= capacity.workers else f"and there are {capacity.workers}"
+        lines.append(f"A step of {step_ms:g} ms needs workers={capacity.needed}, {enough}.")
+        if capacity.needed > capacity.workers and found.advice:
+            lines.append(f"Advice: {found.advice}")
+    return "\n".join(lines)

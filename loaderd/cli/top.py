@@ -1,0 +1,167 @@
+"""``loaderd top``: all loaders of this user, live in a terminal. It reads their pages, and asks nobody anything."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from loaderd.cli.spans import span
+from loaderd.cli.top_rows import SORTS, Row, bar, row_of, short, slowest
+from loaderd.client.running import RunningStream, running_streams
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_LOOK_EVERY_S = 1.0
+_FIND_EVERY_S = 3.0
+_QUIT = ("q", "\x03", "\x04", "\x1b")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the others."""
+    parser = commands.add_parser(
+        "top",
+        help="all running loaders, live",
+        description="All loaders of this user, live. Keys: p, r, w sort by process, rate, waiting; q ends it.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("pids", nargs="*", type=int, metavar="PID", help="these trainings alone")
+    parser.add_argument("--once", action="store_true", help="print one screen, and end")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0; or 1 where the standard streams are no terminal."""
+    streams = _Streams(frozenset(arguments.pids))
+    if arguments.once:
+        console = Console(width=None if sys.stdout.isatty() else 200)
+        console.print(screen(streams.rows(), "p", console.width))
+        return 0
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        sys.stderr.write("loaderd top needs a terminal; without one, there is loaderd top --once\n")
+        return 1
+    with _Keyboard() as keyboard, Live(auto_refresh=False, screen=True) as live:
+        sort = "p"
+        while keyboard.signal is None:
+            live.update(screen(streams.rows(), sort, live.console.width), refresh=True)
+            key = keyboard.read_key(_LOOK_EVERY_S)
+            if key in _QUIT:
+                return 0
+            sort = key if key in SORTS else sort
+    return 128 + keyboard.signal
+
+
+class _Keyboard:
+    """Keys come without Enter, and are not shown; the terminal is as it was afterwards.
+
+    A signal is noted, and ends a wait for a key: if it raised, it might come where the terminal is half changed.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        """That has come, and is to end us."""
+        self._fd = sys.stdin.fileno()
+
+    def __enter__(self) -> _Keyboard:
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self._handlers = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        self._before = termios.tcgetattr(self._fd)
+        tty.setcbreak(self._fd)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(termios.error):  # the terminal itself may be gone
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wake_before)
+        for fd in (self._woken, self._wake):
+            os.close(fd)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.signal = number
+
+    def read_key(self, seconds: float) -> str:
+        """One key; "" if none came within so many seconds, or a signal did; "q" where no more will come."""
+        ready, _, _ = select.select([self._fd, self._woken], [], [], seconds)
+        return os.read(self._fd, 1).decode(errors="replace") or "q" if self._fd in ready else ""
+
+
+class _Streams:
+    """The streams that run; looked for now and then, and read each time."""
+
+    def __init__(self, pids: frozenset[int]) -> None:
+        self._pids = pids
+        self._found: list[RunningStream] = []
+        self._found_s = -_FIND_EVERY_S
+
+    def rows(self) -> list[Row]:
+        now_s = time.monotonic()
+        if now_s - self._found_s >= _FIND_EVERY_S:
+            self._found_s = now_s
+            self._found = running_streams(self._pids)
+        return [
+            row_of(one.consumer, one.command, one.watched.samples(), one.watched.facts, now_s) for one in self._found
+        ]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """``min_width``: of a terminal that shows it. ``ratio``: its part of the width that is left; 0: none."""
+
+    title: str
+    cell: Callable[[Row], str]
+    min_width: int = 0
+    is_number: bool = True
+    ratio: int = 0
+
+
+_COLUMNS = (
+    _Column("process", lambda row: str(row.pid)),
+    _Column("records/s", lambda row: f"{row.records_per_s:,.0f}"),
+    _Column("steps/s", lambda row: f"{row.steps_per_s:,.1f}"),
+    _Column("waiting", lambda row: f"{bar(row.waiting)} {row.waiting:>4.0%}", is_number=False),
+    _Column("slots", lambda row: bar(row.slots), 100, is_number=False),
+    _Column("windows", lambda row: bar(row.windows), 100, is_number=False),
+    _Column("epoch", lambda row: str(row.epoch), 100),
+    _Column("batch", lambda row: f"{row.batch:,} of {row.steps_per_epoch:,}", 130),
+    _Column("left", lambda row: span(row.left_s)),
+    _Column("restarts", lambda row: str(row.workers_restarted or ""), 130),
+    _Column("damaged", lambda row: str(row.damaged or ""), 130),
+    _Column("workers", lambda row: f"{'silent: ' * row.is_old}{row.stages}", is_number=False, ratio=3),
+    _Column("command", lambda row: short(row.name), 160, is_number=False, ratio=2),
+)
+
+
+def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
+    """All rows as a table, as wide as the terminal."""
+    title, key = SORTS[sort]
+    head = Text(f"loaderd top: {len(rows)} loaders, by {title}.  ", style="bold")
+    head.append("p process  r rate  w waiting  q quit", style="dim")
+    columns = [column for column in _COLUMNS if width >= column.min_width]
+    table = Table("", box=None, pad_edge=False, expand=True)
+    for column in columns:
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=True, ratio=column.ratio or None)
+    last = slowest(rows)
+    for row in sorted(rows, key=key):
+        style = "dim" if row.is_old else ("bold yellow" if row is last else "")
+        cells = [Text(column.cell(row)) for column in columns]
+        table.add_row("*" if row is last else " ", *cells, style=style)
+    return Group(head, table) if rows else Group(head, Text("none runs"))

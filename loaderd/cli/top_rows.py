@@ -1,0 +1,111 @@
+"""What ``loaderd top`` shows of each stream: a row of figures, from the samples of its page. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loaderd.diagnosis import rates
+from loaderd.statistics import Facts, Snapshot
+
+BAR_CELLS = 8
+_STEPS = " ▏▎▍▌▋▊▉█"
+_NOTICEABLE = 0.05
+_SECONDS = 3.5
+"""Rates are of about so many seconds: three samples."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stream. Rates are 0 until there are two samples."""
+
+    pid: int
+    name: str
+    records_per_s: float
+    steps_per_s: float
+    waiting: float
+    """Share of the time."""
+    slots: float
+    """The part of them that hold a batch."""
+    windows: float
+    """The part of them that are ready."""
+    stages: str
+    """What the workers do, in percent of their time, most first."""
+    workers_restarted: int
+    damaged: int
+    epoch: int
+    batch: int
+    steps_per_epoch: int
+    left_s: float | None
+    """To the end of the epoch."""
+    is_old: bool
+    """Whether its daemon has written nothing for some seconds."""
+
+
+def row_of(pid: int, name: str, samples: Sequence[Snapshot], facts: Facts, now_s: float) -> Row:
+    """``now_s``: of the machine's monotonic clock."""
+    if not samples:
+        return Row(pid, name, 0, 0, 0, 0, 0, "begins", 0, 0, 0, 0, facts.steps_per_epoch, None, False)
+    now = samples[-1]
+    recent = [one for one in samples[:-1] if now.time_s - one.time_s <= _SECONDS]
+    found = rates(recent[0], now, facts) if recent else None
+    steps_per_s = found.batches / found.over_s if found else 0.0
+    left = facts.steps_per_epoch - now.batch
+    return Row(
+        pid,
+        name,
+        found.records / found.over_s if found else 0.0,
+        steps_per_s,
+        found.wait_s / found.step_s if found else 0.0,
+        now.slots_full / max(1, facts.slots),
+        min(1.0, now.windows_ready / max(1, facts.windows)),
+        "" if found is None else _stages({**found.stage_s}, found.step_s * facts.workers),
+        now.workers_restarted,
+        now.damaged,
+        now.epoch,
+        now.batch,
+        facts.steps_per_epoch,
+        left / steps_per_s if steps_per_s and left >= 0 else None,
+        now_s - now.time_s > _SECONDS,
+    )
+
+
+def short(command: str) -> str:
+    """A command line without its interpreter and its program's folder."""
+    words = command.split()
+    if len(words) > 1 and os.path.basename(words[0]).startswith("python"):
+        del words[0]
+    return " ".join([os.path.basename(words[0]), *words[1:]]) if words else ""
+
+
+def _stages(stage_s: dict[str, float], worker_s: float) -> str:
+    shares = sorted(((s / max(1e-12, worker_s), name) for name, s in stage_s.items()), reverse=True)
+    return " ".join(f"{name} {share:.0%}" for share, name in shares[:4] if share >= 0.01) or "idle"
+
+
+def bar(share: float) -> str:
+    """A share from 0 to 1 as a bar of ``BAR_CELLS`` cells."""
+    eighths = round(min(1.0, max(0.0, share)) * 8 * BAR_CELLS)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_STEPS[rest] if rest else "")).ljust(BAR_CELLS)
+
+
+SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
+    "p": ("process", lambda row: row.pid),
+    "r": ("rate", lambda row: -row.records_per_s),
+    "w": ("waiting", lambda row: -row.waiting),
+}
+"""By key."""
+
+
+def slowest(rows: Sequence[Row]) -> Row | None:
+    """Of several, the one that holds the others up: the one that waits most, and if none does, the slowest.
+
+    Ranks of one training make their steps together: those that do not wait for data wait for the one that does.
+    """
+    running = [row for row in rows if row.steps_per_s > 0]
+    if len(running) < 2:
+        return None
+    waits = max(running, key=lambda row: row.waiting)
+    return waits if waits.waiting > _NOTICEABLE else min(running, key=lambda row: row.steps_per_s)

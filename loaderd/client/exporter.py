@@ -1,0 +1,91 @@
+"""The figures of a loader of our own for Prometheus, over HTTP: named and labelled as a server's are."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from loaderd.errors import OptionError
+from loaderd.statistics import Statistics
+
+
+def serve_metrics(
+    port: int, host: str, statistics: Callable[[], Statistics | None]
+) -> tuple[int, Callable[[], None]]:
+    """Answer at a port (0: one that is free) for as long as the process lives; returns it, and what ends that.
+
+    ``statistics`` is asked by the thread that answers; None: nothing is there any more. Raises OptionError where the
+    port cannot be had.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Collector(statistics))
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        raise OptionError(f"metrics cannot be served at {host}:{port}: {error.strerror}") from None
+    return int(server.server_port), server.shutdown
+
+
+def of_weak(loader: Any) -> Callable[[], Statistics | None]:
+    """Asks a loader, and does not keep it alive."""
+    found = weakref.ref(loader)
+
+    def statistics() -> Statistics | None:
+        known = found()
+        return None if known is None else known.statistics()
+
+    return statistics
+
+
+class _Collector:
+    """What a registry takes."""
+
+    def __init__(self, statistics: Callable[[], Statistics | None]) -> None:
+        self._statistics = statistics
+
+    def describe(self) -> Iterable[Metric]:
+        """Names need not be known before anything is asked."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        found = self._statistics()
+        return iter(()) if found is None else _families(found)
+
+
+def _families(found: Statistics) -> Iterator[Metric]:
+    counted = {
+        "batches": ("Batches that were delivered to consumers", found.batches_delivered),
+        "records": ("Records that were delivered to consumers", found.records_delivered),
+        "waiting_seconds": ("Time that consumers have waited for batches", found.wait_s),
+        "records_skipped": ("Deliveries left out because of damage", found.records_skipped),
+    }
+    for name, (about, value) in counted.items():
+        yield CounterMetricFamily(f"loaderd_{name}", about, value=value)
+    yield _labelled("restarts", "Processes that died and were replaced", "process", _restarts(found))
+    about = "Time of all workers by stage, and by field; slot, window: waiting for these"
+    yield _labelled("stage_seconds", about, "stage", {**found.stage_s, **found.field_s})
+    gauges = {
+        "workers": ("Worker processes", found.workers),
+        "slots": ("Batches that consumers' memory has room for", found.slots),
+        "slots_lent": ("Batches that consumers hold", found.slots_lent),
+        "memory_bytes": ("Shared memory of windows and slots", found.window_bytes + found.slots * found.slot_bytes),
+        "dataset_shards": ("Shards of the data set", found.num_shards),
+        "dataset_records": ("Records of an epoch of the data set", found.num_records),
+    }
+    for name, (about, size) in gauges.items():
+        yield GaugeMetricFamily(f"loaderd_{name}", about, value=size)
+
+
+def _restarts(found: Statistics) -> dict[str, float]:
+    return {"worker": found.workers_restarted, "daemon": found.daemon_restarts}
+
+
+def _labelled(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(f"loaderd_{name}", about, labels=[label])
+    for of, value in values.items():
+        family.add_metric([of], value)
+    return family

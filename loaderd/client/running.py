@@ -1,0 +1,87 @@
+"""The streams that run on this machine: their pages, read by another process of the same user.
+
+A page is a memfd that a daemon, or a server, has open: /proc/PID/fd shows it, and lets whoever may look there open it
+for reading. So nothing need be announced, nothing is left behind, and the training does nothing for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from loaderd import processes
+from loaderd.errors import DaemonError
+from loaderd.memory.samples import PAGE_NAME
+from loaderd.memory.shared import SharedMemory
+from loaderd.memory.watched import Watched
+
+_PROC = Path("/proc")
+_DAEMONS = ("loaderd-daemon", "loaderd-server")
+_LINK = f"/memfd:loaderd-{PAGE_NAME} "
+"""How the link of a page's descriptor begins."""
+
+
+@dataclass(frozen=True)
+class RunningStream:
+    """A stream of ``daemon``, which is a private one or a server; ``command`` is that of its consumer."""
+
+    daemon: int
+    inode: int
+    """Tells the streams of a server apart."""
+    command: str
+    watched: Watched
+
+    @property
+    def consumer(self) -> int:
+        """The process that takes its batches; the daemon's parent, if none has begun."""
+        return self.watched.now().consumer_pid or processes.parent_of(self.daemon)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The same for as long as the stream is there."""
+        return self.daemon, self.inode
+
+
+def running_streams(pids: frozenset[int] = frozenset()) -> list[RunningStream]:
+    """All of this user; or those of which the consumer or the daemon is one of ``pids``. Not other versions'.
+
+    In the order of their consumers' process numbers.
+    """
+    found: dict[int, RunningStream] = {}
+    for daemon in _own_daemons():
+        for number in _numbers(_PROC / f"{daemon}/fd"):
+            with suppress(OSError, DaemonError):  # it is over; or a page of another version
+                stream = _open(daemon, number)
+                if stream is not None and (not pids or {stream.consumer, daemon} & pids):
+                    found[stream.inode] = stream  # a descriptor that is being sent is there twice
+    return sorted(found.values(), key=lambda stream: (stream.consumer, stream.inode))
+
+
+def _own_daemons() -> Iterator[int]:
+    for pid in _numbers(_PROC):
+        with suppress(OSError):
+            if (_PROC / str(pid)).stat().st_uid == os.geteuid() and processes.name_of(pid) in _DAEMONS:
+                yield pid
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _open(daemon: int, number: int) -> RunningStream | None:
+    path = _PROC / f"{daemon}/fd/{number}"
+    if not os.readlink(path).startswith(_LINK):
+        return None
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    inode = os.fstat(fd).st_ino
+    memory = SharedMemory(fd)
+    memory.close_fd()
+    watched = Watched.of(memory.bytes)
+    consumer = watched.now().consumer_pid or processes.parent_of(daemon)
+    return RunningStream(daemon, inode, processes.command_of(consumer), watched)

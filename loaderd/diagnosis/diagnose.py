@@ -1,0 +1,196 @@
+"""Is the training waiting for data, why, and what would help? Answered from what two moments say; pure.
+
+::
+
+    step   = what the consumer does itself + what it waits for data          (all times are of one batch)
+    data   = what all workers do for a batch / workers                       no step can be shorter than that
+    advice = a change of one of them ──► the step would be the longer of the two ──► gain = step now / step then
+
+What is **limiting** is the stage that takes the workers most of their time; and where they spend it waiting for
+windows, the stage that takes the loads most. The consumer's own time is that of Python where its thread has kept a
+core busy, alone, all the while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loaderd.diagnosis.rates import Rates, rates
+from loaderd.diagnosis.remedies import Remedy, Verdict, remedy_for
+from loaderd.statistics import Facts, Snapshot
+
+_BEGINNING_S = 0.9
+_MIN_SECONDS = 1.4
+_MIN_STUCK_S = 3.0
+SECONDS = 5.5
+"""How far back is looked: five samples, one a second."""
+_MIN_WAITING = 0.05
+_MIN_COPYING = 0.05
+_MIN_SLOT_WAITING = 0.25
+_MOST_WINDOW_WAITING = 0.15
+_LESS = 0.7
+_PYTHON_CPU = 0.8
+_PYTHON_ALONE = 0.2
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Whether a training waits for data, why, and what would help. From ``Loader.diagnose()``."""
+
+    verdict: Verdict
+    """What makes a step as long as it is."""
+    waiting_share: float
+    """The part of the time that the consumer has waited for batches, 0 to 1."""
+    takes_ahead: bool
+    """Whether batches are taken ahead, as a ``tf.data.Dataset`` takes them: then it is who takes them that has waited
+    so long, and the training has waited so long at most."""
+    waiting_spread: tuple[float, float]
+    """The same of single steps: a tenth of them wait less than the first, a tenth more than the second. How long each
+    has waited is known to a factor of two."""
+    limiting_stage: str
+    """What takes the workers most time: "read", "inflate", "check", "parse", "unpack", or a derived field's name. ""
+    where data are not what the training waits for."""
+    cause: str
+    """Why, where that can be known; else ""."""
+    advice: str
+    """One change that would help most; "" if there is none to be named."""
+    gain: float
+    """How many times as many steps a second there would be, at most, by what was measured. 1: no more than now."""
+    steps_per_s: float
+    records_per_s: float
+    stage_ns: dict[str, float]
+    """Nanoseconds of workers' time a record, by the stages that may be limiting; waits: "slot", "window"."""
+    over_s: float
+    """Of how many seconds all this is."""
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Diagnosis:
+        """As ``dataclasses.asdict`` has it; what is read of it, this version must know."""
+        known = {name: wire[name] for name in cls.__dataclass_fields__}
+        low, high = known.pop("waiting_spread")
+        return cls(waiting_spread=(low, high), **known)
+
+    def __str__(self) -> str:
+        """A few sentences."""
+        if self.verdict == "nothing yet":
+            return f"Nothing yet: {self.cause}"
+        at_most = "up to " if self.takes_ahead else ""
+        lines = [f"{_HEADLINES[self.verdict]} It waits for data for {at_most}{self.waiting_share:.0%} of the time."]
+        if self.limiting_stage:
+            lines.append(f"Limiting stage: {self.limiting_stage}.")
+        lines += [f"Cause: {self.cause}."] if self.cause else []
+        if self.advice:
+            gain = f" At most {self.gain:.2f} times the steps a second." if self.gain > 1 else ""
+            lines.append(f"Advice: {self.advice}{gain}")
+        return "\n".join(lines)
+
+
+_HEADLINES: dict[Verdict, str] = {
+    "the model": "The training is as fast as its model.",
+    "storage": "The training waits for storage.",
+    "workers": "The training waits for the workers.",
+    "one field": "The training waits for one field.",
+    "too few batches held": "The training holds more batches than there is room for.",
+    "the consumer's Python": "The training is as fast as its own Python code.",
+    "nothing yet": "",
+}
+
+
+def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
+    """What two snapshots of a stream say, the later one being of now."""
+    if now.time_s <= before.time_s:
+        return nothing_yet("there is no second moment to compare with")
+    found = rates(before, now, facts)
+    if found.batches < 2 and found.wait_s < 0.5 * found.over_s:
+        return nothing_yet(f"{found.batches} batches were taken in {found.over_s:.1f} s", found.over_s)
+    verdict = _verdict(found)
+    limiting = found.limiting if verdict in ("storage", "workers", "one field") else ""
+    remedy = remedy_for(verdict, limiting, found)
+    return _diagnosis(found, verdict, limiting, remedy, _spread(before, now, found))
+
+
+def _diagnosis(
+    found: Rates, verdict: Verdict, limiting: str, remedy: Remedy, spread: tuple[float, float]
+) -> Diagnosis:
+    per_record = 1e9 * found.batches / max(1, found.records)
+    waits = {"slot": found.slot_share, "window": found.window_share}
+    worker_s = found.step_s * found.facts.workers
+    return Diagnosis(
+        verdict=verdict,
+        waiting_share=found.wait_s / found.step_s,
+        takes_ahead=found.now.takes_ahead,
+        waiting_spread=spread,
+        limiting_stage=limiting,
+        cause=remedy.cause,
+        advice=remedy.advice,
+        gain=max(1.0, remedy.gain),
+        steps_per_s=found.batches / found.over_s,
+        records_per_s=found.records / found.over_s,
+        stage_ns={name: s * per_record for name, s in found.stage_s.items()}
+        | {name: share * worker_s * per_record for name, share in waits.items()},
+        over_s=found.over_s,
+    )
+
+
+def _verdict(found: Rates) -> Verdict:
+    if found.copy_s > _MIN_COPYING * found.step_s:
+        return "too few batches held"
+    if found.wait_s < _MIN_WAITING * found.step_s:
+        own_cores = (found.thread_cpu + found.thread_delay) / (found.own_s / found.step_s)
+        is_alone = found.other_cpu < _PYTHON_ALONE * found.thread_cpu
+        return "the consumer's Python" if own_cores > _PYTHON_CPU and is_alone else "the model"
+    if _comes_in_bursts(found):
+        return "too few batches held"
+    limiting = found.limiting
+    if limiting in found.facts.derived:
+        return "one field"
+    return "storage" if limiting in ("read", "inflate") else "workers"
+
+
+def _comes_in_bursts(found: Rates) -> bool:
+    """Whether workers wait for slots between the waits of the consumer, so that more slots would do away with these.
+
+    They also do where windows are slow to come; but then the consumer waits much longer, and workers for windows.
+    """
+    waiting = found.wait_s / found.step_s
+    wait_for_slots = found.slot_share > max(_MIN_SLOT_WAITING, _LESS * waiting)
+    return wait_for_slots and found.window_share < _MOST_WINDOW_WAITING * waiting
+
+
+def _spread(before: Snapshot, now: Snapshot, found: Rates) -> tuple[float, float]:
+    """Of the batch at one tenth, and of the one at nine tenths: the part of its step that it was waited for."""
+    waits = [new - old for old, new in zip(before.waits, now.waits, strict=True)]
+    counts = [max(0, found.batches - sum(waits)), *waits]  # those that nobody waited for come first
+
+    def share_at(rank: float) -> float:
+        passed = 0
+        for number, count in enumerate(counts):
+            passed += count
+            if passed > rank:
+                wait_s = 0.0 if number == 0 else 0.75e-9 * (4096 << (number - 1))  # the middle of its class
+                return wait_s / (wait_s + found.own_s)
+        return 0.0
+
+    return share_at(0.1 * sum(counts)), share_at(0.9 * sum(counts))
+
+
+def nothing_yet(why: str, over_s: float = 0.0) -> Diagnosis:
+    """Where too little is known."""
+    return Diagnosis("nothing yet", 0.0, False, (0.0, 0.0), "", f"{why}.", "", 1.0, 0.0, 0.0, {}, over_s)
+
+
+def diagnose_samples(samples: Sequence[Snapshot], facts: Facts) -> Diagnosis:
+    """The same, of samples, one a second, the oldest first: of the last seconds in which batches were taken."""
+    begun = [one for one in samples if one.batches > 0]
+    if begun and (begun[0] is not samples[0] or begun[0].number == 0):
+        # The second in which it has begun is not what is asked about.
+        begun = [one for one in begun if one.time_s - begun[0].time_s > _BEGINNING_S]
+    waited_s = 0.0 if not samples else samples[-1].wait_s - samples[0].wait_s
+    if not begun and waited_s > _MIN_STUCK_S:  # for the first batch
+        begun = list(samples)
+    recent = [one for one in begun if begun[-1].time_s - one.time_s <= SECONDS]
+    if not recent or recent[-1].time_s - recent[0].time_s < _MIN_SECONDS:
+        return nothing_yet("batches have come for less than three seconds")
+    return diagnose(recent[0], recent[-1], facts)

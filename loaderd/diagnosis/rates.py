@@ -1,0 +1,113 @@
+"""What happened between two moments, by the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loaderd.statistics import Facts, Snapshot
+
+_LOADING = ("read", "inflate", "check", "parse")
+_MIN_WINDOW_WAITING = 0.4
+_COMPUTING = 0.5
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What happened between two snapshots; times are seconds a batch."""
+
+    facts: Facts
+    now: Snapshot
+    over_s: float
+    batches: int
+    records: int
+    step_s: float
+    wait_s: float
+    copy_s: float
+    stage_s: dict[str, float]
+    """Of all workers together."""
+    slot_share: float
+    """The part of their time that workers waited for slots."""
+    window_share: float
+    worker_cpu_share: float
+    """Of the time that workers did something, the part that they had a core."""
+    delay_share: float
+    """The part of that for which they could have run, and had no core."""
+    thread_cpu: float
+    """Cores that the consumer's thread has kept busy."""
+    thread_delay: float
+    """Cores that it could have kept busy besides, and did not get."""
+    other_cpu: float
+    """Cores that the rest of its process has."""
+    spare_cores: float
+    """That had nothing to do, and that this cgroup might use."""
+    throttled_share: float
+    memory_share: float
+    fetched_share: float
+    """Of the bytes that were read, the part that was not in the page cache."""
+
+    @property
+    def own_s(self) -> float:
+        """What the consumer does itself for a batch."""
+        return max(1e-9, self.step_s - self.wait_s)
+
+    @property
+    def busy_s(self) -> float:
+        """What all workers do for a batch."""
+        return sum(self.stage_s.values())
+
+    @property
+    def workers_compute(self) -> bool:
+        """Whether it is cores that workers need, and not answers of something else."""
+        return self.worker_cpu_share + self.delay_share > _COMPUTING
+
+    @property
+    def limiting(self) -> str:
+        """The stage that takes most; of loads alone, where workers wait for these."""
+        of = _LOADING if self.window_share > _MIN_WINDOW_WAITING else tuple(self.stage_s)
+        return max(of, key=lambda stage: self.stage_s.get(stage, 0.0))
+
+
+def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
+    """From two snapshots of one stream, between which time has passed."""
+    over_s = now.time_s - before.time_s
+    batches, records = now.batches - before.batches, now.records - before.records
+    per_batch = 1 / max(1, batches)
+    stages = {name: now.stage_s[name] - before.stage_s[name] for name in now.stage_s}
+    fields = {name: now.field_s[name] - before.field_s[name] for name in now.field_s}
+    by_stage = {
+        "read": stages["read"],
+        "inflate": stages["inflate"],
+        "check": stages["frames"] + stages["check"],
+        "parse": stages["parse"] + stages["order"],
+        "unpack": stages["fill"] + sum(s for name, s in fields.items() if name not in facts.derived),
+    }
+    by_stage |= {name: s for name, s in fields.items() if name in facts.derived}
+    busy_s = max(1e-9, sum(by_stage.values()))
+    asked = now.asked_bytes - before.asked_bytes
+    worker_s = over_s * facts.workers
+    consumer_cpu = (now.consumer_cpu_s - before.consumer_cpu_s) / over_s
+    worker_cpu = (now.worker_cpu_s - before.worker_cpu_s) / over_s
+    idle = (now.idle_s - before.idle_s) / over_s
+    thread_cpu = (now.thread_cpu_s - before.thread_cpu_s) / over_s
+    return Rates(
+        facts=facts,
+        now=now,
+        over_s=over_s,
+        batches=batches,
+        records=records,
+        step_s=over_s * per_batch,
+        wait_s=min(over_s, now.wait_s - before.wait_s) * per_batch,
+        copy_s=(now.copy_s - before.copy_s) * per_batch,
+        stage_s={name: s * per_batch for name, s in by_stage.items()},
+        slot_share=stages["slot"] / worker_s,
+        window_share=stages["window"] / worker_s,
+        worker_cpu_share=min(1.0, (now.worker_cpu_s - before.worker_cpu_s) / busy_s),
+        delay_share=min(1.0, (now.delay_s - before.delay_s) / busy_s),
+        thread_cpu=thread_cpu,
+        thread_delay=(now.thread_delay_s - before.thread_delay_s) / over_s,
+        other_cpu=max(0.0, consumer_cpu - thread_cpu),
+        spare_cores=min(idle, max(0.0, facts.cores - consumer_cpu - worker_cpu)),
+        throttled_share=min(1.0, (now.throttled_s - before.throttled_s) / over_s),
+        memory_share=min(1.0, (now.memory_stall_s - before.memory_stall_s) / over_s),
+        fetched_share=min(1.0, (now.fetched_bytes - before.fetched_bytes) / asked) if asked > 1 << 16 else 0.0,
+    )

@@ -1,0 +1,191 @@
+"""What is the cause, which change would help most, and how much it would bring.
+
+The gain is arithmetic: while the training waits, a step takes as long as its data do. If the workers had ``busy``
+seconds to do for a batch where they have ``found.busy_s`` now, or were of another number, data would take so much
+less; but no step is shorter than what the consumer does itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderd.diagnosis.rates import Rates
+
+Verdict = Literal[
+    "the model",
+    "storage",
+    "workers",
+    "one field",
+    "too few batches held",
+    "the consumer's Python",
+    "nothing yet",
+]
+
+_MOUNTED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "9p", "virtiofs", "glusterfs", "beegfs", "fuse")
+_NOTICEABLE = 0.1
+_MOSTLY = 0.5
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """``gain``: how many times as many steps a second, at most."""
+
+    cause: str = ""
+    advice: str = ""
+    gain: float = 1.0
+
+
+def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
+    """What to say beside a verdict."""
+    if verdict == "the model":
+        return _of_model(found)
+    if verdict == "the consumer's Python":
+        return _of_python(found)
+    if verdict == "too few batches held":
+        return _of_held_batches(found)
+    if limiting == "inflate":
+        return _of_inflating(found)
+    if limiting == "read":
+        return _of_reading(found)
+    return _of_field(limiting, found) if verdict == "one field" else _of_workers(limiting, found)
+
+
+def _gain(found: Rates, busy_s: float, workers: float) -> float:
+    """Where a batch takes all workers ``busy_s``, and there are ``workers``."""
+    data_s = found.step_s * busy_s / max(1e-12, found.busy_s) * found.facts.workers / workers
+    return found.step_s / max(found.own_s, data_s)
+
+
+def _more_workers(found: Rates) -> int:
+    """How many would be enough; as many as now, where no core is left for another one that needs one.
+
+    At most four times as many: by then something else may be what limits.
+    """
+    now = found.facts.workers
+    most = now + math.floor(found.spare_cores + 0.5) if found.workers_compute else 4 * now
+    return max(now, min(most, math.ceil(now * found.step_s / found.own_s)))
+
+
+def _with_workers(found: Rates, workers: int, cause: str) -> Remedy:
+    now = found.facts.workers
+    of_use = min(workers, now + found.spare_cores) if found.workers_compute else workers
+    return Remedy(cause, f"workers={workers} instead of {now}.", _gain(found, found.busy_s, of_use))
+
+
+def _of_model(found: Rates) -> Remedy:
+    enough = max(1, math.ceil(1.2 * found.busy_s / found.step_s))
+    if enough < found.facts.workers:
+        return Remedy(
+            "batches are there before they are asked for",
+            f"Nothing in the loader makes it faster; workers={enough} instead of {found.facts.workers} would do.",
+        )
+    return Remedy("batches are there before they are asked for", "Nothing in the loader makes it faster.")
+
+
+def _of_python(found: Rates) -> Remedy:
+    python_s = min((found.thread_cpu + found.thread_delay) * found.step_s, found.own_s)
+    data_s = (found.busy_s + python_s) / found.facts.workers
+    return Remedy(
+        f"the thread that takes the batches computes for {python_s * 1e3:.1f} ms of each step, and nothing else of "
+        "its process does much",
+        "Have the workers do what it does with records: a loaderd.Derived field; or do it in another process.",
+        found.step_s / max(found.step_s - python_s, data_s, 1e-12),
+    )
+
+
+def _of_held_batches(found: Rates) -> Remedy:
+    more = 4 * found.facts.held_batches
+    advice = f"held_batches={more} instead of {found.facts.held_batches}."
+    if found.copy_s > found.wait_s:
+        cause = f"more than held_batches={found.facts.held_batches} batches are held, so that others are copied"
+        return Remedy(cause, advice, found.step_s / max(1e-12, found.step_s - found.copy_s))
+    cause = f"the workers wait for slots {found.slot_share:.0%} of the time: batches are taken many at a time"
+    data_s = found.busy_s / found.facts.workers
+    return Remedy(cause, advice, found.step_s / max(found.own_s, data_s))
+
+
+def _of_inflating(found: Rates) -> Remedy:
+    facts = found.facts
+    cause = f"{facts.compressed} of {facts.shards} shards are compressed, and inflated anew for each window"
+    busy_s = found.busy_s - found.stage_s["inflate"]
+    return Remedy(cause, "Store the shards uncompressed.", _gain(found, busy_s, facts.workers))
+
+
+def _of_reading(found: Rates) -> Remedy:
+    facts = found.facts
+    busy_s = found.busy_s - found.stage_s["read"]
+    local = Remedy("", "Copy the shards to a local disk.", _gain(found, busy_s, facts.workers))
+    far = [kind for kind in facts.storage if kind in _MOUNTED or "fuse" in kind]
+    buckets = [kind for kind in facts.storage if kind and kind.isalnum() and kind in _BUCKETS]
+    workers = _more_workers(found)
+    if buckets or far:
+        cause = f"a slow bucket ({', '.join(buckets)})" if buckets else f"a slow mount ({', '.join(far)})"
+        if workers > facts.workers:
+            return _with_workers(found, workers, cause)
+        return Remedy(cause, local.advice, local.gain)
+    if found.memory_share > _NOTICEABLE:
+        return Remedy(
+            f"memory pressure: something waits for memory {found.memory_share:.0%} of the time, and what was read "
+            "does not stay in the page cache",
+            "Take smaller windows (shuffle=loaderd.Shuffle(window_records=…)), or more memory.",
+            local.gain,
+        )
+    if found.fetched_share > _MOSTLY:
+        return Remedy(
+            f"a cold page cache: {found.fetched_share:.0%} of what is read comes from the disk",
+            "Copy the shards to a faster disk, or give the machine the memory to keep them.",
+            local.gain,
+        )
+    if workers > facts.workers:
+        return _with_workers(found, workers, "")
+    return Remedy("", "Copy the shards to a faster disk.", local.gain)
+
+
+_BUCKETS = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
+
+
+def _of_field(name: str, found: Rates) -> Remedy:
+    facts = found.facts
+    part = found.stage_s[name] / found.busy_s
+    ns = 1e9 * found.stage_s[name] * found.batches / max(1, found.records)
+    cause = f"the function of {name!r} takes {ns:,.0f} ns a record, {part:.0%} of what the workers do"
+    workers = _more_workers(found)
+    if not found.workers_compute and workers > facts.workers:
+        return _with_workers(found, workers, f"{cause}, and waits rather than computes")
+    advice = f"Make the function of {name!r} cheaper, by numpy on whole arrays; or store what it gives in the shards."
+    return Remedy(cause, advice, _gain(found, found.busy_s - found.stage_s[name], facts.workers))
+
+
+def _of_workers(limiting: str, found: Rates) -> Remedy:
+    facts = found.facts
+    cause = _cause_of_slow_workers(found)
+    if found.throttled_share > _NOTICEABLE:
+        gain = min(1 / (1 - min(0.95, found.throttled_share)), found.step_s / found.own_s)
+        return Remedy(cause, "Raise the cgroup's quota (cpu.max; of a container, --cpus).", gain)
+    workers = _more_workers(found)
+    if workers > facts.workers:
+        return _with_workers(found, workers, cause)
+    if limiting == "unpack" and facts.has_bits and found.now.kernels == "numpy":
+        busy_s = found.busy_s - found.stage_s["unpack"] / 2
+        return Remedy(cause, "pip install 'loaderd[compiled]'", _gain(found, busy_s, facts.workers))
+    if limiting == "unpack" and facts.has_bits:
+        busy_s = found.busy_s - 0.8 * found.stage_s["unpack"]
+        advice = 'Unpack on the device: make_dataset(…, unpack="device"); or choose a dtype of fewer bytes.'
+        return Remedy(cause, advice, _gain(found, busy_s, facts.workers))
+    more = f"Give it more than {facts.cores} cores, and workers={facts.workers + 1}."
+    return Remedy(cause, more, _gain(found, found.busy_s, facts.workers + 1))
+
+
+def _cause_of_slow_workers(found: Rates) -> str:
+    facts = found.facts
+    if found.throttled_share > _NOTICEABLE:
+        return f"the cgroup is stopped for {found.throttled_share:.0%} of the time, its quota of CPU time being used"
+    if facts.workers > facts.cores:
+        return f"fewer cores than workers: {facts.cores} and {facts.workers}"
+    if found.delay_share > 2 * _NOTICEABLE:
+        return f"cores are scarce: workers could run, and have none, for {found.delay_share:.0%} of their time"
+    if found.memory_share > _NOTICEABLE:
+        return f"memory pressure: something waits for memory for {found.memory_share:.0%} of the time"
+    return ""

@@ -1,0 +1,197 @@
+"""What a page says to those who only look: what has been counted, now and in the last seconds.
+
+::
+
+    words of the stream │ sample 0 │ sample 1 │ … │ sample 15 │ facts (JSON, as long as FACTS_BYTES says)
+                          the daemon writes one or two a second, to the place of the oldest
+
+A page is read by its consumer, and by any process of the same user: it is a memfd that the daemon has open, and
+/proc/PID/fd shows it. So it says itself how it is laid out (LAYOUT, NUM_SLOTS, NUM_SEATS). A sample adds up what the
+workers count, and has besides what only the daemon finds out (:class:`Seen`). Whoever reads copies all samples, and
+then looks how many have been written since: what was overwritten meanwhile is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.errors import DaemonError
+from loaderd.memory.page import (
+    CONSUMER,
+    CONSUMER_PID,
+    CONSUMER_WAITED_NS,
+    COPY_NS,
+    FACTS_BYTES,
+    LAYOUT,
+    MAX_FIELDS,
+    NUM_COUNTERS,
+    NUM_SAMPLES,
+    NUM_SEATS,
+    NUM_SLOTS,
+    NUM_WAITS,
+    SAMPLES,
+    TAKEN_BATCHES,
+    TAKEN_RECORDS,
+    TAKES_AHEAD,
+    WAITS,
+    Counter,
+    Page,
+    barrier,
+    words_of,
+)
+from loaderd.stages import Stage
+from loaderd.statistics import Facts, Snapshot
+
+PAGE_NAME = "page"
+"""Of its memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
+_LAYOUT = 0x10ADE4D0001
+"""To be changed whenever the words are: a page may be read by another version."""
+_NUM_CONSUMER = CONSUMER.stop - CONSUMER.start
+_COUNTED, _SEEN = 1 + _NUM_CONSUMER, 1 + _NUM_CONSUMER + NUM_COUNTERS
+
+
+class Seen(IntEnum):
+    """What the daemon finds out, and nobody counts."""
+
+    CONSUMER_CPU_NS = 0
+    THREAD_CPU_NS = 1
+    WORKER_CPU_NS = 2
+    DELAY_NS = 3
+    THROTTLED_NS = 4
+    MEMORY_STALL_NS = 5
+    ASKED_BYTES = 6
+    FETCHED_BYTES = 7
+    EPOCH = 8
+    BATCH = 9
+    SLOTS_FULL = 10
+    WINDOWS_READY = 11
+    WORKERS_RESTARTED = 12
+    DAMAGED = 13
+    IS_COMPILED = 14
+    THREAD_DELAY_NS = 15
+    IDLE_NS = 16
+
+
+def wait_class(waited_ns: int) -> int:
+    """Which of the WAITS counts a wait."""
+    return min((waited_ns >> 12).bit_length(), NUM_WAITS - 1)
+
+
+def encode_facts(facts: Facts) -> bytes:
+    """As they stand behind the words."""
+    return json.dumps(asdict(facts)).encode()
+
+
+def begin(page: Page, memory: npt.NDArray[np.uint8], facts: bytes) -> None:
+    """Daemon: say how the page is read. ``memory``: uint8, the words and room for ``facts`` behind them."""
+    words = page.words
+    start = 8 * words_of(page.num_slots, page.num_seats)
+    memory[start : start + len(facts)] = np.frombuffer(facts, np.uint8)
+    words[NUM_SLOTS], words[NUM_SEATS], words[FACTS_BYTES] = page.num_slots, page.num_seats, len(facts)
+    barrier()
+    words[LAYOUT] = _LAYOUT
+
+
+def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
+    """The page in a memory of which nothing else is known. Raises DaemonError where it is of another version."""
+    head = memory[: 8 * SAMPLES].view(np.int64)
+    if head[LAYOUT] != _LAYOUT:
+        raise DaemonError(
+            f"a page of layout {_LAYOUT:#x} is expected, got {int(head[LAYOUT]):#x}",
+            hint="It is one of another version of loaderd: use that version's command.",
+        )
+    num_slots, num_seats, num_bytes = (int(head[word]) for word in (NUM_SLOTS, NUM_SEATS, FACTS_BYTES))
+    start = 8 * words_of(num_slots, num_seats)
+    found: dict[str, Any] = json.loads(memory[start : start + num_bytes].tobytes())
+    facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    return Page(memory, num_slots, num_seats), Facts(**facts)
+
+
+def write_sample(page: Page, seen: Mapping[Seen, int]) -> None:
+    """Daemon: keep what all have counted so far. 100 µs."""
+    number = page.words[SAMPLES]
+    sample = page.sample(number)
+    found = [time.monotonic_ns(), *page.words[CONSUMER].tolist(), *page.totals()]
+    found += [seen.get(what, 0) for what in Seen]
+    for word, value in enumerate(found):
+        sample[word] = value
+    barrier()
+    page.words[SAMPLES] = number + 1
+
+
+def read_samples(page: Page, facts: Facts) -> list[Snapshot]:
+    """The last ones, the oldest first."""
+    number = page.words[SAMPLES]
+    barrier()
+    first = max(0, number - NUM_SAMPLES + 1)
+    found = [(one, page.sample(one).tolist()) for one in range(first, number)]
+    barrier()
+    overwritten = page.words[SAMPLES] - NUM_SAMPLES
+    return [replace(_snapshot(words, facts.fields), number=one) for one, words in found if one > overwritten]
+
+
+def snapshot(page: Page, facts: Facts) -> Snapshot:
+    """What has been counted up to now, without what only the daemon knows."""
+    words = [time.monotonic_ns(), *page.words[CONSUMER].tolist(), *page.totals(), *[0] * len(Seen)]
+    return _snapshot(words, facts.fields)
+
+
+def _snapshot(words: Sequence[int], fields: Sequence[str]) -> Snapshot:
+    consumer = {word: words[1 + word - CONSUMER.start] for word in range(CONSUMER.start, CONSUMER.stop)}
+    counted = words[_COUNTED:_SEEN]
+    seen = {what: words[_SEEN + what] for what in Seen}
+    stage_s, field_s = spent_of(counted, fields)
+    return Snapshot(
+        time_s=words[0] / 1e9,
+        batches=consumer[TAKEN_BATCHES],
+        records=consumer[TAKEN_RECORDS],
+        wait_s=consumer[CONSUMER_WAITED_NS] / 1e9,
+        waits=tuple(consumer[WAITS + number] for number in range(NUM_WAITS)),
+        copy_s=consumer[COPY_NS] / 1e9,
+        takes_ahead=bool(consumer[TAKES_AHEAD]),
+        stage_s=stage_s,
+        field_s=field_s,
+        consumer_pid=consumer[CONSUMER_PID],
+        consumer_cpu_s=seen[Seen.CONSUMER_CPU_NS] / 1e9,
+        thread_cpu_s=seen[Seen.THREAD_CPU_NS] / 1e9,
+        thread_delay_s=seen[Seen.THREAD_DELAY_NS] / 1e9,
+        worker_cpu_s=seen[Seen.WORKER_CPU_NS] / 1e9,
+        delay_s=seen[Seen.DELAY_NS] / 1e9,
+        idle_s=seen[Seen.IDLE_NS] / 1e9,
+        throttled_s=seen[Seen.THROTTLED_NS] / 1e9,
+        memory_stall_s=seen[Seen.MEMORY_STALL_NS] / 1e9,
+        asked_bytes=seen[Seen.ASKED_BYTES],
+        fetched_bytes=seen[Seen.FETCHED_BYTES],
+        epoch=seen[Seen.EPOCH],
+        batch=seen[Seen.BATCH],
+        slots_full=seen[Seen.SLOTS_FULL],
+        windows_ready=seen[Seen.WINDOWS_READY],
+        workers_restarted=seen[Seen.WORKERS_RESTARTED],
+        damaged=seen[Seen.DAMAGED],
+        kernels="compiled" if seen[Seen.IS_COMPILED] else "numpy",
+    )
+
+
+def spent_of(counted: Sequence[int], fields: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds by stage and by field, of ``Page.totals``; no time is in two stages, or in a stage and a field."""
+    by_stage = counted[len(Counter) : len(Counter) + len(Stage)]
+    by_field = counted[len(Counter) + len(Stage) :]
+    stage_ns = {stage.name.lower(): by_stage[stage] for stage in Stage}
+    stage_ns["order"] = counted[Counter.LOAD_NS] - sum(by_stage)
+    stage_ns["fill"] = counted[Counter.FILL_NS] - sum(by_field)
+    stage_ns |= {"slot": counted[Counter.SLOT_WAIT_NS], "window": counted[Counter.WINDOW_WAIT_NS]}
+    names = list(fields[:MAX_FIELDS])
+    if len(fields) > MAX_FIELDS:
+        names[-1] = f"{names[-1]} and {len(fields) - MAX_FIELDS} more"
+    return (
+        {name: max(0, ns) / 1e9 for name, ns in stage_ns.items()},  # a worker counts the whole behind its parts
+        {name: by_field[number] / 1e9 for number, name in enumerate(names)},
+    )

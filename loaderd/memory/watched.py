@@ -1,0 +1,33 @@
+"""A page and the facts of its stream, in the hands of somebody who wants to know how it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.memory.page import Page
+from loaderd.memory.samples import open_page, read_samples, snapshot
+from loaderd.statistics import Facts, Snapshot
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Reads only. The memory may be another process's, mapped read-only."""
+
+    page: Page
+    facts: Facts
+
+    @classmethod
+    def of(cls, memory: npt.NDArray[np.uint8]) -> Watched:
+        """Of a page of which nothing else is known. Raises DaemonError where it is of another version."""
+        return cls(*open_page(memory))
+
+    def now(self) -> Snapshot:
+        """What has been counted up to now; what only the daemon knows is 0."""
+        return snapshot(self.page, self.facts)
+
+    def samples(self) -> list[Snapshot]:
+        """What the daemon has found in the last seconds, one a second, the oldest first."""
+        return read_samples(self.page, self.facts)

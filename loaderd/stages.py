@@ -1,0 +1,29 @@
+"""The stages of a worker's work, and where the time that each of them takes is added up.
+
+Times are nanoseconds of the wall clock: a wait for storage counts, and so does a wait for a core.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Protocol
+
+
+class Stage(IntEnum):
+    """What a worker does with records until they are rows of a window; behind these come the fields of a batch."""
+
+    READ = 0
+    INFLATE = 1
+    FRAMES = 2
+    """To find where each record begins and ends. Of compressed shards, and of damaged blocks, it counts as CHECK."""
+    CHECK = 3
+    PARSE = 4
+    """To parse records, and to write each row to its place."""
+
+
+class Spent(Protocol):
+    """Nanoseconds by stage, or by field: a list, or words of a page."""
+
+    def __getitem__(self, stage: int, /) -> int: ...
+
+    def __setitem__(self, stage: int, ns: int, /) -> None: ...

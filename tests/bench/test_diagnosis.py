@@ -1,0 +1,22 @@
+"""Trainings in which one thing is wrong, each in a process of its own: the diagnosis names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import diagnosis as scenarios
+import pytest
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with scenarios.storage(tmp_path_factory.mktemp("shards"), records=30_000) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", scenarios.SCENARIOS)
+def test_the_diagnosis_is_right(name: str, places: dict[str, str]):
+    scenario = scenarios.SCENARIOS[name]
+    found = scenarios.run(name, places[scenario.shards], seconds=4.5)
+    assert found["verdict"] == scenario.verdict, found
+    assert found["limiting_stage"] in scenario.limiting, found

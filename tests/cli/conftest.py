@@ -1,0 +1,32 @@
+"""Trainings for those who watch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+Start = Callable[[float], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start_training(write_numbered: Callable[[Sequence[int]], list[Path]], tmp_path: Path) -> Iterator[Start]:
+    """Starts a training, whose steps take so many seconds each."""
+    write_numbered([3000, 3000])
+    running = []
+
+    def start(sleep_s: float) -> subprocess.Popen[str]:
+        program = str(Path(__file__).with_name("watched_training.py"))
+        command = [sys.executable, program, f"{tmp_path}/shards/*.tfrecord", str(sleep_s)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        running.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        return process
+
+    yield start
+    for process in running:
+        process.communicate(timeout=30)
+        assert process.returncode == 0, "to be watched has done it no harm"

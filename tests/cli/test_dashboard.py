@@ -1,0 +1,65 @@
+"""The dashboard for Grafana draws what there is: names and labels are those of the figures that are given."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+import loaderd
+from loaderd.server.metrics import Metrics
+
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
+_FROM_PROMETHEUS = {"instance"}
+
+
+def names_of(text: str) -> dict[str, set[str]]:
+    """Labels by name."""
+    return {
+        sample.name: set(sample.labels)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def of_server() -> dict[str, set[str]]:
+    consumer = {
+        **dict.fromkeys(("number", "batches", "records", "bytes", "slots", "slots_lent", "idle_s"), 1),
+        **{
+            "name": "",
+            "dataset": "train",
+            "sharing": "independent",
+            "waiting_seconds": 1.0,
+            "stage_s": {"read": 1.0},
+        },
+    }
+    report = {"workers": 1, "workers_restarted": 0, "memory_bytes": 1, "datasets": [], "consumers": [consumer]}
+    metrics = Metrics()
+    metrics.heard(None, report)
+    return names_of(metrics.page(True, [report], {"daemon": 0}).body.decode())
+
+
+def test_it_draws_what_there_is(
+    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
+):
+    with loaderd.Loader(write_numbered([50]), numbered_schema, batch_size=50, workers=1) as loader:
+        port = loader.serve_metrics(0, "127.0.0.1")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=10) as answer:
+            of_loader = names_of(answer.read().decode())
+    done = subprocess.run([COMMAND, "dashboard"], capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    expressions = [target["expr"] for panel in found["panels"] for target in panel["targets"]]
+    assert len(expressions) > 8
+    for expression in expressions:
+        (name,) = re.findall(r"loaderd_\w+", expression)
+        assert name in of_loader and name in of_server(), expression
+        labels = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")}
+        assert labels - _FROM_PROMETHEUS <= of_server()[name], expression
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in found["panels"]]
+    assert len(set(places)) == len(places) and all(panel["id"] for panel in found["panels"])

@@ -1,0 +1,74 @@
+"""``loaderd doctor``: of running trainings, and of shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderd.client.running import running_streams
+
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
+Start = Callable[[float], "subprocess.Popen[str]"]
+
+
+def doctor(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, "doctor", *arguments], capture_output=True, text=True, timeout=60, **options)
+
+
+def test_a_running_training_is_found_and_diagnosed(start_training: Start):
+    training, other = start_training(0.02), start_training(0.02)
+    done = doctor(str(training.pid), "--json")
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(done.stdout)
+    assert case["pid"] == training.pid and "watched_training.py" in case["who"]
+    assert case["diagnosis"]["verdict"] == "the model" and 20 < case["diagnosis"]["steps_per_s"] < 50
+    found = {stream.consumer for stream in running_streams()}
+    assert {training.pid, other.pid} <= found
+    text = doctor(str(training.pid), str(other.pid)).stdout
+    assert text.count("The training is as fast as its model.") == 2 and "Evidence:" in text and "Advice:" in text
+
+
+def test_a_training_that_waits_is_an_exit_status(start_training: Start):
+    training = start_training(0.0)
+    assert doctor(str(training.pid), "--max-waiting", "1").returncode == 0
+    done = doctor(str(training.pid), "--max-waiting", "0.01", "--json")
+    (case,) = json.loads(done.stdout)
+    assert case["diagnosis"]["waiting_share"] > 0.01 and done.returncode == 1
+
+
+def test_nobody_there():
+    done = doctor(str(os.getpid()))
+    assert done.returncode == 2 and f"that process {os.getpid()} runs was found" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"), [(("nonsense",), "Process numbers"), ((__file__,), "Shards need --schema")]
+)
+def test_what_is_no_target(arguments: tuple[str, ...], hint: str):
+    done = doctor(*arguments)
+    assert done.returncode == 2 and "TARGET must be" in done.stderr and hint in done.stderr
+
+
+def test_shards_without_a_training(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]):
+    write_numbered([3000])
+    (tmp_path / "mine.py").write_text(
+        "import loaderd\n"
+        "def schema():\n"
+        "    return loaderd.Schema({'id': loaderd.Int64()}, {'id': loaderd.Array('id')})\n"
+    )
+    of_shards = ["shards/*.tfrecord", "--schema", "mine:schema", "--workers", "1", "--batch-size", "64"]
+    done = doctor(*of_shards, "--step-ms", "1000", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and (found["workers"], found["needed"]) == (1, 1)
+    assert found["found"]["records_per_s"] > 1000 and found["found"]["stage_ns"]["parse"] > 0
+    done = doctor(*of_shards, "--step-ms", "0.0001", "--seconds", "4.5", cwd=tmp_path)
+    assert done.returncode == 1 and "and there are 1." in done.stdout and "ns a record" in done.stdout
+    done = doctor("shards/*.tfrecord", "--schema", "mine:nothing", cwd=tmp_path)
+    assert done.returncode == 2 and "--schema mine:nothing cannot be had" in done.stderr

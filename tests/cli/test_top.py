@@ -1,0 +1,161 @@
+"""``loaderd top`` over a real terminal: it shows what runs, listens to keys, and leaves the terminal as it was."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderd.cli.top_rows import Row, bar, short, slowest
+
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
+Start = Callable[[float], "subprocess.Popen[str]"]
+_ENTER, _LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
+
+
+class Terminal:
+    """``loaderd top`` in a terminal of its own."""
+
+    def __init__(self, *arguments: str, width: int = 200) -> None:
+        self.fd, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+        self._theirs = theirs
+        self.before: Any = termios.tcgetattr(theirs)
+        self.process = subprocess.Popen(
+            [COMMAND, "top", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={
+                **{name: os.environ[name] for name in os.environ if name not in ("COLUMNS", "LINES")},
+                "TERM": "xterm",
+            },
+            start_new_session=True,
+        )
+        self.shown = b""
+
+    def wait_for(self, what: bytes) -> bytes:
+        """Until it is shown; returns what is, from the last time on."""
+        deadline_s = time.monotonic() + 30
+        since = len(self.shown)
+        while what not in self.shown[since:]:
+            assert time.monotonic() < deadline_s, self.shown[since:]
+            if select.select([self.fd], [], [], 0.2)[0]:
+                self.shown += os.read(self.fd, 1 << 16)
+        return self.shown[since:]
+
+    def press(self, key: bytes) -> None:
+        os.write(self.fd, key)
+
+    def ended(self) -> int:
+        """The exit status; the terminal must be as it was."""
+        status = self.process.wait(30)
+        while select.select([self.fd], [], [], 0.2)[0]:
+            self.shown += os.read(self.fd, 1 << 16)
+        assert termios.tcgetattr(self._theirs) == self.before
+        assert self.shown.count(_ENTER) == self.shown.count(_LEAVE), "the screen from before is back"
+        assert self.shown.rfind(b"\x1b[?25h") > self.shown.rfind(b"\x1b[?25l"), "and so is the cursor"
+        return status
+
+
+@pytest.fixture
+def open_terminal() -> Iterator[Callable[..., Terminal]]:
+    opened = []
+
+    def open_one(*pids: int, width: int = 200) -> Terminal:
+        opened.append(Terminal(*map(str, pids), width=width))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+def test_it_shows_what_runs_until_it_is_told_to_end(start_training: Start, open_terminal: Callable[..., Terminal]):
+    slow, fast = start_training(0.05), start_training(0.01)
+    terminal = open_terminal(slow.pid, fast.pid)
+    terminal.wait_for(b"by process")
+    terminal.wait_for(f"{slow.pid}".encode())
+    terminal.wait_for(b"watched_training.py")
+    terminal.press(b"r")
+    terminal.wait_for(b"by rate")
+    deadline_s = time.monotonic() + 20
+    while True:  # until both have rates
+        shown = terminal.wait_for(b"q quit")
+        shown += terminal.wait_for(b"by rate")
+        places = [shown.rfind(str(pid).encode()) for pid in (fast.pid, slow.pid)]
+        if 0 <= places[0] < places[1] and b"*" in shown:
+            break
+        assert time.monotonic() < deadline_s, shown
+    terminal.press(b"q")
+    assert terminal.ended() == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_the_terminal_as_it_was(
+    open_terminal: Callable[..., Terminal], number: signal.Signals, status: int
+):
+    terminal = open_terminal()
+    terminal.wait_for(b"q quit")
+    assert termios.tcgetattr(terminal.fd) != terminal.before, "keys come at once"
+    terminal.process.send_signal(number)
+    assert terminal.ended() == status
+
+
+def test_a_training_that_ends_is_shown_no_more(start_training: Start, open_terminal: Callable[..., Terminal]):
+    training = start_training(0.01)
+    terminal = open_terminal(training.pid)
+    terminal.wait_for(str(training.pid).encode())
+    training.communicate(timeout=30)
+    terminal.wait_for(b"0 loaders")
+    terminal.press(b"q")
+    assert terminal.ended() == 0
+
+
+def test_a_narrow_terminal_shows_less(start_training: Start, open_terminal: Callable[..., Terminal]):
+    training = start_training(0.01)
+    terminal = open_terminal(training.pid, width=80)
+    shown = terminal.wait_for(str(training.pid).encode())
+    assert b"records/s" in shown and b"waiting" in shown and b"damaged" not in shown
+    terminal.press(b"q")
+    assert terminal.ended() == 0
+
+
+def test_without_a_terminal(start_training: Start):
+    training = start_training(0.01)
+    done = subprocess.run([COMMAND, "top"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1 and "loaderd top --once" in done.stderr
+    done = subprocess.run([COMMAND, "top", "--once", str(training.pid)], capture_output=True, text=True)
+    assert done.returncode == 0 and str(training.pid) in done.stdout and "1 loaders" in done.stdout
+
+
+def test_bars():
+    assert bar(0) == " " * 8 and bar(1) == bar(7) == "█" * 8
+    assert bar(0.5) == "████    " and bar(0.0625 * 9) == "████▌   "
+
+
+def test_commands_are_short():
+    assert short("/usr/bin/python3 /home/me/train.py --lr 1") == "train.py --lr 1"
+    assert (short("/opt/run"), short("python"), short("")) == ("run", "python", "")
+
+
+def test_the_rank_that_holds_the_others_up():
+    row = Row(1, "", 0, 10.0, 0.0, 0, 0, "", 0, 0, 0, 0, 1, None, False)
+    waits, crawls = replace(row, pid=2, waiting=0.4), replace(row, pid=3, steps_per_s=5.0)
+    assert slowest([row, waits, crawls]) is waits and slowest([row, crawls]) is crawls
+    assert slowest([row]) is None and slowest([row, replace(row, steps_per_s=0.0)]) is None

@@ -1,0 +1,199 @@
+"""The diagnosis as a pure function: snapshots in, a verdict out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from loaderd.diagnosis import Diagnosis, diagnose, diagnose_samples
+from loaderd.memory.page import NUM_WAITS
+from loaderd.statistics import Facts, Snapshot
+
+FACTS = Facts(
+    fields=("board", "slow"),
+    derived=("slow",),
+    workers=2,
+    cores=4,
+    batch_size=100,
+    held_batches=4,
+    slots=8,
+    steps_per_epoch=100,
+    windows=2,
+    shards=3,
+    compressed=0,
+    storage=("ext4",),
+    has_bits=True,
+)
+STAGES = ("read", "inflate", "frames", "check", "parse", "order", "fill", "slot", "window")
+START = Snapshot(
+    time_s=1000.0,
+    batches=50,
+    records=5000,
+    wait_s=3.0,
+    waits=(0,) * NUM_WAITS,
+    copy_s=0.0,
+    takes_ahead=False,
+    stage_s=dict.fromkeys(STAGES, 1.0),
+    field_s={"board": 2.0, "slow": 3.0},
+)
+
+
+def after(
+    seconds: float = 5.0,
+    *,
+    wait_s: float,
+    board: float = 0.1,
+    slow: float = 0.1,
+    batches: int = 500,
+    waits: dict[int, int] | None = None,
+    **others: Any,
+) -> Snapshot:
+    """A later snapshot: stages by name, in seconds of all workers; everything else as fields of it."""
+    stage_s = {stage: START.stage_s[stage] + others.pop(stage, 0.01) for stage in STAGES}
+    return replace(
+        START,
+        time_s=START.time_s + seconds,
+        batches=START.batches + batches,
+        records=START.records + 100 * batches,
+        wait_s=START.wait_s + wait_s,
+        waits=tuple((waits or {}).get(number, 0) for number in range(NUM_WAITS)),
+        stage_s=stage_s,
+        field_s={"board": 2.0 + board, "slow": 3.0 + slow},
+        **{"worker_cpu_s": 10.0, "idle_s": 10.0, **others},
+    )
+
+
+def found(now: Snapshot, **facts: Any) -> Diagnosis:
+    return diagnose(START, now, replace(FACTS, **facts))
+
+
+@pytest.mark.parametrize(
+    ("now", "facts", "verdict", "limiting"),
+    [
+        (after(wait_s=0.1, slot=9.0), {}, "the model", ""),
+        (after(wait_s=0.1, thread_cpu_s=4.5, consumer_cpu_s=4.6), {}, "the consumer's Python", ""),
+        (
+            after(wait_s=0.1, thread_cpu_s=2.5, thread_delay_s=2.0, consumer_cpu_s=2.6),
+            {},
+            "the consumer's Python",
+            "",
+        ),
+        (after(wait_s=0.1, thread_cpu_s=4.5, consumer_cpu_s=8.0), {}, "the model", ""),
+        (after(wait_s=0.1, thread_cpu_s=1.0, consumer_cpu_s=1.0), {}, "the model", ""),
+        (after(wait_s=3.0, board=9.0), {}, "workers", "unpack"),
+        (after(wait_s=3.0, parse=5.0, order=2.0), {}, "workers", "parse"),
+        (after(wait_s=3.0, frames=4.0, check=3.0, parse=5.0), {}, "workers", "check"),
+        (after(wait_s=3.0, slow=8.0), {}, "one field", "slow"),
+        (after(wait_s=3.0, slow=8.0), {"derived": ()}, "workers", "unpack"),
+        (after(wait_s=3.0, read=8.0), {}, "storage", "read"),
+        (after(wait_s=3.0, inflate=8.0), {"compressed": 2}, "storage", "inflate"),
+        (after(wait_s=3.0, window=8.0, read=1.0, board=1.5), {}, "storage", "read"),
+        (after(wait_s=1.0, slot=6.0), {}, "too few batches held", ""),
+        (after(wait_s=2.5, slot=4.0), {}, "too few batches held", ""),
+        (after(wait_s=2.5, slot=3.0, inflate=6.0), {}, "storage", "inflate"),
+        (after(wait_s=2.5, slot=3.0, window=1.5, inflate=6.0), {}, "storage", "inflate"),
+        (after(wait_s=2.5, slot=6.0, window=2.0, inflate=6.0), {}, "storage", "inflate"),
+        (after(wait_s=0.0, copy_s=1.0), {}, "too few batches held", ""),
+        (after(wait_s=0.0, batches=1), {}, "nothing yet", ""),
+        (after(wait_s=4.9, batches=0, read=9.0), {}, "storage", "read"),
+    ],
+)
+def test_verdicts(now: Snapshot, facts: dict[str, Any], verdict: str, limiting: str):
+    diagnosis = found(now, **facts)
+    assert (diagnosis.verdict, diagnosis.limiting_stage) == (verdict, limiting)
+    assert diagnosis.gain >= 1 and str(diagnosis)
+
+
+def test_rates_are_of_the_time_between_and_not_since_the_start():
+    diagnosis = found(after(wait_s=1.0, slow=2.0, batches=250))
+    assert diagnosis.waiting_share == pytest.approx(0.2) and diagnosis.steps_per_s == 50
+    assert diagnosis.records_per_s == 5000 and diagnosis.over_s == 5
+    assert diagnosis.stage_ns["slow"] == pytest.approx(2.0e9 / 25_000)
+
+
+def test_who_takes_batches_ahead_is_not_who_waits():
+    ahead = found(after(wait_s=3.0, board=9.0, takes_ahead=True))
+    assert ahead.takes_ahead and "waits for data for up to 60%" in str(ahead)
+    assert "waits for data for 60%" in str(found(after(wait_s=3.0, board=9.0)))
+
+
+def test_how_waits_are_spread():
+    waits = {12: 300, 15: 60}  # 500 batches: 140 without a wait, 300 of 8 to 17 ms, 60 of 67 to 134 ms
+    low, high = found(after(wait_s=2.5, waits=waits)).waiting_spread
+    own_s = 2.5 / 500
+    assert low == 0.0 and high == pytest.approx(0.1007 / (0.1007 + own_s), rel=0.01)
+    assert found(after(wait_s=0.0)).waiting_spread == (0.0, 0.0)
+
+
+def test_the_gain_of_more_workers_is_arithmetic():
+    """Steps of 10 ms, of which 6 are waiting: two workers take 10 ms, four would take 5; the model takes 4."""
+    diagnosis = found(after(wait_s=3.0, board=9.0))
+    assert diagnosis.advice == "workers=4 instead of 2." and diagnosis.gain == pytest.approx(2.0)
+
+
+def test_more_workers_bring_no_more_than_the_cores_that_are_idle():
+    diagnosis = found(after(wait_s=3.0, board=9.0, idle_s=5.0))
+    assert diagnosis.advice == "workers=3 instead of 2." and diagnosis.gain == pytest.approx(1.5)
+    half = found(after(wait_s=3.0, board=9.0, idle_s=2.6))
+    assert half.advice == "workers=3 instead of 2." and half.gain == pytest.approx(2.52 / 2)
+
+
+def test_no_step_is_shorter_than_what_the_consumer_does():
+    diagnosis = found(after(wait_s=1.0, board=9.0), cores=16)
+    assert diagnosis.advice == "workers=3 instead of 2." and diagnosis.gain == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize(
+    ("now", "facts", "cause", "advice"),
+    [
+        (after(wait_s=3.0, board=9.0), {"cores": 2}, "", "loaderd[compiled]"),
+        (after(wait_s=3.0, board=9.0, kernels="compiled"), {"cores": 2}, "", 'unpack="device"'),
+        (after(wait_s=3.0, parse=9.0), {"cores": 2}, "", "more than 2 cores"),
+        (after(wait_s=3.0, parse=9.0), {"cores": 1}, "fewer cores than workers: 1 and 2", "more than 1 cores"),
+        (after(wait_s=3.0, parse=9.0, delay_s=4.0), {}, "cores are scarce", "workers=4"),
+        (after(wait_s=3.0, board=9.0, delay_s=4.0, idle_s=1.0), {}, "cores are scarce", "loaderd[compiled]"),
+        (after(wait_s=3.0, parse=9.0, throttled_s=2.0), {}, "40% of the time, its quota", "cpu.max"),
+        (after(wait_s=3.0, parse=9.0, memory_stall_s=2.0), {}, "memory pressure", "workers=4"),
+        (after(wait_s=3.0, slow=9.0), {}, "takes 180,000 ns a record", "function of 'slow' cheaper"),
+        (after(wait_s=3.0, slow=9.0, worker_cpu_s=0.5), {"cores": 2}, "waits rather than computes", "workers=5"),
+        (after(wait_s=3.0, inflate=9.0), {"compressed": 3}, "3 of 3 shards", "uncompressed"),
+        (after(wait_s=3.0, read=9.0), {"storage": ("nfs4",)}, "a slow mount (nfs4)", "workers=4"),
+        (after(wait_s=3.0, read=9.0), {"storage": ("nfs4",), "cores": 2}, "a slow mount (nfs4)", "local disk"),
+        (after(wait_s=3.0, read=9.0, worker_cpu_s=1), {"storage": ("s3",), "cores": 2}, "slow bucket", "workers=5"),
+        (after(wait_s=3.0, read=9.0, asked_bytes=10**9, fetched_bytes=9 * 10**8), {}, "a cold page", "faster disk"),
+        (after(wait_s=3.0, read=9.0, memory_stall_s=2.0), {}, "memory pressure", "smaller windows"),
+        (after(wait_s=0.0, slot=9.0), {}, "before they are asked for", "workers=1"),
+        (after(wait_s=0.0, copy_s=1.0), {}, "more than held_batches=4", "held_batches=16"),
+    ],
+)
+def test_causes_and_advice(now: Snapshot, facts: dict[str, Any], cause: str, advice: str):
+    diagnosis = found(now, **facts)
+    assert cause in diagnosis.cause and advice in diagnosis.advice
+
+
+def sample(time_s: float, wait_s: float, batches: int) -> Snapshot:
+    return replace(START, time_s=1000 + time_s, wait_s=wait_s, batches=batches, records=100 * batches)
+
+
+def test_the_start_of_a_training_is_not_what_is_asked_about():
+    samples = [sample(0, 0, 0), sample(1, 1, 0), sample(2, 1.9, 1), sample(3, 2.4, 50), sample(4, 2.4, 150)]
+    assert diagnose_samples(samples, FACTS).verdict == "nothing yet"
+    assert diagnose_samples([], FACTS).verdict == "nothing yet"
+    found = diagnose_samples([*samples, sample(5, 2.4, 250)], FACTS)
+    assert found.waiting_share == 0 and found.over_s == 2
+
+
+def test_who_waits_for_the_first_batch_for_long_is_told_why():
+    samples = [replace(sample(second, second, 0), stage_s={**START.stage_s, "read": second}) for second in range(6)]
+    found = diagnose_samples(samples, FACTS)
+    assert (found.verdict, found.limiting_stage) == ("storage", "read") and found.waiting_share == 1
+    assert diagnose_samples(samples[:4], FACTS).verdict == "nothing yet"
+
+
+def test_what_was_long_ago_does_not_count():
+    samples = [sample(second, min(second, 2), 100 * second + 1) for second in range(8)]
+    assert diagnose_samples(samples[:3], FACTS).verdict == "nothing yet", "it has just begun"
+    assert diagnose_samples([replace(one, number=5) for one in samples[:3]], FACTS).waiting_share == 1
+    assert diagnose_samples(samples, FACTS).waiting_share == 0
