@@ -6,73 +6,20 @@ It stands in for a ``Preparation``: what comes of it are data, whose records are
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from loaderd.daemon.remote_data import RemoteData
 from loaderd.daemon.tasks import TASKS_PER_WORKER, AskWork, Task
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
-from loaderd.errors import Damage, LoaderdError, WorkerError
-from loaderd.options import StreamOptions
-from loaderd.plan.epoch import Slice
+from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.passes import Listing
-from loaderd.plan.rows import SetRows
-from loaderd.protocol.worker_messages import SERVERS, AskTask
-from loaderd.remote.source import RemoteRows, RemoteSet, RemoteStream
+from loaderd.protocol.worker_messages import AskTask
+from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire
 from loaderd.shards.index import ShardIndex
 from loaderd.shards.shard_file import ShardFile
-
-
-class RemoteData:
-    """The data of a stream whose records servers read: as ``data.Data``, by blocks alone."""
-
-    def __init__(self, table: Table, of: RemoteSet, options: StreamOptions) -> None:
-        self._table = table
-        self._of = of
-        self._counts = np.concatenate(table.counts)
-        rows = [SetRows(counts, options.seed, bool(options.shuffle)) for counts in table.counts]
-        self.rows = table.dataset.combine(iter(rows))
-        self.listing = table.listing
-        self.of = table.of
-        self.damages: list[Damage] = table.damages
-        self.num_shards = table.num_shards
-        self.num_blocks = len(self._counts)
-
-    is_far_away = True
-    files: Sequence[ShardFile] = ()
-    """That are read here."""
-    compressions: Sequence[str] = ()
-
-    @property
-    def source(self) -> list[Any]:
-        """As in Attach."""
-        table = self._table
-        rows = RemoteRows(self._of, table.digest, table.schema.row_bytes, table.listing)
-        return [SERVERS, *rows.to_wire()]
-
-    def use_servers(self, addresses: tuple[str, ...]) -> None:
-        """Workers that come are to ask these."""
-        self._of = replace(self._of, addresses=addresses)
-
-    def block(self, number: int) -> list[Any]:
-        """As in ProbeTask."""
-        return [number, int(self._counts[number])]
-
-    def slice(self, part: Slice, seed: int) -> list[Any]:
-        """As in LoadTask."""
-        return [part.block, part.first, part.stop, part.row, part.epoch]
-
-    def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
-        """``error``, which workers met at ``records``, with these named."""
-        blocks = sorted({part.block for part in records})
-        count = sum(part.stop - part.first for part in records)
-        named = f"{count} records of blocks {blocks[0]} to {blocks[-1]} of data set {self._of.name}"
-        damage = Damage(self._of.name, -1, -1, "records that workers survive", error.message)
-        return WorkerError(f"{error.message}. It holds {named}", hint=error.hint, damage=damage)
 
 
 class Asking:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from loaderd.daemon.asking import RemoteData
 from loaderd.daemon.data import Data
+from loaderd.daemon.remote_data import RemoteData
 from loaderd.dataset import StreamDescription
 from loaderd.machine import filesystem_kind, usable_cores
 from loaderd.schema import Bits, Derived

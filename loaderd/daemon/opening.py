@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from loaderd.daemon.asking import RemoteData
 from loaderd.daemon.data import Data
 from loaderd.daemon.facts import facts_of
+from loaderd.daemon.remote_data import RemoteData
 from loaderd.daemon.stream import Stream
 from loaderd.daemon.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
 from loaderd.dataset import StreamDescription
