@@ -10,16 +10,16 @@ import loaderd
 from loaderd.client.link import LinkLost
 from loaderd.client.sources import ServedSource
 from loaderd.errors import OptionError, ServerError
-from loaderd.protocol.messages import Dial, Hello, Subscribe, Welcome
+from loaderd.protocol.messages import Hello, Subscribe, Welcome
 from loaderd.schema.wire import to_wire
 from loaderd.subscription import Subscription
 
 LOST = LinkLost("it is gone")
 
 
-def make(settings: dict[str, Any] | None = None, **options: Any) -> ServedSource:
-    chosen = {"stall_timeout": 1.0, "report": None, "reconnect_timeout": 30.0}
-    return ServedSource("unix:///s", "train", Subscription(10, **options), settings, **chosen)
+def make(**options: Any) -> ServedSource:
+    chosen: dict[str, Any] = {"stall_timeout": 1.0, "report": None, "reconnect_timeout": 30.0}
+    return ServedSource("unix:///s", "train", Subscription(10, **options), **chosen)
 
 
 def welcome(schema: loaderd.Schema, **changes: Any) -> Welcome:
@@ -82,4 +82,3 @@ def test_what_is_said_first():
     hello, subscribe = make(shard=(1, 2), sharing="split").greeting("{}")
     assert isinstance(hello, Hello) and hello.dataset == "train"
     assert isinstance(subscribe, Subscribe) and Subscription.from_wire(subscribe.options).shard == (1, 2)
-    assert make({"token": "x"}).greeting("{}")[0] == Dial("unix:///s", {"token": "x"})

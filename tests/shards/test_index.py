@@ -25,6 +25,7 @@ from shard_bytes import (
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards import index as index_module
+from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.compression import PlainStream
 from loaderd.shards.crc import masked_crc
@@ -157,8 +158,8 @@ def test_another_version_is_no_index(tmp_path: Path):
 def test_a_file_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = make_shard(tmp_path / "a", frames(payloads_of(20)))
 
-    def open_and_append(listed: ShardFile) -> OpenFile:
-        opened = open_shard(listed)
+    def open_and_append(listed: ShardFile, access: Access) -> OpenFile:
+        opened = open_shard(listed, access)
         with open(listed.uri, "ab") as shard:
             shard.write(frame(b"one more"))
         return opened
