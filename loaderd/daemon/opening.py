@@ -11,7 +11,7 @@ from loaderd.daemon.data import Data
 from loaderd.daemon.stream import Stream
 from loaderd.daemon.tasks import LoadWork, ProbeWork, Task, TrialWork
 from loaderd.dataset import StreamDescription
-from loaderd.errors import DaemonError, LoaderdError, OptionError, to_wire
+from loaderd.errors import DaemonError, LoaderdError, OptionError, ServerError, to_wire
 from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import Page, key_of, new_bell, words_of
@@ -73,6 +73,7 @@ class OpenedStream:
                 f"{options.num_workers} workers": (options.num_workers - num_running) * _WORKER_BYTES,
             }
         )
+        _check_limit(windows_bytes + slots_bytes, description.max_memory)
         self.windows = SharedMemory.create("windows", windows_bytes)
         self.slots = SharedMemory.create("slots", slots_bytes)
         num_seats = max(options.num_workers, num_running)
@@ -218,6 +219,16 @@ class OpenedStream:
             os.close(self.consumer_bell)
         self.page.close()
         del self.windows, self.slots, self._words
+
+
+def _check_limit(num_bytes: int, max_memory: int | None) -> None:
+    """Raise ServerError where a consumer wants more windows and batches than the server gives to one."""
+    if max_memory is not None and num_bytes > max_memory:
+        raise ServerError(
+            f"this would take {in_mib(num_bytes)} of windows and batches, and may take {in_mib(max_memory)}",
+            hint="Choose a smaller batch_size, or fewer held_batches. The server was started with that limit: "
+            "--max-memory.",
+        )
 
 
 def _check_memory(needs: Mapping[str, int]) -> None:

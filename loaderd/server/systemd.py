@@ -7,6 +7,12 @@ import os
 import socket
 
 
+def keep_alive() -> None:
+    """All is well, where systemd asks for that again and again: ``WatchdogSec=``."""
+    if "WATCHDOG_USEC" in os.environ:
+        notify("WATCHDOG=1")
+
+
 def notify(state: str) -> None:
     """Send such a line as "READY=1" to $NOTIFY_SOCKET, if there is one."""
     path = os.environ.get("NOTIFY_SOCKET", "")
