@@ -66,6 +66,7 @@ class OpenedStream:
         self._slot_layout = SlotLayout(schema.specs, options.batch_size, description.several_readers)
         windows_bytes = num_arenas * self._window_layout.arena_bytes
         slots_bytes = options.num_slots * self._slot_layout.slot_bytes
+        _check_limit(windows_bytes + slots_bytes, description.max_memory)
         _check_memory(
             {
                 f"{num_arenas} shuffle windows of {max_rows:,} records": windows_bytes,
@@ -73,7 +74,6 @@ class OpenedStream:
                 f"{options.num_workers} workers": (options.num_workers - num_running) * _WORKER_BYTES,
             }
         )
-        _check_limit(windows_bytes + slots_bytes, description.max_memory)
         self.windows = SharedMemory.create("windows", windows_bytes)
         self.slots = SharedMemory.create("slots", slots_bytes)
         num_seats = max(options.num_workers, num_running)

@@ -23,6 +23,7 @@ from loaderd.protocol.messages import (
     Ask,
     AskStatus,
     Drain,
+    Ended,
     Hello,
     List,
     Listed,
