@@ -19,4 +19,4 @@ def notify(state: str) -> None:
     if path:
         address = "\0" + path[1:] if path.startswith("@") else path
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.sendto(state.encode(), address)
+            sock.sendto(state.encode(), socket.MSG_DONTWAIT, address)  # a server does not wait for who looks after it

@@ -78,8 +78,8 @@ _FLOOD = 200
 _EVERY = 5_000
 """After how many messages there is a flood, and a consumer that does not read."""
 _MOST_MIB, _MOST_MIB_ON_NETWORK = 8.0, 256.0
-"""By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in many threads; and a
-ticket of 65,536 ranges is some 100 MiB of Python's objects, which Python keeps for the next one."""
+"""By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in many threads; a
+ticket of 65,536 ranges is some 100 MiB of objects, which Python keeps for the next one."""
 _MOST_THREADS_OF_GATEWAY = 4
 """By how many the gateway's may have become more: gRPC has a pool of them, and decides on its size."""
 

@@ -1,4 +1,4 @@
-"""What an operator relies on: exact counters, reasons for what is refused, readiness, watchdog, clean logs. Real processes."""
+"""What an operator relies on: exact counters, reasons, readiness, a watchdog, clean logs. Of real processes."""
 
 from __future__ import annotations
 
