@@ -161,7 +161,7 @@ def test_a_data_set_that_failed_is_tried_again_and_keeps_nobody_from_the_others(
     server = start(*HEALTH)
     server.wait_line("valid: failed: ")
     wait_until(lambda: page(server, "readyz")[0] == 200)
-    status, text = page(server, "readyz")
+    text = page(server, "readyz")[1]
     assert list(json.loads(text)["not_ready"]) == ["valid"]
     assert page(server, "healthz")[0] == 503 and page(server, "livez") == (200, "ok\n")
     with connect(server) as loader:
@@ -259,10 +259,10 @@ def test_memory_of_a_consumer_has_a_limit(start: Start):
     server = start("--max-memory", "1MiB")
     with connect(server) as loader:
         assert sum(batch.num_records for batch in loader) == 300
-    with pytest.raises(ServerError, match="this would take .* of windows and batches, and may take 1 MiB"):
+    with pytest.raises(ServerError, match=r"this would take .* of windows and batches, and may take 1 MiB"):
         connect(server, batch_size=300, held_batches=60)
     for absurd in (10**12, 2**62, 10**30):
-        with pytest.raises(LoaderdError, match="batch_size must be|this would take"):
+        with pytest.raises(LoaderdError, match=r"batch_size must be|this would take"):
             connect(server, batch_size=absurd)
     with connect(server) as loader:
         assert sum(batch.num_records for batch in loader) == 300
