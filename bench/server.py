@@ -8,14 +8,13 @@
 embedded     ``loaderd.Loader``: no server
 one          one consumer of a server on the same machine, over its Unix socket
 two          two such consumers at a time, each with its own order; the figure is of both together
-packed       a consumer over the network, on loopback: records travel packed, and its relay unpacks them
-unpacked     the same with ``packed=False``: finished batches travel
+network      a consumer over the network, on loopback: its own workers ask for packed rows, and unpack them
 tfdata       tf.data service with as many worker processes: the expert's pipeline, finished batches travel
 ===========  ========================================================================================================
 
 All read the same shards, and all batches are taken in Python. Each run is a process of its own, with the server below
 it; the rounds alternate. Nothing is compressed on the way. CPU time and memory are those of all processes, on both
-sides; the consumer's is that of its own process. Over the network it has a relay, a process that unpacks for it.
+sides; the consumer's is that of its own process.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from questions._common import Case, Run, console_of, measure, middle, of_case, publish, question_of, ratio, shards_of
 
@@ -34,11 +32,10 @@ SPECS = {
     "embedded": "loaderd_python",
     "one": "loaderd_served",
     "two": "loaderd_served_twice",
-    "packed": "loaderd_flight",
-    "unpacked": "loaderd_flight_unpacked",
+    "network": "loaderd_flight",
     "tfdata": "tfdata_service",
 }
-COLUMNS = ("case", "examples/s", "CPU µs/example", "consumer µs/batch", "its relay µs/batch", "peak PSS MiB")
+COLUMNS = ("case", "examples/s", "CPU µs/example", "consumer µs/batch", "peak PSS MiB")
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,7 @@ class Target:
 TARGETS = (
     Target("one", "embedded", 0.95),
     Target("two", "one", 0.95),
-    Target("packed", "unpacked", 3.0),
-    Target("packed", "tfdata", 5.0),
+    Target("network", "tfdata", 5.0),
 )
 
 
@@ -69,14 +65,11 @@ def row_of(runs: Sequence[Run], case: str) -> tuple[str, ...]:
     """The texts of ``COLUMNS``."""
     # What one of two consumers takes is for half of the batches that are counted.
     consumers = 2 if case == "two" else 1
-    relay = [run["cpu_s_by_process"].get("loaderd-relay", 0.0) / run["examples"] for run in of_case(runs, case)]
-    relay_us = median(relay) * runs[0]["config"]["batch_size"] * 1e6
     return (
         case,
         Spread.of([run["examples_per_s"] for run in of_case(runs, case)]).shown(",.0f"),
         f"{middle(runs, case, 'total_cpu_us_per_example'):.2f}",
         f"{middle(runs, case, 'consumer_cpu_us_per_batch') * consumers:,.0f}",
-        f"{relay_us:,.0f}" if relay_us else "–",
         f"{middle(runs, case, 'peak_pss_bytes') / (1 << 20):,.0f}",
     )
 

@@ -318,6 +318,7 @@ class StreamDescription:
     options: StreamOptions
     start: str | None = None
     several_readers: bool = False
+    max_memory: int | None = None
     row_bytes: int | None = None
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from loaderd.errors import OptionError
+from loaderd.errors import BusyError, OptionError, ServerError
 from loaderd.options import Remainder, StreamOptions, as_count, require
 
 Sharing = Literal["independent", "split", "shared", "mirrored"]
@@ -67,7 +67,30 @@ class Subscription:
     @property
     def group_key(self) -> Subscription:
         """What all consumers of a group must agree on: everything but who they are and how much they hold."""
-        return replace(self, name="", held_batches=1)
+        return replace(self, name="", held_batches=1, shard=(0, self.shard[1]))
+
+    def check_beside(self, others: Iterable[Subscription]) -> None:
+        """Raise ServerError where a consumer cannot be in one group with ``others``, those of its kind and its name.
+
+        Each would go on without the rest, and some records would come twice, or never.
+        """
+        if self.sharing == "independent":
+            return
+        ours, of = asdict(self.group_key), f"the group {self.group!r}" if self.group else "its group"
+        for other in others:
+            theirs = asdict(other.group_key)
+            differing = [name for name, value in ours.items() if theirs[name] != value]
+            if differing:
+                said = ", ".join(f"{name} {getattr(self, name)!r} instead of {theirs[name]!r}" for name in differing)
+                raise ServerError(
+                    f"consumers with sharing={self.sharing!r} must agree; this one does not fit {of}: it has {said}",
+                    hint="Give all of them the same options, or this one another `group`.",
+                )
+            if self.sharing == "split" and self.shard == other.shard:
+                raise BusyError(
+                    f"there is a consumer with shard={self.shard} already: {other.name or 'it has no name'}",
+                    hint="Give each consumer a shard of its own; or another `group` to another training.",
+                )
 
     def to_wire(self) -> dict[str, Any]:
         """Plain values, for a message."""

@@ -2,8 +2,8 @@
 
 ::
 
-    measured process ─┬─ loaderd serve candidates._dataset:dataset ── daemon, workers, gateway
-                      └─ (its relay, where it reads over the network)
+    measured process ─┬─ loaderd serve candidates._dataset:dataset ── daemon, workers, gateway, makers
+                      └─ (a daemon with workers of its own, where it reads over the network)
 
 So the CPU time and the memory of the server count as the daemon's of an embedded loader do.
 """

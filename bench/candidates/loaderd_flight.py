@@ -1,4 +1,4 @@
-"""loaderd's server over the network, on loopback: records travel packed, and are unpacked on the consumer's side."""
+"""loaderd's server over the network, on loopback: the consumer's own workers ask for packed rows, and unpack them."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ from loaderd.bench.interface import Config, Step
 
 def steps(config: Config) -> Iterator[Step]:
     with served(config, network=True) as address:
-        yield from consume(address)
+        yield from consume(address, workers=config.workers)

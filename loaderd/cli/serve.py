@@ -76,18 +76,32 @@ def add_to(commands: Commands) -> None:
         "--max-bandwidth", metavar="BYTES", help="a second, to all on the network, such as 100MB; default: none"
     )
     limits.add_argument(
+        "--max-memory",
+        metavar="BYTES",
+        help="of windows and batches, for a consumer at the Unix socket or a group of them; default: what there is",
+    )
+    limits.add_argument(
         "--idle-timeout",
         type=float,
         metavar="S",
-        help="part with consumers that take nothing for so long; default: never",
+        help="part with consumers that leave their batches untaken for so long; default: never",
     )
     looks = parser.add_argument_group("operation")
-    looks.add_argument("--health", metavar="HOST:PORT", help="/healthz and /metrics over HTTP; default: none")
+    looks.add_argument(
+        "--health", metavar="HOST:PORT", help="/livez, /readyz, /healthz and /metrics over HTTP; default: none"
+    )
     looks.add_argument(
         "--log-format",
         choices=logs.FORMATS,
         default=default.log_format,
         help="on standard error; default: %(default)s",
+    )
+    looks.add_argument(
+        "--watchdog",
+        type=float,
+        default=default.watchdog,
+        metavar="S",
+        help="replace a daemon or a gateway that says nothing for so long; default: %(default)g",
     )
     looks.add_argument(
         "--grace",
@@ -100,13 +114,15 @@ def add_to(commands: Commands) -> None:
 
 def options_of(arguments: argparse.Namespace) -> ServerOptions:
     """The options, checked; raises OptionError, and ServerError where the default place is somebody else's."""
-    given = {name: value for name, value in vars(arguments).items() if name not in ("run", "token_file")}
+    given = {name: value for name, value in vars(arguments).items() if name != "run"}
     for name in ("listen", "health"):
         if given[name] is not None:
             given[name] = Address.parse(given[name])
-    if given["max_bandwidth"] is not None:
-        given["max_bandwidth"] = parse_bytes(given["max_bandwidth"])
+    for name in ("max_bandwidth", "max_memory"):
+        if given[name] is not None:
+            given[name] = parse_bytes(given[name])
     given["cache"] = 0 if given["cache"] == "0" else parse_bytes(given["cache"])
+    given["token_file"] = os.path.abspath(arguments.token_file) if arguments.token_file else None
     given["token"] = read_token(arguments.token_file) if given["listen"] else None
     given["targets"] = tuple(arguments.targets)
     given["unix"] = os.path.abspath(arguments.unix or default_socket_path())

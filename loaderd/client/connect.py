@@ -83,7 +83,7 @@ def connect(
     epochs: int | None = 1,
     remainder: Remainder = "short",
     sharing: Sharing | None = None,
-    shard: tuple[int, int] = (0, 1),
+    shard: tuple[int, int] | None = None,
     consumers: int = 1,
     group: str = "",
     workers: int | None = None,
@@ -112,7 +112,8 @@ def connect(
       ``"mirrored"``: each consumer of the group gets all batches, which are made once; the fastest waits for the
       slowest. None: ``"split"`` where a shard is given, else ``"independent"``.
     - ``consumers``: how many there are in the group (``"shared"``, ``"mirrored"``). ``group``: its name, where there
-      are several such groups. Consumers are in one group if they also agree in the options of the order.
+      are several. Who does not agree with the group in the options of the order, or has a shard that is taken, is
+      refused.
     - ``stall_timeout``: seconds of silence after which the connection is given up; None: never.
     - ``reconnect_timeout``: for how many seconds to call servers that are away, now or later. When one is back, the
       loader goes on with exactly the next batch.
@@ -130,13 +131,16 @@ def connect(
     require(tls is None or isinstance(tls, TLS), "tls", "a loaderd.TLS or None", tls)
     check_compression(compression)
     reconnect_timeout = as_seconds(reconnect_timeout, "reconnect_timeout", "a number of seconds")
+    if sharing == "split" and shard is None:
+        raise OptionError('sharing="split" needs shard=(i, n): this is consumer i of n')
+    is_part = shard is not None and tuple(shard) != (0, 1)
     subscription = Subscription(
         batch_size,
         epochs=epochs,
         remainder=remainder,
-        shard=shard,
+        shard=shard or (0, 1),
         held_batches=held_batches,
-        sharing=sharing or ("split" if tuple(shard) != (0, 1) else "independent"),
+        sharing=sharing or ("split" if is_part else "independent"),
         consumers=consumers,
         group=group,
         name=os.path.basename(sys.argv[0]) if name is None else name,
@@ -160,7 +164,7 @@ def connect(
             batch_size,
             epochs=epochs,
             remainder=remainder,
-            shard=shard,
+            shard=subscription.shard,
             workers=workers,
             held_batches=held_batches,
             **timeouts,

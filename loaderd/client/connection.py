@@ -1,4 +1,4 @@
-"""The training process's end of one stream: of a private daemon, of a server, or of a relay to one (see ``sources``).
+"""The training process's end of one stream: of a private daemon, or of a server (see ``sources``).
 
 There is no thread: whoever wants a batch takes it, one at a time (see ``intake``), and gives back the slots that
 nothing refers to any more: as many as a consumer may hold are never missed by the workers.

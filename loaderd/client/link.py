@@ -14,7 +14,7 @@ import msgpack
 from loaderd.client.end import reap
 from loaderd.errors import LoaderdError, ServerError
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Message
+from loaderd.protocol.messages import Bye, Message, encode
 from loaderd.protocol.process import how_it_ended, start_process
 from loaderd.remote.address import unix_path
 
@@ -67,6 +67,8 @@ class Link:
 
     def wake(self) -> None:
         """Have a wait end, and the process at the other end find out that it is over; without waiting for that."""
+        if self.process is None:
+            _say_bye(self.channel)
         with contextlib.suppress(OSError):  # it is closed, or the other end is gone
             self.channel.socket.shutdown(socket.SHUT_RDWR)
 
@@ -93,12 +95,20 @@ def _end(channel: Channel, process: subprocess.Popen[bytes] | None, creator: int
     if os.getpid() != creator:
         return False
     try:
+        if process is None:
+            _say_bye(channel)
         channel.close()
     except KeyboardInterrupt:
         if process is not None:
             process.kill()
         return True
     return process is not None and reap([process])
+
+
+def _say_bye(channel: Channel) -> None:
+    """So that a server can tell an end from a crash. It is not waited for."""
+    with contextlib.suppress(OSError):  # it was said before, or the other end is gone or busy
+        channel.socket.send(encode(Bye("")), socket.MSG_DONTWAIT)
 
 
 def link_to_daemon() -> Link:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,11 +24,13 @@ from loaderd.daemon.opening import MIN_ARENAS
 from loaderd.daemon.preparation import Preparation
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, with_schema
-from loaderd.errors import OptionError, ServerError
+from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.layout import SlotLayout
+from loaderd.memory.shared import SharedMemory
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import listing_in
+from loaderd.protocol.messages import DataIs
 from loaderd.schema.packed import packed_schema, unpacking_schema
 from loaderd.schema.wire import to_wire
 from loaderd.subscription import Subscription
@@ -34,6 +38,7 @@ from loaderd.subscription import Subscription
 TYPICAL_BATCH_SIZE = 512
 _MOST_LISTED = 4
 _LISTED_ANEW_S = 2.0
+_FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 
 
 @dataclass
@@ -46,12 +51,32 @@ class Served:
     preparation: Preparation
     _listed: list[Preparation] = field(default_factory=list)
     """Of a data set that grows, what was asked for last."""
+    _failure: LoaderdError | None = None
+    """Of the last preparation that is over."""
+    _retry_at_s: float = 0.0
+    _retry_s: float = _FIRST_RETRY_S
 
-    def advance(self) -> list[str]:
+    def advance(self, workforce: Workforce) -> list[str]:
         """Go on with what is being prepared; returns what people should hear of it."""
         for each in (self.preparation, *self._listed):
             each.advance()
-        return [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
+        found = [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
+        if self.preparation.finished:
+            self._retry_if_failed(workforce)
+        return found
+
+    def _retry_if_failed(self, workforce: Workforce) -> None:
+        """Try again, more and more rarely: storage comes back, and shards that were missing are brought."""
+        now_s = time.monotonic()
+        failure, before = self.preparation.error, self._failure
+        self._failure = failure
+        if failure is None:
+            self._retry_s = _FIRST_RETRY_S
+        elif failure is not before:
+            self._retry_at_s = now_s + self._retry_s
+            self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
+        elif now_s >= self._retry_at_s:
+            self.preparation = Preparation(self.dataset, self.options, workforce)
 
     def preparations(self, description: StreamDescription, workforce: Workforce) -> dict[str, Any]:
         """Those arguments of a Session."""
@@ -60,8 +85,8 @@ class Served:
         prepare = partial(Preparation, description.dataset, description.options, workforce)
         return {"prepared": prepare(listing_in(description.start)), "prepare": prepare}
 
-    def data(self, listing: Listing | None, workforce: Workforce) -> bytes | str:
-        """The data, pickled: :func:`data_of` is the way back; or why they are not there yet.
+    def data(self, listing: Listing | None, workforce: Workforce) -> tuple[DataIs, SharedMemory | None]:
+        """The data, pickled, in memory: :func:`data_of` is the way back; or why they are not there yet.
 
         Raises LoaderdError where they cannot be had. Those of ``listing``, or those there are now.
         """
@@ -69,9 +94,12 @@ class Served:
         if found.error is not None:
             raise found.error
         if not found.finished:
-            return f"data set {self.name} is being {found.doing}"
-        pickled: bytes = cloudpickle.dumps((self.dataset, self.options, found.sets, found.indexes))
-        return pickled
+            return DataIs(0, f"data set {self.name} is being {found.doing}"), None
+        pickled = cloudpickle.dumps((self.dataset, self.options, found.sets, found.indexes))
+        # Apart, for it is needed first: what is pickled by name is imported from there.
+        path = [each for each in sys.path if isinstance(each, str)]
+        contents = pickle.dumps((path, pickled))
+        return DataIs(len(contents), ""), SharedMemory.holding("data", contents)
 
     def _prepared(self, listing: Listing | None, workforce: Workforce) -> Preparation:
         if not self.dataset.grows:
@@ -96,7 +124,7 @@ class Served:
             "grows": self.dataset.grows,
         }
 
-    def stream(self, wanted: Subscription, start: str | None) -> StreamDescription:
+    def stream(self, wanted: Subscription, start: str | None, max_memory: int | None) -> StreamDescription:
         """The stream that a consumer asks for."""
         dataset = self.dataset
         if wanted.packed:
@@ -114,19 +142,19 @@ class Served:
             raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')
         if dataset.grows and wanted.is_group:
             raise OptionError(f"sharing={wanted.sharing!r} is not for data that grow: each consumer lists them")
-        return StreamDescription(dataset, options, start, several_readers=wanted.is_group)
+        return StreamDescription(dataset, options, start, several_readers=wanted.is_group, max_memory=max_memory)
 
     def report(self) -> dict[str, Any]:
         """For people to read."""
         preparation, state = self.preparation, "ready"
         num_shards, num_records = 0, 0
-        if preparation.progress is not None:
+        if self._failure is not None:
+            state = f"failed: {self._failure}"
+        elif preparation.progress is not None:
             done_bytes, total_bytes = preparation.progress
             state = f"indexing {100 * done_bytes // max(1, total_bytes)} %"
         elif not preparation.finished:
             state = "listing its shards"
-        elif preparation.error is not None:
-            state = f"failed: {preparation.error}"
         elif preparation.data is not None:
             num_shards, num_records = preparation.data.num_shards, preparation.data.rows.num_records
         specs = self.dataset.leaves()[0].schema.specs
@@ -149,8 +177,9 @@ class Served:
 
 
 def data_of(pickled: bytes) -> tuple[AnyDataset, Data]:
-    """What :meth:`Served.data` made, in a process of the same server."""
-    dataset, options, sets, indexes = pickle.loads(pickled)
+    """What :meth:`Served.data` made, in a process of the same server, which imports from the same places then."""
+    sys.path[:], contents = pickle.loads(pickled)
+    dataset, options, sets, indexes = pickle.loads(contents)
     return dataset, Data(dataset, options, sets, indexes.__getitem__)
 
 

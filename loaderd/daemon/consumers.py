@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loaderd.daemon.session import Session
-from loaderd.errors import ServerError
+from loaderd.errors import BusyError, ServerError
 from loaderd.options import is_count, require
-from loaderd.protocol.messages import Ask, AskStatus, Message
+from loaderd.protocol.messages import PROTOCOL, Ask, AskStatus, Hello, Message
 from loaderd.protocol.untrusted import UntrustedChannel
 from loaderd.subscription import Subscription
+from loaderd.version import VERSION
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of socket(7): pid, uid, gid
 _HELLO_LIMIT_S = 10.0
@@ -28,12 +29,14 @@ _MAX_POSTED_BYTES = 4 << 20
 class Limits:
     """What a consumer may take. None: as much as it wants.
 
-    ``max_consumers``: at a time. ``max_held_batches``: its option ``held_batches``, and so its slots.
-    ``idle_timeout``: seconds without a word of it.
+    ``max_consumers``: at a time. ``max_held_batches``: its option ``held_batches``, and so its slots. ``max_memory``:
+    bytes of windows and batches, of a group all together.
+    ``idle_timeout``: seconds in which it takes none of the batches that are there for it.
     """
 
     max_consumers: int = 64
     max_held_batches: int = 64
+    max_memory: int | None = None
     idle_timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -41,6 +44,14 @@ class Limits:
         require(is_count(self.max_held_batches), "max_held_batches", "a positive integer", self.max_held_batches)
         value = self.idle_timeout
         require(value is None or value > 0, "idle_timeout", "a positive number or None", value)
+
+    def check_room(self, num_consumers: int) -> None:
+        """Raise BusyError where there is no room for one more than so many."""
+        if num_consumers >= self.max_consumers:
+            raise BusyError(
+                f"there are {self.max_consumers} consumers, and may be no more",
+                hint="The server was started with that limit: --max-consumers.",
+            )
 
     def check(self, wanted: Subscription) -> None:
         """Raise ServerError where a consumer asks for more than it may have."""
@@ -67,6 +78,7 @@ class Consumer:
     connected_s: float = field(default_factory=time.monotonic)
     heard_s: float = field(default_factory=time.monotonic)
     greeted: bool = False
+    said_bye: bool = False
     dataset: str = ""
     wanted: Subscription | None = None
     session: Session | None = None
@@ -85,11 +97,28 @@ class Consumer:
             pidfd = os.pidfd_open(pid)
         return cls(number, channel, pid, pidfd)
 
-    @property
-    def name(self) -> str:
-        """For people to read."""
-        own = "" if self.wanted is None else self.wanted.name
-        return own or f"process {self.pid}"
+    def __str__(self) -> str:
+        own = "" if self.wanted is None else f"{self.wanted.name} "
+        return f"{own}(process {self.pid})" if own.strip() else f"process {self.pid}"
+
+    def greet(self, hello: Hello) -> None:
+        """Take its first message. Raises ServerError where it is none, or of another version."""
+        if hello.protocol != PROTOCOL:
+            raise ServerError(
+                f"this server is loaderd {VERSION} and speaks protocol {PROTOCOL}; "
+                f"the consumer is loaderd {hello.version:.40} and speaks {hello.protocol}",
+                hint="Install the same version on both sides.",
+            )
+        if self.greeted:
+            raise ServerError("Hello came twice")
+        self.greeted = True
+
+    def is_beside(self, other: Consumer) -> bool:
+        """Whether the two are of one group: the data set, the kind of sharing and the name are the same."""
+        if self is other or self.session is None or self.wanted is None or other.wanted is None:
+            return False
+        ours, theirs = self.wanted, other.wanted
+        return (self.dataset, ours.sharing, ours.group) == (other.dataset, theirs.sharing, theirs.group)
 
     def overdue(self, now_s: float, limits: Limits) -> ServerError | None:
         """Why this consumer has to go, if it has to: it is too slow, does not read, or says nothing."""
@@ -105,9 +134,10 @@ class Consumer:
             return ServerError(f"a message was begun and not finished for {_MESSAGE_LIMIT_S:g} s")
         if self.channel.posted_bytes > _MAX_POSTED_BYTES:
             return ServerError(f"{self.channel.posted_bytes:,} bytes were not read")
-        if limits.idle_timeout is not None and idle_s > limits.idle_timeout:
+        is_idle = limits.idle_timeout is not None and idle_s > limits.idle_timeout
+        if is_idle and self.session is not None and self.session.has_waiting(self.number):
             return ServerError(
-                f"nothing was heard of this consumer for {idle_s:.0f} s",
+                f"this consumer has left its batches untaken for {idle_s:.0f} s",
                 hint=f"The server was started with --idle-timeout {limits.idle_timeout:g}. Connect again, with "
                 "start=loader.position, to go on.",
             )

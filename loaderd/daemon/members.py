@@ -27,7 +27,7 @@ from loaderd.daemon.feed import Feed
 from loaderd.daemon.outgoing import Delivery, Omission, Outgoing
 from loaderd.daemon.stream import Stream
 from loaderd.errors import BusyError
-from loaderd.memory.page import MAX_GENERATION, MAX_STEP
+from loaderd.memory.page import MAX_GENERATION, MAX_STEP, POSITION
 from loaderd.plan.passes import Pass
 
 GRACE_S = 15.0
@@ -85,6 +85,9 @@ class Members(Protocol):
 
     def describe(self, member: int) -> str:
         """Whom a member waits for, in words."""
+
+    def has_waiting(self, member: int) -> bool:
+        """Whether there are batches that a member could take, and maybe others wait for it to do so."""
 
     def held_by(self, member: int) -> int:
         """How many slots are lent to a member."""
@@ -205,6 +208,11 @@ class PageReader:
             return "waits for the workers"
         return f"waits for batches to be given back: the consumer has all of the {page.num_slots}, or can take them"
 
+    def has_waiting(self, member: int) -> bool:
+        page = self._stream.page
+        position = page.words[POSITION]
+        return any(not page.is_free(slot) and page.key_in(slot) >= position for slot in range(page.num_slots))
+
     def held_by(self, member: int) -> int:
         page = self._stream.page
         return sum(not page.is_free(slot) for slot in range(page.num_slots))
@@ -261,6 +269,9 @@ class Own:
 
     def describe(self, member: int) -> str:
         return "has asked for no batches" if self._stream.plan is None else self._loans.describe()
+
+    def has_waiting(self, member: int) -> bool:
+        return bool(self.held_by(member))
 
     def held_by(self, member: int) -> int:
         return len(self._loans.slots_of(member))

@@ -235,6 +235,9 @@ class Mirrored:
             return f"waits for {_named(silent)} to ask for batches"
         return f"waits for the rest of its group: {len(self._members)} of {self._num_members} consumers are here"
 
+    def has_waiting(self, member: int) -> bool:
+        return self.held_by(member) >= self._share  # else it may hold them to use them, and wait for another member
+
     def held_by(self, member: int) -> int:
         return len(self._loans.slots_of(member))
 

@@ -12,7 +12,7 @@ from loaderd.daemon.remote_data import RemoteData
 from loaderd.daemon.stream import Stream
 from loaderd.daemon.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
 from loaderd.dataset import StreamDescription
-from loaderd.errors import DaemonError, LoaderdError, OptionError, to_wire
+from loaderd.errors import DaemonError, LoaderdError, OptionError, ServerError, to_wire
 from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import POSITION, Page, key_of, new_bell, split_key, words_of
@@ -72,6 +72,7 @@ class OpenedStream:
         self._slot_layout = SlotLayout(schema.specs, options.batch_size, description.several_readers)
         windows_bytes = num_arenas * self._window_layout.arena_bytes
         slots_bytes = options.num_slots * self._slot_layout.slot_bytes
+        _check_limit(windows_bytes + slots_bytes, description.max_memory)
         _check_memory(
             {
                 f"{num_arenas} shuffle windows of {max_rows:,} records": windows_bytes,
@@ -246,6 +247,16 @@ class OpenedStream:
         for page in (self.page, self.watched.page):
             page.close()
         del self.windows, self.slots, self._words
+
+
+def _check_limit(num_bytes: int, max_memory: int | None) -> None:
+    """Raise ServerError where a consumer wants more windows and batches than the server gives to one."""
+    if max_memory is not None and num_bytes > max_memory:
+        raise ServerError(
+            f"this would take {in_mib(num_bytes)} of windows and batches, and may take {in_mib(max_memory)}",
+            hint="Choose a smaller batch_size, or fewer held_batches. The server was started with that limit: "
+            "--max-memory.",
+        )
 
 
 def _check_memory(needs: Mapping[str, int]) -> None:

@@ -23,8 +23,6 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
-import numpy as np
-
 from loaderd import logs
 from loaderd.daemon.catalog import Served, load_catalog
 from loaderd.daemon.consumers import Consumer, Limits, asked_once
@@ -36,17 +34,14 @@ from loaderd.daemon.worker_pool import WorkerPool
 from loaderd.daemon.workforce import BELL, Workforce
 from loaderd.errors import BusyError, DaemonError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
-from loaderd.memory.shared import SharedMemory
 from loaderd.options import default_workers
 from loaderd.plan.passes import listing_of
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import (
-    PROTOCOL,
     Ask,
     AskData,
     AskStatus,
     Bye,
-    DataIs,
     Drain,
     Failed,
     Hello,
@@ -88,10 +83,11 @@ class Server:
         self._listener: socket.socket | None = None
         self._consumers: dict[int, Consumer] = {}
         self._sessions: dict[int, Session] = {}
-        self._groups: dict[tuple[str, Subscription], Session] = {}
+        self._left: list[dict[str, Any]] = []
+        self._sent_away = 0
         self._next_consumer = _FIRST_CONSUMER
         self._next_session = 0
-        self._over = False
+        self._over = self._is_orphan = False
         self._started_s = time.time()
         self._ticked_s = time.monotonic()
 
@@ -102,6 +98,9 @@ class Server:
                 for number, messages in self._wires.wait(self._workforce.tick_s):
                     self._received(number, messages)
                 self._go_on()
+            if not self._is_orphan:
+                self._tell_supervisor()
+                self._wires.finish(_SUPERVISOR, _LAST_WORDS_S)
         except Exception as error:  # of the server itself, not of one consumer
             failure = error if isinstance(error, LoaderdError) else _internal(error)
             _logger.error("the server fails: %s", failure)
@@ -118,6 +117,7 @@ class Server:
         elif number == _LISTENER:
             self._accept()
         elif number == _SUPERVISOR:
+            self._is_orphan = messages is None
             for message in [Stop("its supervisor is gone")] if messages is None else messages:
                 self._from_supervisor(message)
         elif number in self._consumers:
@@ -136,13 +136,18 @@ class Server:
         if isinstance(message, Serve):
             self._serve(message.settings, socket.socket(fileno=self._supervisor.take_fd()))
         elif isinstance(message, AskStatus):
-            self._wires.post(_SUPERVISOR, Status(self.report()))
+            self._tell_supervisor()
         elif isinstance(message, Drain):
             self._close_listener()
             self._over = not self._consumers
         elif isinstance(message, Stop):
             self._say_goodbye(message.text)
             self._over = True
+
+    def _tell_supervisor(self) -> None:
+        """Also what the consumers had that have left since this was told last: nothing is to be missed in between."""
+        self._wires.post(_SUPERVISOR, Status({**self.report(), "left": self._left}))
+        self._left = []
 
     def _serve(self, settings: dict[str, Any], listener: socket.socket) -> None:
         logs.configure(settings["log_format"], "daemon")
@@ -153,7 +158,7 @@ class Server:
         self._listener = listener
         listener.setblocking(False)
         self._wires.watch(_LISTENER, listener)
-        self._wires.post(_SUPERVISOR, Status(self.report()))
+        self._tell_supervisor()
 
     def _close_listener(self) -> None:
         """Take no more consumers; whoever has the socket too goes on with it."""
@@ -208,6 +213,8 @@ class Server:
             raise ServerError("the first message must be Hello")
         elif isinstance(message, AskStatus):
             self._wires.post(consumer.number, Status(self.report()))
+        elif isinstance(message, Bye):
+            consumer.said_bye = True
         elif isinstance(message, AskData):
             self._give_data(consumer, message)
         elif isinstance(message, Subscribe):
@@ -220,23 +227,11 @@ class Server:
             consumer.session.received(consumer.number, message)
 
     def _greet(self, consumer: Consumer, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL:
-            raise ServerError(
-                f"this server is loaderd {VERSION} and speaks protocol {PROTOCOL}; "
-                f"the consumer is loaderd {hello.version:.40} and speaks {hello.protocol}",
-                hint="Install the same version on both sides.",
-            )
-        if consumer.greeted:
-            raise ServerError("Hello came twice")
-        consumer.greeted = True
+        consumer.greet(hello)
         if not hello.dataset:
             return
         served = self._served(hello.dataset)
-        if sum(bool(other.dataset) for other in self._consumers.values()) >= self._limits.max_consumers:
-            raise BusyError(
-                f"there are {self._limits.max_consumers} consumers, and may be no more",
-                hint="The server was started with that limit: --max-consumers.",
-            )
+        self._limits.check_room(sum(bool(other.dataset) for other in self._consumers.values()))
         consumer.dataset = hello.dataset
         self._wires.post(consumer.number, Welcome(VERSION, served.welcome()))
 
@@ -246,30 +241,25 @@ class Server:
         wanted = Subscription.from_wire(message.options)
         self._limits.check(wanted)
         consumer.wanted = wanted
-        key = consumer.dataset, wanted.group_key
-        session = self._groups.get(key) if wanted.is_group else None
+        group = [other for other in self._consumers.values() if other.is_beside(consumer)]
+        wanted.check_beside(other.wanted for other in group if other.wanted is not None)
+        session = group[0].session if wanted.is_group and group else None
         if session is None:
             session = self._new_session(self._catalog[consumer.dataset], wanted, message)
-            if wanted.is_group:
-                self._groups[key] = session
         elif wanted.held_batches > session.held_batches:
             raise ServerError(f"held_batches must be at most {session.held_batches}, as of the first in the group")
         elif len(session.present) >= wanted.consumers:
             raise BusyError(f"the group {wanted.group!r} has its {wanted.consumers} consumers")
         consumer.session = session
         session.join(consumer.number)
-        _logger.info("%s reads %s, %s", consumer.name, consumer.dataset, wanted.sharing)
+        _logger.info("%s reads %s, %s", consumer, consumer.dataset, wanted.sharing)
 
     def _give_data(self, consumer: Consumer, message: AskData) -> None:
         served = self._served(message.dataset)
-        found = served.data(listing_of(message.listing), self._workforce)
-        if isinstance(found, str):
-            self._wires.post(consumer.number, DataIs(0, found))
-            return
-        memory = SharedMemory.create("data", len(found))
-        memory.bytes[: len(found)] = np.frombuffer(found, np.uint8)
-        self._wires.post(consumer.number, DataIs(len(found), ""), (memory.fd,))
-        memory.close_fd()
+        answer, memory = served.data(listing_of(message.listing), self._workforce)
+        self._wires.post(consumer.number, answer, () if memory is None else (memory.fd,))
+        if memory is not None:
+            memory.close_fd()
 
     def _served(self, name: str) -> Served:
         served = self._catalog.get(name)
@@ -280,7 +270,7 @@ class Server:
     def _new_session(self, served: Served, wanted: Subscription, message: Subscribe) -> Session:
         number = self._next_session
         self._next_session += 1
-        description = served.stream(wanted, message.start)
+        description = served.stream(wanted, message.start, self._limits.max_memory)
         session = Session(
             number,
             description,
@@ -298,10 +288,13 @@ class Server:
     def _part(self, consumer: Consumer, error: LoaderdError | None) -> None:
         """The connection ends: by us, for this reason, or because the consumer is gone."""
         if error is not None:
-            _logger.warning("%s is sent away: %.1000s", consumer.name, error.message)
+            _logger.warning("%s is sent away: %.1000s", consumer, error.message)
+            self._sent_away += 1
             self._wires.post(consumer.number, Failed(to_wire(error)))
+        elif consumer.dataset and consumer.said_bye:
+            _logger.info("%s has ended", consumer)
         elif consumer.dataset:
-            _logger.info("%s is gone", consumer.name)
+            _logger.warning("%s is gone without a word: it crashed, or was killed", consumer)
         self._forget(consumer)
 
     def _forget(self, consumer: Consumer) -> None:
@@ -311,6 +304,7 @@ class Server:
             os.close(consumer.pidfd)
         session = consumer.session
         if session is not None:
+            self._left.append(consumer.report(time.monotonic()))
             session.leave(consumer.number)
             if not session.present:
                 self._end_session(session)
@@ -320,7 +314,6 @@ class Server:
     def _end_session(self, session: Session) -> None:
         session.close()
         self._sessions.pop(session.number, None)
-        self._groups = {key: other for key, other in self._groups.items() if other is not session}
 
     # ------------------------------------------------------------------------------------- after events
 
@@ -333,7 +326,7 @@ class Server:
             # Time in which this process did not run counts as a tick, here too.
             self._tick(now_s, min(passed_s, 2 * self._workforce.tick_s))
         for served in self._catalog.values():
-            for text in served.advance():
+            for text in served.advance(self._workforce):
                 _logger.warning("%s: %s", served.name, text)
         for session in list(self._sessions.values()):
             self._care_for(session, session.advance)
@@ -381,6 +374,7 @@ class Server:
             "memory_bytes": sum(session.memory_bytes for session in self._sessions.values()),
             "free_bytes": available_memory().free_bytes,
             "draining": self._listener is None,
+            "sent_away": self._sent_away,
             "datasets": [served.report() for served in self._catalog.values()],
             "consumers": [each.report(now_s) for each in self._consumers.values() if each.dataset],
             "limits": asdict(self._limits),

@@ -317,6 +317,10 @@ class Session:
 
     # -------------------------------------------------------------------------------------------- progress
 
+    def has_waiting(self, member: int) -> bool:
+        """Whether there are batches that a member could take."""
+        return self.members is not None and self.members.has_waiting(member)
+
     def has_moved(self) -> bool:
         """Whether the member that reads the page has gone on since this was asked last."""
         if not self._reads_page or self.opened is None:

@@ -335,5 +335,8 @@ class Shared:
             return f"waits for {', '.join(users)} to use the last batches of the pass"
         return self._loans.describe()
 
+    def has_waiting(self, member: int) -> bool:
+        return self._members[member].wants <= 0 and bool(self.held_by(member))
+
     def held_by(self, member: int) -> int:
         return len(self._loans.slots_of(member))

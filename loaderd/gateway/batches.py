@@ -1,13 +1,14 @@
 """Batches for a Flight client that knows nothing of loaderd.
 
 It asks with a ticket, a JSON object of a :class:`Ticket`'s fields, of which all but "dataset" may be missing, and
-gets record batches (:mod:`loaderd.remote.arrow`). The ``app_metadata`` of each is a JSON object, the position behind
+gets record batches (:mod:`loaderd.gateway.arrow`). The ``app_metadata`` of each is a JSON object, the position behind
 it: given as "start", it has the batches go on from there.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -98,7 +99,8 @@ class Ticket:
             "packed": self.packed,
         }
         is_part = isinstance(self.shard, (list, tuple)) and tuple(self.shard) != (0, 1)
-        return Subscription.from_wire({**options, "sharing": "split" if is_part else "independent", "name": "Flight"})
+        sharing = {"sharing": "split", "group": secrets.token_hex(4)} if is_part else {}  # of nobody else's group
+        return Subscription.from_wire({**options, **sharing, "name": "Flight"})
 
     @property
     def position(self) -> Position | None:

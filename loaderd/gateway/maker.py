@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import select
+import threading
 
 import msgpack
 
@@ -59,9 +62,17 @@ class Maker:
         return Made(len(rows), served.row_bytes, msgpack.packb(faults) if faults else b"")
 
 
+def _end_with(parent: int) -> None:
+    """Have this process end when the gateway has, in the middle of an answer too, which may be one without an end."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended before
+        select.select([os.pidfd_open(parent)], [], [])
+    os._exit(0)
+
+
 def main() -> None:
     """Entry point of the process: see ``protocol.process.start_process``."""
-    sock, _ = enter_process("loaderd-maker")
+    sock, parent = enter_process("loaderd-maker")
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     channel = Channel(sock)
     maker: Maker | None = None
     with contextlib.suppress(ChannelClosed):  # the gateway has ended

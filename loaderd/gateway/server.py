@@ -25,6 +25,7 @@ import logging
 import os
 import resource
 import select
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ from loaderd.gateway.arrow import arrow_schema
 from loaderd.gateway.bandwidth import Bandwidth
 from loaderd.gateway.batches import Ticket, ask_schema, batches_of
 from loaderd.gateway.makers import Makers
-from loaderd.gateway.tally import Tally
+from loaderd.gateway.tally import Reader, Tally
 from loaderd.logs import configure
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Gateway, Make, Status, Stop
@@ -51,6 +52,7 @@ from loaderd.remote.security import is_bearer, read_pem
 from loaderd.remote.tickets import AUTHORIZATION, COLUMN, CONSUMER, TABLE, RowsTicket, parse
 
 _TABLE_CELL = -1
+_NO_TOKEN = "the token is missing, or wrong"
 # Above what it has at its start: gRPC takes requests of any size before anybody has looked at them.
 _MAX_MEMORY_BYTES = 2 << 30
 
@@ -58,15 +60,16 @@ _logger = logging.getLogger("loaderd")
 
 
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]  # of pyarrow, which has no types
-    """Who calls."""
+    """Who calls; ``has_token``: whether with the right token, if there is one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, has_token: bool) -> None:
         super().__init__()
         self.name = name
+        self.has_token = has_token
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of pyarrow, which has no types
-    """Refuses calls without the token. None: there is none."""
+    """Looks at the token of each call; :meth:`GatewayServer._admitted`, which knows where it comes from, refuses."""
 
     def __init__(self, token: str | None, tally: Tally) -> None:
         super().__init__()
@@ -74,10 +77,11 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of p
         self._tally = tally
 
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> _Caller:
-        if self._token is not None and not is_bearer(_only(headers, AUTHORIZATION), self._token):
-            self._tally.refused("the token is missing, or wrong")
-            raise flight.FlightUnauthenticatedError("the token is missing, or wrong")
-        return _Caller(_only(headers, CONSUMER)[:200])
+        has_token = self._token is None or is_bearer(_only(headers, AUTHORIZATION), self._token)
+        if not has_token and info.method == flight.FlightMethod.GET_SCHEMA:  # whose errors pyarrow does not translate
+            self._tally.refused("somewhere", _NO_TOKEN)
+            raise flight.FlightUnauthenticatedError(_NO_TOKEN)
+        return _Caller(_only(headers, CONSUMER)[:200], has_token)
 
 
 def _only(headers: dict[str, list[str | bytes]], name: str) -> str:
@@ -120,6 +124,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
             options["tls_certificates"] = [(read_pem(settings["tls_cert"]), read_pem(settings["tls_key"]))]
         if settings["tls_client_ca"] is not None:
             options |= {"verify_client": True, "root_certificates": read_pem(settings["tls_client_ca"])}
+        _check_free(settings["host"], settings["port"])
         try:
             super().__init__(
                 f"grpc{'+tls' if secure else ''}://{self.address}",
@@ -131,6 +136,16 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         self.address = _address_of(settings["host"], self.port)
         self._answers = Answers(settings["cache"])
         self._makers = Makers(settings["makers"], settings, self._answers.memory)
+
+    @contextlib.contextmanager
+    def _admitted(self, context: flight.ServerCallContext) -> Iterator[str]:
+        """Around all that a call does: the name of who calls, or an error for who may not."""
+        caller = context.get_middleware("caller")
+        if caller is None or not caller.has_token:
+            self.tally.refused(_host_of(context.peer()), _NO_TOKEN)
+            raise flight.FlightUnauthenticatedError(_NO_TOKEN)
+        with _in_words():
+            yield caller.name
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
@@ -145,10 +160,12 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
     # ------------------------------------------------------------------------------------------------ DoGet
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
-        with _in_words():
+        with self._admitted(context) as name:
+            reader = name or "a Flight client", _host_of(context.peer())
             if b'"rows"' in ticket.ticket:
-                return self._rows(context, parse(RowsTicket, ticket.ticket), ticket.ticket)
+                return self._rows(reader, parse(RowsTicket, ticket.ticket), ticket.ticket)
             wanted = Ticket.parse(ticket.ticket)
+            self.tally.reads(reader, wanted.dataset)
             schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
             wanted = wanted.sized(self._num_records(wanted.dataset))
             return flight.GeneratorStream(schema, self._batches(wanted, schema), _options(wanted.compression))
@@ -157,16 +174,14 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         with _in_words(), self._place():
             yield from batches_of(self._daemon, wanted, schema)
 
-    def _rows(self, context: flight.ServerCallContext, ticket: RowsTicket, text: bytes) -> flight.GeneratorStream:
+    def _rows(self, reader: Reader, ticket: RowsTicket, text: bytes) -> flight.GeneratorStream:
         def make(answer: Answer) -> None:
             made = self._makers.make(Make(text, answer.cell))
             answer.num_rows, answer.row_bytes, answer.faults = made.num_rows, made.row_bytes, made.faults
 
         answer, was_there = self._answers.get(text, make)
         rows = self._answers.rows(answer)
-        self.tally.answered(
-            ticket.dataset, context.get_middleware("caller").name, answer.num_rows, rows.size, was_there
-        )
+        self.tally.answered(reader, ticket.dataset, answer.num_rows, rows.size, was_there)
         self._hold_back(rows.size)
         schema = pa.schema([pa.field(COLUMN, pa.binary(answer.row_bytes), nullable=False)])
         column = pa.Array.from_buffers(schema.field(0).type, answer.num_rows, [None, pa.py_buffer(rows)], 0)
@@ -188,20 +203,20 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
     # ---------------------------------------------------------------------------------------- the data sets
 
     def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
-        with _in_words():
+        with self._admitted(context):
             names = [each["name"] for each in ask_status(self._daemon)["datasets"] if each["state"] == "ready"]
             return iter([self._info(flight.FlightDescriptor.for_path(name)) for name in names])
 
     def get_flight_info(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
-        with _in_words():
+        with self._admitted(context):
             return self._info(descriptor)
 
     def get_schema(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.SchemaResult:
-        with _in_words():
+        with self._admitted(context):
             return flight.SchemaResult(self._info(descriptor).schema)
 
     def _info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
@@ -219,8 +234,16 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
     # ---------------------------------------------------------------------------------------------- actions
 
+    def do_put(self, context: flight.ServerCallContext, *_: Any) -> None:
+        with self._admitted(context):
+            raise OptionError("nothing can be written here: there is no DoPut")
+
+    def do_exchange(self, context: flight.ServerCallContext, *_: Any) -> None:
+        with self._admitted(context):
+            raise OptionError("there is no DoExchange")
+
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        with _in_words():
+        with self._admitted(context):
             return [
                 (TABLE, "what a data set holds, for a consumer of loaderd: of msgpack"),
                 ("status", "what is served, to whom, and how it goes: a JSON object"),
@@ -228,13 +251,27 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
             ]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
-        with _in_words():
+        with self._admitted(context):
             if action.type == TABLE:
                 return [self._makers.make(Make(action.body.to_pybytes(), _TABLE_CELL)).table]
             if action.type not in ("status", "healthz"):
                 raise OptionError(f"an action must be {TABLE}, status or healthz, got {action.type[:100]!r}")
             report = ask_status(self._daemon)
             return [json.dumps(report).encode() if action.type == "status" else b"ok"]
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise OptionError where one cannot listen there: gRPC does not say why."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise OptionError(f"cannot listen at {_address_of(host, port)}: {error.strerror or error}") from None
+
+
+def _host_of(peer: str) -> str:
+    """Of gRPC's "ipv4:10.0.0.7:51234", what stays the same from one connection to the next."""
+    return peer.rpartition(":")[0]
 
 
 def _options(compression: str | None) -> pa.ipc.IpcWriteOptions:
@@ -264,6 +301,8 @@ def _serve(channel: Channel, parent_fd: int) -> None:
     while parent_fd not in (fd for fd, _ in poll.poll()):
         for message in channel.receive():
             if isinstance(message, Stop):
+                if server is not None:
+                    channel.send(Status(server.report()))  # what came since the last one
                 return
             if isinstance(message, Gateway):
                 configure(message.settings["log_format"], "gateway")

@@ -12,6 +12,9 @@ _MOST_CONSUMERS = 256
 _OTHERS = "(others)"
 _SAY_EVERY_S = 10.0
 
+Reader = tuple[str, str]
+"""The name that a consumer gives itself, and the host that it calls from."""
+
 _logger = logging.getLogger("loaderd")
 
 
@@ -22,18 +25,29 @@ class Tally:
         self._refused = 0
         self._said_s = 0.0
         self._counts: dict[tuple[str, str], Counter[str]] = {}
+        self._readers: set[tuple[Reader, str]] = set()
         self._lock = threading.Lock()
 
-    def answered(self, dataset: str, consumer: str, num_rows: int, num_bytes: int, is_hit: bool) -> None:
-        """Rows went to a consumer; ``is_hit``: they were made before."""
+    def reads(self, reader: Reader, dataset: str) -> None:
+        """A consumer begins to read; the log is told the first time."""
         with self._lock:
-            key = dataset, consumer
+            is_new = (reader, dataset) not in self._readers and len(self._readers) < _MOST_CONSUMERS
+            if is_new:
+                self._readers.add((reader, dataset))
+        if is_new:
+            _logger.info("%s (%s) reads %s", *reader, dataset)
+
+    def answered(self, reader: Reader, dataset: str, num_rows: int, num_bytes: int, is_hit: bool) -> None:
+        """Rows went to a consumer; ``is_hit``: they were made before."""
+        self.reads(reader, dataset)
+        with self._lock:
+            key = dataset, reader[0]
             if key not in self._counts and len(self._counts) >= _MOST_CONSUMERS:
                 key = dataset, _OTHERS
             counts = self._counts.setdefault(key, Counter())
             counts.update(requests=1, records=num_rows, bytes=num_bytes, cache_hits=int(is_hit))
 
-    def refused(self, why: str) -> None:
+    def refused(self, host: str, why: str) -> None:
         """Somebody was sent away; the log is told, but not each time."""
         with self._lock:
             self._refused += 1
@@ -41,7 +55,7 @@ class Tally:
             if now_s - self._said_s < _SAY_EVERY_S:
                 return
             self._said_s = now_s
-        _logger.warning("%d calls were refused so far; the last one: %s", self._refused, why)
+        _logger.warning("a call from %s was refused: %s; %d calls were refused so far", host, why, self._refused)
 
     def report(self) -> dict[str, Any]:
         """Plain values."""

@@ -109,7 +109,7 @@ class Joined(NamedTuple):
 
 
 class Bye(NamedTuple):
-    """Server: it ends now, for this reason. What it has delivered stays the consumer's."""
+    """Server: it ends now, for this reason. What it has delivered stays valid. Consumer: it needs no more."""
 
     text: str
 
@@ -179,7 +179,7 @@ class Stop(NamedTuple):
 
 
 class Gateway(NamedTuple):
-    """Supervisor: listen on the network, for the server whose Unix socket the settings name (``remote.gateway``)."""
+    """Supervisor: listen on the network, for the server whose Unix socket the settings name (``gateway.server``)."""
 
     settings: dict[str, Any]
 

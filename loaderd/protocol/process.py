@@ -37,8 +37,10 @@ _ENVIRONMENT = {
 }
 
 
-def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_process(module: str, output: int | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Run ``main()`` of ``module`` in a new process; returns it and our end of the socket between us.
+
+    ``output``: where its standard output and error go; None: where ours do.
 
     Raises DaemonError where the machine lets us have no more processes or files.
     """
@@ -49,7 +51,8 @@ def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     except OSError as error:
         raise _not_started(module, error) from None
     # What a child writes there, without one of its own, would go into the file that it opens next.
-    stdout, stderr = (None if is_open(fd) else subprocess.DEVNULL for fd in (1, 2))
+    stdout, stderr = (output or (None if is_open(fd) else subprocess.DEVNULL) for fd in (1, 2))
+    unbuffered = {} if output is None else {"PYTHONUNBUFFERED": "1"}  # as on a terminal: a line when it is printed
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, module, str(theirs.fileno()), str(os.getpid())],
@@ -59,7 +62,7 @@ def start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
             pass_fds=[theirs.fileno()],
             # A session of its own: Ctrl-C on the terminal is the training process's business.
             start_new_session=True,
-            env={**os.environ, **_ENVIRONMENT, _SYS_PATH: path},
+            env={**os.environ, **_ENVIRONMENT, **unbuffered, _SYS_PATH: path},
         )
     except BaseException as error:
         ours.close()

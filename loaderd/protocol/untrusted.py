@@ -21,6 +21,7 @@ from loaderd.protocol.messages import (
     Ask,
     AskData,
     AskStatus,
+    Bye,
     Hello,
     List,
     Message,
@@ -31,7 +32,10 @@ from loaderd.protocol.messages import (
 )
 
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
-CONSUMER_MESSAGES: tuple[type[Message], ...] = (Hello, Subscribe, List, Start, Want, Release, Ask, AskStatus, AskData)
+CONSUMER_MESSAGES: tuple[type[Message], ...] = (
+    *(Hello, Subscribe, List, Start, Want, Release),
+    *(Ask, AskStatus, AskData, Bye),
+)
 
 MAX_MESSAGE_BYTES = 1 << 20
 # A position has some hundred characters, a message some ten values. An empty list is a byte here, and 64 in memory.

@@ -5,24 +5,46 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+from collections.abc import Callable
 from typing import Any
 
-from loaderd.errors import LoaderdError, from_wire
+from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Message, Status
 from loaderd.protocol.process import how_it_ended, start_process
+from loaderd.server.output import Output
+
+Report = dict[str, Any]
+Heard = Callable[[Report | None, Report], None]
 
 
 class Child:
-    """Started with ``message``, what it is to do. Raises DaemonError where the machine lets us have no process."""
+    """Started with ``message``, what it is to do; ``heard`` is called with the last Status and each new one.
 
-    def __init__(self, name: str, module: str, message: Message, fds: tuple[int, ...] = ()) -> None:
+    ``captures``: what it prints becomes the log's.
+
+    Raises DaemonError where the machine lets us have no process.
+    """
+
+    def __init__(
+        self, name: str, module: str, message: Message, fds: tuple[int, ...], heard: Heard, captures: bool
+    ) -> None:
         self.name = name
-        self.process, sock = start_process(module)
+        self._heard = heard
+        self.output = Output(name) if captures else None
+        try:
+            self.process, sock = start_process(module, None if self.output is None else self.output.write_fd)
+        except DaemonError:
+            if self.output is not None:
+                self.output.close()
+            raise
+        finally:
+            if self.output is not None:
+                self.output.close_write_end()
         self.channel = Channel(sock)
         self.pid_fd = os.pidfd_open(self.process.pid)
         """Can be read when the process has ended."""
-        self.report: dict[str, Any] | None = None
+        self.report: Report | None = None
         """Of the last Status; None until the first one: the process starts."""
         self.error: LoaderdError | None = None
         """Why it has given up, if it has said so."""
@@ -54,6 +76,7 @@ class Child:
         reported = False
         for message in self.channel.receive():
             if isinstance(message, Status):
+                self._heard(self.report, message.report)
                 self.report = message.report
                 self._is_asked = False
                 self.silent_s = 0.0
@@ -70,4 +93,7 @@ class Child:
         self.channel.close()
         self.process.kill()
         os.close(self.pid_fd)
-        return how_it_ended(self.process.wait())
+        how = how_it_ended(self.process.wait())
+        if self.output is not None:
+            self.output.close()
+        return how

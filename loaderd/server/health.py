@@ -142,8 +142,25 @@ def _text(status: int, text: str) -> Page:
     return Page(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
+def livez(is_stuck: bool) -> Page:
+    """Status 200 as long as the server helps itself: whoever starts it anew gains nothing then."""
+    return _text(503, "a process hangs, and cannot be ended") if is_stuck else _text(200, "ok")
+
+
+def readyz(not_ready: Mapping[str, str], report: Mapping[str, Any]) -> Page:
+    """Status 200 if there is something to be had; else 503. ``not_ready``: processes and data sets, and why.
+
+    A data set that has failed keeps nobody from the others; one that is on its way is worth waiting for.
+    """
+    states = {each["name"]: each["state"] for each in report["datasets"]}
+    has_failed = {name for name, state in states.items() if state.startswith("failed")}
+    is_ready = set(not_ready) <= has_failed and has_failed < set(states)
+    found = {"status": "ok" if is_ready else "unavailable", "not_ready": not_ready}
+    return Page(200 if is_ready else 503, "application/json", f"{json.dumps(found)}\n".encode())
+
+
 def healthz(why_not: str, report: Mapping[str, Any]) -> Page:
-    """Status 200 if consumers can be served; else 503, with ``why_not``. A short JSON object."""
+    """Status 200 if all of it can be served; else 503, with ``why_not``. A short JSON object."""
     found = {
         "status": "unavailable" if why_not else "ok",
         "why": why_not,

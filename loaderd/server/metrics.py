@@ -1,4 +1,4 @@
-"""The server's figures for Prometheus, made from what its daemons report.
+"""The server's figures for Prometheus, made from what its daemons and its gateways report.
 
 A daemon counts by consumer, from its connection on. Consumers come and go, and daemons too, while a counter here
 never falls: so each report is compared with the one before, and what has been added is counted by data set and
@@ -29,29 +29,52 @@ _COUNTED = {
     "bytes": "Bytes of the batches that were delivered to consumers",
     "waiting_seconds": "Time that consumers have waited for batches, where they take these by themselves",
 }
+_COUNTED_REMOTE = {
+    "remote_requests": "Requests for rows that were answered over the network",
+    "remote_records": "Records of the rows that were sent over the network",
+    "remote_bytes": "Bytes of the rows that were sent over the network",
+    "remote_cache_hits": "Requests that were answered with rows which were there already",
+}
 
 
 class Metrics:
     """Counts on from report to report, and makes the page."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, Counter[Labels]] = {what: Counter() for what in _COUNTED}
+        self._counts: dict[str, Counter[Labels]] = {what: Counter() for what in (*_COUNTED, *_COUNTED_REMOTE)}
         self._stages: Counter[Labels] = Counter()
-        self._workers_restarted = 0
+        self._once: Counter[str] = Counter()
+        self._of_consumers_seen: set[Labels] = set()
         self._names: set[str] = set()
 
-    def heard(self, before: Report | None, report: Report) -> None:
-        """Count what a daemon has added to its report ``before``."""
+    def heard_daemon(self, before: Report | None, report: Report) -> None:
+        """Count what a daemon has added to its report ``before``, also for consumers that have left meanwhile."""
         known = {consumer["number"]: consumer for consumer in _reading([before] if before else [])}
-        for consumer in _reading([report]):
+        for consumer in [*_reading([report]), *report.get("left", ())]:
             last = known.get(consumer["number"], {})
             labels = (consumer["dataset"], self._label_of(consumer["name"]))
-            for what, counts in self._counts.items():
-                counts[labels] += consumer[what] - last.get(what, 0)
+            self._of_consumers_seen.add((consumer["dataset"], consumer["sharing"]))
+            for what in _COUNTED:
+                self._counts[what][labels] += consumer[what] - last.get(what, 0)
             for stage, spent_s in consumer["stage_s"].items():
                 spent_before_s = last.get("stage_s", {}).get(stage, 0.0)
                 self._stages[consumer["dataset"], stage] += max(0.0, spent_s - spent_before_s)
-        self._workers_restarted += report["workers_restarted"] - (before["workers_restarted"] if before else 0)
+        self._add_once(before, report, "workers_restarted", "sent_away")
+
+    def heard_gateway(self, before: Report | None, report: Report) -> None:
+        """The same of a gateway."""
+        known = {(each["dataset"], each["consumer"]): each for each in (before["remote"] if before else [])}
+        for each in report["remote"]:
+            last = known.get((each["dataset"], each["consumer"]), {})
+            labels = (each["dataset"], self._label_of(each["consumer"]))
+            for what in _COUNTED_REMOTE:
+                field = what.removeprefix("remote_")
+                self._counts[what][labels] += each[field] - last.get(field, 0)
+        self._add_once(before, report, "makers_restarted", "refused")
+
+    def _add_once(self, before: Report | None, report: Report, *names: str) -> None:
+        for name in names:
+            self._once[name] += report[name] - (before[name] if before else 0)
 
     def _label_of(self, name: str) -> str:
         if name not in self._names and len(self._names) >= MAX_NAMES:
@@ -74,9 +97,11 @@ class Metrics:
         yield _gauge("workers", "Worker processes", [], {(): sum(report["workers"] for report in reports)})
         memory = sum(report["memory_bytes"] for report in reports)
         yield _gauge("memory_bytes", "Shared memory of windows and slots", [], {(): memory})
-        processes = {**restarts, "worker": self._workers_restarted}
+        processes = {**restarts, "worker": self._once["workers_restarted"], "maker": self._once["makers_restarted"]}
         of_processes: dict[Labels, float] = {(process,): number for process, number in processes.items()}
         yield _counter("restarts", "Processes that died and were replaced", ["process"], of_processes)
+        refused: dict[Labels, float] = {("unix",): self._once["sent_away"], ("network",): self._once["refused"]}
+        yield _counter("refused", "Connections and calls that were refused or ended by the server", ["way"], refused)
         datasets = [dataset for report in reports for dataset in report["datasets"]]
         ready: dict[Labels, float] = {(dataset["name"],): dataset["state"] == "ready" for dataset in datasets}
         yield _gauge("dataset_ready", "1 if the data set is indexed, else 0", ["dataset"], ready)
@@ -86,9 +111,9 @@ class Metrics:
 
     def _of_consumers(self, reports: Sequence[Report]) -> Iterator[Metric]:
         consumers = _reading(reports)
-        number: Counter[Labels] = Counter()
-        slots: Counter[Labels] = Counter()
-        lent: Counter[Labels] = Counter()
+        # A series that vanished with its last consumer would show as a gap, and not as 0.
+        number: Counter[Labels] = Counter(dict.fromkeys(self._of_consumers_seen, 0))
+        slots, lent = number.copy(), number.copy()
         for consumer in consumers:
             labels = (consumer["dataset"], consumer["sharing"])
             number[labels] += 1
@@ -102,7 +127,7 @@ class Metrics:
         yield _gauge("slots_lent", "Batches that consumers hold", of, lent)
         idle_s = max([0.0, *(consumer["idle_s"] for consumer in consumers)])
         yield _gauge("consumer_idle_seconds", "Since the idlest consumer last took a batch", [], {(): idle_s})
-        for what, about in _COUNTED.items():
+        for what, about in {**_COUNTED, **_COUNTED_REMOTE}.items():
             yield _counter(what, about, ["dataset", "consumer"], self._counts[what])
         about = "Time of all workers by stage, and by field; slot, window: waiting for these"
         yield _counter("stage_seconds", about, ["dataset", "stage"], self._stages)

@@ -6,22 +6,23 @@ import ipaddress
 import os
 import re
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loaderd.errors import OptionError
 from loaderd.logs import FORMATS, LogFormat
 from loaderd.options import default_workers, is_count, require
 from loaderd.remote.address import TOKEN_VARIABLE
+from loaderd.remote.security import read_token
 
-_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes such as "100MB", "1.5 GiB" or "4096"; raises OptionError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]i?B|)", text.strip())
+    """A number of bytes such as "100MB" or "1.5 GiB"; raises OptionError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]i?B|B)", text.strip())
     number = round(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
-    require(number > 0, "a number of bytes", f"like 100MB, with a unit of {', '.join(filter(None, _UNITS))}", text)
+    require(number > 0, "a number of bytes", f"like 100MB, with a unit of {', '.join(_UNITS)}", text)
     return number
 
 
@@ -65,7 +66,8 @@ class ServerOptions:
 
     ``token``: what every client of the network must show. ``makers``: processes that make rows for the network; None:
     as many as workers. ``cache``: bytes of answers that are kept. ``max_bandwidth``: bytes/s that go out over the
-    network, to all consumers together. ``idle_timeout``, ``grace``: seconds.
+    network, to all consumers together. ``max_memory``: bytes of windows and batches of a consumer at the Unix
+    socket, or of a group. ``idle_timeout``, ``grace``, ``watchdog``: seconds.
     """
 
     targets: tuple[str, ...]
@@ -76,16 +78,19 @@ class ServerOptions:
     tls_key: str | None = None
     tls_client_ca: str | None = None
     token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
     insecure: bool = False
     max_consumers: int = 64
     max_held_batches: int = 64
     makers: int | None = None
     cache: int = 256 << 20
     max_bandwidth: int | None = None
+    max_memory: int | None = None
     idle_timeout: float | None = None
     health: Address | None = None
     log_format: LogFormat = "lines"
     grace: float = 10.0
+    watchdog: float = 30.0
 
     def __post_init__(self) -> None:
         require(len(self.targets) > 0, "what is served", "at least one mypackage.module:dataset", self.targets)
@@ -97,10 +102,13 @@ class ServerOptions:
         require(is_count(self.cache, 0), "cache", "a number of bytes", self.cache)
         for name in ("max_consumers", "max_held_batches"):
             require(is_count(getattr(self, name)), name, "a positive integer", getattr(self, name))
-        require(self.max_bandwidth is None or self.max_bandwidth > 0, "max_bandwidth", "positive", self.max_bandwidth)
+        for name in ("max_bandwidth", "max_memory"):
+            value = getattr(self, name)
+            require(value is None or value > 0, name, "positive", value)
         require(self.idle_timeout is None or self.idle_timeout > 0, "idle_timeout", "positive", self.idle_timeout)
         require(self.log_format in FORMATS, "log_format", " or ".join(FORMATS), self.log_format)
         require(self.grace >= 0, "grace", "at least 0 s", self.grace)
+        require(self.watchdog >= 1, "watchdog", "at least 1 s", self.watchdog)
         self._check_security()
 
     def _check_security(self) -> None:
@@ -125,9 +133,13 @@ class ServerOptions:
                 hint="Listen at 127.0.0.1, give what is missing, or say --insecure if everybody may read the data.",
             )
 
+    def renewed(self) -> ServerOptions:
+        """With the token that is in its file now. Raises OptionError."""
+        return self if self.token_file is None else replace(self, token=read_token(self.token_file))
+
     def for_daemon(self) -> dict[str, Any]:
         """The settings of the message Serve."""
-        names = ("workers", "max_consumers", "max_held_batches", "idle_timeout", "log_format")
+        names = ("workers", "max_consumers", "max_held_batches", "max_memory", "idle_timeout", "log_format")
         return {"targets": list(self.targets), **{name: getattr(self, name) for name in names}}
 
     def for_gateway(self, listen: Address) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import selectors
 import signal
 import socket
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,12 @@ from loaderd.errors import DaemonError, LoaderdError
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Drain, Gateway, Message, Serve, Stop
 from loaderd.server import announce, systemd
-from loaderd.server.child import Child
-from loaderd.server.health import HealthServer, Page, healthz
+from loaderd.server.certificates import check_secrets
+from loaderd.server.child import Child, Heard
+from loaderd.server.health import HealthServer, Page, healthz, livez, readyz
 from loaderd.server.options import Address, ServerOptions
+from loaderd.server.output import Output
+from loaderd.server.post import Post
 from loaderd.server.unix_socket import UnixSocket
 from loaderd.version import VERSION
 
@@ -39,39 +41,20 @@ if TYPE_CHECKING:
 
 _TICK_S = 1.0
 _STARTING_TICK_S = 0.25
-_MAX_STARTS_IN_VAIN = 3
-_FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
-_GOOD_LIFE_S = 60.0
-# A daemon that is well answers at once, one that plans a data set of billions of records within seconds.
-_STALL_S = 120.0
-_ANSWERS_WITHIN_S = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _logger = logging.getLogger("loaderd")
 
 
-@dataclass
-class _Post:
-    """A place that is always to be filled by one process."""
-
-    name: str
-    module: str
-    child: Child | None = None
-    due_s: float | None = None
-    """When another one is to be started (of the monotonic clock); None: there is one, or none is wanted yet."""
-    began_s: float = 0.0
-    delay_s: float = _FIRST_DELAY_S
-    in_vain: int = 0
-    restarts: int = 0
-
-
 class Supervisor:
-    """Raises ServerError, or OSError, where the server cannot listen as it is told to."""
+    """Raises ServerError, OptionError, or OSError, where the server cannot listen as it is told to."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        self._daemon = _Post("daemon", "loaderd.daemon.server")
-        self._gateway = _Post("gateway", "loaderd.gateway.server")
+        for warning in check_secrets(options):
+            _logger.warning("%s", warning)
+        self._daemon = Post("daemon", "loaderd.daemon.server")
+        self._gateway = Post("gateway", "loaderd.gateway.server")
         self._listen = options.listen
         self._posts = [self._daemon] if options.listen is None else [self._daemon, self._gateway]
         self._children: list[Child] = []
@@ -98,9 +81,10 @@ class Supervisor:
         from loaderd.server.metrics import Metrics  # prometheus_client, for those who want it
 
         self._metrics = Metrics()
-        self._health = HealthServer(address, {"/healthz": self._healthz, "/metrics": self._metrics_page})
+        pages = {"/livez": self._livez, "/readyz": self._readyz, "/healthz": self._healthz}
+        self._health = HealthServer(address, {**pages, "/metrics": self._metrics_page})
         self._selector.register(self._health, selectors.EVENT_READ, self._health.serve)
-        _logger.info("health: http://%s/healthz and /metrics", self._health.address)
+        _logger.info("health: http://%s/healthz (and /livez, /readyz, /metrics)", self._health.address)
 
     def run(self) -> bool:
         """Until a signal ends it, and all of its processes have ended; returns whether it could have gone on."""
@@ -164,7 +148,7 @@ class Supervisor:
         self._stop(f"the server gives up: {error.message}")
 
     def _reload(self) -> None:
-        """Start the next daemon, which imports everything anew."""
+        """Start the next daemon, which imports everything anew; when it serves, another gateway follows."""
         current = self._daemon.child
         if self._stopping:
             return
@@ -172,29 +156,47 @@ class Supervisor:
             self._reload_wanted = True  # what starts just now may have read old files
             return
         self._reload_wanted = False
-        _logger.info("reload: another daemon is started")
-        systemd.notify("RELOADING=1")
         try:
+            options = self._options.renewed()
+            for warning in check_secrets(options):
+                _logger.warning("%s", warning)
+            _logger.info("reload: another daemon is started")
+            systemd.notify("RELOADING=1")
             self._next_daemon = self._child_of(self._daemon)
-        except DaemonError as error:
-            _logger.error("reload failed, the daemon goes on as it was: %s", error)
+        except LoaderdError as error:
+            _logger.error("reload failed, the server goes on as it was: %s", error)
+        else:
+            self._options = options
 
     # ---------------------------------------------------------------------------------------- children
 
-    def _first_message(self, post: _Post) -> tuple[Message, tuple[int, ...]]:
+    def _first_message(self, post: Post) -> tuple[Message, tuple[int, ...]]:
         if post is self._daemon:
             return Serve(self._options.for_daemon()), (self._socket.socket.fileno(),)
         assert self._listen is not None
         return Gateway(self._options.for_gateway(self._listen)), ()
 
-    def _child_of(self, post: _Post) -> Child:
-        child = Child(post.name, post.module, *self._first_message(post))
+    def _child_of(self, post: Post) -> Child:
+        heard, captures = self._count_of(post), self._options.log_format == "json"
+        child = Child(post.name, post.module, *self._first_message(post), heard, captures)
         self._children.append(child)
+        if child.output is not None:
+            self._selector.register(child.output, selectors.EVENT_READ, partial(self._pass_on, child.output))
         self._selector.register(child.channel, selectors.EVENT_READ, partial(self._hear, child))
         self._selector.register(child.pid_fd, selectors.EVENT_READ, partial(self._lose, child))
         return child
 
-    def _fill(self, post: _Post) -> None:
+    def _count_of(self, post: Post) -> Heard:
+        """What counts what the processes of a post report."""
+        if self._metrics is None:
+            return lambda before, report: None
+        return self._metrics.heard_daemon if post is self._daemon else self._metrics.heard_gateway
+
+    def _pass_on(self, output: Output) -> None:
+        if not output.take():
+            self._selector.unregister(output)
+
+    def _fill(self, post: Post) -> None:
         post.due_s = None
         post.began_s = time.monotonic()
         try:
@@ -213,8 +215,6 @@ class Supervisor:
             self._selector.unregister(child.channel)
             return
         assert child.report is not None
-        if self._metrics is not None and child.name == self._daemon.name:
-            self._metrics.heard(before, child.report)
         if child is self._next_daemon:
             self._promote(child)
         if not self._stopping and any(child is post.child for post in self._posts):
@@ -231,6 +231,9 @@ class Supervisor:
         if before is not None:
             _logger.info("%s ends when its last consumer has gone", before)
             before.tell(Drain())
+        if self._gateway.child is not None:
+            self._gateway.is_renewed = True
+            self._gateway.child.tell(Stop("another one takes its place"))
 
     def _announce(self, child: Child, is_first: bool) -> None:
         """Tell what has become known by the last Status, of the daemon or the gateway."""
@@ -258,9 +261,9 @@ class Supervisor:
     def _lose(self, child: Child) -> None:
         """A process has ended: as it was to, or another one must take its place."""
         registered = self._selector.get_map()
-        for fd in (child.pid_fd, child.channel.fileno()):
-            if fd in registered:
-                self._selector.unregister(fd)
+        for found in (child.pid_fd, child.channel.fileno(), -1 if child.output is None else child.output.fileno()):
+            if found in registered:
+                self._selector.unregister(found)
         how = child.bury()
         self._children.remove(child)
         if self._stopping:
@@ -269,29 +272,24 @@ class Supervisor:
         post = next((post for post in self._posts if post.child is child), None)
         if child is self._next_daemon:
             self._next_daemon = None
-            _logger.error("reload failed, the daemon goes on as it was: %s", error)
+            _logger.error("reload failed, the server goes on as it was: %s", error)
             systemd.notify("READY=1")
         elif post is None:
             _logger.info("%s, which was to end with its last consumer, %s", child, how)
+        elif post.is_renewed:
+            post.is_renewed, post.child, post.due_s = False, None, 0.0
         elif child.error is not None and child.report is None and not post.restarts:
             self._give_up(child.error)  # it would say the same again
         else:
-            post.child = None
             self._missed(post, error, has_served=child.report is not None)
 
-    def _missed(self, post: _Post, error: LoaderdError, has_served: bool = False) -> None:
+    def _missed(self, post: Post, error: LoaderdError, has_served: bool = False) -> None:
         """Have another one start after a while; or end it all, if that has been in vain too often."""
-        post.in_vain = 0 if has_served else post.in_vain + 1
-        if post.in_vain >= _MAX_STARTS_IN_VAIN:
+        if not post.missed(has_served):
             self._give_up(error)
             return
-        now_s = time.monotonic()
-        if now_s - post.began_s > _GOOD_LIFE_S:
-            post.delay_s = _FIRST_DELAY_S
-        post.restarts += 1
-        post.due_s = now_s + post.delay_s
         _logger.error("%s; another %s starts in %g s", error.message, post.name, post.delay_s)
-        post.delay_s = min(2 * post.delay_s, _MAX_DELAY_S)
+        post.slow_down()
 
     # -------------------------------------------------------------------------------------------- time
 
@@ -324,29 +322,44 @@ class Supervisor:
             if child.report is None and child.silent_s > child.patience_s:
                 _logger.warning("%s has been starting for %.0f s", child, child.silent_s)
                 child.patience_s *= 2
-            if child.silent_s > _STALL_S and child.report is not None:
+            if child.silent_s > self._options.watchdog and child.report is not None:
                 _logger.error("%s has said nothing for %.0f s and is killed", child, child.silent_s)
                 child.process.kill()
+        if not self._is_stuck():
+            systemd.keep_alive()
 
     # ------------------------------------------------------------------------------------------ health
 
-    def _why_not(self) -> str:
-        """Why a consumer cannot be served now; "" if it can."""
+    def _is_stuck(self) -> bool:
+        """Whether there is a process that is silent, and that not even killing it has ended."""
+        limit_s = 2 * self._options.watchdog
+        return any(child.report is not None and child.silent_s > limit_s for child in self._children)
+
+    def _not_ready(self) -> dict[str, str]:
+        """What cannot serve consumers now, and why not."""
         if self._stopping:
-            return self._stopping
-        for post in self._posts:
-            child = post.child
-            if child is None or child.report is None:
-                return f"the {post.name} starts"
-            if child.silent_s > _ANSWERS_WITHIN_S:
-                return f"the {post.name} has said nothing for {child.silent_s:.0f} s"
-        states = [(each["name"], each["state"]) for each in self._report()["datasets"]]
-        return "; ".join(f"{name}: {state}" for name, state in states if state != "ready")
+            return {"server": self._stopping}
+        posts = {post.name: post.why_not() for post in self._posts}
+        sets = {each["name"]: each["state"] for each in self._report()["datasets"] if each["state"] != "ready"}
+        return {**{name: why for name, why in posts.items() if why}, **sets}
+
+    def _why_not(self) -> str:
+        """Why not all consumers can be served now; "" if they can."""
+        posts = [post.name for post in self._posts]
+        return "; ".join(
+            why if name in posts or name == "server" else f"{name}: {why}" for name, why in self._not_ready().items()
+        )
 
     def _report(self) -> dict[str, Any]:
         """The last one of the daemon; without consumers and data sets, where there is none."""
         child = self._daemon.child
         return (child.report if child is not None else None) or {"pid": os.getpid(), "datasets": [], "consumers": []}
+
+    def _livez(self) -> Page:
+        return livez(self._is_stuck())
+
+    def _readyz(self) -> Page:
+        return readyz(self._not_ready(), self._report())
 
     def _healthz(self) -> Page:
         return healthz(self._why_not(), self._report())

@@ -45,7 +45,8 @@ def test_every_option_arrives(tmp_path: Path):
         f"c:valid --workers 3 --unix x.sock --listen 0.0.0.0:8471 --tls-cert {files['cert']} "
         f"--tls-key {files['key']} --tls-client-ca {files['ca']} --token-file {files['token']} --insecure "
         "--max-consumers 5 --max-held-batches 6 "
-        "--max-bandwidth 100MB --idle-timeout 7.5 --health [::1]:9 --log-format json --grace 0"
+        "--max-bandwidth 100MB --max-memory 2GiB --makers 4 --cache 0 --watchdog 60 "
+        "--idle-timeout 7.5 --health [::1]:9 --log-format json --grace 0"
     )
     expected: dict[str, Any] = {
         "targets": ("a.b:train", "c:valid"),
@@ -59,7 +60,12 @@ def test_every_option_arrives(tmp_path: Path):
         "insecure": True,
         "max_consumers": 5,
         "max_held_batches": 6,
+        "token_file": str(files["token"]),
+        "makers": 4,
+        "cache": 0,
         "max_bandwidth": 100_000_000,
+        "max_memory": 2 << 30,
+        "watchdog": 60.0,
         "idle_timeout": 7.5,
         "health": Address("::1", 9),
         "log_format": "json",
@@ -89,6 +95,7 @@ def test_without_a_folder_of_the_user_it_makes_one_in_tmp(monkeypatch: pytest.Mo
         (["--listen", "8471"], "must be HOST:PORT"),
         (["--health", "localhost"], "must be HOST:PORT"),
         (["--max-bandwidth", "fast"], "must be like 100MB"),
+        (["--max-bandwidth", "100"], "must be like 100MB, with a unit of B, kB, MB"),
         (["--listen", "127.0.0.1:0", "--token-file", "missing"], "missing"),
         (["--unix", "missing/x.sock"], "No such file or directory"),
         (["--workers", "0"], "workers must be a positive integer"),

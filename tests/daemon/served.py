@@ -178,6 +178,7 @@ def serve(folder: Path, module: str, source: str, *names: str, **settings: Any) 
             "workers": 2,
             "max_consumers": 64,
             "max_held_batches": 64,
+            "max_memory": None,
             "idle_timeout": None,
             "log_format": "lines",
             **settings,

@@ -23,6 +23,7 @@ from loaderd.protocol.messages import (
     Ask,
     AskStatus,
     Drain,
+    Ended,
     Hello,
     List,
     Listed,
@@ -300,7 +301,11 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         assert len(status.receive(Status).report["consumers"]) == 2
         assert len(flat(first.read(epochs=4))) == 3200
         assert daemon.report()["consumers"][0]["records"] == 3200
-        refused(second, ServerError, r"nothing was heard of this consumer for \d s")
+        time.sleep(4.0)
+        assert len(daemon.report()["consumers"]) == 2, "there is nothing that the second could take"
+        second.send(Start(0, Pass(0, None).to_wire(), 0))
+        with pytest.raises(ServerError, match=r"this consumer has left its batches untaken for \d s"):
+            second.receive(Ended)
 
 
 def test_who_says_nothing_or_half_a_message_is_sent_away(daemon: ServedDaemon):

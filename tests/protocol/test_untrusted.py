@@ -22,6 +22,7 @@ from loaderd.protocol.messages import (
     Ask,
     AskData,
     AskStatus,
+    Bye,
     Hello,
     List,
     Message,
@@ -58,6 +59,7 @@ VALID = [
     Release([3, 4, 5]),
     Ask(),
     AskStatus(),
+    Bye(""),
     AskData("train", None),
     AskData("train", LISTING),
 ]

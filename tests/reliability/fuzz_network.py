@@ -6,20 +6,16 @@ import contextlib
 import json
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import hostile
+import msgpack
 import pyarrow as pa
 import pyarrow.flight as flight
-from hostile import OPTIONS, STRANGE, WRONG, Maker
 
-from loaderd.protocol.messages import PROTOCOL, Hello, Subscribe, encode
-from loaderd.version import VERSION
+from loaderd.remote.tickets import MAX_ROWS, TABLE
 
-_HELLO = encode(Hello(PROTOCOL, VERSION, "train"))
-_SUBSCRIBE = encode(Subscribe(OPTIONS, None))
-_COMMAND = b'loaderd{"compression": null}'
 _LIMIT_S = 30.0
 _CALLS_A_CLIENT = 50
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -34,6 +30,13 @@ class Caller:
         self._rng = rng
         self._client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
         self._calls = 0
+        self._data = self._digest()
+
+    def _digest(self) -> str:
+        """What tells the data set of the server from others: a ticket for rows must name it."""
+        options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {self._token}".encode())])
+        (table,) = self._client.do_action(flight.Action(TABLE, b'{"dataset": "train"}'), options)
+        return str(msgpack.unpackb(table.body.to_pybytes(), strict_map_key=False)["digest"])
 
     def call(self) -> tuple[str, str]:
         """(what was said, how it ended)."""
@@ -46,6 +49,8 @@ class Caller:
             return say.__name__, say(self, self._options()) or "end"
         except flight.FlightTimedOutError:
             return say.__name__, "timeout"
+        except StopIteration:  # an answer without a batch
+            return say.__name__, "end"
         except (pa.ArrowException, OSError) as error:
             return say.__name__, type(error).__name__
 
@@ -59,70 +64,63 @@ class Caller:
             headers=[(b"authorization", f"Bearer {token}".encode()) for token in tokens], timeout=_LIMIT_S
         )
 
-    # ------------------------------------------------------------------------------------------ exchanges
+    # --------------------------------------------------------------------------------- what consumers say
+
+    def rows(self, options: flight.FlightCallOptions) -> str:
+        """A ticket for rows of which something is wrong, or strange."""
+        rng = self._rng
+        ticket: dict[str, Any] = {"dataset": "train", "data": self._data, "rows": [[0, 0, 0, 5]]}
+        if rng.random() < 0.6:
+            ticket["rows"] = self._ranges()
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            name = rng.choice(["dataset", "data", "rows", "listing", "compression", "more"])
+            ticket[name] = rng.choice([hostile.number, hostile.value])(rng)
+        self._client.do_get(flight.Ticket(json.dumps(ticket).encode()), options).read_all()
+        return "rows"
+
+    def _ranges(self) -> list[list[Any]]:
+        rng = self._rng
+        kind = rng.randrange(4)
+        if kind == 0:
+            return [[hostile.number(rng) for _ in range(rng.choice([3, 4, 4, 5]))] for _ in range(rng.randint(1, 5))]
+        if kind == 1:
+            return [[0, 0, 0, 1]] * rng.choice([1, 100, 1 << 14, 1 << 17])
+        if kind == 2:
+            return [[0, rng.randrange(250), 0, rng.choice([1, 100, 101, MAX_ROWS, MAX_ROWS + 1])]]
+        return [[hostile.number(rng), rng.randrange(250), rng.randrange(50), rng.randrange(120)]]
+
+    def table(self, options: flight.FlightCallOptions) -> str:
+        """The action with a body that is none."""
+        rng = self._rng
+        body = {"dataset": "train", rng.choice(["dataset", "listing", "protocol", "more"]): hostile.value(rng)}
+        bodies = [json.dumps(body).encode(), b"", b"[" * 10_000, rng.randbytes(100), b'{"dataset": "valid"}']
+        list(self._client.do_action(flight.Action(TABLE, rng.choice(bodies)), options))
+        return "answer"
+
+    def leaves(self, options: flight.FlightCallOptions) -> str:
+        """Asks for batches without an end, and goes after the first."""
+        ticket = {"dataset": "train", "batch_size": 100, "epochs": None}
+        reader = self._client.do_get(flight.Ticket(json.dumps(ticket).encode()), options)
+        reader.read_chunk()
+        reader.cancel()
+        return "batch"
+
+    def too_large(self, options: flight.FlightCallOptions) -> str:
+        body = bytes(self._rng.choice([1 << 20, 3 << 20, 9 << 20]))
+        list(self._client.do_action(flight.Action(self._rng.choice([TABLE, "status"]), body), options))
+        return "answer"
 
     def exchange(self, options: flight.FlightCallOptions) -> str:
-        """What is said on the Unix socket."""
-        maker: Maker = self._rng.choice([*WRONG, *STRANGE])
-        return self._exchange(options, [maker(self._rng)], self._rng.choice([[], [_HELLO], [_HELLO, _SUBSCRIBE]]))
-
-    def subscribe(self, options: flight.FlightCallOptions) -> str:
-        return self._exchange(options, [hostile.subscribe(self._rng)], [_HELLO])
-
-    def stream(self, options: flight.FlightCallOptions) -> str:
-        """In the middle of what is right."""
-        right = [_HELLO, _SUBSCRIBE]
-        return self._exchange(options, [hostile.in_a_stream(self._rng)], right, wait_for=3)
-
-    def _exchange(
-        self, options: flight.FlightCallOptions, wrong: list[bytes], right: list[bytes], wait_for: int = 0
-    ) -> str:
-        """``wait_for``: so many messages before what is wrong."""
-        with self._open_exchange(options, _COMMAND) as (writer, reader):
-            for message in right:
-                writer.write_metadata(message)
-            for _ in range(wait_for):
-                reader.read_chunk()
-            for message in wrong:
-                writer.write_metadata(message)
-            writer.done_writing()
-            while True:
-                reader.read_chunk()
-        return "end"
-
-    @contextlib.contextmanager
-    def _open_exchange(self, options: flight.FlightCallOptions, command: bytes) -> Iterator[Any]:
-        """Its two ends; the end of what the server says is the end of the block."""
-        writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(command), options)
+        """A call that there is not."""
+        writer, reader = self._client.do_exchange(self._descriptor(), options)
         try:
-            yield writer, reader
-        except StopIteration:
-            pass
+            writer.write_metadata(self._rng.randbytes(self._rng.choice([1, 1_000, 100_000])))
+            writer.done_writing()
+            reader.read_chunk()
         finally:
             with contextlib.suppress(pa.ArrowException, OSError):  # else it is closed by its finalizer, which prints
                 writer.close()
-
-    def exchange_for_another(self, options: flight.FlightCallOptions) -> str:
-        """A command that is none."""
-        with self._open_exchange(options, self._command()) as (writer, reader):
-            writer.write_metadata(_HELLO)
-            writer.done_writing()
-            reader.read_chunk()
-        return "end"
-
-    def exchange_of_batches(self, options: flight.FlightCallOptions) -> str:
-        """Record batches, which only the server sends."""
-        batch = pa.record_batch({"x": pa.array([b"x" * self._rng.choice([1, 1_000, 100_000])])})
-        with self._open_exchange(options, _COMMAND) as (writer, reader):
-            writer.begin(batch.schema)
-            for _ in range(self._rng.randint(1, 5)):
-                writer.write_with_metadata(batch, _HELLO)
-            writer.done_writing()
-            reader.read_chunk()
-        return "end"
-
-    def too_large(self, options: flight.FlightCallOptions) -> str:
-        return self._exchange(options, [bytes(self._rng.choice([1 << 20, 3 << 20, 9 << 20]))], [_HELLO])
+        return "answer"
 
     # --------------------------------------------------------------------------------------- other calls
 
@@ -179,18 +177,16 @@ class Caller:
         return flight.FlightDescriptor.for_command(self._command())
 
     def _command(self) -> bytes:
-        commands = [self._ticket(), b"loaderd", b"loaderd{}", b'loaderd{"compression": "x"}']
-        return self._rng.choice([*commands, self._rng.randbytes(40)])
+        return self._rng.choice([self._ticket(), b"train", self._rng.randbytes(40)])
 
 
 _CALLS: dict[Callable[[Caller, flight.FlightCallOptions], str], float] = {
-    Caller.exchange: 5,
-    Caller.subscribe: 2,
-    Caller.stream: 0.5,
-    Caller.exchange_for_another: 1,
-    Caller.exchange_of_batches: 1,
-    Caller.too_large: 0.03,
+    Caller.rows: 5,
+    Caller.table: 2,
     Caller.get: 2,
+    Caller.leaves: 0.3,
+    Caller.exchange: 0.5,
+    Caller.too_large: 0.03,
     Caller.ask: 4,
     Caller.put: 0.5,
 }

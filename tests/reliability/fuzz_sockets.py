@@ -77,8 +77,9 @@ _SLOW_ON_NETWORK_LIMIT_S = 20.0
 _FLOOD = 200
 _EVERY = 5_000
 """After how many messages there is a flood, and a consumer that does not read."""
-_MOST_MIB, _MOST_MIB_OF_GATEWAY = 8.0, 256.0
-"""By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in many threads."""
+_MOST_MIB, _MOST_MIB_ON_NETWORK = 8.0, 256.0
+"""By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in many threads; a
+ticket of 65,536 ranges is some 100 MiB of objects, which Python keeps for the next one."""
 _MOST_THREADS_OF_GATEWAY = 4
 """By how many the gateway's may have become more: gRPC has a pool of them, and decides on its size."""
 
@@ -444,8 +445,9 @@ def grown(before: State, after: State) -> list[int]:
 def _has_grown(before: tuple[str, int, int, float], after: tuple[str, int, int, float]) -> bool:
     name, fds, threads, mib = before
     is_gateway = name == "loaderd-gateway"
+    is_on_network = name in ("loaderd-gateway", "loaderd-maker")
     most_threads = threads + (_MOST_THREADS_OF_GATEWAY if is_gateway else 0)
-    most_mib = mib + (_MOST_MIB_OF_GATEWAY if is_gateway else _MOST_MIB)
+    most_mib = mib + (_MOST_MIB_ON_NETWORK if is_on_network else _MOST_MIB)
     return after[1] > fds or after[2] > most_threads or after[3] > most_mib
 
 

@@ -19,6 +19,7 @@ from loaderd.plan.positions import Position
 from loaderd.protocol.messages import (
     PROTOCOL,
     Ask,
+    AskData,
     AskStatus,
     Hello,
     List,
@@ -51,6 +52,7 @@ VALID = [
     Release([0, 1]),
     Ask(),
     AskStatus(),
+    AskData("train", None),
 ]
 
 

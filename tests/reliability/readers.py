@@ -145,7 +145,7 @@ def main() -> int:
     for name in ("mirrored 1", "mirrored 2"):
         readers.add(name, epochs_of(address, sharing="mirrored", consumers=2, group="m"))
     for address in network:
-        readers.add("network", epochs_of(address))
+        readers.add("network", epochs_of(address, workers=1))
         readers.add("Flight", epochs_of_flight(address))
     for _ in range(5 + 2 * len(network)):
         assert readers.began.acquire(timeout=_START_LIMIT_S), f"not all begin: {readers.batches} {readers.wrong}"

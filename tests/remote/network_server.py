@@ -31,7 +31,7 @@ SETTINGS = {
     "cache": 64 << 20,
     "log_format": "lines",
 }
-LIMITS = {"max_consumers": 8, "max_held_batches": 16, "idle_timeout": None}
+LIMITS = {"max_consumers": 8, "max_held_batches": 16, "max_memory": None, "idle_timeout": None}
 
 
 MODULE = """

@@ -1,6 +1,6 @@
 """A consumer of its own process: ``reader.py ADDRESS OPTIONS`` prints the ids of each batch, as a line of JSON.
 
-``OPTIONS``: of ``loaderd.connect``, as JSON. At the end it prints how often it had to connect again.
+``OPTIONS``: of ``loaderd.connect``, as JSON. At the end it prints how often its own daemon had to be replaced.
 """
 
 import json
@@ -12,4 +12,4 @@ if __name__ == "__main__":
     with loaderd.connect(sys.argv[1], **json.loads(sys.argv[2])) as loader:
         for batch in loader:
             print(json.dumps(batch["id"].tolist()), flush=True)
-        print(json.dumps({"connected again": loader.statistics().daemon_restarts}), flush=True)
+        print(json.dumps({"daemons replaced": loader.statistics().daemon_restarts}), flush=True)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from serving import COMMAND, Server
 
 from loaderd.cli.main import parser
 from loaderd.cli.serve import options_of
+from loaderd.gateway.batches import Ticket
+from loaderd.remote.tickets import RowsTicket
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "server.md").read_text()
+MANY = (ROOT / "docs" / "many-machines.md").read_text()
 EXAMPLES = ROOT / "examples" / "server"
 
 
@@ -99,8 +103,46 @@ def test_the_module(tmp_path: Path):
     assert done.stdout == "False\n", done.stderr
 
 
-def test_links_lead_somewhere():
-    links = re.findall(r"\]\(([^)#:]+)\)", DOCS)
+def test_the_keys_of_tickets_are_all_there():
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|", DOCS[DOCS.index("A ticket is a JSON object") :], re.MULTILINE)
+    batches, of_rows = rows[: len(fields(Ticket))], rows[len(fields(Ticket)) :][: len(fields(RowsTicket))]
+    assert batches == [each.name for each in fields(Ticket)]
+    assert sorted(of_rows) == sorted(each.name for each in fields(RowsTicket))
+
+
+def test_the_servers_of_kubernetes(monkeypatch: pytest.MonkeyPatch):
+    """What is started there is a command of ours, and the ports are those of the probes and of the consumers."""
+    text = (ROOT / "examples" / "kubernetes" / "loaderd.yaml").read_text()
+    arguments = re.findall(r"^            - (datasets:\w+|--.*)$", text, re.MULTILINE)
+    certificates = [each for each in arguments if each.startswith("--tls")]
+    assert certificates == ["--tls-cert=/tls/tls.crt", "--tls-key=/tls/tls.key"]
+    monkeypatch.setenv("LOADERD_TOKEN", "that-of-the-secret")
+    here = [each for each in arguments if each not in certificates]
+    options = options_of(parser().parse_args(["serve", *here, "--insecure"]))
+    assert options.targets == ("datasets:train", "datasets:validation")
+    assert options.listen is not None and options.health is not None
+    assert text.count(f"port: {options.health.port}") == 2 and f"port: {options.listen.port}" in text
+    assert set(re.findall(r"path: (/\w+z)$", text, re.MULTILINE)) == {"/livez", "/readyz"}
+
+
+def test_the_consumers_of_kubernetes(monkeypatch: pytest.MonkeyPatch):
+    (block,) = re.findall(r"^```python\n(.*?)^```$", MANY, flags=re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block.replace('"loaderd", 8471', '"localhost", 8471'), "many-machines.md", "exec"), names)
+    assert names["servers"]() == ["grpc+tls://127.0.0.1:8471"]
+
+
+def test_the_job_of_slurm():
+    path = ROOT / "examples" / "slurm" / "train.sbatch"
+    subprocess.run(["bash", "-n", str(path)], check=True, timeout=30)
+    (command,) = re.findall(r"loaderd (serve .*?) 2>", path.read_text().replace("\\\n", " "))
+    options = options_of(parser().parse_args(command.replace("$port", "8471").replace('"', "").split()))
+    assert (options.targets, options.makers, options.cache) == (("datasets:train",), 4, 1 << 30)
+
+
+@pytest.mark.parametrize("text", [DOCS, MANY], ids=["server", "many machines"])
+def test_links_lead_somewhere(text: str):
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
     assert links
     for target in links:
         assert (ROOT / "docs" / target).exists(), target

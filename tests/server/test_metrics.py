@@ -18,15 +18,17 @@ def consumer(number: int, batches: int, name: str = "", dataset: str = "train", 
     return {"number": number, "name": name, "dataset": dataset, **counted, **of_slots, **more}
 
 
-def report(*consumers: dict[str, Any], state: str = "ready", workers_restarted: int = 0) -> dict[str, Any]:
+def report(*consumers: dict[str, Any], state: str = "ready", **more: Any) -> dict[str, Any]:
     is_ready = state == "ready"
     sizes = {"num_shards": 3 if is_ready else 0, "num_records": 1000 if is_ready else None}
     return {
         "workers": 2,
-        "workers_restarted": workers_restarted,
+        "workers_restarted": 0,
+        "sent_away": 0,
         "memory_bytes": 1 << 20,
         "datasets": [{"name": "train", "state": state, **sizes}],
         "consumers": list(consumers),
+        **more,
     }
 
 
@@ -49,7 +51,7 @@ def read(metrics: Metrics, *reports: dict[str, Any], is_ready: bool = True, **re
 def test_what_there_is():
     metrics = Metrics()
     now = report(consumer(1, 5, "a"), consumer(2, 7, sharing="shared", slots_lent=3, idle_s=9.0), workers_restarted=4)
-    metrics.heard(None, now)
+    metrics.heard_daemon(None, now)
     assert read(metrics, now, daemon=1, gateway=0) == {
         "loaderd_ready": 1,
         "loaderd_daemons": 1,
@@ -58,6 +60,9 @@ def test_what_there_is():
         "loaderd_restarts_total daemon": 1,
         "loaderd_restarts_total gateway": 0,
         "loaderd_restarts_total worker": 4,
+        "loaderd_restarts_total maker": 0,
+        "loaderd_refused_total unix": 0,
+        "loaderd_refused_total network": 0,
         "loaderd_dataset_ready train": 1,
         "loaderd_dataset_shards train": 3,
         "loaderd_dataset_records train": 1000,
@@ -91,7 +96,7 @@ def test_while_it_starts_and_without_a_daemon():
 def test_a_consumer_that_has_just_come_is_none_yet():
     metrics = Metrics()
     now = report({"number": 1, "name": "", "pid": 7, "dataset": "train", "connected_s": 0.1, "idle_s": 0.1})
-    metrics.heard(None, now)
+    metrics.heard_daemon(None, now)
     assert not [name for name in read(metrics, now) if name.startswith(("loaderd_consumers", "loaderd_batches"))]
 
 
@@ -114,8 +119,12 @@ def test_counters_never_fall_and_miss_nothing(daemons: list[list[int]], rng: Any
         while alive:
             for number in list(alive):
                 alive[number] = min(daemon[number], alive[number] + rng.randrange(1, 30))
-            now = report(*[consumer(number, count, "abc"[number]) for number, count in alive.items()])
-            metrics.heard(before, now)
+            reports = {number: consumer(number, count, "abc"[number]) for number, count in alive.items()}
+            # Who has all, may have left by now.
+            left = [number for number, count in alive.items() if count == daemon[number] and rng.random() < 0.5]
+            there = [each for number, each in reports.items() if number not in left]
+            now = report(*there, left=[reports[number] for number in left])
+            metrics.heard_daemon(before, now)
             before = now
             lines = metrics.page(True, [now], {}).body.decode().splitlines()
             total = sum(float(line.split()[-1]) for line in lines if line.startswith("loaderd_batches_total"))
@@ -128,13 +137,48 @@ def test_counters_never_fall_and_miss_nothing(daemons: list[list[int]], rng: Any
 def test_names_are_bounded():
     metrics = Metrics()
     for number in range(MAX_NAMES + 100):
-        metrics.heard(None, report(consumer(number, 1, f"trainer {number}")))
+        metrics.heard_daemon(None, report(consumer(number, 1, f"trainer {number}")))
     found = {name: value for name, value in read(metrics, report()).items() if "batches_total" in name}
     assert len(found) == MAX_NAMES + 1
     assert found[f"loaderd_batches_total {OTHER_NAMES} train"] == 100
 
 
+def remote(consumer: str, requests: int, **more: Any) -> dict[str, Any]:
+    counted = {"requests": requests, "records": 10 * requests, "bytes": 100 * requests, "cache_hits": 0}
+    return {"dataset": "train", "consumer": consumer, **counted, **more}
+
+
+def test_what_goes_over_the_network():
+    metrics = Metrics()
+    first = {"remote": [remote("a", 3)], "refused": 1, "makers_restarted": 0}
+    second = {"remote": [remote("a", 5, cache_hits=2), remote("b", 1)], "refused": 4, "makers_restarted": 1}
+    metrics.heard_gateway(None, first)
+    metrics.heard_gateway(first, second)
+    metrics.heard_gateway(None, first)  # another one, which counts from 0
+    found = {name: value for name, value in read(metrics, report()).items() if "remote" in name}
+    assert found == {
+        "loaderd_remote_requests_total a train": 8,
+        "loaderd_remote_requests_total b train": 1,
+        "loaderd_remote_records_total a train": 80,
+        "loaderd_remote_records_total b train": 10,
+        "loaderd_remote_bytes_total a train": 800,
+        "loaderd_remote_bytes_total b train": 100,
+        "loaderd_remote_cache_hits_total a train": 2,
+        "loaderd_remote_cache_hits_total b train": 0,
+    }
+    now = read(metrics, report())
+    assert (now["loaderd_refused_total network"], now["loaderd_restarts_total maker"]) == (5, 1)
+
+
+def test_what_nobody_uses_any_more_is_0_and_does_not_vanish():
+    metrics = Metrics()
+    metrics.heard_daemon(None, report(left=[consumer(1, 5, "a")]))
+    found = read(metrics, report())
+    assert found["loaderd_records_total a train"] == 500
+    assert found["loaderd_consumers train independent"] == found["loaderd_slots_lent train independent"] == 0
+
+
 def test_odd_names_are_quoted():
     metrics = Metrics()
-    metrics.heard(None, report(consumer(1, 1, 'a"b\\c, d="e" ä')))
+    metrics.heard_daemon(None, report(consumer(1, 1, 'a"b\\c, d="e" ä')))
     assert read(metrics, report())['loaderd_batches_total a"b\\c, d="e" ä train'] == 1

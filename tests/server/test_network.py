@@ -1,6 +1,6 @@
-"""A consumer on another host, on lines as they are: slow, lossy, unplugged for a while, cut in the middle of a batch.
+"""A consumer on another host, on lines as they are: slow, lossy, unplugged for a while, cut in an answer.
 
-Whatever happens, it gets the batches of an undisturbed loader, each once and in order.
+Whatever happens, it gets the batches of an undisturbed loader, each once and in order, and its own daemon goes on.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 from network import SERVER, Lines, Network
-from serving import MODULE, Server, wait_until
+from serving import MODULE, Server
 
 import loaderd
 
 PORT, LINE_PORT = 8471, 8472
 LINE = f"grpc://127.0.0.1:{LINE_PORT}"
-OPTIONS: dict[str, Any] = {"dataset": "train", "batch_size": 500, "epochs": 4, "packed": False, "held_batches": 2}
-BATCH_BYTES = OPTIONS["batch_size"] * (32 * 4 + 8)
+OPTIONS: dict[str, Any] = {"dataset": "train", "batch_size": 500, "epochs": 8, "held_batches": 2, "workers": 2}
 RECORDS = 20_000
+ROW_BYTES = 4 + 8
 NUM_BATCHES = OPTIONS["epochs"] * RECORDS // OPTIONS["batch_size"]
 
 
@@ -45,13 +45,12 @@ class Site:
     def read(self, address: str = f"grpc://{SERVER}:{PORT}", **options: Any) -> Lines:
         return self.start("reader.py", address, json.dumps({**OPTIONS, **options}))
 
-    def check(self, reader: Lines, first: int = 0) -> int:
-        """All batches from number ``first`` on are right; returns how often the reader had to connect again."""
+    def check(self, reader: Lines, first: int = 0) -> None:
+        """All batches from number ``first`` on are right, and the consumer's daemon has lived through it all."""
         for number in range(first, NUM_BATCHES):
             assert json.loads(reader.next()) == self.expected[number], f"batch {number}"
-        again: int = json.loads(reader.next())["connected again"]
+        assert json.loads(reader.next()) == {"daemons replaced": 0}
         assert reader.process.wait(60) == 0
-        return again
 
     def slow_line(self, **settings: Any) -> Lines:
         """A proxy at ``LINE``."""
@@ -61,10 +60,9 @@ class Site:
         return line
 
     def close(self) -> None:
-        """End what was started; the server is to notice, of connections that were lost on the way, too."""
+        """End what was started."""
         while self._started:
             self._started.pop().close()
-        wait_until(lambda: not self.server.report()["consumers"], 60)
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +103,15 @@ def site(everything: Site) -> Iterator[Site]:
 def test_delay_and_loss(site: Site):
     site.network.disturb("delay", "20ms", "5ms", "loss", "2%")
     lost_before = site.network.num_lost()
-    assert site.check(site.read()) == 0
+    site.check(site.read())
     assert site.network.num_lost() > lost_before
 
 
 def test_a_slow_line(site: Site):
-    site.slow_line(delay_s=0.05, bytes_per_s=10e6)
+    site.slow_line(delay_s=0.05, bytes_per_s=500e3)
     began_s = time.monotonic()
-    assert site.check(site.read(LINE)) == 0
-    assert time.monotonic() - began_s > NUM_BATCHES * BATCH_BYTES / 10e6
+    site.check(site.read(LINE, workers=1))
+    assert time.monotonic() - began_s > OPTIONS["epochs"] * RECORDS * ROW_BYTES / 500e3
 
 
 def test_bursts_of_loss(site: Site):
@@ -124,37 +122,29 @@ def test_bursts_of_loss(site: Site):
             assert time.monotonic() < until_s
             reader = site.read()
             assert json.loads(reader.next()) == site.expected[0]
-            again = pool.submit(site.check, reader, 1)
-            while not again.done():
+            checked = pool.submit(site.check, reader, 1)
+            while not checked.done():
                 for plugged in (False, True):
                     site.network.plug(plugged)
                     time.sleep(0.1)
-            assert again.result() == 0
+            checked.result()
 
 
 def test_unplugged_and_plugged_in_again(site: Site):
-    """Whoever is patient keeps the connection; whoever is not makes another one."""
-    patient, impatient = site.read(), site.read(stall_timeout=2.0)
-    for reader in (patient, impatient):
-        assert json.loads(reader.next()) == site.expected[0]
+    reader = site.read()
+    assert json.loads(reader.next()) == site.expected[0]
     site.network.plug(False)
     with ThreadPoolExecutor() as pool:
-        again = [pool.submit(site.check, reader, 1) for reader in (patient, impatient)]
+        checked = pool.submit(site.check, reader, 1)
         time.sleep(4.0)
-        assert not any(each.done() for each in again), "all had come before the line was unplugged"
+        assert not checked.done(), "all had come before the line was unplugged"
         site.network.plug(True)
-    assert again[0].result() == 0 and again[1].result() > 0
+        checked.result()
 
 
-@pytest.mark.parametrize("how", ["reset", "end"])
-def test_a_connection_that_is_cut_in_the_middle_of_a_batch(site: Site, how: str):
-    cuts = [30_000, 2 * BATCH_BYTES + 30_000, 20 * BATCH_BYTES + 7]
+@pytest.mark.parametrize("how", ["reset", "end", "stall"])
+def test_a_connection_that_is_cut_in_the_middle_of_an_answer(site: Site, how: str):
+    cuts = [30_000, 100_000, 170_007]
     line = site.slow_line(cuts=[(how, after) for after in cuts])
-    assert site.check(site.read(LINE)) == len(cuts)
+    site.check(site.read(LINE))
     assert [line.next() for _ in cuts] == [f"{how} after {after} bytes" for after in cuts]
-
-
-def test_a_connection_that_stalls_in_the_middle_of_a_batch(site: Site):
-    line = site.slow_line(cuts=[("stall", 30_000), ("stall", 9 * BATCH_BYTES)])
-    assert site.check(site.read(LINE, stall_timeout=2.0)) == 2
-    assert line.next() == "stall after 30000 bytes"

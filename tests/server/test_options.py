@@ -14,7 +14,7 @@ from loaderd.server.options import Address, ServerOptions, parse_bytes
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("4096", 4096),
+        ("4096B", 4096),
         ("100MB", 100_000_000),
         ("1.5 GiB", 3 << 29),
         ("2kB", 2000),
@@ -26,7 +26,7 @@ def test_numbers_of_bytes(text: str, expected: int):
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "fast", "-1MB", "0", "1mb", "1 TB", "1e3", "MB", "kiB"])
+@pytest.mark.parametrize("text", ["", "fast", "4096", "-1MB", "0", "1mb", "1 TB", "1e3", "MB", "kiB"])
 def test_what_is_no_number_of_bytes(text: str):
     with pytest.raises(OptionError, match="like 100MB"):
         parse_bytes(text)
@@ -78,6 +78,10 @@ def make(**given: Any) -> ServerOptions:
         ({"max_held_batches": -1}, "max_held_batches must be"),
         ({"idle_timeout": 0.0}, "idle_timeout must be"),
         ({"grace": -1.0}, "grace must be"),
+        ({"watchdog": 0.1}, "watchdog must be"),
+        ({"max_memory": 0}, "max_memory must be"),
+        ({"makers": 0}, "makers must be"),
+        ({"cache": -1}, "cache must be"),
         ({"log_format": "xml"}, "log_format must be"),
         ({"tls_cert": __file__}, "go together"),
         ({"tls_client_ca": __file__}, "--tls-client-ca needs"),
@@ -120,11 +124,12 @@ def test_what_the_processes_are_told(tmp_path: Path):
         "workers": 3,
         "max_consumers": 64,
         "max_held_batches": 64,
-        "max_bandwidth": 10,
+        "max_memory": None,
         "idle_timeout": 5.0,
         "log_format": "lines",
     }
     gateway = options.for_gateway(Address("::1", 8471))
+    assert (gateway["makers"], gateway["cache"], gateway["max_bandwidth"]) == (3, 256 << 20, 10)
     assert (gateway["host"], gateway["port"], gateway["unix"], gateway["token"]) == (
         "::1",
         8471,

@@ -166,7 +166,7 @@ def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
     before = server.daemon
     (tmp_path / "sets.py").write_text("this is no Python")
     server.process.send_signal(signal.SIGHUP)
-    assert "SyntaxError" in server.wait_line("reload failed, the daemon goes on as it was: ")
+    assert "SyntaxError" in server.wait_line("reload failed, the server goes on as it was: ")
     assert server.daemon == before
     (tmp_path / "sets.py").write_text(MODULE)
     server.process.send_signal(signal.SIGHUP)
