@@ -43,7 +43,7 @@ newest: $(VENV)/made ## the tests of usage and endings on Python 3.13, the newes
 lint: $(VENV)/made-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy loaderd bindings/loaderd_tf
+	$(BIN)/mypy loaderd bindings/loaderd_tf bindings/loaderd_torch bindings/loaderd_jax
 
 bench: .venv-bench/made ## loaderd and its alternatives on the same records, in turn: about 20 minutes
 	$(BENCH)/python bench/compare.py $(ARGS)
