@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 BENCH := .venv-bench/bin
 # With an NVIDIA GPU, TensorFlow with its CUDA libraries; without one, the smaller build for CPUs.
 TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[and-cuda]>=2.16' || echo 'tensorflow-cpu>=2.16')
+TORCH ?= torch
 PIP := -m pip install --quiet --disable-pip-version-check
 SETUP := setup.cfg pyproject.toml
 NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
@@ -14,10 +15,10 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo test torture newest lint bench clean
+.PHONY: help demo test test-torch torture newest lint bench clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/made-demo ## write chess shards from games played by the rules, and train a net on them
 	$(BIN)/python examples/chess/make_shards.py --out demo/shards
@@ -25,6 +26,10 @@ demo: $(VENV)/made-demo ## write chess shards from games played by the rules, an
 
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 4 --dist loadfile --max-worker-restart 0  # else it waits for ever when one has died
+
+test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, which are downloaded; TORCH='torch==…' chooses a build, such as the small one for CPUs
+	.venv-torch/bin/python -m pytest tests/bindings_torch
+	.venv-torch/bin/python -m pytest tests/bindings_jax  # apart: JAX has threads, and a test of PyTorch's forks
 
 torture: $(VENV)/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
 	$(BIN)/python -m pytest -m slow
@@ -43,7 +48,7 @@ newest: $(VENV)/made ## the tests of usage and endings on Python 3.13, the newes
 lint: $(VENV)/made-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy loaderd bindings/loaderd_tf
+	$(BIN)/mypy loaderd bindings/loaderd_tf bindings/loaderd_torch bindings/loaderd_jax
 
 bench: .venv-bench/made ## loaderd and its alternatives on the same records, in turn: about 20 minutes
 	$(BENCH)/python bench/compare.py $(ARGS)
@@ -64,6 +69,13 @@ $(VENV)/made-demo: $(VENV)/made
 $(VENV)/made-test: $(VENV)/made
 	$(BIN)/python $(PIP) --editable '.[examples,test]'
 	$(BIN)/python $(PIP) --no-deps tf_keras  # it wants the package tensorflow, where this may be tensorflow-cpu
+	@touch $@
+
+# Without TensorFlow: the bindings need none.
+.venv-torch/made: $(SETUP)
+	$(NEW_ENVIRONMENT)
+	.venv-torch/bin/python $(PIP) '$(TORCH)'
+	.venv-torch/bin/python $(PIP) --editable '.[torch,jax]' torchdata hypothesis llvmlite pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # Apart from the other one: the alternatives are large.

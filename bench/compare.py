@@ -16,6 +16,8 @@ ALTERNATIVES = (
     "spdl_pipeline",
     "spdl_checked",
     "lczero",
+    "loaderd_torch_batches",
+    "loaderd_jax_batches",
 )
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import struct
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,23 @@ def write_numbered(
         return write_numbered_to(tmp_path / folder, sizes)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def run_together() -> Callable[[Sequence[Sequence[str]]], list[str]]:
+    """Runs commands at the same time, which must all succeed; returns what each of them printed."""
+
+    def run(commands: Sequence[Sequence[str]]) -> list[str]:
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+        try:
+            printed = [process.communicate(timeout=60)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        assert [process.returncode for process in processes] == [0] * len(processes)
+        return printed
+
+    return run
 
 
 @pytest.fixture

@@ -38,8 +38,14 @@ LAYERS = [
     ["loaderd.server"],
     ["loaderd"],
     ["loaderd.bench"],
-    ["loaderd_tf", "loaderd.cli"],
+    ["loaderd_jax", "loaderd_tf", "loaderd_torch", "loaderd.cli"],
 ]
+# The bindings, and the libraries that nothing else imports.
+BINDINGS = {
+    "loaderd_jax": ["jax", "jaxlib"],
+    "loaderd_tf": ["tensorflow", "keras"],
+    "loaderd_torch": ["torch"],
+}
 # What a binding may use beside the face of the package.
 BELOW_THE_BINDING = ["loaderd.bench", "loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 MAX_LINES = 400
@@ -56,7 +62,7 @@ def level_of(room: str) -> int:
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    for folder in (ROOT / "loaderd", ROOT / "bindings" / "loaderd_tf"):
+    for folder in (ROOT / "loaderd", *(ROOT / "bindings" / name for name in BINDINGS)):
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder.parent).with_suffix("").parts
             yield ".".join(part for part in parts if part != "__init__"), path
@@ -78,19 +84,23 @@ def imports_of(path: Path) -> set[str]:
 def test_imports_point_down(module: str, path: Path):
     room = room_of(module)
     for imported in imports_of(path):
-        if imported.split(".")[0] not in ("loaderd", "loaderd_tf"):
+        if imported.split(".")[0] not in ("loaderd", *BINDINGS):
             continue
         other = room_of(imported)
-        if room == "loaderd_tf":
-            assert other in ("loaderd_tf", "loaderd", *BELOW_THE_BINDING)
+        if room in BINDINGS:
+            assert other in (room, "loaderd", *BELOW_THE_BINDING)
         else:
             assert other == room or level_of(other) < level_of(room), f"{module} imports {imported}"
 
 
-def test_only_the_binding_imports_tensorflow():
-    for module, path in modules():
-        if not module.startswith("loaderd_tf"):
-            assert not {name for name in imports_of(path) if name.split(".")[0] in ("tensorflow", "keras")}, module
+@pytest.mark.parametrize("binding", BINDINGS)
+def test_only_the_binding_imports_its_library(binding: str):
+    users = {
+        module.split(".")[0]
+        for module, path in modules()
+        if {name.split(".")[0] for name in imports_of(path)} & {*BINDINGS[binding]}
+    }
+    assert users == {binding}
 
 
 def test_no_file_is_a_giant():

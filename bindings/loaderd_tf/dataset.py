@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
+from loaderd.client.elements import Structure
 from loaderd.client.end import ProgramEnds, program_has_ended
 from loaderd.client.loader import as_dataset
 from loaderd.dataset import with_schema
@@ -32,7 +33,7 @@ from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_c
 from loaderd_tf.attached import attach
 from loaderd_tf.graphs import keep_with_graph, unconverted
 from loaderd_tf.hops import Hops, batches_per_hop, while_true
-from loaderd_tf.structure import Structure, check_element
+from loaderd_tf.structure import check_element
 from loaderd_tf.unpack import packed_schema
 
 _NO_END = np.iinfo(np.int64).max

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -28,11 +28,11 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
+from loaderd.client.elements import Elements, Structure, check_loader
 from loaderd.errors import OptionError
-from loaderd.options import require
 from loaderd_tf.device import is_host
 from loaderd_tf.graphs import unconverted
-from loaderd_tf.structure import Structure, check_element, packer
+from loaderd_tf.structure import check_element
 
 _from_dlpack = tf.experimental.dlpack.from_dlpack
 
@@ -64,40 +64,33 @@ def batches(
     It is no data set: for ``model.fit``, or to be iterated in a ``tf.function``, there is :func:`from_loader`. Raises
     OptionError for a field or a device that does not exist, and in a ``tf.function`` that is being traced.
     """
-    is_loader = isinstance(loader, (loaderd.Loader, loaderd.ServedLoader))
-    require(is_loader, "loader", "a loaderd.Loader, or what loaderd.connect returned", loader)
+    check_loader(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
     return Batches(loader, structure, None if device is None or is_host(device) else device, prefetch)
 
 
-class Batches(Iterable[Any]):
+class Batches(Elements):
     """What :func:`batches` returns."""
 
     def __init__(
         self, loader: loaderd.Loader | loaderd.ServedLoader, structure: Structure, device: str | None, prefetch: int
     ) -> None:
         """``structure`` as it was checked; ``device``: None is the host."""
-        self._loader = loader
-        self._element = packer(structure)
+        super().__init__(loader, structure)
         self._device = device
         self._prefetch = prefetch
-        names = dict.fromkeys(tf.nest.flatten(structure))
-        self._fields = {name: _reader_of(loader.schema.specs[name].dtype) for name in names}
-
-    def __len__(self) -> int:
-        """Batches of the next iteration; TypeError if it has no end."""
-        return len(self._loader)
+        self._fields = {name: _reader_of(loader.schema.specs[name].dtype) for name in self._names}
 
     @unconverted
     def __iter__(self) -> Iterator[Any]:
         _check_eager()
         if self._device is None:
-            return self._loader.iterate(lambda batch: lambda: self._element(self._tensors(batch)))
-        return self._loader.iterate(partial(self._begin_copy, _Copier(self._device)), self._prefetch)
+            return self.loader.iterate(lambda batch: lambda: self._pack(self._tensors(batch)))
+        return self.loader.iterate(partial(self._begin_copy, _Copier(self._device)), self._prefetch)
 
     def _begin_copy(self, copier: _Copier, batch: loaderd.Batch) -> Callable[[], Any]:
         copies = copier.begin(self._tensors(batch))
-        return lambda: self._element(copies.result())
+        return lambda: self._pack(copies.result())
 
     def _tensors(self, batch: loaderd.Batch) -> dict[str, tf.Tensor]:
         _check_eager()

@@ -25,7 +25,7 @@ from loaderd.bench.digest import Digest
 from loaderd.bench.interface import Config, Step, load, why_not
 from loaderd.bench.process_tree import CpuMeter, cpu_s_by_name, process_tree
 
-_VERSIONED = ("numpy", "tensorflow", "torch", "grain", "spdl", "loaderd")
+_VERSIONED = ("numpy", "tensorflow", "torch", "jax", "grain", "spdl", "loaderd")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,16 @@
+"""loaderd for JAX: a loader's batches as JAX arrays."""
+
+try:
+    import jax as _  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "jax":
+        raise
+    raise ModuleNotFoundError(
+        "loaderd_jax needs JAX: pip install 'loaderd[jax]', or the build of jax for your accelerator",
+        name="jax",
+    ) from None
+
+from loaderd_jax.batches import batches
+from loaderd_jax.shard import shard
+
+__all__ = ["batches", "shard"]

@@ -1,0 +1,122 @@
+"""A loader's batches as JAX arrays.
+
+::
+
+    slot ──► arrays ──device_put──┬──► JAX arrays on the host, in the slot's memory ──► the loop
+                                  └──► a copy on other devices, begun ahead ──────────►
+
+``device_put(…, may_alias=True)`` takes an array of numpy as it is where it starts at a multiple of 64 bytes, as all
+fields do. The JAX array, and whatever computation still runs on it, holds the array, and the array the batch's lease.
+So no slot is filled anew that JAX looks at, and nothing else writes there: JAX's arrays cannot be written to, and of
+memory that is not its own JAX makes no output, even where the argument is donated. (DLPack does the same, but numpy
+hands no bfloat16 over by it.)
+
+What JAX lets go of, it gives back when it is called next, as the iterator does for each batch. A copy to an
+accelerator goes on while Python does other things; it holds the batch until it is over. (Tested with a second CPU
+device of JAX, not yet with an accelerator.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+import loaderd
+from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
+from loaderd.errors import OptionError
+from loaderd.options import as_count, require
+
+
+def batches(
+    loader: loaderd.Loader | loaderd.ServedLoader,
+    structure: Structure = None,
+    *,
+    device: jax.Device | jax.sharding.Sharding | None = None,
+    prefetch: int = 2,
+) -> Batches:
+    """The batches of ``loader`` as JAX arrays.
+
+    Each iteration is one of the loader: a pass in an order of its own. ``loader.position`` stands behind the batch
+    that the loop has, ``len()`` is the loader's, and so are errors, closing and the end. ``structure``: nested
+    tuples, lists and dicts of field names; None: a dict of all fields. An array's shape is (records, …), its dtype
+    that of the schema.
+
+    ``device``: a device or a sharding; None: JAX's default device. On the first CPU, arrays lie in the loader's
+    shared memory, which is lent as long as any of them is alive; who keeps more than ``held_batches`` gets copies. To
+    any other device batches are copied, the next ``prefetch`` of them while the loop works on this one. They don't
+    count in ``loader.position``, and none is taken ahead of a pass's end, or with ``sharing="shared"``. With a
+    sharding over several processes, an array is made of the batches of all of them, each of which gives its own part.
+    A sharding that divides the records needs batches that it can divide: with ``remainder="drop"``, a loader has no
+    short one.
+
+    ``state_dict()`` and ``load_state_dict()`` say and set where the next batch comes from. Raises OptionError for a
+    field that does not exist, and for one that JAX has no dtype for: without ``jax_enable_x64``, those are all of 64
+    bits, too, of which JAX would keep 32.
+    """
+    check_loader(loader)
+    prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
+    is_place = device is None or isinstance(device, (jax.Device, jax.sharding.Sharding))
+    require(is_place, "device", "a jax.Device, a jax.sharding.Sharding or None", device)
+    structure = checked_structure(structure, loader.schema)
+    return Batches(loader, structure, device, prefetch)
+
+
+class Batches(Elements):
+    """What :func:`batches` returns."""
+
+    def __init__(
+        self,
+        loader: loaderd.Loader | loaderd.ServedLoader,
+        structure: Structure,
+        device: jax.Device | jax.sharding.Sharding | None,
+        prefetch: int,
+    ) -> None:
+        """``structure`` as it was checked."""
+        super().__init__(loader, structure)
+        for name in self._names:
+            _check_dtype(name, loader.schema.specs[name].dtype)
+        self._put = _putter(device)
+        self._ahead = 0 if _is_host(device) else prefetch
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.loader.iterate(self._hand_over, self._ahead)
+
+    def _hand_over(self, batch: loaderd.Batch) -> Callable[[], Any]:
+        arrays = {name: self._put(batch[name]) for name in self._names}
+        return lambda: self._pack(arrays)
+
+
+def _putter(device: jax.Device | jax.sharding.Sharding | None) -> Callable[[Any], jax.Array]:
+    """What makes a JAX array of a batch's array."""
+    if isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable:
+        return lambda array: jax.make_array_from_process_local_data(device, array)
+    return lambda array: jax.device_put(array, device, may_alias=True)
+
+
+def _is_host(device: jax.Device | jax.sharding.Sharding | None) -> bool:
+    """Whether arrays stay where they are: on the first CPU device."""
+    if isinstance(device, jax.sharding.Sharding):
+        devices = device.device_set
+    else:
+        devices = jax.device_put(np.zeros(0, np.uint8), device).devices()
+    (first, *others) = devices
+    return not others and first.platform == "cpu" and first == jax.local_devices(backend="cpu")[0]
+
+
+def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Raise OptionError unless JAX has this dtype."""
+    hint = "Leave it out: give a structure of the other fields; or give it another dtype in the schema."
+    try:
+        found = jax.device_put(np.zeros(0, dtype)).dtype
+    except TypeError:
+        raise OptionError(
+            f"fields must be of dtypes that JAX has, got field {name!r} of {dtype}", hint=hint
+        ) from None
+    if found != dtype:
+        raise OptionError(
+            f"field {name!r} is {dtype}, and JAX would make {found} of it, without a word where that is too small",
+            hint=f"In the schema, say dtype={found.name!r}; or jax.config.update('jax_enable_x64', True).",
+        )

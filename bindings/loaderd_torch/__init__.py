@@ -1,0 +1,16 @@
+"""loaderd for PyTorch: a loader's batches as tensors."""
+
+try:
+    import torch as _  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "loaderd_torch needs PyTorch: pip install 'loaderd[torch]', or the build of torch for your GPU", name="torch"
+    ) from None
+
+from loaderd_torch.batches import batches
+from loaderd_torch.dataset import dataset
+from loaderd_torch.shard import shard
+
+__all__ = ["batches", "dataset", "shard"]

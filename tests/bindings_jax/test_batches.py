@@ -1,0 +1,352 @@
+"""Batches as JAX arrays: what they hold, how long, where; and how an iteration of them goes on."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.errors import ClosedError, OptionError
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
+loaderd_jax = pytest.importorskip("loaderd_jax")
+jnp = jax.numpy
+
+Write = Callable[[Path, Sequence[int]], list[Path]]
+
+RECORDS, BATCH_SIZE, HELD = 150, 16, 4
+NUM_BATCHES = 10  # of which the last one has 6 records
+NARROW = [
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "float16",
+    "float32",
+    "bfloat16",
+    "complex64",
+]
+SMALL = ["float8_e4m3fn", "float8_e5m2", "int4"]
+WIDE = ["int64", "uint64", "float64", "complex128"]
+SCHEMA = loaderd.Schema(
+    features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+    fields={
+        "bits": loaderd.Bits("bits", shape=(32,)),
+        "id": loaderd.Array("id", dtype="int32"),
+        **{dtype: loaderd.Array("id", dtype=dtype) for dtype in (*NARROW, *SMALL)},
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Write) -> list[Path]:
+    return write_numbered_to(tmp_path_factory.mktemp("shards"), [100, 50])
+
+
+@pytest.fixture(scope="module")
+def shared_loader(shards: list[Path]) -> Iterator[loaderd.Loader]:
+    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1, held_batches=HELD) as loader:
+        yield loader
+
+
+@pytest.fixture
+def loader(shared_loader: loaderd.Loader) -> Iterator[loaderd.Loader]:
+    """Of which nothing is lent, neither before the test nor behind it."""
+    shared_loader.seek(loaderd.Position())
+    yield shared_loader
+    assert lent(shared_loader) == 0
+
+
+def lent(loader: loaderd.Loader) -> int:
+    """Slots that are lent, when JAX has given back what it had let go of."""
+    jnp.zeros(1).block_until_ready()
+    gc.collect()
+    jnp.zeros(1).block_until_ready()
+    return loader.statistics().slots_lent
+
+
+def check(bits: jax.Array, ids: jax.Array) -> list[int]:
+    """That all rows are whole; returns their numbers."""
+    numbers: list[int] = ids.tolist()
+    assert (np.asarray(bits) @ 2.0 ** np.arange(31, -1, -1)).tolist() == numbers
+    return numbers
+
+
+def lies_in_a_slot(array: jax.Array) -> bool:
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:loaderd-slots" in line]
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+    return any(start <= array.unsafe_buffer_pointer() < stop for start, stop in ranges)
+
+
+# ------------------------------------------------------------------------------------ what there is
+
+
+def test_every_dtype_is_what_the_loader_has(loader: loaderd.Loader):
+    batches = loaderd_jax.batches(loader)
+    assert len(batches) == NUM_BATCHES
+    aliased = {name for name, array in next(iter(batches)).items() if lies_in_a_slot(array)}
+    assert aliased >= {"bits", "id", *NARROW}
+    loader.seek(loaderd.Position())
+    elements = [{name: np.array(array) for name, array in element.items()} for element in batches]
+    loader.seek(loaderd.Position())
+    for element, batch in zip(elements, loader, strict=True):
+        assert list(element) == list(SCHEMA.fields)
+        for name, array in batch.items():
+            assert element[name].dtype == array.dtype and np.array_equal(element[name], array)
+    assert len(element["id"]) == 6
+    del batch, array
+
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+def test_structures(loader: loaderd.Loader):
+    structure = Pair((("bits", "id"), "int8"), {"a": ("id",), "b": ["id"]})
+    element = next(iter(loaderd_jax.batches(loader, structure)))
+    assert jax.tree.structure(element) == jax.tree.structure(structure)
+    assert check(*element.x[0]) == element.y["a"][0].tolist() == element.y["b"][0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"structure": ("id", "absent")}, "'absent'"),
+        ({"device": "cuda:0"}, "device must be a jax.Device, a jax.sharding.Sharding or None, got 'cuda:0'"),
+        ({"prefetch": -1}, "prefetch must be a number of batches, 0 or more, got -1"),
+        ({"loader": "a path"}, "loader must be a loaderd.Loader"),
+    ],
+)
+def test_mistakes(loader: loaderd.Loader, arguments: dict[str, Any], message: str):
+    with pytest.raises(OptionError, match=message):
+        loaderd_jax.batches(**{"loader": loader, **arguments})
+
+
+def test_what_jax_would_change_is_refused(shards: list[Path]):
+    """Without x64, JAX keeps the lower half of an int64; with it, all of it, where it lies."""
+    fields = {
+        "text": loaderd.Derived(lambda ids: np.array([b"%d" % i for i in ids], "S8"), "int64", dtype="S8"),
+        **{dtype: loaderd.Array("id", dtype=dtype) for dtype in WIDE},
+    }
+    with loaderd.Loader(shards, loaderd.Schema({"id": loaderd.Int64()}, fields), batch_size=50, workers=1) as loader:
+        for name in WIDE:
+            with pytest.raises(OptionError, match=f"field '{name}' is {name}, and JAX would make") as caught:
+                loaderd_jax.batches(loader, name)
+            assert "jax_enable_x64" in caught.value.hint
+        with pytest.raises(OptionError, match="dtypes that JAX has, got field 'text'"):
+            loaderd_jax.batches(loader)
+        with jax.enable_x64(True):
+            for element in loaderd_jax.batches(loader, WIDE):
+                assert [array.dtype.name for array in element] == WIDE and all(map(lies_in_a_slot, element))
+                assert element[0].tolist() == element[3].real.tolist()
+
+
+# -------------------------------------------------------------------------------------- how long
+
+
+def test_a_slot_comes_back_with_the_last_array(loader: loaderd.Loader):
+    bits, ids = next(iter(loaderd_jax.batches(loader, ("bits", "id"))))
+    array = np.asarray(ids)
+    assert lent(loader) == 1 and not array.flags.writeable
+    del bits
+    assert lent(loader) == 1
+    del ids
+    assert lent(loader) == 1
+    del array
+    assert lent(loader) == 0
+
+
+def test_no_batch_is_overwritten_while_it_lives(loader: loaderd.Loader):
+    before = loader.statistics().batches_copied
+    kept = []
+    for _ in range(5):
+        for number, (bits, ids) in enumerate(loaderd_jax.batches(loader, ("bits", "id"))):
+            if number % 2 == 0:
+                kept.append(((bits, ids), check(bits, ids)))
+    assert len(kept) == 25 and all(check(*element) == numbers for element, numbers in kept)
+    assert lent(loader) <= HELD
+    assert loader.statistics().batches_copied > before + 15, "what was kept took all that may be held"
+    del bits, ids
+
+
+@jax.jit
+def _slow(bits: jax.Array) -> jax.Array:
+    """Some milliseconds of work, which at its end reads what it was given once more."""
+    busy = jax.lax.fori_loop(0, 30, lambda _, x: jnp.sin(x @ x), jnp.ones((100, 100)) + bits.sum() * 1e-6)
+    return bits * jnp.where(busy.sum() > 1e9, 2.0, 1.0)
+
+
+def test_what_is_computed_later_reads_the_batch_of_then(loader: loaderd.Loader):
+    """JAX computes while Python goes on to the next batches, and has let go of this one."""
+    results: list[tuple[jax.Array, np.ndarray]] = []
+    for _ in range(5):
+        for bits, ids in loaderd_jax.batches(loader, ("bits", "id")):
+            results.append((_slow(bits), np.array(ids)))
+    del bits, ids
+    for bits, ids in results:
+        assert check(bits, ids)
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_what_is_donated_is_not_written_to(loader: loaderd.Loader):
+    """JAX would put a result where a donated argument lies: but not into memory that is not its own."""
+    double = jax.jit(lambda bits, ids: (bits * 2, ids + 1), donate_argnums=(0, 1))
+    same = jax.jit(lambda bits, ids: (bits, ids), donate_argnums=(0, 1))
+    batches = iter(loader.iterate(lambda batch: lambda: batch))
+    for function in (double, same):
+        batch = next(batches)
+        before = batch["bits"].copy(), batch["id"].copy()
+        arrays = [jax.device_put(batch[name], may_alias=True) for name in ("bits", "id")]  # as loaderd_jax does
+        assert all(map(lies_in_a_slot, arrays))
+        results = function(*arrays)
+        assert all(array.is_deleted() for array in arrays) and not any(map(lies_in_a_slot, results))
+        assert np.array_equal(batch["bits"], before[0]) and np.array_equal(batch["id"], before[1])
+    kept = []
+    for _ in range(4):
+        for bits, ids in loaderd_jax.batches(loader, ("bits", "id")):
+            numbers = check(bits, ids)
+            kept.append((same(bits, ids), numbers))
+    assert all(check(*element) == numbers for element, numbers in kept)
+    del bits, ids, batch
+
+
+# ------------------------------------------------------------------------------------- where it is
+
+
+def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: list[Path]):
+    """Of another loader, as in a program that was started again."""
+    batches = loaderd_jax.batches(loader, "id", device=jax.devices()[1])
+    states, expected = [batches.state_dict()], []
+    for _ in range(2):
+        for ids in batches:
+            expected.append(ids.tolist())
+            states.append(json.loads(json.dumps(batches.state_dict())))
+    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=2) as another:
+        again = loaderd_jax.batches(another, "id")
+        for step, state in enumerate(states[:-1]):
+            again.load_state_dict(state)
+            rest = NUM_BATCHES - step % NUM_BATCHES
+            assert len(again) == rest and [ids.tolist() for ids in again] == expected[step : step + rest]
+    del ids
+
+
+def test_batches_are_put_on_a_device_ahead(loader: loaderd.Loader):
+    """On the second CPU of JAX."""
+    before = loader.statistics().batches_delivered
+    iterator = iter(loaderd_jax.batches(loader, ("bits", "id"), device=jax.devices()[1], prefetch=2))
+    bits, ids = next(iterator)
+    assert bits.devices() == ids.devices() == {jax.devices()[1]}
+    assert loader.statistics().batches_delivered == before + 3 and loader.position.batch == 1
+    numbers = [*check(bits, ids), *(number for element in iterator for number in check(*element))]
+    assert sorted(numbers) == list(range(RECORDS)) and loader.position.epoch == 1
+    before = loader.statistics().batches_delivered
+    on_host = next(iter(loaderd_jax.batches(loader, "id", device=jax.devices()[0], prefetch=3)))
+    assert lies_in_a_slot(on_host) and loader.statistics().batches_delivered == before + 1
+
+
+def test_batches_are_divided_by_a_sharding(shards: list[Path]):
+    sharding = jax.sharding.NamedSharding(jax.make_mesh((2,), ("data",)), jax.sharding.PartitionSpec("data"))
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "remainder": "drop", "workers": 1}
+    with loaderd.Loader(shards, SCHEMA, **options) as loader:
+        seen = []
+        for bits, ids in loaderd_jax.batches(loader, ("bits", "id"), device=sharding):
+            assert bits.sharding == sharding and len(bits.addressable_shards[1].data) == BATCH_SIZE // 2
+            seen += check(bits, ids)
+        assert len(seen) == len(set(seen)) == 9 * BATCH_SIZE
+
+
+def test_arrays_outlive_the_loader(shards: list[Path]):
+    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1) as loader:
+        iterator = iter(loaderd_jax.batches(loader, ("bits", "id")))
+        element = next(iterator)
+    with pytest.raises(ClosedError, match="the loader is closed"):
+        next(iterator)
+    assert len(check(*element)) == BATCH_SIZE
+
+
+# ------------------------------------------------------------------------------- training, a server
+
+
+def test_training_steps_learn_as_from_copies(loader: loaderd.Loader):
+    """To the same weights, and without a copy of a batch."""
+
+    def loss(weights: jax.Array, bits: jax.Array, ids: jax.Array) -> jax.Array:
+        return jnp.mean((jnp.tanh(bits @ weights) - ids / RECORDS) ** 2)
+
+    step = jax.jit(lambda weights, *batch: weights - 0.1 * jax.grad(loss)(weights, *batch), donate_argnums=0)
+
+    def train(elements: Any) -> np.ndarray:
+        weights = jnp.full(32, 0.01)
+        for bits, ids in itertools.islice(elements, 5):
+            weights = step(weights, bits, ids)
+        return np.asarray(weights)
+
+    copies = [(batch["bits"].copy(), batch["id"].copy()) for batch in loader]
+    before = loader.statistics().batches_copied
+    loader.seek(loaderd.Position())
+    assert np.array_equal(train(loaderd_jax.batches(loader, ("bits", "id"))), train(copies))
+    assert loader.statistics().batches_copied == before
+
+
+def test_of_a_server(tmp_path: Path, write_numbered_to: Write, monkeypatch: pytest.MonkeyPatch):
+    """Even what several consumers read is not copied: JAX does not write to it. Donated, it stays as it is."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "server"))
+    from restarted import Restarted
+
+    write_numbered_to(tmp_path / "shards", [100, 50])
+    double = jax.jit(lambda bits: bits * 2, donate_argnums=0)
+    server = Restarted(tmp_path)
+    try:
+        for sharing in ("independent", "mirrored", "shared"):
+            with jax.enable_x64(True), server.connect(BATCH_SIZE, sharing=sharing) as loader:
+                seen = []
+                for bits, ids in loaderd_jax.batches(loader, ("bits", "id")):
+                    seen += check(bits, ids)
+                    double(bits)
+                assert sorted(seen) == list(range(RECORDS))
+    finally:
+        server.kill()
+
+
+# ------------------------------------------------------------------------------------------- ranks
+
+PROCESS = """
+import sys, jax, loaderd, loaderd_jax
+index, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
+assert loaderd_jax.shard() == (index, 2)
+schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id", dtype="int32")})
+sharding = jax.sharding.NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), jax.P("data"))
+options = {"batch_size": 14, "remainder": "drop", "shard": loaderd_jax.shard(), "workers": 1}
+with loaderd.Loader(f"{folder}/shards/*", schema, **options) as loader:
+    steps, total = [], jax.jit(lambda ids: ids.sum())
+    for ids in loaderd_jax.batches(loader, "id", device=sharding):
+        assert ids.shape == (28,)
+        own = [number for shard in ids.addressable_shards for number in shard.data.tolist()]
+        steps.append((int(total(ids)), own))
+print(steps)
+"""
+
+
+def test_processes_share_an_epoch(tmp_path: Path, write_numbered_to: Write, run_together: Any, free_port: int):
+    """And each array is made of both processes' batches."""
+    write_numbered_to(tmp_path / "shards", [100, 50])
+    arguments = [str(free_port), str(tmp_path)]
+    printed = run_together([[sys.executable, "-c", PROCESS, str(index), *arguments] for index in range(2)])
+    steps = list(zip(*(eval(text.splitlines()[-1]) for text in printed), strict=True))
+    assert len(steps) == 5
+    for (total, own), (same_total, others) in steps:
+        assert total == same_total == sum(own) + sum(others)
+    seen = [number for step in steps for _, own in step for number in own]
+    assert len(seen) == len(set(seen)) == 140 and set(seen) <= set(range(RECORDS))

@@ -1,0 +1,311 @@
+"""Batches as PyTorch's tensors: what they hold, how long, where; and how an iteration of them goes on."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.errors import ClosedError, OptionError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
+loaderd_torch = pytest.importorskip("loaderd_torch")
+
+Write = Callable[[Path, Sequence[int]], list[Path]]
+
+RECORDS, BATCH_SIZE, HELD = 150, 16, 4
+NUM_BATCHES = 10  # of which the last one has 6 records
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+FLOATS = ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
+SCHEMA = loaderd.Schema(
+    features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+    fields={
+        "bits": loaderd.Bits("bits", shape=(32,)),
+        "id": loaderd.Array("id"),
+        **{dtype: loaderd.Array("id", dtype=dtype) for dtype in ("bool", *INTEGERS, *FLOATS, "complex64")},
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Write) -> list[Path]:
+    return write_numbered_to(tmp_path_factory.mktemp("shards"), [100, 50])
+
+
+@pytest.fixture(scope="module")
+def shared_loader(shards: list[Path]) -> Iterator[loaderd.Loader]:
+    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1, held_batches=HELD) as loader:
+        yield loader
+
+
+@pytest.fixture
+def loader(shared_loader: loaderd.Loader) -> Iterator[loaderd.Loader]:
+    """Of which nothing is lent, neither before the test nor behind it."""
+    shared_loader.seek(loaderd.Position())
+    yield shared_loader
+    assert shared_loader.statistics().slots_lent == 0
+
+
+def check(bits: torch.Tensor, ids: torch.Tensor) -> list[int]:
+    """That all rows are whole; returns their numbers."""
+    numbers: list[int] = ids.tolist()
+    assert (bits.double() @ 2.0 ** torch.arange(31, -1, -1).double()).tolist() == numbers
+    return numbers
+
+
+def lies_in_a_slot(tensor: torch.Tensor) -> bool:
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:loaderd-slots" in line]
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+    return any(start <= tensor.data_ptr() < stop for start, stop in ranges)
+
+
+# ------------------------------------------------------------------------------------ what there is
+
+
+def test_every_dtype_is_what_the_loader_has_and_not_copied(loader: loaderd.Loader):
+    batches = loaderd_torch.batches(loader)
+    assert len(batches) == NUM_BATCHES
+    elements = [{name: (t.dtype, t.shape, t.tolist()) for name, t in element.items()} for element in batches]
+    assert len(elements) == NUM_BATCHES
+    loader.seek(loaderd.Position())
+    for element, batch in zip(elements, loader, strict=True):
+        assert list(element) == list(SCHEMA.fields)
+        for name, array in batch.items():
+            dtype, shape, values = element[name]
+            assert dtype == getattr(torch, array.dtype.name) and shape == array.shape
+            assert np.array_equal(np.array(values).astype(array.dtype), array)
+    assert len(element["id"][2]) == 6
+    assert all(lies_in_a_slot(tensor) for tensor in next(iter(batches)).values())
+    del batch, array
+
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+def test_structures(loader: loaderd.Loader):
+    first = next(iter(loaderd_torch.batches(loader, "id")))
+    loader.seek(loaderd.Position())
+    element = next(iter(loaderd_torch.batches(loader, Pair((("bits", "id"), "int8"), {"a": ("id",), "b": ["id"]}))))
+    assert type(element) is Pair and type(element.y["a"]) is tuple and type(element.y["b"]) is list
+    assert check(*element.x[0]) == first.tolist() == element.y["a"][0].tolist() == element.y["b"][0].tolist()
+    assert element.x[1].dtype == torch.int8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"structure": ("id", "absent")}, "'absent'"),
+        ({"structure": ()}, "structure must be made of the fields"),
+        ({"device": "no such thing"}, "got 'no such thing'"),
+        ({"device": "cuda:77"}, "got 'cuda:77'"),
+        ({"device": 3}, "device must be text"),
+        ({"prefetch": -1}, "prefetch must be a number of batches, 0 or more, got -1"),
+        ({"loader": "a path"}, "loader must be a loaderd.Loader"),
+    ],
+)
+def test_mistakes(loader: loaderd.Loader, arguments: dict[str, Any], message: str):
+    with pytest.raises(OptionError, match=message):
+        loaderd_torch.batches(**{"loader": loader, **arguments})
+
+
+def test_text_and_int4_are_left_out_or_refused(shards: list[Path]):
+    fields = {
+        "id": loaderd.Array("id"),
+        "text": loaderd.Derived(lambda ids: np.array([b"%d" % i for i in ids], "S8"), "id", dtype="S8"),
+        "int4": loaderd.Array("id", dtype="int4"),
+    }
+    with loaderd.Loader(shards, loaderd.Schema({"id": loaderd.Int64()}, fields), batch_size=50, workers=1) as loader:
+        for name in ("text", "int4"):
+            with pytest.raises(OptionError, match=f"got field '{name}' of") as caught:
+                loaderd_torch.batches(loader, ("id", name))
+            assert "structure" in caught.value.hint
+        assert sorted(number for ids in loaderd_torch.batches(loader, "id") for number in ids.tolist()) == [
+            *range(150)
+        ]
+
+
+# -------------------------------------------------------------------------------------- how long
+
+
+def test_a_slot_comes_back_with_the_last_tensor(loader: loaderd.Loader):
+    bits, ids = next(iter(loaderd_torch.batches(loader, ("bits", "id"))))
+    weights = torch.ones(32, requires_grad=True)
+    total = (bits * weights).sum()  # autograd keeps bits for the way back
+    expected = bits.sum(0).clone()
+    view, array = bits.view(-1)[5:], ids.numpy()
+    del bits, ids
+    assert loader.statistics().slots_lent == 1
+    del view
+    assert loader.statistics().slots_lent == 1
+    del array
+    assert loader.statistics().slots_lent == 1, "for autograd"
+    total.backward()
+    assert torch.equal(weights.grad, expected)
+    assert loader.statistics().slots_lent == 0
+
+
+def test_no_batch_is_overwritten_while_it_lives(loader: loaderd.Loader):
+    """The first is kept, and every second one, and of some a part alone."""
+    before = loader.statistics().batches_copied
+    kept, parts = [], []
+    for _ in range(5):
+        for number, (bits, ids) in enumerate(loaderd_torch.batches(loader, ("bits", "id"))):
+            if number % 2 == 0:
+                kept.append(((bits, ids), check(bits, ids)))
+            elif number % 3 == 0:
+                parts.append((bits.reshape(-1, 8, 4)[3], int(ids[0])))
+    assert len(kept) == 25 and len(parts) == 10
+    assert all(check(*element) == numbers for element, numbers in kept)
+    assert loader.statistics().slots_lent <= HELD
+    assert loader.statistics().batches_copied > before + 20, "what was kept took all that may be held"
+
+
+def test_writing_in_place_changes_no_other_batch(loader: loaderd.Loader):
+    seen = []
+    for _ in range(4):
+        for bits, ids in loaderd_torch.batches(loader, ("bits", "id")):
+            seen += check(bits, ids)
+            bits.mul_(-3).add_(7)
+            ids.zero_()
+    assert sorted(seen) == sorted([*range(RECORDS)] * 4)
+
+
+# ------------------------------------------------------------------------------------- where it is
+
+
+def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: list[Path]):
+    """Of another loader, as in a program that was started again; the state goes through a file of PyTorch's."""
+
+    def numbers(elements: Any) -> list[list[int]]:
+        return [check(*element) for element in elements]
+
+    batches = loaderd_torch.batches(loader, ("bits", "id"))
+    states, expected = [batches.state_dict()], []
+    for _ in range(2):
+        for bits, ids in batches:
+            expected.append(check(bits, ids))
+            states.append(batches.state_dict())
+    assert expected[:NUM_BATCHES] != expected[NUM_BATCHES:]
+    path = shards[0].parent / "checkpoint.pt"
+    torch.save({"data": states}, path)
+    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=2) as another:
+        again = loaderd_torch.batches(another, ("bits", "id"))
+        for step, state in enumerate(torch.load(path, weights_only=True)["data"][:-1]):
+            again.load_state_dict(state)
+            assert again.state_dict() == state
+            rest = NUM_BATCHES - step % NUM_BATCHES
+            assert len(again) == rest and numbers(again) == expected[step : step + rest]
+        for wrong in ({}, {"position": 3}, None, {"position": "{}"}):
+            with pytest.raises(OptionError):
+                again.load_state_dict(wrong)
+    path.unlink()
+
+
+def test_batches_are_taken_ahead_for_a_device(loader: loaderd.Loader):
+    """The "meta" device keeps shapes alone: so much can be seen without a GPU."""
+    before = loader.statistics().batches_delivered
+    iterator = iter(loaderd_torch.batches(loader, ("bits", "id"), device="meta", prefetch=2))
+    bits, ids = next(iterator)
+    assert bits.device.type == ids.device.type == "meta" and bits.shape == (BATCH_SIZE, 32)
+    assert loader.statistics().batches_delivered == before + 3 and loader.position.batch == 1
+    assert loader.statistics().slots_lent == 0, "what was copied is given back"
+    assert [len(ids) for _, ids in iterator] == [BATCH_SIZE] * 8 + [6] and loader.position.epoch == 1
+    before = loader.statistics().batches_delivered
+    on_host = next(iter(loaderd_torch.batches(loader, "id", device=torch.device("cpu"), prefetch=3)))
+    assert lies_in_a_slot(on_host) and loader.statistics().batches_delivered == before + 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here that PyTorch can use")
+def test_batches_are_copied_to_a_gpu_ahead(loader: loaderd.Loader):
+    seen, busy = [], torch.ones(2000, 2000, device="cuda")
+    for _ in range(5):
+        iterator = iter(loaderd_torch.batches(loader, ("bits", "id"), device="cuda", prefetch=2))
+        for bits, ids in iterator:
+            busy @= busy / 2000  # so that the loop's stream is behind what it is given
+            seen.append((bits * 1, ids * 1))
+            assert loader.statistics().slots_lent == 0 and bits.device.type == "cuda"
+    assert sorted(n for bits, ids in seen for n in check(bits.cpu(), ids.cpu())) == sorted([*range(RECORDS)] * 5)
+
+
+def test_tensors_outlive_the_loader(shards: list[Path]):
+    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1) as loader:
+        iterator = iter(loaderd_torch.batches(loader, ("bits", "id")))
+        element = next(iterator)
+    with pytest.raises(ClosedError, match="the loader is closed"):
+        next(iterator)
+    assert len(check(*element)) == BATCH_SIZE
+
+
+# ------------------------------------------------------------------------------- training, a server
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_training_steps_learn_as_from_copies(loader: loaderd.Loader, compiled: bool):
+    """To the same weights, and without a copy of a batch."""
+
+    def train(elements: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        # "eager": what torch.compile does in Python, without a compiler of C++
+        run = torch.compile(model, backend="eager") if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        for bits, ids in itertools.islice(elements, 5):
+            optimizer.zero_grad()
+            ((run(bits)[:, 0] - ids.float() / RECORDS) ** 2).mean().backward()
+            optimizer.step()
+        return list(model.parameters())
+
+    copies = [(torch.tensor(batch["bits"]), torch.tensor(batch["id"])) for batch in loader]
+    before = loader.statistics().batches_copied
+    loader.seek(loaderd.Position())
+    learnt = train(loaderd_torch.batches(loader, ("bits", "id")))
+    assert all(map(torch.equal, learnt, train(copies)))
+    assert loader.statistics().batches_copied == before
+
+
+def test_of_a_server(tmp_path: Path, write_numbered_to: Write, monkeypatch: pytest.MonkeyPatch):
+    """Alone, a consumer has slots without a copy; what several read is copied, for it may be written to."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "server"))
+    from restarted import Restarted
+
+    write_numbered_to(tmp_path / "shards", [100, 50])
+    server = Restarted(tmp_path)
+    try:
+        for sharing in ("independent", "mirrored", "shared"):
+            with server.connect(BATCH_SIZE, sharing=sharing) as loader:
+                seen = []
+                for bits, ids in loaderd_torch.batches(loader, ("bits", "id")):
+                    assert lies_in_a_slot(bits) == (sharing == "independent")
+                    seen += check(bits, ids)
+                    bits.fill_(3)
+                assert sorted(seen) == list(range(RECORDS))
+    finally:
+        server.kill()
+
+
+# ------------------------------------------------------------------------------------------- ranks
+
+RANK = """
+import sys, torch.distributed as distributed, loaderd, loaderd_torch
+rank, folder = int(sys.argv[1]), sys.argv[2]
+assert loaderd_torch.shard() == (0, 1)
+distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+assert loaderd_torch.shard() == (rank, 2)
+schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
+with loaderd.Loader(f"{folder}/shards/*", schema, batch_size=16, shard=loaderd_torch.shard(), workers=1) as loader:
+    print([number for ids in loaderd_torch.batches(loader, "id") for number in ids.tolist()])
+distributed.destroy_process_group()
+"""
+
+
+def test_ranks_share_an_epoch(tmp_path: Path, write_numbered_to: Write, run_together: Any):
+    write_numbered_to(tmp_path / "shards", [100, 50])
+    printed = run_together([[sys.executable, "-c", RANK, str(rank), str(tmp_path)] for rank in range(2)])
+    assert sorted(number for text in printed for number in eval(text.splitlines()[-1])) == list(range(RECORDS))
