@@ -14,8 +14,7 @@
 - :meth:`Stream.start` begins anew anywhere. Loads of older generations that are still in flight keep their arenas
   until they are done, and then are forgotten.
 
-The owner takes what there is to say to the consumer from ``notes``, and to all workers from ``grants``, and says the
-former first.
+The owner says first what is in ``notes``, to the consumer, and then what is in ``grants``, to all workers.
 """
 
 from __future__ import annotations

@@ -54,6 +54,11 @@ class Output:
         if self._begun:
             self._pass_on(self._begun)
         os.close(self._read_fd)
+        self._read_fd = -1
+
+    @property
+    def is_open(self) -> bool:
+        return self._read_fd >= 0
 
     def _pass_on(self, line: bytes) -> None:
         if line.startswith(b'{"time": ') and line.endswith(b"}"):

@@ -193,7 +193,7 @@ class Supervisor:
         return self._metrics.heard_daemon if post is self._daemon else self._metrics.heard_gateway
 
     def _pass_on(self, output: Output) -> None:
-        if not output.take():
+        if output.is_open and not output.take():  # in this very round, its process may have been buried
             self._selector.unregister(output)
 
     def _fill(self, post: Post) -> None:
