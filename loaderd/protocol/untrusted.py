@@ -96,7 +96,7 @@ class UntrustedChannel(Channel):
         found = []
         while self._pass_over_message():
             num_bytes = self._unpacker.tell() - self._passed_bytes
-            found.append(decode_strict(bytes(self._began[:num_bytes]), CONSUMER_MESSAGES))
+            found.append(decode_strict(bytes(self._began[:num_bytes])))
             del self._began[:num_bytes]
             self._passed_bytes += num_bytes
         if len(self._began) > MAX_MESSAGE_BYTES:
@@ -118,8 +118,8 @@ class UntrustedChannel(Channel):
         return True
 
 
-def decode_strict(data: bytes, allowed: tuple[type[Message], ...]) -> Message:
-    """The message of one of the ``allowed`` classes that is encoded in all of ``data``.
+def decode_strict(data: bytes) -> Message:
+    """The message of a consumer (``CONSUMER_MESSAGES``) that is encoded in all of ``data``.
 
     Fields have exactly the types that the class names; integers have 64 bits. ``Any`` is None, a bool, an integer,
     text, or some lists and dicts of these. Fields at the end may be missing if they have a default. Raises
@@ -130,7 +130,7 @@ def decode_strict(data: bytes, allowed: tuple[type[Message], ...]) -> Message:
         raise MalformedMessage("a message must be an array that begins with its number")
     number = values.pop(0)
     cls = _MESSAGES[number] if type(number) is int and 0 <= number < len(_MESSAGES) else None
-    if cls is None or cls not in allowed:
+    if cls is None or cls not in CONSUMER_MESSAGES:
         raise MalformedMessage(f"{'a message of unknown number' if cls is None else cls.__name__} must not come here")
     checks, num_required = _FIELDS_OF[cls]
     if not num_required <= len(values) <= len(checks):

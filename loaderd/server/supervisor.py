@@ -261,9 +261,10 @@ class Supervisor:
     def _lose(self, child: Child) -> None:
         """A process has ended: as it was to, or another one must take its place."""
         registered = self._selector.get_map()
-        for found in (child.pid_fd, child.channel.fileno(), -1 if child.output is None else child.output.fileno()):
-            if found in registered:
-                self._selector.unregister(found)
+        fds = [child.pid_fd, child.channel.fileno(), *([] if child.output is None else [child.output.fileno()])]
+        for fd in fds:
+            if fd in registered:
+                self._selector.unregister(fd)
         how = child.bury()
         self._children.remove(child)
         if self._stopping:

@@ -63,6 +63,7 @@ def test_what_is_no_address(address: str):
         ({"dataset": ""}, "dataset must be"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"sharing": "fair"}, "sharing must be"),
+        ({"sharing": "split"}, 'sharing="split" needs shard'),
         ({"shard": (1, 2), "sharing": "mirrored"}, 'is for sharing="split"'),
         ({"consumers": 2}, 'is for sharing="shared" or "mirrored"'),
         ({"start": 3}, "start must be"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import MODULE, Server, handles_of, wait_ends, wait_until
+from serving import COMMAND, MODULE, Server, handles_of, wait_ends, wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status
@@ -298,3 +298,16 @@ def test_what_a_module_prints_does_not_break_the_log(tmp_path: Path, start: Star
     for text in ("a print", "an error", "of a child"):
         assert f"daemon printed: {text}" in server.said
     assert not [line for line in server.said if line.endswith("\n")], "a line that was no JSON"
+
+
+def test_lines_for_people_are_no_json(tmp_path: Path, start: Start):
+    """And what a module prints is where it was printed, as without a server."""
+    (tmp_path / "sets.py").write_text("print('a print')\n" + MODULE)
+    command = [COMMAND, "serve", "sets:train", "--unix", str(tmp_path / "lines.sock"), "--workers", "1"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        while "memory:" not in server.stderr.readline():
+            pass
+        os.kill(server.pid, signal.SIGTERM)
+        out, lines = server.communicate(timeout=30)
+    assert out == "a print\n" and lines.splitlines()[-1].endswith("the server has ended") and server.returncode == 0
