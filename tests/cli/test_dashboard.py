@@ -39,7 +39,14 @@ def of_server() -> dict[str, set[str]]:
             "stage_s": {"read": 1.0},
         },
     }
-    report = {"sent_away": 0, "workers": 1, "workers_restarted": 0, "memory_bytes": 1, "datasets": [], "consumers": [consumer]}
+    report = {
+        "sent_away": 0,
+        "workers": 1,
+        "workers_restarted": 0,
+        "memory_bytes": 1,
+        "datasets": [],
+        "consumers": [consumer],
+    }
     metrics = Metrics()
     metrics.heard_daemon(None, report)
     return names_of(metrics.page(True, [report], {"daemon": 0}).body.decode())
