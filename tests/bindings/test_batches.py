@@ -243,8 +243,12 @@ def test_the_position_is_that_of_what_was_taken(loader: loaderd.Loader):
             if number == 4:
                 break
         loader.seek(here)
-        following = next(iter(loaderd_tf.batches(loader, "id", device=device)))
-        assert np.array_equal(following, expected[5])
+        batches = loaderd_tf.batches(loader, "id", device=device)
+        assert np.array_equal(next(iter(batches)), expected[5])
+        state = batches.state_dict()
+        assert loaderd.Position.from_json(state["position"]).batch == 6
+        batches.load_state_dict(state)
+        assert np.array_equal(next(iter(batches)), expected[6])
 
 
 def test_batches_are_copied_to_a_device_ahead(loader: loaderd.Loader):

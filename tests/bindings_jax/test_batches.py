@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import sys
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,19 +26,8 @@ Write = Callable[[Path, Sequence[int]], list[Path]]
 
 RECORDS, BATCH_SIZE, HELD = 150, 16, 4
 NUM_BATCHES = 10  # of which the last one has 6 records
-NARROW = [
-    "bool",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "float16",
-    "float32",
-    "bfloat16",
-    "complex64",
-]
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
+NARROW = ["bool", *INTEGERS, "bfloat16", "float16", "float32", "complex64"]
 SMALL = ["float8_e4m3fn", "float8_e5m2", "int4"]
 WIDE = ["int64", "uint64", "float64", "complex128"]
 SCHEMA = loaderd.Schema(
@@ -66,7 +56,9 @@ def loader(shared_loader: loaderd.Loader) -> Iterator[loaderd.Loader]:
     """Of which nothing is lent, neither before the test nor behind it."""
     shared_loader.seek(loaderd.Position())
     yield shared_loader
-    assert lent(shared_loader) == 0
+    until_s = time.monotonic() + 20
+    while lent(shared_loader):  # to a thread of JAX's that has just computed with it
+        assert time.monotonic() < until_s
 
 
 def lent(loader: loaderd.Loader) -> int:
