@@ -177,8 +177,9 @@ class Servers:
                 way.until_s = now_s + away_s * random.uniform(0.5, 1)  # of many consumers, not all at once
                 way.away_s = min(2 * way.away_s, _MOST_AWAY_S)
                 self._replace(way)
-        if is_first:
-            self._say(f"{why}; others are asked, and it again")
+            is_only = len(self._ways) == 1
+        if is_first and not (is_only and isinstance(why, LoaderdError)):  # that is raised
+            self._say(f"{why}; {'it is asked again' if is_only else 'others are asked, and it again'}")
 
     def _replace(self, way: _Way) -> None:
         """Call another server instead, if there is one that is not called."""
