@@ -95,6 +95,7 @@ class PlainStream:
     """A file from front to back."""
 
     damage: Damage | None = None
+    is_garbled = False
 
     def __init__(self, file: OpenFile, on_read: OnRead) -> None:
         self._file = file
@@ -134,6 +135,8 @@ class InflatedStream:
         self._buffer = bytearray(_READ_BYTES)
         self.inflated_bytes = 0
         self.damage: Damage | None = None
+        self.is_garbled = False
+        """Whether what came before the damage may be wrong as well: nobody knows where it begins."""
 
     def read_into(self, view: memoryview) -> int:
         """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
@@ -144,6 +147,7 @@ class InflatedStream:
             try:
                 data = self._inflate(len(view))
             except zlib.error as error:
+                self.is_garbled = True
                 self._fail("valid compressed data", str(error))
                 return 0
             if data:

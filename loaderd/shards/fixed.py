@@ -10,7 +10,9 @@ zstd     ``28 b5 2f fd``                                    one
 none     anything else                                      as many as ``block_records`` says
 =======  =================================================  =====================================================
 
-A stream has no marks between records and no CRCs of them: of one that is cut, the records before the cut are there.
+A stream has no marks between records and no CRCs of them. Of one that is cut, the records before the cut are right.
+Of a compressed one that is garbled, nobody knows which are: that shows where it cannot be inflated, or only by the
+CRC at its end. So none of them is used. Of a plain file, nothing tells whether its bytes are those that were written.
 """
 
 from __future__ import annotations
@@ -128,6 +130,14 @@ def scan_fixed(
     elif left:
         found = f"{left} bytes" + (f"; the first record has {contradiction}" if contradiction else "")
         yield Damage(shard, record, offset, f"a record of {size} bytes", found, lost_bytes=left)
+
+
+def is_garbled(stream: Stream) -> bool:
+    """Read a stream to its end: whether none of its records is to be used."""
+    scratch: Bytes1D = np.empty(_PIECE_BYTES, dtype=np.uint8)
+    while _fill(stream, scratch) == len(scratch):
+        pass
+    return stream.is_garbled
 
 
 def _fill(stream: Stream, buffer: Bytes1D) -> int:

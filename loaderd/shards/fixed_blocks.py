@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,12 +17,13 @@ from loaderd.schema import FixedRecords
 from loaderd.shards.access import Access
 from loaderd.shards.compression import Compression, OnRead, tell_nobody
 from loaderd.shards.crc import Bytes1D
-from loaderd.shards.fixed import fixed_piece, open_fixed, scan_fixed
+from loaderd.shards.fixed import Stream, fixed_piece, is_garbled, open_fixed, scan_fixed
 from loaderd.shards.framing import Ends
 from loaderd.shards.inflate import gunzip
 from loaderd.shards.npz import Arrays, gather, load_arrays
 from loaderd.shards.reader import Block, BlockPiece, ShardFiles
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.zstd import decompress
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 # More of it comes in pieces.
@@ -83,7 +85,7 @@ class FixedBlockReader(ShardFiles):
         return self._buffer, np.arange(bounds[-1] // size + 1, dtype=np.int64) * size
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
-        """As in ``Reader``. A damage costs the records behind it, up to the end of the block."""
+        """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
         file = self._file(block.shard)
         file.check_unchanged()
         if self._compressions[block.shard] == "npz":
@@ -104,9 +106,15 @@ class FixedBlockReader(ShardFiles):
             yield BlockPiece(begin, fixed_piece(buffer, end - begin, size, begin * size, begin))
 
     def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
-        uri, compression = self._files[block.shard].uri, self._compressions[block.shard]
+        uri = self._files[block.shard].uri
+        # What is too large to be inflated for that was checked when it was indexed.
+        if self.can_read_together(block) and is_garbled(whole := self._stream(block)):
+            assert whole.damage is not None
+            for number in range(first, stop):
+                yield replace(whole.damage, record=block.first_record + number, lost_bytes=0)
+            return
         offset = first * self._records.record_bytes
-        stream = open_fixed(uri, self._file(block.shard), block.offset, block.num_bytes, compression, self._on_read)
+        stream = self._stream(block)
         stream.skip(offset)
         reached = first
         for found in scan_fixed(uri, stream, self._records, block.first_record + first, offset):
@@ -124,13 +132,15 @@ class FixedBlockReader(ShardFiles):
             end, expected = reached * self._records.record_bytes, f"{block.count} records, as when it was indexed"
             yield Damage(uri, block.first_record + number, end, expected, f"{reached}")
 
+    def _stream(self, block: Block) -> Stream:
+        uri, compression = self._files[block.shard].uri, self._compressions[block.shard]
+        return open_fixed(uri, self._file(block.shard), block.offset, block.num_bytes, compression, self._on_read)
+
 
 def _inflate(stored: memoryview, place: memoryview) -> bool:
-    """Inflate the records of a block to their place; False for whoever does it slowly: zstd, and what is damaged."""
-    if stored[:3] != _GZIP_MAGIC:
-        return False
+    """Inflate the records of a block to their place; False where anything is wrong."""
     try:
-        data = gunzip(stored)
+        data = gunzip(stored) if stored[:3] == _GZIP_MAGIC else decompress(stored)
     except Exception:  # each library has errors of its own
         return False
     if len(data) < len(place):

@@ -65,10 +65,12 @@ class _Found:
 
     def add_stream(self, start: int, num_bytes: int, compression: Compression, of: str = "") -> None:
         """What a part of the file holds; ``of``: the member of a tar that it is."""
-        first, count, size = self._next_record, 0, self._records.record_bytes
+        first, count, size, digest = self._next_record, 0, self._records.record_bytes, self._digest
         stream = open_fixed(self._file.uri, self._opened, start, num_bytes, compression, self._on_read)
         for found in scan_fixed(self._file.uri, stream, self._records, first, 0):
             if isinstance(found, Damage):
+                if stream.is_garbled:
+                    self._next_record, self._digest, count = first, digest, 0
                 self._add_damage(found, of)
             else:
                 self._add_digest(found.buffer[: found.num_records * size])

@@ -14,6 +14,14 @@ from loaderd.shards.shard_file import OpenFile
 _READ_BYTES = 1 << 18
 
 
+def decompress(data: memoryview) -> bytes:
+    """All of a zstd file that is in memory. Raises OSError."""
+    import pyarrow as pa
+
+    inflated: bytes = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
+    return inflated
+
+
 class FileReader(io.RawIOBase):
     """A file that is open for reading at any offset, as Python's libraries want one."""
 
@@ -50,6 +58,7 @@ class ZstdStream:
         self._most = _READ_BYTES
         self.inflated_bytes = 0
         self.damage: Damage | None = None
+        self.is_garbled = False
         self._begin()
 
     def _begin(self) -> None:
@@ -76,6 +85,7 @@ class ZstdStream:
         """Go back to where the step began, for a shorter one; a step of a byte is damage."""
         if self._most == 1:
             expected = f"valid compressed data behind compressed byte {self._reader.tell()}"
+            self.is_garbled = "Truncated" not in said
             self.damage = Damage(self._shard, -1, self.inflated_bytes, expected, said, lost_bytes=-1)
             return
         self._most //= 2
