@@ -20,7 +20,21 @@ if TYPE_CHECKING:
     from loaderd.options import Shuffle, Storage
     from loaderd.plan.positions import Position
     from loaderd.randomness import RecordRandom
-    from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
+    from loaderd.schema import (
+        Array,
+        Bits,
+        Derived,
+        Fill,
+        FixedRecords,
+        Float,
+        Int64,
+        Packed,
+        PackedBits,
+        Planes,
+        Raw,
+        Schema,
+        Spread,
+    )
     from loaderd.statistics import Statistics, StorageCounts
     from loaderd.symmetry import board_symmetry
     from loaderd.tls import TLS
@@ -35,18 +49,22 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capit
     "Dataset",
     "Derived",
     "Diagnosis",
+    "Fill",
+    "FixedRecords",
     "Float",
     "Int64",
     "Loader",
     "Mix",
     "Packed",
     "PackedBits",
+    "Planes",
     "Position",
     "Raw",
     "RecordRandom",
     "Schema",
     "ServedLoader",
     "Shuffle",
+    "Spread",
     "Statistics",
     "Storage",
     "StorageCounts",
@@ -59,7 +77,11 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capit
 
 _HOME = {
     **dict.fromkeys(
-        ["Array", "Bits", "Derived", "Float", "Int64", "Packed", "PackedBits", "Raw", "Schema"], "schema"
+        [
+            *("Array", "Bits", "Derived", "Fill", "FixedRecords", "Float", "Int64"),
+            *("Packed", "PackedBits", "Planes", "Raw", "Schema", "Spread"),
+        ],
+        "schema",
     ),
     **dict.fromkeys(["Concat", "Dataset", "Mix"], "dataset"),
     **dict.fromkeys(["ServedLoader", "connect"], "client.connect"),

@@ -6,6 +6,7 @@ checked by it. :data:`CHANNEL_ORDER` and the three values are there for candidat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd import Array, Bits, Int64, Packed, PackedBits, Schema, schemas
+from loaderd import Array, Bits, Derived, Fill, Int64, PackedBits, Planes, Schema, Spread, schemas
 from loaderd.decode.example import RecordFault, parse_example
 from loaderd.errors import Damage
+from loaderd.schema import Field
 from loaderd.shards.compression import detect_compression, open_stream
 from loaderd.shards.files import open_shard
 from loaderd.shards.framing import scan
@@ -66,21 +68,44 @@ def decode(schema: Schema, stored: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     found: Arrays = {}
     for name in schema.evaluation_order:
         field = schema.definition_of(name)
-        if isinstance(field, Bits):
-            bits = np.unpackbits(stored[field.feature], axis=1)[:, field.start : field.start + field.num_bits]
-            ordered = bits.reshape(len(bits), -1, field.num_channels)[..., field.order]
-            values = np.where(ordered == 1, field.channel_scale.astype(field.dtype), np.zeros((), field.dtype))
-        elif isinstance(field, Packed):
-            values = stored[field.feature]
-        elif isinstance(field, Array):
-            values = stored[field.feature].astype(schema.spec_of(name).dtype)
-            values = values if field.scale is None else values * values.dtype.type(field.scale)
-            values = values if field.offset is None else values + values.dtype.type(field.offset)
-        else:
+        if isinstance(field, Derived):
             values = np.asarray(field.function(*(found[source] for source in field.inputs)))
+        else:
+            values = _decode_field(field, stored)
         spec = schema.spec_of(name)
         found[name] = values.astype(spec.dtype).reshape(-1, *spec.shape)
     return {name: found[name] for name in schema.fields}
+
+
+def _decode_field(field: Field, stored: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The values of a field that is not derived, (n, …), in any shape that has so many."""
+    if isinstance(field, Planes):
+        num_records = len(next(iter(stored.values())))
+        parts = [_decode_field(part, stored) for part in field.parts]
+        return np.concatenate([part.reshape(len(part), -1).repeat(num_records // len(part), 0) for part in parts], 1)
+    if isinstance(field, Fill):
+        return np.full((1, *field.shape), field.value, field.dtype)
+    assert not isinstance(field, Derived)
+    values = stored[field.feature]
+    if isinstance(field, Bits):
+        if field.plane_bytes is not None:
+            planes = values[:, field.start // 8 :][:, : field.shape[0] * field.plane_bytes]
+            values = planes.reshape(len(values), field.shape[0], field.plane_bytes)
+        bits = np.unpackbits(values, axis=-1, bitorder="big" if field.bit_order == "big" else "little")
+        first, count = (field.start, field.num_bits) if field.plane_bytes is None else (0, field.plane_bits)
+        bits = bits[..., first : first + count]
+        ordered = bits.reshape(len(bits), -1, field.num_channels)[..., field.order]
+        return np.where(ordered == 1, field.channel_scale.astype(field.dtype), np.zeros((), field.dtype))
+    if isinstance(field, Spread):
+        spread = (values.astype(np.float64) * field.scale).astype(field.dtype).reshape(len(values), -1, 1)
+        return np.repeat(spread, math.prod(field.shape), axis=-1)
+    if isinstance(field, Array):
+        if field.first is not None:
+            values = values.reshape(len(values), -1)[:, field.first :][:, : math.prod(field.shape or ())]
+        values = values.astype(field.dtype or values.dtype)
+        values = values if field.scale is None else values * values.dtype.type(field.scale)
+        values = values if field.offset is None else values + values.dtype.type(field.offset)
+    return values
 
 
 def read(file: ShardFile) -> Iterator[bytes]:

@@ -60,6 +60,7 @@ class Preparation:
         self.listing = listing
         self._known = known
         self._storage = cloudpickle.dumps(options.storage)
+        self._records = cloudpickle.dumps(dataset.schema.records)
         self._slow_said: set[type] = set()
         self._began_s = self._finished_s = time.monotonic()
         self.sets: list[list[ShardFile]] = []
@@ -98,7 +99,7 @@ class Preparation:
     def _index_message(self, task: Task) -> IndexTask:
         file, options = self._file_of(task), self._options
         place = [file.uri, file.size_bytes, file.mtime_ns]
-        return IndexTask(task.number, place, options.index_cache, options.block_records, self._storage)
+        return IndexTask(task.number, place, options.index_cache, options.block_records, self._storage, self._records)
 
     def _file_of(self, task: Task) -> ShardFile:
         assert self.index_pass is not None and isinstance(task.work, IndexWork)
@@ -128,7 +129,7 @@ class Preparation:
         files = [file for files in self.sets for file in files]
         self.index_pass = IndexPass(
             files,
-            IndexCache(options.index_cache, options.block_records),
+            IndexCache(options.index_cache, options.block_records, self._dataset.schema.records),
             self._known,
             options.storage.requests,
         )

@@ -49,10 +49,11 @@ def bits_engine(field: Bits, feature_offset: int) -> Engine:
     compiled = compiled_engine(layout)
     if compiled is not None:
         return compiled
-    if layout.keeps_to_bytes:
+    if layout.keeps_to_bytes and not layout.plane_bytes:
         return ExpandBytes(layout)
     if (
-        layout.lead == 0
+        layout.is_plain
+        and layout.lead == 0
         and layout.group_bytes in _VALUES_PER_CODE
         and layout.num_bits % (8 * layout.group_bytes) == 0
     ):

@@ -132,11 +132,10 @@ class SelectBits:
         """``starts``: for each section the first value of each run of its first time."""
         itemsize = layout.scale.dtype.itemsize
         self._loop = _compiled(lanes, itemsize)
-        self._record_bytes = layout.num_bits * itemsize
         self._tables, self._arguments = [], []
         for section, first in starts.items():
             tables = _tables(layout, first[:, None] + np.arange(lanes))
-            strides = (section.size // 8, section.size * itemsize)
+            strides = (layout.plane_bytes or section.size // 8, section.size * itemsize)
             self._tables.append(tables)  # what the pointers point to
             self._arguments.append((section.count, *strides, len(first), *[table.ctypes.data for table in tables]))
 
@@ -145,7 +144,7 @@ class SelectBits:
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         if len(rows):
-            memory = (rows.ctypes.data, len(rows), rows.shape[1], out.ctypes.data, self._record_bytes)
+            memory = (rows.ctypes.data, len(rows), rows.shape[1], out.ctypes.data, out.strides[0])
             for arguments in self._arguments:
                 self._loop(*memory, *arguments)
 
@@ -182,6 +181,8 @@ def compiled_engine(layout: BitLayout) -> SelectBits | None:
 def _sections(layout: BitLayout) -> list[_Section]:
     """What a record consists of. They begin with a place's first channel; what is repeated has whole bytes."""
     channels = len(layout.order)
+    if layout.plane_bytes:
+        return [_Section(0, layout.plane_bits, layout.num_bits // layout.plane_bits)]
     group = math.lcm(channels, 8)
     groups = layout.num_bits // group
     least = min(groups, -(-groups * group // _MAX_SECTION_VALUES))

@@ -5,6 +5,7 @@
     rows (n, row_bytes) ──┬── Bits ─────► loaderd.decode.compiled, or loaderd.decode.bits
                           ├── Packed ───► CopyBytes
                           ├── Array ────► CastValues or LookUpValues
+                          ├── Spread, Fill, Planes ──► loaderd.decode.planes
                           └── other fields ── Derived ──► the user's function
                               (and the record's key)
 
@@ -15,6 +16,7 @@ chunk only.
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -25,9 +27,11 @@ import numpy as np
 from loaderd.decode.bits import bits_engine
 from loaderd.decode.compiled import SelectBits
 from loaderd.decode.layout import AnyArray, Bytes, Engine
+from loaderd.decode.planes import FillValue, JoinPlanes, SpreadValues
 from loaderd.errors import OptionError, WorkerError
 from loaderd.randomness import RecordRandom
-from loaderd.schema import Array, Bits, Derived, Packed, Schema
+from loaderd.schema import Array, Bits, Derived, Field, Fill, Packed, Planes, Schema, Spread
+from loaderd.schema.specs import spec_of
 from loaderd.stages import Spent
 from loaderd.statistics import Kernels
 
@@ -62,7 +66,7 @@ class BatchDecoder:
         self._chunk_records = max(1, min(_MAX_CHUNK_RECORDS, _MAX_SCRATCH_BYTES // max(1, scratch_record_bytes)))
         for engine in engines:
             engine.reserve(self._chunk_records)
-        self.kernels: Kernels = "compiled" if any(isinstance(each, SelectBits) for each in engines) else "numpy"
+        self.kernels: Kernels = "compiled" if any(map(_is_compiled, engines)) else "numpy"
         """Whether any field is decoded by compiled code."""
         self._intermediates = {
             name: np.empty((self._chunk_records, *spec.shape), spec.dtype) for name, spec in intermediates.items()
@@ -127,6 +131,24 @@ def _engine(schema: Schema, name: str) -> Engine | DeriveField:
     definition = schema.definition_of(name)
     if isinstance(definition, Derived):
         return DeriveField(name, definition)
+    return _engine_of(schema, name, definition)
+
+
+def _is_compiled(engine: Engine) -> bool:
+    parts = engine.engines if isinstance(engine, JoinPlanes) else [engine]
+    return any(isinstance(part, SelectBits) for part in parts)
+
+
+def _engine_of(schema: Schema, name: str, definition: Field) -> Engine:
+    """The engine of a field, or of a part of it; ``name``: of the field."""
+    assert not isinstance(definition, Derived)
+    if isinstance(definition, Fill):
+        return FillValue(definition)
+    spec = spec_of(name, definition, schema.features)
+    if isinstance(definition, Planes):
+        shapes = [spec_of(name, part, schema.features).shape for part in definition.parts]
+        engines = [_engine_of(schema, name, part) for part in definition.parts]
+        return JoinPlanes(list(zip(engines, shapes, strict=True)), spec.dtype)
     feature = schema.features[definition.feature]
     fields = schema.row_dtype.fields
     assert fields is not None
@@ -136,8 +158,13 @@ def _engine(schema: Schema, name: str) -> Engine | DeriveField:
     columns = slice(start, start + feature.num_bytes)
     if isinstance(definition, Packed):
         return CopyBytes(columns)
-    dtype = schema.spec_of(name).dtype
+    dtype = spec.dtype
     stored = feature.row_dtype.base
+    if isinstance(definition, Spread):
+        return SpreadValues(columns, stored, feature.row_dtype.shape, definition)
+    if definition.first is not None:
+        first = start + definition.first * stored.itemsize
+        columns = slice(first, first + math.prod(spec.shape) * stored.itemsize)
     small_float = dtype.kind not in "iub" and dtype.itemsize <= 2
     engine = LookUpValues if small_float and stored.itemsize == 1 else CastValues
     return engine(columns, stored, dtype, definition)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +39,9 @@ class BitLayout:
 
     They start ``lead`` bits (0…7) into byte ``first_byte``. ``order`` gives the stored channel of each channel of
     the output, and ``scale`` what a set bit of it becomes: intp and the field's dtype, (num_channels,).
+
+    ``is_little``: the least significant bit of a byte comes first. Where ``plane_bytes`` is not 0, there are
+    ``plane_bits`` values in each so many bytes, and padding behind them.
     """
 
     first_byte: int
@@ -46,6 +49,9 @@ class BitLayout:
     num_bits: int
     order: Indices
     scale: AnyArray
+    is_little: bool = False
+    plane_bits: int = 0
+    plane_bytes: int = 0
 
     @classmethod
     def of(cls, field: Bits, feature_offset: int) -> BitLayout:
@@ -55,12 +61,18 @@ class BitLayout:
             num_bits=field.num_bits,
             order=field.order,
             scale=field.channel_scale.astype(field.dtype),
+            is_little=field.bit_order == "little",
+            plane_bits=0 if field.plane_bytes is None else field.plane_bits,
+            plane_bytes=field.plane_bytes or 0,
         )
 
     @property
     def num_bytes(self) -> int:
         """How many bytes the bits touch."""
-        return (self.lead + self.num_bits + 7) // 8
+        if not self.plane_bytes:
+            return (self.lead + self.num_bits + 7) // 8
+        num_planes = self.num_bits // self.plane_bits
+        return (num_planes - 1) * self.plane_bytes + (self.plane_bits + 7) // 8
 
     @property
     def columns(self) -> slice:
@@ -79,10 +91,20 @@ class BitLayout:
 
     @property
     def source(self) -> Indices:
-        """intp, (num_bits,): from which of all bits of those bytes each value comes."""
+        """intp, (num_bits,): from which of all bits of those bytes each value comes, the most significant first."""
         value = np.arange(self.num_bits)
         channel = value % len(self.order)
-        return self.lead + value - channel + self.order[channel]
+        source: Indices = self.lead + value - channel + self.order[channel]
+        if self.plane_bytes:
+            source += value // self.plane_bits * (8 * self.plane_bytes - self.plane_bits)
+        if self.is_little:
+            source += 7 - 2 * (source % 8)
+        return source
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether bits follow each other, the most significant of a byte first."""
+        return not self.is_little and not self.plane_bytes
 
     @property
     def keeps_to_bytes(self) -> bool:
@@ -92,4 +114,5 @@ class BitLayout:
 
     def in_stored_order(self, first_byte: int, num_bits: int) -> BitLayout:
         """The layout of the first ``num_bits`` bits once they are in order, from ``first_byte`` on."""
-        return replace(self, first_byte=first_byte, lead=0, num_bits=num_bits, order=np.arange(len(self.order)))
+        order = np.arange(len(self.order))
+        return BitLayout(first_byte, 0, num_bits, order, self.scale)

@@ -94,7 +94,7 @@ class UseServers(NamedTuple):
 class IndexTask(NamedTuple):
     """Daemon: index this file ([uri, size_bytes, mtime_ns]), and keep that in the cache (``options.index_cache``).
 
-    ``storage`` as in ListTask.
+    ``storage`` as in ListTask. ``records``: how those of fixed size are stored (``FixedRecords``, or None), pickled.
     """
 
     task: int
@@ -102,6 +102,7 @@ class IndexTask(NamedTuple):
     index_cache: str
     block_records: int
     storage: bytes
+    records: bytes
 
 
 class ProbeTask(NamedTuple):

@@ -1,9 +1,11 @@
 """What a record stores, and what a batch shall hold: a description, with no decoding in it."""
 
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape, resolve_dtype
-from loaderd.schema.fields import Array, Bits, Derived, Field, Packed
+from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread
 from loaderd.schema.packed import packed_schema, unpacking_schema
-from loaderd.schema.schema import FieldSpec, Schema
+from loaderd.schema.records import FixedRecords
+from loaderd.schema.schema import Schema
+from loaderd.schema.specs import FieldSpec
 
 __all__ = [
     "Array",
@@ -12,13 +14,17 @@ __all__ = [
     "Feature",
     "Field",
     "FieldSpec",
+    "Fill",
+    "FixedRecords",
     "Float",
     "Int64",
     "Packed",
     "PackedBits",
+    "Planes",
     "Raw",
     "Schema",
     "Shape",
+    "Spread",
     "packed_schema",
     "resolve_dtype",
     "unpacking_schema",

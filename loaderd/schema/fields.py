@@ -23,6 +23,10 @@ class Bits:
     ``shape`` fills from bit ``start`` on, in C order. The last axis holds the channels: channel ``c`` of the
     output is stored channel ``channel_order[c]`` (default: as stored), times ``scale[c]`` (a number, or one a
     channel of the *output*; default 1). ``dtype``: any real numpy dtype, bool, or "bfloat16".
+
+    ``bit_order``: ``"big"`` where the most significant bit of a byte comes first, or ``"little"``. ``plane_bytes``:
+    each entry of the first axis is a plane that takes so many bytes; what its bits do not fill is padding. (Go's 361
+    points in 46 bytes: ``shape=(22, 19, 19), plane_bytes=46``.)
     """
 
     feature: str
@@ -31,9 +35,13 @@ class Bits:
     channel_order: Sequence[int] | None = None
     scale: float | Sequence[float] | None = None
     dtype: Any = "float32"
+    bit_order: str = "big"
+    plane_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_name(self.feature, "Bits: feature")
+        if self.bit_order not in ("big", "little"):
+            raise SchemaError(f'Bits: bit_order must be "big" or "little", got {self.bit_order!r:.200}')
         object.__setattr__(self, "shape", check_shape(self.shape, "Bits"))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
         object.__setattr__(self, "start", check_integer(self.start, "Bits: start", 0))
@@ -50,6 +58,13 @@ class Bits:
             object.__setattr__(self, "channel_order", tuple(int(c) for c in order))
         if self.scale is not None:
             object.__setattr__(self, "scale", _numbers(self.scale, "Bits: scale"))
+        if self.plane_bytes is not None:
+            object.__setattr__(self, "plane_bytes", check_integer(self.plane_bytes, "Bits: plane_bytes", 1))
+            if len(self.shape) < 2 or self.plane_bits > 8 * self.plane_bytes or self.start % 8:
+                raise SchemaError(
+                    f"Bits: planes of {self.plane_bytes} bytes must begin at a whole byte and hold the values of all "
+                    f"axes but the first, got shape {self.shape} from bit {self.start} on"
+                )
         exact = self.channel_scale
         if not np.array_equal(exact.astype(self.dtype).astype(np.float64), exact) and self.dtype.kind in "iub":
             raise SchemaError(f"Bits: scale must be representable in {self.dtype}, got {self.scale!r}")
@@ -57,6 +72,22 @@ class Bits:
     @property
     def num_bits(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def plane_bits(self) -> int:
+        """Values of one entry of the first axis."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def stop(self) -> int:
+        """Behind the last bit that is read."""
+        if self.plane_bytes is None:
+            return self.start + self.num_bits
+        return self.start + (self.shape[0] - 1) * 8 * self.plane_bytes + self.plane_bits
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return (self.feature,)
 
     @property
     def num_channels(self) -> int:
@@ -90,13 +121,18 @@ class Packed:
     def __post_init__(self) -> None:
         check_name(self.feature, "Packed: feature")
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        return (self.feature,)
+
 
 @dataclass(frozen=True)
 class Array:
     """The values of a :class:`Raw`, :class:`Int64` or :class:`Float` feature: ``cast(value) * scale + offset``.
 
     The cast comes first, so the arithmetic is done in ``dtype`` (default: as stored). ``shape`` (default: as
-    stored) may lay the same number of values out in another way.
+    stored) may lay the same number of values out in another way. With ``first``, it is that many values from number
+    ``first`` on, counted in C order: ``Array("targets", shape=(), first=25)`` is one of them.
     """
 
     feature: str
@@ -104,9 +140,14 @@ class Array:
     scale: float | None = None
     offset: float | None = None
     shape: Shape | None = None
+    first: int | None = None
 
     def __post_init__(self) -> None:
         check_name(self.feature, "Array: feature")
+        if self.first is not None:
+            object.__setattr__(self, "first", check_integer(self.first, "Array: first", 0))
+            if self.shape is None:
+                raise SchemaError("Array: first needs a shape, which says how many values there are from there on")
         if self.dtype is not None:
             object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
         for what in ("scale", "offset"):
@@ -117,6 +158,75 @@ class Array:
                 object.__setattr__(self, what, _numbers(value, what))
         if self.shape is not None:
             object.__setattr__(self, "shape", check_shape(self.shape, "Array"))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return (self.feature,)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Each value of a feature that is no PackedBits, spread over a plane: (*the feature's shape, *``shape``).
+
+    What is spread is value · ``scale``, computed in float64 and rounded to ``dtype`` once.
+    """
+
+    feature: str
+    shape: Shape
+    scale: float = 1.0
+    dtype: Any = "float32"
+
+    def __post_init__(self) -> None:
+        check_name(self.feature, "Spread: feature")
+        object.__setattr__(self, "shape", check_shape(self.shape, "Spread"))
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
+        if not isinstance(self.scale, Real):
+            raise SchemaError(f"Spread: scale must be a number, got {self.scale!r:.200}")
+        object.__setattr__(self, "scale", float(self.scale))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return (self.feature,)
+
+
+@dataclass(frozen=True)
+class Fill:
+    """The same ``value`` everywhere: planes that a model wants and no record stores."""
+
+    value: float
+    shape: Shape
+    dtype: Any = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", check_shape(self.shape, "Fill"))
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
+        if not isinstance(self.value, Real):
+            raise SchemaError(f"Fill: value must be a number, got {self.value!r:.200}")
+        object.__setattr__(self, "value", float(self.value))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return ()
+
+
+Part = Bits | Array | Spread | Fill
+
+
+@dataclass(frozen=True)
+class Planes:
+    """The planes of a board, from several features: fields of one dtype, joined along their first axis."""
+
+    parts: Sequence[Part]
+
+    def __post_init__(self) -> None:
+        parts = tuple(self.parts) if isinstance(self.parts, Iterable) else (self.parts,)
+        if not parts or not all(isinstance(part, Part) for part in parts):
+            raise SchemaError(f"Planes: parts must be Bits, Array, Spread or Fill, got {self.parts!r:.200}")
+        object.__setattr__(self, "parts", parts)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(feature for part in self.parts for feature in part.features))
 
 
 @dataclass(frozen=True)
@@ -165,7 +275,7 @@ class Derived:
         return hash((self.inputs, self.shape, self.random))
 
 
-Field = Bits | Packed | Array | Derived
+Field = Bits | Packed | Array | Spread | Fill | Planes | Derived
 
 
 def check_name(name: Any, what: str) -> str:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderd.schema.features import Feature, PackedBits, Raw
-from loaderd.schema.fields import Array, Derived, Field, Packed
+from loaderd.schema.fields import Array, Derived, Field, Fill, Packed, Planes
 from loaderd.schema.schema import Schema
+from loaderd.schema.specs import spec_of
 
 
 def packed_schema(schema: Schema) -> Schema:
@@ -28,10 +29,10 @@ def packed_schema(schema: Schema) -> Schema:
     travelling = _travelling(schema)
     fields: dict[str, Field] = {}
     for name, definition in schema.fields.items():
-        if isinstance(definition, Derived) or definition.feature not in travelling:
+        if not _is_unpacked_later(definition, travelling):
             fields[name] = definition
-        else:
-            feature = definition.feature
+            continue
+        for feature in _features_of(definition):
             is_packed = isinstance(schema.features[feature], PackedBits)
             fields[travelling[feature]] = Packed(feature) if is_packed else Array(feature)
     # A derived field may read those that are not delivered any more.
@@ -51,20 +52,40 @@ def unpacking_schema(schema: Schema) -> Schema:
         features[name] = PackedBits(8 * spec.record_bytes) if is_packed else Raw(spec.dtype, spec.shape)
     fields: dict[str, Field] = {}
     for name, definition in schema.fields.items():
-        if not isinstance(definition, Derived) and definition.feature in travelling:
-            fields[name] = replace(definition, feature=travelling[definition.feature])
+        if _is_unpacked_later(definition, travelling):
+            fields[name] = _renamed(definition, travelling)
         else:
             fields[name] = Packed(name) if isinstance(definition, Packed) else Array(name)
     return Schema(features, fields)
+
+
+def _features_of(definition: Field) -> tuple[str, ...]:
+    return () if isinstance(definition, Derived) else definition.features
+
+
+def _is_unpacked_later(definition: Field, travelling: dict[str, str]) -> bool:
+    """Whether the consumer makes the field, of what travels as it is stored."""
+    features = _features_of(definition)
+    return bool(features) and all(feature in travelling for feature in features)
+
+
+def _renamed(definition: Field, names: dict[str, str]) -> Field:
+    """The field, reading its features under other names."""
+    if isinstance(definition, Planes):
+        return Planes([_renamed(part, names) for part in definition.parts])  # type: ignore[misc]  # parts stay parts
+    if isinstance(definition, (Derived, Fill)):
+        return definition
+    return replace(definition, feature=names[definition.feature])
 
 
 def _travelling(schema: Schema) -> dict[str, str]:
     """The features that travel as they are stored, and under which names: those of no field or intermediate."""
     finished_bytes: dict[str, int] = {}
     for name, definition in schema.fields.items():
-        if not isinstance(definition, Derived):
-            before = finished_bytes.get(definition.feature, 0)
-            finished_bytes[definition.feature] = before + schema.spec_of(name).record_bytes
+        for part in definition.parts if isinstance(definition, Planes) else (definition,):
+            for feature in _features_of(part):
+                num_bytes = spec_of(name, part, schema.features).record_bytes
+                finished_bytes[feature] = finished_bytes.get(feature, 0) + num_bytes
     names: dict[str, str] = {}
     for feature, num_bytes in finished_bytes.items():
         if schema.features[feature].num_bytes < num_bytes:

@@ -1,10 +1,11 @@
 """Features and fields together: which field reads which feature, and what a row looks like.
 
 A :class:`Schema` has two sides. **Stored features** say what is in each ``tf.train.Example``:
-:class:`PackedBits`, :class:`Raw`, :class:`Int64`, :class:`Float`. **Fields** say what comes out of a batch:
-:class:`Bits`, :class:`Packed`, :class:`Array`, :class:`Derived`. Between the two lies the **row**: the stored
-features of one record, each at a fixed place in a fixed number of bytes. Records are shuffled and kept as rows,
-and become fields last.
+:class:`PackedBits`, :class:`Raw`, :class:`Int64`, :class:`Float`; or, by :class:`FixedRecords`, in each record of
+fixed size. **Fields** say what comes out of a batch: :class:`Bits`, :class:`Packed`, :class:`Array`,
+:class:`Spread`, :class:`Fill`, some of these joined in :class:`Planes`, and :class:`Derived`. Between the two lies
+the **row**: the stored features of one record, each at a fixed place in a fixed number of bytes. Records are shuffled
+and kept as rows, and become fields last.
 
 ::
 
@@ -14,7 +15,6 @@ and become fields last.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -24,22 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape
-from loaderd.schema.fields import Array, Bits, Derived, Field, Packed, check_name
+from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw
+from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread, check_name
+from loaderd.schema.records import FixedRecords
+from loaderd.schema.specs import FieldSpec, spec_of
 
 _ROW_ALIGNMENT_BYTES = 8
-
-
-@dataclass(frozen=True)
-class FieldSpec:
-    """What one field of a batch looks like, without the batch dimension."""
-
-    shape: Shape
-    dtype: np.dtype[Any]
-
-    @property
-    def record_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,8 @@ class Schema:
                 check_name(key, f"each key of {name}")
                 if not isinstance(part, kinds):
                     raise SchemaError(f"{name}[{key!r}] must be {_named(kinds)}, got {part!r:.200}", hint=hint)
-            object.__setattr__(self, name, MappingProxyType(dict(parts)))
+            if not isinstance(parts, FixedRecords):  # which nobody can change
+                object.__setattr__(self, name, MappingProxyType(dict(parts)))
         if not self.features or not self.fields:
             raise SchemaError("a schema must have at least one stored feature and one field")
         both = sorted(set(self.fields) & set(self.intermediates))
@@ -83,7 +74,13 @@ class Schema:
         return hash((tuple(self.features), tuple(self.fields)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema, (dict(self.features), dict(self.fields), dict(self.intermediates))
+        features = self.records or dict(self.features)
+        return Schema, (features, dict(self.fields), dict(self.intermediates))
+
+    @property
+    def records(self) -> FixedRecords | None:
+        """How records of fixed size are stored; None: each is a ``tf.train.Example`` in a TFRecord file."""
+        return self.features if isinstance(self.features, FixedRecords) else None
 
     @classmethod
     def of_stored(cls, features: Mapping[str, Feature]) -> Schema:
@@ -109,33 +106,7 @@ class Schema:
 
     def spec_of(self, name: str) -> FieldSpec:
         """Shape and dtype of a field or intermediate; raises SchemaError where it does not fit its feature."""
-        definition = self.definition_of(name)
-        if isinstance(definition, Derived):
-            return FieldSpec(definition.shape, definition.dtype)
-        feature = self.features.get(definition.feature)
-        if feature is None:
-            raise SchemaError(
-                f"field {name!r} reads feature {definition.feature!r}, which is none of {sorted(self.features)}"
-            )
-        if isinstance(definition, Array):
-            if isinstance(feature, PackedBits):
-                raise SchemaError(
-                    f"field {name!r}: feature {definition.feature!r} is PackedBits; read it with Bits or Packed"
-                )
-            return _array_spec(name, definition, feature)
-        if not isinstance(feature, PackedBits):
-            raise SchemaError(
-                f"field {name!r}: feature {definition.feature!r} must be PackedBits, got {type(feature).__name__}"
-            )
-        if isinstance(definition, Packed):
-            return FieldSpec((feature.num_bytes,), definition.dtype)
-        stop = definition.start + definition.num_bits
-        if stop > feature.num_bits:
-            raise SchemaError(
-                f"field {name!r} needs bits {definition.start}…{stop - 1} of feature {definition.feature!r}, "
-                f"which has {feature.num_bits}"
-            )
-        return FieldSpec(definition.shape, definition.dtype)
+        return spec_of(name, self.definition_of(name), self.features)
 
     @property
     def evaluation_order(self) -> list[str]:
@@ -214,11 +185,13 @@ class Schema:
     def stored_fingerprint(self) -> str:
         """A digest of the stored features (not of the fields): which bytes of a record are read."""
         text = repr([(name, repr(feature)) for name, feature in self.features.items()])
+        if self.records is not None:
+            text += repr((self.records.record_bytes, [self.records.offset_of(name) for name in self.records]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 _FEATURE_KINDS = (PackedBits, Raw, Int64, Float)
-_FIELD_KINDS = (Bits, Packed, Array, Derived)
+_FIELD_KINDS = (Bits, Packed, Array, Spread, Fill, Planes, Derived)
 _HINT_FEATURES = "What is stored; what comes out of it belongs in fields. See loaderd_tf.schema_from_features, too."
 _HINT_FIELDS = "What comes out; what is stored in a record belongs in features."
 _PARTS: tuple[tuple[str, tuple[type, ...], str], ...] = (
@@ -231,14 +204,3 @@ _PARTS: tuple[tuple[str, tuple[type, ...], str], ...] = (
 def _named(kinds: tuple[type, ...]) -> str:
     *first, last = (kind.__name__ for kind in kinds)
     return f"{', '.join(first)} or {last}"
-
-
-def _array_spec(name: str, definition: Array, feature: Raw | Int64 | Float) -> FieldSpec:
-    dtype = feature.value_dtype if definition.dtype is None else definition.dtype
-    shape = feature.value_shape if definition.shape is None else definition.shape
-    if math.prod(shape) != feature.num_values:
-        raise SchemaError(f"field {name!r}: shape {shape} must hold {feature.num_values} values")
-    for what, value in (("scale", definition.scale), ("offset", definition.offset)):
-        if value is not None and dtype.kind in "iub" and float(value) != int(value):
-            raise SchemaError(f"field {name!r}: {what} must be a whole number for dtype {dtype}, got {value}")
-    return FieldSpec(shape, dtype.newbyteorder("="))

@@ -16,7 +16,7 @@ import numpy as np
 
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Float, Int64, PackedBits, Raw, Shape, resolve_dtype
-from loaderd.schema.fields import Array, Bits, Derived, Packed
+from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Planes, Spread
 from loaderd.schema.schema import Schema
 
 MAX_PARTS = 1000
@@ -71,14 +71,21 @@ def _part_from_wire(wire: Any, kinds: Mapping[str, type]) -> Any:
     kind = wire.get("kind") if isinstance(wire, Mapping) else None
     _require(isinstance(kind, str) and kind in kinds, "a part of a schema", f"of the kinds {list(kinds)}", wire)
     values = _VALUES[kinds[str(kind)]]
-    _require_keys(wire, {"kind", *values}, str(kind))
-    return kinds[str(kind)](**{key: read(wire[key]) for key, read in values.items()})
+    given = {key: read for key, read in values.items() if key in wire or key not in _SELDOM}
+    _require_keys(wire, {"kind", *given}, str(kind))
+    return kinds[str(kind)](**{key: read(wire[key]) for key, read in given.items()})
 
 
 def _part_to_wire(name: str, part: Any) -> dict[str, Any]:
     if isinstance(part, Derived):
         raise SchemaError(f"field {name!r}: a schema that travels must have no Derived field")
-    return {"kind": type(part).__name__, **{key: _value_to_wire(getattr(part, key)) for key in _VALUES[type(part)]}}
+    if isinstance(part, Planes):
+        return {"kind": "Planes", "parts": [_part_to_wire(name, each) for each in part.parts]}
+    values = {key: getattr(part, key) for key in _VALUES[type(part)]}
+    said = {
+        key: _value_to_wire(value) for key, value in values.items() if key not in _SELDOM or value != _SELDOM[key]
+    }
+    return {"kind": type(part).__name__, **said}
 
 
 def _require(condition: bool, what: str, must: str, got: Any) -> None:
@@ -160,6 +167,12 @@ def _dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
+def _planes(value: Any) -> list[Any]:
+    few = isinstance(value, (list, tuple)) and len(value) <= MAX_PARTS
+    _require(few, "the parts of planes", f"a list of at most {MAX_PARTS}", value)
+    return [_part_from_wire(part, _PARTS_OF_PLANES) for part in value]
+
+
 _VALUES: dict[type, dict[str, Callable[[Any], Any]]] = {
     PackedBits: {"num_bits": _count},
     Raw: {"dtype": _dtype, "shape": _shape},
@@ -172,6 +185,8 @@ _VALUES: dict[type, dict[str, Callable[[Any], Any]]] = {
         "channel_order": _optional(_list_of(_count)),
         "scale": _optional(_scale),
         "dtype": _dtype,
+        "bit_order": _text,
+        "plane_bytes": _optional(_count),
     },
     Packed: {"feature": _text},
     Array: {
@@ -180,7 +195,14 @@ _VALUES: dict[type, dict[str, Callable[[Any], Any]]] = {
         "scale": _optional(_number),
         "offset": _optional(_number),
         "shape": _optional(_shape),
+        "first": _optional(_count),
     },
+    Spread: {"feature": _text, "shape": _shape, "scale": _number, "dtype": _dtype},
+    Fill: {"value": _number, "shape": _shape, "dtype": _dtype},
+    Planes: {"parts": _planes},
 }
+# Left out where they are these: so that who knows nothing of them need not.
+_SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None}
 _FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
-_FIELDS = {kind.__name__: kind for kind in (Bits, Packed, Array)}
+_FIELDS = {kind.__name__: kind for kind in (Bits, Packed, Array, Spread, Fill, Planes)}
+_PARTS_OF_PLANES = {kind.__name__: kind for kind in (Bits, Array, Spread, Fill)}

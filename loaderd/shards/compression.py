@@ -17,7 +17,8 @@ from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
 from loaderd.shards.shard_file import OpenFile
 
-Compression = Literal["none", "gzip", "zlib"]
+Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz"]
+"""How a shard wraps its records: the first three are those of TFRecord; those of records of fixed size: ``fixed``."""
 OnRead = Callable[[int], None]
 """Is told, after each read of a shard from front to back, at which of the file's bytes that stands."""
 
@@ -39,7 +40,7 @@ _OTHERS = {
 """How files begin that are no shards, and what they are."""
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 _HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
-_HINT_OTHER = "Shards are TFRecord files, plain or compressed with GZIP or ZLIB."
+_HINT_OTHER = "Shards are TFRecord files, plain or compressed with GZIP or ZLIB, or what FixedRecords describes."
 _HINT_COMPRESSED = "Decompress it, or compress it with gzip instead."
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
@@ -55,7 +56,7 @@ def detect_compression(shard: str, file: OpenFile) -> Compression:
     header_crc = int.from_bytes(head[8:HEADER_BYTES], "little")
     if got >= HEADER_BYTES and masked_crc(bytes(head[:8])) == header_crc:
         return "none"
-    _refuse_others(shard, bytes(head[:got]))
+    refuse_others(shard, bytes(head[:got]), "a TFRecord file, plain, GZIP or ZLIB", _HINT_OTHER)
     if head.startswith(_GZIP_MAGIC):
         return "gzip"
     # The first byte says "deflate, 32 KiB window"; the two bytes together are a multiple of 31. One length in 500
@@ -64,15 +65,16 @@ def detect_compression(shard: str, file: OpenFile) -> Compression:
     return "zlib" if looks_like_zlib and (got < 8 or any(head[4:8])) else "none"
 
 
-def _refuse_others(shard: str, head: bytes) -> None:
+def refuse_others(shard: str, head: bytes, expected: str, hint: str) -> None:
+    """Raise ShardReadError where what begins with ``head`` is of a kind that is known, and not ``expected``."""
     found = [what for magic, what in _OTHERS.items() if head.startswith(magic)]
     if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
         found.append("a tar archive")
     if found:
-        damage = Damage(shard, 0, 0, "a TFRecord file, plain, GZIP or ZLIB", f"one that is {found[0]}", lost_bytes=-1)
+        damage = Damage(shard, 0, 0, expected, f"one that is {found[0]}", lost_bytes=-1)
         compressed = found[0].startswith("compressed")
         text = f"{shard} is {found[0]}, {'which loaderd does not read' if compressed else 'and no shard'}"
-        hint = f"{_HINT_OTHER} {_HINT_COMPRESSED}" if compressed else _HINT_OTHER
+        hint = f"{hint} {_HINT_COMPRESSED}" if compressed else hint
         raise ShardReadError(text, hint=hint, damage=damage)
 
 
@@ -93,6 +95,7 @@ class PlainStream:
     """A file from front to back."""
 
     damage: Damage | None = None
+    is_garbled = False
 
     def __init__(self, file: OpenFile, on_read: OnRead) -> None:
         self._file = file
@@ -132,6 +135,8 @@ class InflatedStream:
         self._buffer = bytearray(_READ_BYTES)
         self.inflated_bytes = 0
         self.damage: Damage | None = None
+        self.is_garbled = False
+        """Whether what came before the damage may be wrong as well: nobody knows where it begins."""
 
     def read_into(self, view: memoryview) -> int:
         """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
@@ -142,6 +147,7 @@ class InflatedStream:
             try:
                 data = self._inflate(len(view))
             except zlib.error as error:
+                self.is_garbled = True
                 self._fail("valid compressed data", str(error))
                 return 0
             if data:

@@ -60,7 +60,8 @@ class Piece:
 
     ``buffer``: uint8; valid until the scan goes on. ``ends``: int64, (n + 1,): where in the buffer each frame
     starts, and where the last one ends. ``offset``: where in the stream ``ends[0]`` is. ``first_record``: the number
-    of the first of them in the stream. ``bad``: which of them (from 0) have a damaged payload.
+    of the first of them in the stream. ``bad``: which of them (from 0) have a damaged payload. ``header_bytes`` and
+    ``footer_bytes`` are those of each frame; records of fixed size have none.
     """
 
     buffer: Bytes1D
@@ -68,6 +69,8 @@ class Piece:
     offset: int
     first_record: int
     bad: tuple[int, ...] = ()
+    header_bytes: int = HEADER_BYTES
+    footer_bytes: int = FOOTER_BYTES
 
     @property
     def num_records(self) -> int:
@@ -82,12 +85,12 @@ class Piece:
     @property
     def payload_starts(self) -> Ends:
         """int64, (n,): where in the buffer each record's data starts."""
-        return self.ends[:-1] + HEADER_BYTES
+        return self.ends[:-1] + self.header_bytes
 
     @property
     def payload_lengths(self) -> Ends:
         """int64, (n,): bytes of each record's data."""
-        return np.diff(self.ends) - FRAME_BYTES
+        return np.diff(self.ends) - self.header_bytes - self.footer_bytes
 
 
 def walk(buffer: Bytes1D, start: int, stop: int) -> Ends:

@@ -41,7 +41,7 @@ from loaderd.shards.shard_file import ShardFile
 
 INDEX_VERSION = 2
 ANCHOR_RECORDS = 32
-_MAX_BLOCK_BYTES = 8 << 20
+MAX_BLOCK_BYTES = 8 << 20
 # The name of a file may be no valid Unicode.
 _UNICODE_ERRORS = "surrogatepass"
 _ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs")
@@ -226,7 +226,7 @@ class _Blocks:
             return 0
         if self._block_records is None:
             return 1 << 62
-        return 0 if num_bytes >= _MAX_BLOCK_BYTES else self._block_records - count
+        return 0 if num_bytes >= MAX_BLOCK_BYTES else self._block_records - count
 
     def arrays(self) -> tuple[Uints, ...]:
         """Everything in :class:`ShardIndex` that is an array, in its order."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loaderd.redaction import redacted
+from loaderd.schema import FixedRecords
 from loaderd.shards.index import INDEX_VERSION, ShardIndex, decode_index
 from loaderd.shards.index_pruning import SUFFIX, mark_used, prune_if_due
 from loaderd.shards.shard_file import ShardFile
@@ -42,15 +43,16 @@ def _expanded(path: str) -> Path:
 class IndexCache:
     """Where indexes are kept: in one folder (``"user"`` or a path), beside the shards (``"beside"``), or nowhere."""
 
-    def __init__(self, where: str, block_records: int) -> None:
+    def __init__(self, where: str, block_records: int, records: FixedRecords | None = None) -> None:
+        """``records``: how those of fixed size are stored, on which the index depends."""
         self._where = where
-        self._block_records = block_records
+        self._of = f"{block_records}" if records is None else f"{block_records}\0{records!r}"
 
     def path_of(self, file: ShardFile) -> Path | None:
         """Where the index of ``file`` is kept; None if it is not kept at all. Raises OSError if it cannot be said."""
         if self._where == "none":
             return None
-        key = f"{INDEX_VERSION}\0{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}\0{self._block_records}"
+        key = f"{INDEX_VERSION}\0{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}\0{self._of}"
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
         if self._where == "beside" and "://" not in file.uri:
             shard = Path(file.uri)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from loaderd.protocol.worker_messages import IndexTask, ListTask, LoadTask, Prob
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import list_shards
+from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
@@ -44,8 +46,12 @@ def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | Non
 def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> list[Any]:
     """As Done says of it."""
     access = access or Access()
-    index = build_index(ShardFile(*task.file), task.block_records, on_read, access)
-    unstored = IndexCache(task.index_cache, task.block_records).store(index)
+    file, records = ShardFile(*task.file), pickle.loads(task.records)
+    if records is None:
+        index = build_index(file, task.block_records, on_read, access)
+    else:
+        index = build_fixed_index(file, records, task.block_records, on_read, access)
+    unstored = IndexCache(task.index_cache, task.block_records, records).store(index)
     return [index.encode(), None if unstored is None else str(unstored), list(astuple(access.take_counts()))]
 
 

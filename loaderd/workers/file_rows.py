@@ -13,8 +13,8 @@ from loaderd.errors import LoaderdError
 from loaderd.plan.selection import numbers_that
 from loaderd.schema import Schema
 from loaderd.shards.access import Access
-from loaderd.shards.blocks import Block
 from loaderd.shards.compression import OnRead, tell_nobody
+from loaderd.shards.reader import Block
 from loaderd.shards.shard_file import ShardFile
 from loaderd.stages import Spent
 from loaderd.workers.load import Part, WindowLoader

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.decode.fixed import FixedParser
 from loaderd.decode.rows import RowParser
 from loaderd.errors import (
     CorruptRecordError,
@@ -29,10 +30,11 @@ from loaderd.errors import (
 from loaderd.randomness import splitmix64
 from loaderd.schema import Schema
 from loaderd.shards.access import Access
-from loaderd.shards.blocks import Block, BlockReader
+from loaderd.shards.blocks import BlockReader
 from loaderd.shards.compression import Compression, OnRead, tell_nobody
-from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES
+from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.framing import Piece
+from loaderd.shards.reader import Block, Reader
 from loaderd.shards.shard_file import ShardFile
 from loaderd.stages import Spent, Stage
 
@@ -68,16 +70,17 @@ class Part:
         return splitmix64(np.uint64(self.key), np.arange(start, start + count, dtype=np.uint64))
 
 
-def _groups(parts: list[Part]) -> Iterator[list[Part]]:
+def _groups(parts: list[Part], reader: Reader) -> Iterator[list[Part]]:
     """Parts whose blocks are read together: where few records of each are wanted, a task has very many."""
     group: list[Part] = []
     num_bytes = 0
     for part in parts:
-        if group and num_bytes + part.block.num_bytes > _MAX_TOGETHER_BYTES:
+        more = reader.memory_bytes(part.block)
+        if group and num_bytes + more > _MAX_TOGETHER_BYTES:
             yield group
             group, num_bytes = [], 0
         group.append(part)
-        num_bytes += part.block.num_bytes
+        num_bytes += more
     if group:
         yield group
 
@@ -103,9 +106,15 @@ class WindowLoader:
     ) -> None:
         self._files = files
         self._spent: Spent = [0] * len(Stage) if spent is None else spent
-        self.reader = BlockReader(files, compressions, on_read, access, self._spent)
+        self.reader: Reader
         """What reads blocks; those that are far away may be begun ahead."""
-        self._parser = RowParser(schema)
+        self._parser: RowParser | FixedParser
+        if schema.records is None:
+            self.reader = BlockReader(files, compressions, on_read, access, self._spent)
+            self._parser = RowParser(schema)
+        else:
+            self.reader = FixedBlockReader(schema.records, files, compressions, on_read, access, self._spent)
+            self._parser = FixedParser(schema)
         self._row_bytes = schema.row_bytes
         self._needs_keys = schema.needs_record_key
         self._record_keys = schema.record_keys
@@ -120,7 +129,8 @@ class WindowLoader:
         Returns the places that could not be written, and why. Raises StorageError: then nothing is known of them.
         """
         alone = [part for part in parts if not self.reader.can_read_together(part.block)]
-        for together in _groups([part for part in parts if self.reader.can_read_together(part.block)]):
+        can_be_together = [part for part in parts if self.reader.can_read_together(part.block)]
+        for together in _groups(can_be_together, self.reader):
             if not self._load_together(together, window):
                 alone += together
         return [fault for part in alone for fault in self._load_one(part, window)]
@@ -147,7 +157,7 @@ class WindowLoader:
         if run is None:
             return False
         buffer, ends = run
-        starts, lengths = ends[:-1] + HEADER_BYTES, np.diff(ends) - FRAME_BYTES
+        starts, lengths = self.reader.payloads(ends)
         places = np.concatenate([part.places for part in parts])
         wanted = places >= 0
         if not wanted.all():
@@ -205,7 +215,7 @@ class WindowLoader:
                 piece.offset + int(piece.ends[number] - piece.ends[0]),
                 mismatch.expected,
                 mismatch.found,
-                lost_bytes=int(lengths[mismatch.record]) + FRAME_BYTES,
+                lost_bytes=int(piece.ends[number + 1] - piece.ends[number]),
             )
             error = at_damage(RecordMismatchError, damage, hint=_HINT_MISMATCH)
             faults.append(([int(places[mismatch.record])], error))

@@ -233,7 +233,10 @@ BITS = {"b": loaderd.PackedBits(32)}
             lambda: loaderd.Schema({"a": loaderd.Array("a")}, {}),
             r"features\['a'\] must be PackedBits, (.|\n)*belongs in fields",
         ),
-        (lambda: loaderd.Schema(BITS, BITS), r"fields\['b'\] must be Bits, Packed, Array or Derived, got PackedBits"),
+        (
+            lambda: loaderd.Schema(BITS, BITS),
+            r"fields\['b'\] must be Bits, .*Planes or Derived, got PackedBits",
+        ),
         (lambda: loaderd.Schema({1: loaderd.Int64()}, {}), "each key of features must be a name, got 1"),
         (lambda: loaderd.Bits("b", dtype="complex64"), "real number of up to 64 bits or bool, got complex64"),
         (lambda: loaderd.Bits("b", dtype="U3"), "real number of up to 64 bits or bool, got <U3"),

@@ -29,8 +29,8 @@ from shard_bytes import (
 )
 
 from loaderd.errors import Damage, ShardReadError
-from loaderd.shards import blocks as blocks_module
 from loaderd.shards import framing
+from loaderd.shards import reader as reader_module
 from loaderd.shards.blocks import Block, BlockPiece, BlockReader
 from loaderd.shards.compression import Compression
 from loaderd.shards.index import ANCHOR_RECORDS, build_index
@@ -130,7 +130,7 @@ def test_pieces_say_where_they_are(tmp_path: Path, make_reader: MakeReader, comp
 def test_no_more_files_are_open_than_allowed(
     tmp_path: Path, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(blocks_module, "_MAX_OPEN_FILES", 3)
+    monkeypatch.setattr(reader_module, "_MAX_OPEN_FILES", 3)
     files = [make_shard(tmp_path / f"{shard}", frame(bytes([shard]))) for shard in range(8)]
     blocks = [blocks_of(build_index(file, 10), shard)[0] for shard, file in enumerate(files)]
     reader = make_reader(*files)

@@ -263,7 +263,14 @@ def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
 
     def index(where: Path) -> list[Any]:
         return index_shard(
-            IndexTask(0, [file.uri, file.size_bytes, file.mtime_ns], str(where), 30, pickle.dumps(Storage()))
+            IndexTask(
+                0,
+                [file.uri, file.size_bytes, file.mtime_ns],
+                str(where),
+                30,
+                pickle.dumps(Storage()),
+                pickle.dumps(None),
+            )
         )
 
     encoded, unstored, _ = index(tmp_path / "cache")

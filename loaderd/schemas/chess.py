@@ -1,4 +1,4 @@
-"""Schemas that ship ready-made."""
+"""Chess positions with an evaluation, as one 194-byte bit field and a score."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.schema import Array, Bits, Derived, Int64, PackedBits, Raw, Schema
+from loaderd.schema import Array, Bits, Derived, Int64, PackedBits, Schema
 
 # Six groups of four channels are stored; the four members of a group go to four blocks of six, of which the
 # second and the fourth turn their sign.
@@ -52,18 +52,4 @@ def chess_eval(value_a: float = 0.8, value_k: float = 600.0, value_b: float = 50
             ),
         },
         intermediates={"stored": Array("s"), "mate": Bits("d", start=1546, dtype="bool")},
-    )
-
-
-def mnist() -> Schema:
-    """MNIST as TensorFlow's old converter wrote it: ``image`` float32 (28, 28, 1) in ±0.5, ``label`` int32 ().
-
-    Reads the features ``image_raw`` (784 bytes) and ``label`` (int64); image = stored · 1/255 - 0.5.
-    """
-    return Schema(
-        features={"image_raw": Raw("uint8", (28, 28, 1)), "label": Int64()},
-        fields={
-            "image": Array("image_raw", dtype="float32", scale=1.0 / 255.0, offset=-0.5),
-            "label": Array("label", dtype="int32"),
-        },
     )

@@ -1,0 +1,98 @@
+"""Records of fixed size: what is stored in shards that are no TFRecord, described by numpy's structured dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from loaderd.errors import SchemaError
+from loaderd.schema.features import Feature, PackedBits, Raw
+
+
+class FixedRecords(Mapping[str, Feature]):
+    """The features of a :class:`Schema` whose shards hold records of ``dtype``, one behind the other.
+
+    ``dtype``: a structured one. A record takes ``dtype.itemsize`` bytes, and each field is a feature of that name: a
+    :class:`Raw`, or, of the fields named in ``bits``, a :class:`PackedBits`. What nobody reads need not be kept:
+    numpy's ``dtype[["planes", "result"]]`` has two fields of a record, and the size of all of it.
+
+    ``expect``: values that a record must hold, by field: a version, say. Another one is a RecordMismatchError.
+
+    A shard may be a plain file of such records, or one compressed with gzip or zstd; a tar of such compressed files;
+    or an npz that has an array for each field, with a row a record. Which it is, its first bytes tell.
+    """
+
+    def __init__(self, dtype: Any, bits: Collection[str] = (), expect: Mapping[str, Any] | None = None) -> None:
+        try:
+            self.dtype: np.dtype[Any] = np.dtype(dtype)
+        except TypeError as error:
+            raise SchemaError(f"FixedRecords: dtype must be one of numpy's, got {dtype!r:.200}: {error}") from None
+        fields = self.dtype.fields
+        if not fields or self.dtype.hasobject:
+            raise SchemaError(f"FixedRecords: dtype must be a structured one of fixed size, got {self.dtype}")
+        self.bits = frozenset((bits,) if isinstance(bits, str) else bits)
+        self.expect = MappingProxyType({name: np.asarray(value).tolist() for name, value in (expect or {}).items()})
+        for what, names in (("bits", self.bits), ("expect", self.expect)):
+            unknown = sorted(set(names) - set(fields))
+            if unknown:
+                raise SchemaError(
+                    f"FixedRecords: {what} must name fields of the dtype, {list(fields)}, got {unknown}"
+                )
+        self._features: dict[str, Feature] = {}
+        for name, (dtype_of_field, *_) in fields.items():
+            if dtype_of_field.base.fields:
+                raise SchemaError(
+                    f"FixedRecords: field {name!r} must hold values, got the structured {dtype_of_field}"
+                )
+            is_bits = name in self.bits
+            raw = Raw(dtype_of_field.base, dtype_of_field.shape)
+            self._features[name] = PackedBits(8 * raw.num_bytes) if is_bits else raw
+
+    def __getitem__(self, name: str) -> Feature:
+        return self._features[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FixedRecords):
+            return NotImplemented
+        same = self.dtype == other.dtype and list(self) == list(other)
+        return same and self.bits == other.bits and self.expect == other.expect
+
+    def __hash__(self) -> int:
+        return hash((self.dtype.itemsize, tuple(self), self.bits))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FixedRecords, (self.dtype, tuple(sorted(self.bits)), dict(self.expect))
+
+    def __repr__(self) -> str:
+        return f"FixedRecords({self.dtype!r}, bits={sorted(self.bits)}, expect={dict(self.expect)})"
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a record in a shard."""
+        return self.dtype.itemsize
+
+    def offset_of(self, name: str) -> int:
+        """Where in a record the field begins."""
+        fields = self.dtype.fields
+        assert fields is not None
+        offset: int = fields[name][1]
+        return offset
+
+    def contradiction(self, record: bytes) -> str:
+        """What of the values in ``expect`` the record does not hold, in words; else nothing."""
+        assert self.dtype.fields is not None
+        for name, expected in self.expect.items():
+            field = self.dtype.fields[name][0]
+            found = np.frombuffer(record, field.base, field.itemsize // field.base.itemsize, self.offset_of(name))
+            if (found != np.asarray(expected).reshape(-1)).any():
+                return f"{name} {found.reshape(field.shape).tolist()} where {expected} is expected"
+        return ""

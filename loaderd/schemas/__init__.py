@@ -1,0 +1,9 @@
+"""Schemas that ship ready-made: each says where its format is described."""
+
+from loaderd.schemas.chess import chess_eval, chess_score
+from loaderd.schemas.digits import mnist
+from loaderd.schemas.kata import katago
+from loaderd.schemas.leela import lc0
+from loaderd.schemas.mini import minigo
+
+__all__ = ["chess_eval", "chess_score", "katago", "lc0", "minigo", "mnist"]

@@ -1,0 +1,58 @@
+"""KataGo's training data: npz files with a row a position.
+
+What the arrays hold is said in lightvector/KataGo, cpp/dataio/trainingwrite.h; KataGo's own training reads them in
+python/katago/train/data_processing_pytorch.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loaderd.schema import Array, Bits, FixedRecords, Schema
+
+NUM_PLANES = 22
+_WEIGHT = 25  # of globalTargetsNC
+
+
+def rows(board_size: int = 19, num_targets: int = 64) -> np.dtype[np.void]:
+    """A row of the arrays that :func:`katago` reads, as a record."""
+    points = board_size * board_size
+    return np.dtype(
+        [
+            ("binaryInputNCHWPacked", "u1", (NUM_PLANES, (points + 7) // 8)),  # each plane is padded to whole bytes
+            ("globalInputNC", "<f4", (19,)),
+            ("policyTargetsNCMove", "<i2", (2, points + 1)),  # visits: this turn's, and the next one's
+            ("globalTargetsNC", "<f4", (num_targets,)),
+            ("scoreDistrN", "i1", (2 * points + 120,)),
+            ("valueTargetsNCHW", "i1", (5, board_size, board_size)),
+        ]
+    )
+
+
+def katago(board_size: int = 19, num_targets: int = 64) -> Schema:
+    """Fields, all float32, for 19 × 19 points:
+
+    ``planes`` (22, 19, 19) and ``global`` (19,): the inputs. ``policy`` and ``next_policy`` (362,): visits of the
+    moves of this turn, and of the next one. ``targets`` (64,): results, utilities, weights: KataGo lists them.
+    ``weight`` (): that of the row, which is number 25 of the targets. ``scores`` (842,): the final score's
+    distribution. ``value_targets`` (5, 19, 19): the first is the final ownership, from -100 to 100.
+
+    ``num_targets``: 80 in files of version 3. Files of other shapes are each a ShardReadError that says which they
+    have. History is not masked at random: columns 36 to 40 of ``targets`` are for that.
+    """
+    record = rows(board_size, num_targets)
+    plane_bytes = (board_size * board_size + 7) // 8
+    shape, moves = (NUM_PLANES, board_size, board_size), (board_size * board_size + 1,)
+    return Schema(
+        features=FixedRecords(record, bits=["binaryInputNCHWPacked"]),
+        fields={
+            "planes": Bits("binaryInputNCHWPacked", shape, plane_bytes=plane_bytes),
+            "global": Array("globalInputNC"),
+            "policy": Array("policyTargetsNCMove", "float32", shape=moves, first=0),
+            "next_policy": Array("policyTargetsNCMove", "float32", shape=moves, first=moves[0]),
+            "targets": Array("globalTargetsNC"),
+            "weight": Array("globalTargetsNC", shape=(), first=_WEIGHT),
+            "scores": Array("scoreDistrN", "float32"),
+            "value_targets": Array("valueTargetsNCHW", "float32"),
+        },
+    )

@@ -1,0 +1,93 @@
+"""Leela Chess Zero's training data, version 6: gzip files of one game each, or the hourly tars of them.
+
+The record is ``V6TrainingData`` of LeelaChessZero/lc0, src/trainingdata/trainingdata_v6.h: a packed struct,
+little-endian. How it becomes planes is ``convert_v6_to_tuple`` of LeelaChessZero/lczero-training, tf/chunkparser.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.schema import Array, Bits, Derived, Fill, FixedRecords, Planes, Schema, Spread
+
+RECORD = np.dtype(
+    [
+        ("version", "<u4"),
+        ("input_format", "<u4"),
+        ("probabilities", "<f4", (1858,)),  # -1: an illegal move
+        ("planes", "<u8", (104,)),  # 8 positions of 13 planes; unpackbits gives ranks of files a to h
+        ("castling", "u1", (4,)),  # us queenside, us kingside, them queenside, them kingside
+        ("side_to_move", "u1"),  # input formats from 3 on: en passant
+        ("rule50_count", "u1"),
+        ("invariance_info", "u1"),
+        ("dummy", "u1"),
+        ("root_q", "<f4"),
+        ("best_q", "<f4"),
+        ("root_d", "<f4"),
+        ("best_d", "<f4"),
+        ("root_m", "<f4"),
+        ("best_m", "<f4"),
+        ("plies_left", "<f4"),
+        ("result_q", "<f4"),
+        ("result_d", "<f4"),
+        ("played_q", "<f4"),
+        ("played_d", "<f4"),
+        ("played_m", "<f4"),
+        ("orig_q", "<f4"),  # the three may be NaN
+        ("orig_d", "<f4"),
+        ("orig_m", "<f4"),
+        ("visits", "<u4"),
+        ("played_idx", "<u2"),
+        ("best_idx", "<u2"),
+        ("policy_kld", "<f4"),
+        ("q_st", "<f4"),
+    ]
+)
+"""8,356 bytes."""
+
+_READ = [
+    *("version", "input_format", "probabilities", "planes", "castling", "side_to_move", "rule50_count"),
+    *("plies_left", "result_q", "result_d"),
+]
+
+
+def lc0(dtype: Any = "float32") -> Schema:
+    """Fields ``planes`` (112, 8, 8), ``policy`` (1858,), ``wdl`` (3,) and ``plies_left`` ().
+
+    ``planes``: 104 of pieces and repetitions, 4 of castling rights, the side to move, the 50-move count / 99, zeros,
+    ones; of ``dtype``. The others are float32. ``policy`` is as stored: -1 is an illegal move. ``wdl``: won, drawn,
+    lost, of the game's result as the side to move sees it: ½(1 - d + q), d, ½(1 - d - q).
+
+    Records of another version, or of an input format other than 1 (classical), are each a RecordMismatchError.
+    """
+
+    def plane(feature: str, scale: float = 1.0) -> Spread:
+        return Spread(feature, (1, 8, 8), scale, dtype)
+
+    return Schema(
+        features=FixedRecords(RECORD[_READ], bits=["planes"], expect={"version": 6, "input_format": 1}),
+        fields={
+            "planes": Planes(
+                [
+                    Bits("planes", (104, 8, 8), dtype=dtype),
+                    Spread("castling", (8, 8), dtype=dtype),
+                    plane("side_to_move"),
+                    plane("rule50_count", 1 / 99),
+                    Fill(0.0, (1, 8, 8), dtype),
+                    Fill(1.0, (1, 8, 8), dtype),
+                ]
+            ),
+            "policy": Array("probabilities"),
+            "wdl": Derived(win_draw_loss, ("q", "d"), shape=(3,)),
+            "plies_left": Array("plies_left"),
+        },
+        intermediates={"q": Array("result_q", "float64"), "d": Array("result_d", "float64")},
+    )
+
+
+def win_draw_loss(q: npt.NDArray[np.float64], d: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """float64, (n, 3): the chances of a win, a draw and a loss. ``q``: win - loss, (n,); ``d``: draw, (n,)."""
+    return np.stack([0.5 * (1.0 - d + q), d, 0.5 * (1.0 - d - q)], axis=1)

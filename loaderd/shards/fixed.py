@@ -1,0 +1,157 @@
+"""Records of fixed size in a shard: how it wraps them, and its streams from front to back.
+
+=======  =================================================  =====================================================
+told by  its first bytes                                    blocks
+=======  =================================================  =====================================================
+npz      ``PK``, as every zip                               one: its arrays are inflated whole (``npz``)
+tar      ``ustar`` at byte 257                              one a member (``tar``)
+gzip     ``1f 8b 08``                                       one: it cannot be entered in the middle
+zstd     ``28 b5 2f fd``                                    one
+none     anything else                                      as many as ``block_records`` says
+=======  =================================================  =====================================================
+
+A stream has no marks between records and no CRCs of them. Of one that is cut, the records before the cut are right.
+Of a compressed one that is garbled, nobody knows which are: that shows where it cannot be inflated, or only by the
+CRC at its end. So none of them is used. Of a plain file, nothing tells whether its bytes are those that were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from loaderd.errors import Damage, ShardReadError
+from loaderd.schema import FixedRecords
+from loaderd.shards.compression import Compression, InflatedStream, OnRead, PlainStream, refuse_others, tell_nobody
+from loaderd.shards.crc import Bytes1D
+from loaderd.shards.framing import Piece
+from loaderd.shards.shard_file import OpenFile
+from loaderd.shards.zstd import ZstdStream
+
+_MAGIC: dict[bytes, Compression] = {b"PK\x03\x04": "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+_HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
+_PIECE_BYTES = 1 << 20
+_HINT = "Records of fixed size are read from plain, GZIP and zstd files, from tars of these, and from npz."
+
+Stream = PlainStream | InflatedStream | ZstdStream
+
+
+def detect_wrapping(shard: str, file: OpenFile, size_bytes: int, records: FixedRecords) -> Compression:
+    """How the file wraps its records, from its first bytes.
+
+    Raises ShardReadError where it begins as a file of another known kind, and its size is that of no whole number of
+    records: plain ones may begin with any bytes.
+    """
+    head = bytearray(_HEAD_BYTES)
+    got = file.read_at(0, memoryview(head))
+    for magic, wrapping in _MAGIC.items():
+        if head[:got].startswith(magic):
+            return wrapping
+    if head[_TAR_MAGIC_AT:got] == _TAR_MAGIC:
+        return "tar"
+    if size_bytes % records.record_bytes:
+        refuse_others(shard, bytes(head[:got]), f"records of {records.record_bytes} bytes", _HINT)
+    return "none"
+
+
+class FilePart:
+    """Bytes ``start`` to ``start + num_bytes - 1`` of an open file, as a file of its own."""
+
+    def __init__(self, file: OpenFile, start: int, num_bytes: int) -> None:
+        self._file, self._start, self._num_bytes = file, start, num_bytes
+
+    def read_at(self, offset: int, view: memoryview) -> int:
+        return self._file.read_at(self._start + offset, view[: max(0, self._num_bytes - offset)])
+
+    def check_unchanged(self) -> None:
+        self._file.check_unchanged()
+
+    def close(self) -> None:
+        """The file stays open."""
+
+
+def open_fixed(
+    shard: str, file: OpenFile, start: int, num_bytes: int, compression: Compression, on_read: OnRead = tell_nobody
+) -> Stream:
+    """The records in a part of a file, as a stream; in a tar, the member's first bytes tell how it is compressed.
+
+    Raises ShardReadError for a member that is compressed in no way.
+    """
+    part = FilePart(file, start, num_bytes)
+    if compression == "tar":
+        compression = _of_member(shard, part, start)
+
+    def on_part(offset: int) -> None:
+        on_read(start + offset)
+
+    if compression == "none":
+        return PlainStream(part, on_part)
+    if compression == "zstd":
+        return ZstdStream(shard, part, num_bytes, on_part)
+    return InflatedStream(shard, part, compression, on_part)
+
+
+def _of_member(shard: str, part: FilePart, start: int) -> Compression:
+    head = bytearray(4)
+    got = part.read_at(0, memoryview(head))
+    wrapping = next((wrapping for magic, wrapping in _MAGIC.items() if head.startswith(magic)), None)
+    if wrapping not in ("gzip", "zstd"):
+        begins = f"one that begins with {bytes(head[:got])!r}"
+        damage = Damage(shard, 0, start, "a gzip or zstd file in the tar", begins)
+        raise ShardReadError(str(damage), hint="Make the tar anew without it.", damage=damage)
+    return wrapping
+
+
+def scan_fixed(
+    shard: str, stream: Stream, records: FixedRecords, first_record: int, first_offset: int
+) -> Iterator[Piece | Damage]:
+    """The whole records of a stream, in order, and in the end what is wrong: it is cut, or damaged.
+
+    The stream stands at record ``first_record`` of the shard, ``first_offset`` bytes from its start.
+    """
+    size = records.record_bytes
+    buffer: Bytes1D = np.empty(max(1, _PIECE_BYTES // size) * size, dtype=np.uint8)
+    record, offset, left, contradiction = first_record, first_offset, 0, ""
+    while not left:
+        filled = _fill(stream, buffer)
+        count, left = divmod(filled, size)
+        if count:
+            if record == first_record:
+                contradiction = records.contradiction(buffer[:size].tobytes())
+            yield fixed_piece(buffer, count, size, offset, record)
+            record, offset = record + count, offset + count * size
+        if filled < len(buffer):
+            break
+    if stream.damage is not None:
+        yield replace(stream.damage, record=record, offset=offset)
+    elif left:
+        found = f"{left} bytes" + (f"; the first record has {contradiction}" if contradiction else "")
+        yield Damage(shard, record, offset, f"a record of {size} bytes", found, lost_bytes=left)
+
+
+def is_garbled(stream: Stream) -> bool:
+    """Read a stream to its end: whether none of its records is to be used."""
+    scratch: Bytes1D = np.empty(_PIECE_BYTES, dtype=np.uint8)
+    while _fill(stream, scratch) == len(scratch):
+        pass
+    return stream.is_garbled
+
+
+def _fill(stream: Stream, buffer: Bytes1D) -> int:
+    """Fill the buffer; returns the bytes read, fewer only at the end."""
+    filled = 0
+    while filled < len(buffer):
+        got = stream.read_into(buffer.data[filled:])
+        if not got:
+            break
+        filled += got
+    return filled
+
+
+def fixed_piece(buffer: Bytes1D, count: int, size: int, offset: int, first_record: int) -> Piece:
+    """The first ``count`` records of a buffer, of ``size`` bytes each."""
+    ends = np.arange(count + 1, dtype=np.int64) * size
+    return Piece(buffer, ends, offset, first_record, header_bytes=0, footer_bytes=0)

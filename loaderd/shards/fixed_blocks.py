@@ -1,0 +1,154 @@
+"""Reading blocks of records of fixed size again, as ``blocks`` does those of TFRecord.
+
+Blocks are read together, each whole: plain ones straight to where their records shall be, compressed ones inflated
+to there. What is large, is damaged, or is an npz comes in pieces. Of an npz, the arrays of the last one are kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from loaderd.errors import Damage
+from loaderd.schema import FixedRecords
+from loaderd.shards.access import Access
+from loaderd.shards.compression import Compression, OnRead, tell_nobody
+from loaderd.shards.crc import Bytes1D
+from loaderd.shards.fixed import Stream, fixed_piece, is_garbled, open_fixed, scan_fixed
+from loaderd.shards.framing import Ends
+from loaderd.shards.inflate import gunzip
+from loaderd.shards.npz import Arrays, gather, load_arrays
+from loaderd.shards.reader import Block, BlockPiece, ShardFiles
+from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.timed import TimedFile, inflating
+from loaderd.shards.zstd import decompress
+from loaderd.stages import Spent
+
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+# More of it comes in pieces.
+_MAX_WHOLE_BYTES = 32 << 20
+_PIECE_RECORDS = 1024
+
+
+class FixedBlockReader(ShardFiles):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        records: FixedRecords,
+        files: list[ShardFile],
+        compressions: list[Compression],
+        on_read: OnRead = tell_nobody,
+        access: Access | None = None,
+        spent: Spent | None = None,
+    ) -> None:
+        super().__init__(files, compressions, on_read, access, spent)
+        self._records = records
+        self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
+        self._npz: tuple[int, Arrays] | None = None
+
+    def close(self) -> None:
+        super().close()
+        self._npz = None
+
+    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
+        """As in ``Reader``."""
+        return ends[:-1], np.diff(ends)
+
+    def memory_bytes(self, block: Block) -> int:
+        """As in ``Reader``."""
+        stored = 0 if self._compressions[block.shard] == "none" else block.num_bytes
+        return stored + block.count * self._records.record_bytes
+
+    def can_read_together(self, block: Block) -> bool:
+        """As in ``Reader``."""
+        return self._compressions[block.shard] != "npz" and self.memory_bytes(block) <= _MAX_WHOLE_BYTES
+
+    def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
+        """As in ``Reader``; None where a compressed block is damaged: :meth:`read` will say how."""
+        size = self._records.record_bytes
+        bounds = [0, *itertools.accumulate(block.count * size for block in blocks)]
+        if len(self._buffer) < bounds[-1]:
+            self._buffer = np.empty(bounds[-1], dtype=np.uint8)
+        view = self._buffer.data
+        places = [view[start:stop] for start, stop in itertools.pairwise(bounds)]
+        stored: dict[int, memoryview] = {
+            number: memoryview(bytearray(block.num_bytes))
+            for number, block in enumerate(blocks)
+            if self._compressions[block.shard] != "none"
+        }
+        if not self._read_bytes(blocks, lambda number: stored.get(number, places[number])):
+            return None
+        with inflating(self._spent):
+            if not all(_inflate(data, places[number]) for number, data in stored.items()):
+                return None
+        return self._buffer, np.arange(bounds[-1] // size + 1, dtype=np.int64) * size
+
+    def read(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
+        """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
+        file = self._file(block.shard)
+        file.check_unchanged()
+        if self._compressions[block.shard] == "npz":
+            yield from self._read_npz(block, first, stop)
+        else:
+            yield from self._read_stream(block, first, stop)
+        self._file(block.shard).check_unchanged()
+
+    def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece]:
+        if self._npz is None or self._npz[0] != block.shard:
+            self._npz = None  # before the next one takes memory
+            file = self._files[block.shard]
+            timed = TimedFile(self._file(block.shard), self._spent)
+            with inflating(self._spent):
+                self._npz = block.shard, load_arrays(file.uri, timed, file.size_bytes, self._records)
+        size = self._records.record_bytes
+        for begin in range(first, stop, _PIECE_RECORDS):
+            end = min(begin + _PIECE_RECORDS, stop)
+            buffer = gather(self._npz[1], self._records, begin, end)
+            yield BlockPiece(begin, fixed_piece(buffer, end - begin, size, begin * size, begin))
+
+    def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
+        uri = self._files[block.shard].uri
+        # What is too large to be inflated for that was checked when it was indexed.
+        if self.can_read_together(block) and is_garbled(whole := self._stream(block)):
+            assert whole.damage is not None
+            for number in range(first, stop):
+                yield replace(whole.damage, record=block.first_record + number, lost_bytes=0)
+            return
+        offset = first * self._records.record_bytes
+        stream = self._stream(block)
+        stream.skip(offset)
+        reached = first
+        for found in scan_fixed(uri, stream, self._records, block.first_record + first, offset):
+            if isinstance(found, Damage):
+                for number in range(reached, stop):
+                    lost = found.lost_bytes if number == reached else 0
+                    where = block.first_record + number
+                    yield Damage(uri, where, found.offset, found.expected, found.found, lost)
+                return
+            yield BlockPiece(reached, found)
+            reached += found.num_records
+            if reached >= stop:
+                return
+        for number in range(reached, stop):
+            end, expected = reached * self._records.record_bytes, f"{block.count} records, as when it was indexed"
+            yield Damage(uri, block.first_record + number, end, expected, f"{reached}")
+
+    def _stream(self, block: Block) -> Stream:
+        uri, compression = self._files[block.shard].uri, self._compressions[block.shard]
+        return open_fixed(uri, self._file(block.shard), block.offset, block.num_bytes, compression, self._on_read)
+
+
+def _inflate(stored: memoryview, place: memoryview) -> bool:
+    """Inflate the records of a block to their place; False where anything is wrong."""
+    try:
+        data = gunzip(stored) if stored[:3] == _GZIP_MAGIC else decompress(stored)
+    except Exception:  # each library has errors of its own
+        return False
+    if len(data) < len(place):
+        return False
+    place[:] = memoryview(data)[: len(place)]
+    return True

@@ -1,0 +1,122 @@
+"""The index of a shard of records of fixed size; how a shard wraps them: ``fixed``.
+
+In the terms of ``index``: a block of a plain file is where its records are. Any other block is a whole stream of the
+file, compressed: the file, a member of a tar. It begins with the stream's first record, and ``num_bytes`` are those
+that it takes in the file. There are no runs, for any record's place is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import crc32c
+import numpy as np
+
+from loaderd.errors import Damage, ShardReadError
+from loaderd.schema import FixedRecords
+from loaderd.shards.access import Access
+from loaderd.shards.compression import Compression, OnRead, tell_nobody
+from loaderd.shards.crc import Bytes1D
+from loaderd.shards.files import open_shard
+from loaderd.shards.fixed import detect_wrapping, open_fixed, scan_fixed
+from loaderd.shards.index import MAX_BLOCK_BYTES, ShardIndex, shrunk
+from loaderd.shards.npz import gather, load_arrays
+from loaderd.shards.shard_file import OpenFile, ShardFile
+from loaderd.shards.tar import find_members
+
+_DIGEST_RECORDS = 1024
+
+
+def build_fixed_index(
+    file: ShardFile,
+    records: FixedRecords,
+    block_records: int,
+    on_read: OnRead = tell_nobody,
+    access: Access | None = None,
+) -> ShardIndex:
+    """Read a shard from front to back, and note its blocks and damage; as ``build_index`` does of TFRecord."""
+    opened = open_shard(file, access)
+    try:
+        compression = detect_wrapping(file.uri, opened, file.size_bytes, records)
+        found = _Found(file, opened, records, block_records, on_read)
+        if compression == "npz":
+            found.add_npz()
+        elif compression == "tar":
+            found.add_tar()
+        else:
+            found.add_stream(0, file.size_bytes, compression)
+        opened.check_unchanged()
+    finally:
+        opened.close()
+    return found.index(compression)
+
+
+class _Found:
+    """The blocks and the damage of a shard, as far as it has been read."""
+
+    def __init__(
+        self, file: ShardFile, opened: OpenFile, records: FixedRecords, block_records: int, on_read: OnRead
+    ) -> None:
+        self._file, self._opened, self._records, self._on_read = file, opened, records, on_read
+        self._block_records = max(1, min(block_records, MAX_BLOCK_BYTES // records.record_bytes))
+        self._rows: list[tuple[int, int, int, int]] = []
+        self._damages: list[Damage] = []
+        self._next_record = self._digest = 0
+
+    def add_stream(self, start: int, num_bytes: int, compression: Compression, of: str = "") -> None:
+        """What a part of the file holds; ``of``: the member of a tar that it is."""
+        first, count, size, digest = self._next_record, 0, self._records.record_bytes, self._digest
+        stream = open_fixed(self._file.uri, self._opened, start, num_bytes, compression, self._on_read)
+        for found in scan_fixed(self._file.uri, stream, self._records, first, 0):
+            if isinstance(found, Damage):
+                if stream.is_garbled:
+                    self._next_record, self._digest, count = first, digest, 0
+                self._add_damage(found, of)
+            else:
+                self._add_digest(found.buffer[: found.num_records * size])
+                count += found.num_records
+                self._next_record += found.num_records
+        if compression == "none":
+            for begin in range(0, count, self._block_records):
+                take = min(self._block_records, count - begin)
+                self._rows.append((start + begin * size, take * size, take, first + begin))
+        elif count:
+            self._rows.append((start, num_bytes, count, first))
+
+    def add_tar(self) -> None:
+        """What the members hold."""
+        for found in find_members(self._file.uri, self._opened, self._file.size_bytes):
+            if isinstance(found, Damage):
+                self._add_damage(found, "")
+                continue
+            of = f"{found.name!r}, the member at byte {found.offset} of the tar"
+            try:
+                self.add_stream(found.offset, found.num_bytes, "tar", of)
+            except ShardReadError as error:  # this member is no stream
+                assert error.damage is not None
+                self._add_damage(error.damage, of)
+
+    def add_npz(self) -> None:
+        """The rows of the arrays."""
+        arrays = load_arrays(self._file.uri, self._opened, self._file.size_bytes, self._records)
+        count = len(next(iter(arrays.values())))
+        for first in range(0, count, _DIGEST_RECORDS):
+            self._add_digest(gather(arrays, self._records, first, min(first + _DIGEST_RECORDS, count)))
+        if count:
+            self._rows.append((0, self._file.size_bytes, count, 0))
+
+    def _add_digest(self, data: Bytes1D) -> None:
+        self._digest = crc32c.crc32c(data.data, self._digest)
+
+    def _add_damage(self, damage: Damage, of: str) -> None:
+        """A damaged stretch counts as one record, behind those that were found."""
+        found = f"{damage.found}, in {of}" if of else damage.found
+        self._damages.append(replace(damage, record=self._next_record, found=found))
+        self._next_record += 1
+
+    def index(self, compression: Compression) -> ShardIndex:
+        table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
+        offsets, num_bytes, counts, first_records = (shrunk(column) for column in table.T)
+        no_runs = np.zeros(0, dtype=np.uint8)
+        place = (offsets, num_bytes, counts, first_records)
+        return ShardIndex(self._file, compression, self._digest, tuple(self._damages), *place, no_runs)

@@ -1,0 +1,164 @@
+"""What readers of blocks share: files that are open, and blocks of remote shards that are on their way."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from loaderd.errors import Damage
+from loaderd.machine import max_open_files
+from loaderd.shards.access import Access
+from loaderd.shards.compression import Compression, OnRead, tell_nobody
+from loaderd.shards.crc import Bytes1D
+from loaderd.shards.fetches import Fetches
+from loaderd.shards.files import open_shard
+from loaderd.shards.framing import Ends, Piece
+from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote
+from loaderd.stages import Spent, Stage
+
+_MAX_OPEN_FILES = 64
+_OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Where a block is. ``shard`` counts the data set's files from 0; the rest is as in ShardIndex."""
+
+    shard: int
+    offset: int
+    num_bytes: int
+    count: int
+    first_record: int
+    anchors: bytes = b""
+    """uint32, little-endian: the offset in the block of every ``ANCHOR_RECORDS``-th record."""
+
+
+@dataclass(frozen=True)
+class BlockPiece:
+    """Some records of a block: ``piece``, whose first is record ``first`` of the block."""
+
+    first: int
+    piece: Piece
+
+
+class Reader(Protocol):
+    """Reads blocks of a list of files: ``BlockReader`` those of TFRecord, ``FixedBlockReader`` the others."""
+
+    @property
+    def fetches(self) -> bool:
+        """Whether :meth:`begin` is of use: some of the shards are remote."""
+
+    def begin(self, blocks: list[Block]) -> None:
+        """Have blocks of remote shards fetched, each for one :meth:`read_together`."""
+
+    def are_there(self, blocks: list[Block]) -> bool:
+        """Whether what was begun has come."""
+
+    def can_read_together(self, block: Block) -> bool:
+        """Whether :meth:`read_together` may be tried."""
+
+    def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
+        """All records of ``blocks``, and the ends of their frames, in order; None where anything is wrong."""
+
+    def memory_bytes(self, block: Block) -> int:
+        """What it takes to read a block with others."""
+
+    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
+        """int64, (n,): where each record's data starts, and its bytes, of frames with these ends."""
+
+    def read(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
+        """Records ``first`` to ``stop - 1`` of ``block``, in order, and what of them is damaged."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class ShardFiles:
+    """Keeps up to 64 files open (fewer if the limit is low).
+
+    ``spent``: where the ns of each stage are added up; None: nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        files: list[ShardFile],
+        compressions: list[Compression],
+        on_read: OnRead = tell_nobody,
+        access: Access | None = None,
+        spent: Spent | None = None,
+    ) -> None:
+        self._spent: Spent = [0] * len(Stage) if spent is None else spent
+        self._files = files
+        self._access = access or Access()
+        self._fetches = Fetches(files, self._access)
+        self._remote = {number for number, file in enumerate(files) if is_remote(file.uri)}
+        self._on_read = on_read
+        self._compressions = compressions
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._max_open = max(1, min(_MAX_OPEN_FILES, max_open_files() - _OTHER_OPEN_FILES))
+
+    def close(self) -> None:
+        self._fetches.forget()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    @property
+    def fetches(self) -> bool:
+        """As in :class:`Reader`."""
+        return bool(self._remote)
+
+    def begin(self, blocks: list[Block]) -> None:
+        """As in :class:`Reader`."""
+        self._fetches.begin(_key(block) for block in blocks if self._is_fetched(block))
+
+    def are_there(self, blocks: list[Block]) -> bool:
+        """As in :class:`Reader`."""
+        return self._fetches.are_there(_key(block) for block in blocks if self._is_fetched(block))
+
+    def _is_fetched(self, block: Block) -> bool:
+        return block.shard in self._remote and self.can_read_together(block)
+
+    def can_read_together(self, block: Block) -> bool:
+        """As in :class:`Reader`."""
+        raise NotImplementedError
+
+    def _read_bytes(self, blocks: list[Block], part_of: Callable[[int], memoryview]) -> bool:
+        """Read the bytes of block i into ``part_of(i)``; False where a file has become shorter."""
+        remote: list[tuple[tuple[int, int, int], memoryview]] = []
+        began_ns = time.monotonic_ns()
+        for number, block in enumerate(blocks):
+            if block.shard in self._remote:
+                remote.append((_key(block), part_of(number)))
+            elif not self._read_local(block, part_of(number)):
+                return False
+        if remote:
+            self._fetches.take_into([key for key, _ in remote], [part for _, part in remote])
+        self._spent[Stage.READ] += time.monotonic_ns() - began_ns
+        return True
+
+    def _read_local(self, block: Block, part: memoryview) -> bool:
+        """False where the file has become shorter."""
+        file = self._file(block.shard)
+        whole = file.read_at(block.offset, part) == block.num_bytes
+        if whole:
+            file.check_unchanged()
+        return whole
+
+    def _file(self, shard: int) -> OpenFile:
+        file = self._open.get(shard)
+        if file is None:
+            while len(self._open) >= self._max_open:
+                self._open.popitem(last=False)[1].close()
+            file = self._open[shard] = open_shard(self._files[shard], self._access, self._close_files)
+        self._open.move_to_end(shard)
+        return file
+
+
+def _key(block: Block) -> tuple[int, int, int]:
+    return block.shard, block.offset, block.num_bytes

@@ -1,0 +1,52 @@
+"""Where in a tar its members of records are.
+
+**The rule:** members that are files and whose names end in ``.gz`` or ``.zst`` hold records, and all others are
+skipped: folders, links, a LICENSE. The tar itself must not be compressed, so that a member can be read where it is.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loaderd.errors import Damage
+from loaderd.shards.shard_file import OpenFile
+from loaderd.shards.zstd import FileReader
+
+_ENDINGS = (".gz", ".zst")
+_BUFFER_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member that holds records: ``num_bytes`` of the tar, from ``offset`` on."""
+
+    name: str
+    offset: int
+    num_bytes: int
+
+
+def find_members(shard: str, file: OpenFile, size_bytes: int) -> Iterator[Member | Damage]:
+    """The members that hold records, in the tar's order; in the end the damage where the tar itself is not whole."""
+    reader = io.BufferedReader(FileReader(file, size_bytes), _BUFFER_BYTES)
+    offset, why = 0, ""
+    try:
+        with tarfile.open(fileobj=reader, mode="r:") as tar:
+            while (info := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # it would keep one for each game
+                offset = tar.offset
+                if info.isreg() and info.name.endswith(_ENDINGS):
+                    left = size_bytes - info.offset_data
+                    yield Member(info.name, info.offset_data, min(info.size, left))
+                    if info.size > left:
+                        return  # a member that is cut says so itself
+    except (tarfile.TarError, OSError) as error:
+        why = f", {error}"
+    # The library ends quietly at a header that is none.
+    end = bytearray(tarfile.BLOCKSIZE)
+    got = file.read_at(offset, memoryview(end)) if offset < size_bytes else 0
+    if got < len(end) or any(end):
+        found = f"{got} bytes{why}" if got < len(end) else f"something else{why}"
+        yield Damage(shard, 0, offset, "a member of the tar, or the zeros at its end", found, lost_bytes=-1)

@@ -1,0 +1,41 @@
+"""Where the time of reading goes: reads of a file, and inflating what they bring."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from loaderd.shards.shard_file import OpenFile
+from loaderd.stages import Spent, Stage
+
+
+class TimedFile:
+    """A file whose reads are counted."""
+
+    def __init__(self, file: OpenFile, spent: Spent) -> None:
+        self._file = file
+        self._spent = spent
+
+    def check_unchanged(self) -> None:
+        self._file.check_unchanged()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read_at(self, offset: int, view: memoryview) -> int:
+        began_ns = time.monotonic_ns()
+        try:
+            return self._file.read_at(offset, view)
+        finally:
+            self._spent[Stage.READ] += time.monotonic_ns() - began_ns
+
+
+@contextlib.contextmanager
+def inflating(spent: Spent) -> Iterator[None]:
+    """What passes in it counts as inflating, but for what is counted as reading meanwhile."""
+    began_ns = time.monotonic_ns() - spent[Stage.READ]
+    try:
+        yield
+    finally:
+        spent[Stage.INFLATE] += time.monotonic_ns() - spent[Stage.READ] - began_ns

@@ -1,0 +1,104 @@
+"""A zstd file from front to back, by pyarrow: imported when a shard is one."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from loaderd.errors import Damage
+from loaderd.shards.compression import OnRead
+from loaderd.shards.shard_file import OpenFile
+
+_READ_BYTES = 1 << 18
+
+
+def decompress(data: memoryview) -> bytes:
+    """All of a zstd file that is in memory. Raises OSError."""
+    import pyarrow as pa
+
+    inflated: bytes = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
+    return inflated
+
+
+class FileReader(io.RawIOBase):
+    """A file that is open for reading at any offset, as Python's libraries want one."""
+
+    def __init__(self, file: OpenFile, size_bytes: int) -> None:
+        self._file, self._size_bytes, self._offset = file, size_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._size_bytes}[whence]
+        self._offset = max(0, base + offset)
+        return self._offset
+
+    def tell(self) -> int:
+        return self._offset
+
+    def readinto(self, buffer: Any) -> int:
+        got = self._file.read_at(self._offset, memoryview(buffer).cast("B"))
+        self._offset += got
+        return got
+
+
+class ZstdStream:
+    """As ``InflatedStream``. What comes before damage is got by reading less and less, from the start each time."""
+
+    def __init__(self, shard: str, file: OpenFile, size_bytes: int, on_read: OnRead) -> None:
+        self._shard = shard
+        self._file, self._size_bytes = file, size_bytes
+        self._on_read = on_read
+        self._most = _READ_BYTES
+        self.inflated_bytes = 0
+        self.damage: Damage | None = None
+        self.is_garbled = False
+        self._begin()
+
+    def _begin(self) -> None:
+        import pyarrow as pa
+
+        self._reader = FileReader(self._file, self._size_bytes)
+        self._stream = pa.CompressedInputStream(pa.PythonFile(self._reader, mode="r"), "zstd")
+
+    def read_into(self, view: memoryview) -> int:
+        """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
+        while self.damage is None:
+            try:
+                data = self._stream.read(min(self._most, len(view)))
+            except OSError as error:  # as pyarrow says of all damage
+                self._step_back(str(error))
+                continue
+            view[: len(data)] = data
+            self.inflated_bytes += len(data)
+            self._on_read(self._reader.tell())
+            return len(data)
+        return 0
+
+    def _step_back(self, said: str) -> None:
+        """Go back to where the step began, for a shorter one; a step of a byte is damage."""
+        if self._most == 1:
+            expected = f"valid compressed data behind compressed byte {self._reader.tell()}"
+            self.is_garbled = "Truncated" not in said
+            self.damage = Damage(self._shard, -1, self.inflated_bytes, expected, said, lost_bytes=-1)
+            return
+        self._most //= 2
+        self._begin()
+        left = self.inflated_bytes
+        while left:
+            left -= len(self._stream.read(min(left, _READ_BYTES)))
+
+    def skip(self, num_bytes: int) -> None:
+        """Inflate and forget so many bytes, or all that there are."""
+        scratch = np.empty(min(num_bytes, _READ_BYTES), dtype=np.uint8).data
+        while num_bytes:
+            got = self.read_into(scratch[: min(num_bytes, len(scratch))])
+            if not got:
+                break
+            num_bytes -= got

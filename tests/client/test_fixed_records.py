@@ -1,0 +1,99 @@
+"""Records of fixed size in a loader: as many wrappings as there are in one data set; resumed at every step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import loaderd
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
+from fixed_files import SCHEMA, write_all
+
+OPTIONS: dict[str, Any] = {
+    "batch_size": 16,
+    "shuffle": loaderd.Shuffle(window_records=90, block_records=7),
+    "seed": 5,
+    "workers": 2,
+}
+
+
+@pytest.fixture
+def loader_of(tmp_path: Path) -> Any:
+    records = write_all(tmp_path)
+
+    def make(**options: Any) -> loaderd.Loader:
+        # Of its own folder: the cache is shared by loaders of one test.
+        return loaderd.Loader(tmp_path / "*-*", SCHEMA, **{**OPTIONS, "index_cache": f"{tmp_path}.index", **options})
+
+    make.records = records  # type: ignore[attr-defined]
+    return make
+
+
+def numbers_of(batches: Any) -> list[list[int]]:
+    return [batch["number"].tolist() for batch in batches]
+
+
+def test_each_record_comes_once_and_as_it_was_written(loader_of: Any):
+    records = loader_of.records
+    seen: list[int] = []
+    with loader_of() as loader:
+        for batch in loader:
+            chosen = records[batch["number"]]
+            assert (batch["values"] == chosen["values"]).all()
+            assert (batch["bits"] == np.unpackbits(chosen["planes"], axis=1)).all()
+            seen += batch["number"].tolist()
+    assert sorted(seen) == list(range(300)) != seen
+
+
+def test_every_position_can_be_gone_on_from(loader_of: Any):
+    with loader_of() as loader:
+        expected, positions = [], [loader.position]
+        for batch in loader:
+            expected.append(batch["number"].tolist())
+            positions.append(loader.position)
+    for step, position in enumerate(positions[:-1]):
+        with loader_of(start=position, workers=1) as loader:
+            assert numbers_of(loader) == expected[step:], step
+
+
+def test_a_worker_that_is_killed_in_the_middle_loses_nothing(loader_of: Any):
+    with loader_of() as loader:
+        expected = numbers_of(loader)
+    with loader_of() as loader:
+        found = []
+        for batch in loader:
+            found.append(batch["number"].tolist())
+            if len(found) in (3, 8, 14):
+                every = psutil.Process().children(recursive=True)
+                workers = [process for process in every if "worker" in process.name()]
+                os.kill(workers[0].pid, signal.SIGKILL)
+        assert found == expected
+        assert loader.statistics().workers_restarted > 0
+
+
+def test_features_that_nobody_reads_need_not_be_kept(loader_of: Any, tmp_path: Path):
+    few = loaderd.FixedRecords(SCHEMA.records.dtype[["number"]])
+    schema = loaderd.Schema(few, {"number": loaderd.Array("number")})
+    assert schema.row_bytes == 8 < SCHEMA.row_bytes
+    shards = [str(path) for path in sorted(tmp_path.glob("*-*"))]
+    with loaderd.Loader(shards, schema, batch_size=50, shuffle=False, index_cache=f"{tmp_path}.index") as loader:
+        assert [number for batch in numbers_of(loader) for number in batch] == list(range(300))
+
+
+def test_the_schema_of_another_size_does_not_use_the_index(loader_of: Any, tmp_path: Path):
+    with loader_of() as loader:
+        assert sum(len(batch) for batch in numbers_of(loader)) == 300
+    halves = np.dtype(
+        [("half", "u1", (SCHEMA.records.record_bytes,)), ("other", "u1", (SCHEMA.records.record_bytes,))]
+    )
+    schema = loaderd.Schema(loaderd.FixedRecords(halves), {"half": loaderd.Array("half")})
+    with loaderd.Loader(tmp_path / "0-none", schema, batch_size=50, index_cache=f"{tmp_path}.index") as loader:
+        assert sum(len(batch["half"]) for batch in loader) == 30

@@ -1,0 +1,82 @@
+"""Records of fixed size that tell their number, and files of them, wrapped in every way."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import loaderd
+
+DTYPE = np.dtype([("version", "<u2"), ("planes", "u1", (5,)), ("number", "<i4"), ("values", "<f4", (3,))])
+RECORDS = loaderd.FixedRecords(DTYPE, bits=["planes"], expect={"version": 3})
+SCHEMA = loaderd.Schema(
+    RECORDS,
+    {"number": loaderd.Array("number"), "bits": loaderd.Bits("planes", (40,)), "values": loaderd.Array("values")},
+)
+Records = npt.NDArray[np.void]
+
+
+def records_from(first: int, count: int) -> Records:
+    """``count`` records; what each holds follows from its number."""
+    records = np.zeros(count, DTYPE)
+    records["version"] = 3
+    records["number"] = np.arange(first, first + count)
+    records["planes"] = (records["number"][:, None] * 37 + np.arange(5) * 11) % 256
+    records["values"] = np.random.default_rng(first).random((count, 3), np.float32)
+    return records
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as out:
+        out.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+def tar_of(members: Sequence[tuple[str, bytes]]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def npz_of(records: Records) -> bytes:
+    out = io.BytesIO()
+    np.savez_compressed(out, other=np.arange(3), **{name: records[name] for name in DTYPE.names or ()})
+    return out.getvalue()
+
+
+def wrapped(records: Records, how: str) -> bytes:
+    """A file of these records; a tar has games of 10, of which every third is a zstd file."""
+    data = records.tobytes()
+    if how == "tar":
+        games = [records[start : start + 10].tobytes() for start in range(0, len(records), 10)]
+        members = [
+            (f"games/{number}.zst", zstd(game)) if number % 3 == 2 else (f"games/{number}.gz", gzip.compress(game))
+            for number, game in enumerate(games)
+        ]
+        return tar_of([("LICENSE", b"ODbL"), *members, ("games/README", b"none")])
+    return {"none": bytes, "gzip": gzip.compress, "zstd": zstd, "npz": lambda _: npz_of(records)}[how](data)
+
+
+WRAPPINGS = ("none", "gzip", "zstd", "tar", "npz")
+
+
+def write_all(folder: Path, count: int = 60) -> Records:
+    """A shard of each wrapping; all records, in the shards' order."""
+    every = []
+    for number, how in enumerate(WRAPPINGS):
+        records = records_from(count * number, count)
+        (folder / f"{number}-{how}").write_bytes(wrapped(records, how))
+        every.append(records)
+    return np.concatenate(every)

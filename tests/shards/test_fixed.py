@@ -1,0 +1,296 @@
+"""Records of fixed size, however a shard wraps them: blocks, damage at the index pass and behind it, errors."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fixed_files import DTYPE, RECORDS, SCHEMA, WRAPPINGS, npz_of, records_from, tar_of, wrapped, zstd
+
+from loaderd.errors import CorruptRecordError, Damage, ShardReadError
+from loaderd.shards import fixed_blocks, inflate
+from loaderd.shards.files import list_shards
+from loaderd.shards.fixed_blocks import FixedBlockReader
+from loaderd.shards.fixed_index import build_fixed_index
+from loaderd.shards.index import ShardIndex, decode_index
+from loaderd.shards.reader import Block
+from loaderd.shards.shard_file import ShardFile
+from loaderd.workers.load import Part, WindowLoader
+
+SIZE = DTYPE.itemsize
+Found = tuple[list[int], list[Damage]]
+
+
+def make(path: Path, data: bytes) -> ShardFile:
+    path.write_bytes(data)
+    (file,) = list_shards(path)
+    return file
+
+
+def overwrite(file: ShardFile, data: bytes) -> None:
+    """As a failing disk does: the time of change stays, and so does the size."""
+    assert len(data) == file.size_bytes
+    Path(file.uri).write_bytes(data)
+    os.utime(file.uri, ns=(file.mtime_ns, file.mtime_ns))
+
+
+def blocks_of(index: ShardIndex) -> list[Block]:
+    return [Block(0, *index.block(number)) for number in range(len(index.counts))]
+
+
+def read(file: ShardFile, index: ShardIndex, blocks: list[Block] | None = None) -> Found:
+    """The numbers of the records that :meth:`read` finds in these blocks, and the damage."""
+    reader = FixedBlockReader(RECORDS, [file], [index.compression])
+    numbers: list[int] = []
+    damages: list[Damage] = []
+    for block in blocks_of(index) if blocks is None else blocks:
+        for found in reader.read(block, 0, block.count):
+            if isinstance(found, Damage):
+                damages.append(found)
+                continue
+            piece = found.piece
+            data = piece.buffer[: piece.num_records * SIZE].tobytes()
+            numbers += np.frombuffer(data, DTYPE)["number"].tolist()
+    reader.close()
+    return numbers, damages
+
+
+def loaded(file: ShardFile, index: ShardIndex) -> tuple[list[int], int]:
+    """The numbers in the rows that a worker loads, and how many rows it could not load."""
+    loader = WindowLoader(SCHEMA, [file], [index.compression])
+    window = np.full((index.num_records, SCHEMA.row_bytes), 0xEE, np.uint8)
+    parts, row = [], 0
+    for block in blocks_of(index):
+        parts.append(Part(block, np.arange(row, row + block.count)[::-1].copy()))
+        row += block.count
+    faulty = [place for places, _ in loader.load(parts, window) for place in places]
+    loader.close()
+    numbers = window.view(SCHEMA.row_dtype)["number"].reshape(-1)
+    return [int(numbers[place]) for part in parts for place in part.places if place not in faulty], len(faulty)
+
+
+@pytest.fixture(params=["isal", "zlib"], autouse=True)
+def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if request.param == "zlib":
+        monkeypatch.setitem(sys.modules, "isal", None)
+        monkeypatch.setitem(sys.modules, "zlib_ng", None)
+    inflate._libraries.cache_clear()
+    assert inflate._libraries()[0].__name__ == ("isal.igzip" if request.param == "isal" else "gzip")
+    yield
+    inflate._libraries.cache_clear()
+
+
+@pytest.mark.parametrize("how", WRAPPINGS)
+def test_all_records_are_found_in_their_order(how: str, tmp_path: Path):
+    file = make(tmp_path / "a", wrapped(records_from(0, 65), how))
+    index = build_fixed_index(file, RECORDS, 7)
+    assert index.compression == how and index.damages == () and index.num_records == 65
+    assert len(index.counts) == {"none": 10, "tar": 7}.get(how, 1)
+    assert np.cumsum([0, *index.counts])[:-1].tolist() == index.first_records.tolist()
+    assert read(file, index) == (list(range(65)), [])
+    assert loaded(file, index) == (list(range(65)), 0)
+    assert [decode_index(index.encode()).block(0), index.num_records] == [index.block(0), 65]
+
+
+def test_the_digest_is_that_of_the_records(tmp_path: Path):
+    files = [make(tmp_path / how, wrapped(records_from(0, 65), how)) for how in WRAPPINGS]
+    digests = {build_fixed_index(file, RECORDS, 7).digest for file in files}
+    other = make(tmp_path / "b", wrapped(records_from(1, 65), "none"))
+    assert len(digests) == 1 and build_fixed_index(other, RECORDS, 7).digest not in digests
+
+
+@pytest.mark.parametrize("how", WRAPPINGS)
+def test_any_range_of_a_block(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fixed_blocks, "_PIECE_RECORDS", 4)
+    file = make(tmp_path / "a", wrapped(records_from(0, 30), how))
+    index = build_fixed_index(file, RECORDS, 30)
+    reader = FixedBlockReader(RECORDS, [file], [index.compression])
+    block = blocks_of(index)[0]
+    for first in range(0, block.count, 3):
+        for stop in range(first + 1, block.count + 1):
+            found: dict[int, int] = {}
+            for each in reader.read(block, first, stop):
+                assert not isinstance(each, Damage)
+                piece = each.piece
+                records = np.frombuffer(piece.buffer[: piece.num_records * SIZE].tobytes(), DTYPE)
+                found |= {each.first + place: int(record["number"]) for place, record in enumerate(records)}
+            assert all(found[number] == block.first_record + number for number in range(first, stop))
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd", "tar"])
+def test_what_is_large_comes_in_pieces(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", 10)
+    file = make(tmp_path / "a", wrapped(records_from(0, 65), how))
+    assert loaded(file, build_fixed_index(file, RECORDS, 7)) == (list(range(65)), 0)
+
+
+# ------------------------------------------------------------------------------------- damage at the index pass
+
+
+@pytest.mark.parametrize("how", ["none", "gzip", "zstd"])
+def test_a_game_that_is_cut(how: str, tmp_path: Path):
+    data = records_from(0, 20).tobytes()[:-5]
+    file = make(tmp_path / "a", {"none": bytes, "gzip": gzip.compress, "zstd": zstd}[how](data))
+    index = build_fixed_index(file, RECORDS, 7)
+    assert index.damages == (
+        Damage(file.uri, 19, 19 * SIZE, f"a record of {SIZE} bytes", f"{SIZE - 5} bytes", SIZE - 5),
+    )
+    assert read(file, index) == (list(range(19)), [])
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd"])
+def test_compressed_data_that_is_cut_keeps_what_is_in_front(how: str, tmp_path: Path):
+    rng = np.random.default_rng(0)
+    records = records_from(0, 2000)
+    records["values"] = rng.random((2000, 3))
+    data = wrapped(records, how)
+    file = make(tmp_path / "a", data[: len(data) * 2 // 3])
+    index = build_fixed_index(file, RECORDS, 7)
+    (damage,) = index.damages
+    assert damage.record == index.num_records and "compressed" in damage.expected
+    assert (1000 < index.num_records < 1500) if how == "gzip" else index.num_records < 1500
+    assert read(file, index) == (list(range(index.num_records)), [])
+    assert loaded(file, index) == (list(range(index.num_records)), 0)
+
+
+def games(*changed: tuple[str, bytes]) -> bytes:
+    """A tar of three games of ten, with some members in place of others or more of them."""
+    whole = {f"{number}.gz": gzip.compress(records_from(10 * number, 10).tobytes()) for number in range(3)}
+    return tar_of(list((whole | dict(changed)).items()))
+
+
+def test_a_member_that_is_cut_costs_its_last_record(tmp_path: Path):
+    file = make(tmp_path / "a.tar", games(("1.gz", gzip.compress(records_from(10, 10).tobytes()[:-1]))))
+    index = build_fixed_index(file, RECORDS, 7)
+    (damage,) = index.damages
+    assert damage.record == 19 and "in '1.gz', the member at byte" in damage.found
+    assert read(file, index) == ([*range(19), *range(20, 30)], [])
+
+
+def test_a_member_that_is_not_what_its_name_says(tmp_path: Path):
+    file = make(tmp_path / "a.tar", games(("1.gz", b"hello"), ("LICENSE", b"\x1f\x8b\x08")))
+    index = build_fixed_index(file, RECORDS, 7)
+    (damage,) = index.damages
+    assert damage.expected == "a gzip or zstd file in the tar"
+    assert re.match("one that begins with b'hell', in '1.gz', the member at byte [0-9]+ of the tar", damage.found)
+    assert read(file, index)[0] == [*range(10), *range(20, 30)]
+
+
+@pytest.mark.parametrize("left", [0.5, 0.8])
+def test_a_tar_that_is_cut(left: float, tmp_path: Path):
+    data = games()
+    file = make(tmp_path / "a.tar", data[: int(len(data.rstrip(b"\0")) * left)])
+    index = build_fixed_index(file, RECORDS, 7)
+    numbers, damages = read(file, index)
+    assert index.damages and not damages
+    assert numbers == list(range(index.num_records)) and 10 <= len(numbers) < 30
+
+
+@pytest.mark.parametrize("how", ["gzip", "tar"])
+def test_none_of_the_records_of_a_garbled_stream_is_used(how: str, tmp_path: Path):
+    data = wrapped(records_from(0, 60), how)
+    block = blocks_of(build_fixed_index(make(tmp_path / "whole", data), RECORDS, 7))[0]
+    file = make(tmp_path / "a", garbled(data, block.offset + block.num_bytes // 2))
+    index = build_fixed_index(file, RECORDS, 7)
+    (damage,) = index.damages
+    assert damage.record == 0 and "compressed" in damage.expected
+    assert read(file, index) == (list(range(10, 60)) if how == "tar" else [], [])
+
+
+def test_a_tar_without_its_end(tmp_path: Path):
+    data = games()
+    end = len(data.rstrip(b"\0"))
+    file = make(tmp_path / "a.tar", data[: -(-end // 512) * 512])
+    index = build_fixed_index(file, RECORDS, 7)
+    (damage,) = index.damages
+    assert "or the zeros at its end" in damage.expected and damage.record == 30
+    assert read(file, index)[0] == list(range(30))
+
+
+def test_a_header_of_a_tar_that_is_damaged(tmp_path: Path):
+    data = bytearray(games())
+    data[data.index(b"2.gz")] ^= 0xFF
+    file = make(tmp_path / "a.tar", bytes(data))
+    index = build_fixed_index(file, RECORDS, 7)
+    (damage,) = index.damages
+    assert "a member of the tar" in damage.expected and damage.record == 20 and damage.offset % 512 == 0
+    assert read(file, index)[0] == list(range(20))
+
+
+def unequal() -> bytes:
+    out = records_from(0, 10)
+    file = io.BytesIO()
+    np.savez(file, version=out["version"], planes=out["planes"], number=out["number"], values=out["values"][:9])
+    return file.getvalue()
+
+
+def lacking() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, version=np.zeros(3, "<u2"), number=np.zeros(3, "<i4"))
+    return file.getvalue()
+
+
+def garbled(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes(byte ^ 0x55 for byte in data[place : place + 8]) + data[place + 8 :]
+
+
+def garbled_npz() -> bytes:
+    data = npz_of(records_from(0, 400))
+    return garbled(data, data.index(b"values.npy") + 300)
+
+
+@pytest.mark.parametrize(
+    ("make_data", "said"),
+    [
+        (unequal, "expected arrays with one row a record, found rows: .*'number': 10, 'values': 9"),
+        (lacking, "expected an array 'planes', found only .*number.*version"),
+        (garbled_npz, "values.npy"),
+        (lambda: npz_of(records_from(0, 9))[:-40], "expected a whole npz"),
+    ],
+)
+def test_an_npz_that_does_not_hold_together(make_data: Any, said: str, tmp_path: Path):
+    file = make(tmp_path / "a.npz", make_data())
+    with pytest.raises(ShardReadError, match=said):
+        build_fixed_index(file, RECORDS, 7)
+
+
+def test_a_file_of_another_kind(tmp_path: Path):
+    file = make(tmp_path / "a.xz", b"\xfd7zXZ\x00" + bytes(range(200)))
+    with pytest.raises(ShardReadError, match="compressed with xz"):
+        build_fixed_index(file, RECORDS, 7)
+
+
+# ---------------------------------------------------------------------------------- damage behind the index pass
+
+
+@pytest.mark.parametrize("how", ["gzip", "tar", "npz"])
+def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, tmp_path: Path):
+    data = wrapped(records_from(0, 60), how)
+    file = make(tmp_path / "a", data)
+    index = build_fixed_index(file, RECORDS, 7)
+    block = blocks_of(index)[-3 if how == "tar" else 0]
+    overwrite(file, garbled(data, block.offset + block.num_bytes // 2))
+    assert loaded(file, index) == ([*range(30), *range(40, 60)] if how == "tar" else [], block.count)
+
+
+def test_a_loader_raises_what_it_finds(tmp_path: Path):
+    import loaderd
+
+    make(tmp_path / "a.tar", games(("1.gz", b"hello")))
+    with (
+        pytest.raises(CorruptRecordError, match=r"a\.tar.*'1\.gz'"),
+        loaderd.Loader(tmp_path / "a.tar", SCHEMA, batch_size=2, index_cache="none") as loader,
+    ):
+        next(iter(loader))
+    with loaderd.Loader(
+        tmp_path / "a.tar", SCHEMA, batch_size=4, shuffle=False, index_cache="none", on_corrupt="skip_record"
+    ) as loader:
+        assert [number for batch in loader for number in batch["number"]] == [*range(10), *range(20, 30)]
