@@ -15,9 +15,10 @@ instead of twice, and TensorFlow takes subnormal numbers for 0, so no arithmetic
             (integers that are only cast, to what holds them all: cast); integers to integers: computed
 ==========  ==================================================================================================
 
-The workers finish the rest: ``Derived``; ``Array`` of wider floats, of wider integers that become floats, of bool,
-and of floats that become integers; dtypes that only ml_dtypes knows (but bfloat16). And they finish what would take
-more bytes stored than finished, such as an ``Int64`` that becomes an int32.
+The workers finish the rest: ``Derived``; ``Planes``, ``Spread`` and ``Fill``; ``Bits`` in padded planes or with the
+least significant bit first; ``Array`` from the middle of a feature, of wider floats, of wider integers that become
+floats, of bool, and of floats that become integers; dtypes that only ml_dtypes knows (but bfloat16). And they finish
+what would take more bytes stored than finished, such as an ``Int64`` that becomes an int32.
 """
 
 from __future__ import annotations
@@ -176,14 +177,17 @@ def _steps(schema: loaderd.Schema) -> dict[str, _Step]:
     """By field; without those that only the workers can make."""
     steps = {}
     for name, definition in schema.fields.items():
-        if isinstance(definition, loaderd.Derived):
+        if isinstance(definition, (loaderd.Derived, loaderd.Spread, loaderd.Fill, loaderd.Planes)):
+            continue
+        if isinstance(definition, loaderd.Array) and definition.first is not None:
             continue
         spec, (stored, _) = schema.spec_of(name), _stored_form(schema.features[definition.feature])
         operation: _Operation | None
         if isinstance(definition, loaderd.Packed):
             operation = partial(_reshape, shape=spec.shape)
         elif isinstance(definition, loaderd.Bits):
-            operation = partial(_expand, field=definition) if _is_common(definition.dtype) else None
+            is_plain = definition.bit_order == "big" and definition.plane_bytes is None
+            operation = partial(_expand, field=definition) if is_plain and _is_common(definition.dtype) else None
         else:
             operation = _array_operation(definition, stored, spec.dtype, spec.shape)
         if operation is not None:

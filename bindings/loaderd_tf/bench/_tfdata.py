@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from loaderd import Array, Bits, Derived, Float, Int64, PackedBits, Raw, Schema
+from loaderd import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
 from loaderd.bench.interface import CHESS, Config, Step
 from loaderd.bench.reference import VALUE_A, VALUE_B, VALUE_K
 
@@ -105,6 +105,7 @@ def decoder(config: Config, unpack: Callable[[tf.Tensor, Bits], tf.Tensor]) -> C
                 inputs = [found[source] for source in field.inputs]
                 found[name] = chess_score(*inputs) if config.schema == CHESS else _derive(field, inputs)
             else:
+                assert isinstance(field, (Array, Packed)), "records of fixed size are not benchmarked"
                 values = tf.cast(stored[field.feature], spec.dtype)
                 if isinstance(field, Array) and field.scale is not None:
                     values = values * tf.cast(field.scale, spec.dtype)

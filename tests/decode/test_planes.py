@@ -1,0 +1,140 @@
+"""Padded planes, either bit order, and planes of several features, against numpy's own unpacking."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import loaderd
+from loaderd.decode.fields import BatchDecoder
+from loaderd.errors import SchemaError
+from loaderd.schema import Schema, packed_schema, unpacking_schema
+from loaderd.schema.wire import from_wire, to_wire
+
+KERNELS = pytest.mark.parametrize("kernels", ["compiled", "numpy"])
+
+
+def decoded(schema: Schema, rows: Any) -> dict[str, Any]:
+    out = {name: np.full((len(rows), *spec.shape), 7, spec.dtype) for name, spec in schema.specs.items()}
+    BatchDecoder(schema).decode(rows.view(np.uint8).reshape(len(rows), -1), out)
+    return out
+
+
+def rows_of(schema: Schema, count: int, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    return np.frombuffer(rng.bytes(count * schema.row_bytes), schema.row_dtype)
+
+
+@KERNELS
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_bits_in_padded_planes_and_of_either_order(kernels: str, data: st.DataObject):
+    bit_order: Any = data.draw(st.sampled_from(["big", "little"]))
+    shape = tuple(data.draw(st.lists(st.integers(1, 20), min_size=2, max_size=3)))
+    plane_bytes = data.draw(st.none() | st.integers(0, 3).map(lambda more: (math.prod(shape[1:]) + 7) // 8 + more))
+    start = data.draw(st.integers(0, 30)) if plane_bytes is None else 8 * data.draw(st.integers(0, 3))
+    dtype = data.draw(st.sampled_from(["float32", "int8", "bfloat16", "bool"]))
+    field = loaderd.Bits("b", shape, start, bit_order=bit_order, plane_bytes=plane_bytes, dtype=dtype)
+    schema = Schema({"b": loaderd.PackedBits(field.stop)}, {"f": field})
+    rows = rows_of(schema, 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOADERD_KERNELS", kernels)
+        found = decoded(schema, rows)["f"]
+    bits = np.unpackbits(rows["b"], axis=1, bitorder=bit_order)[:, start:]
+    if plane_bytes is None:
+        expected = bits[:, : math.prod(shape)]
+    else:
+        planes = [bits[:, 8 * plane_bytes * plane :][:, : math.prod(shape[1:])] for plane in range(shape[0])]
+        expected = np.concatenate(planes, axis=1)
+    assert (found == expected.reshape(5, *shape).astype(field.dtype)).all()
+
+
+BOARD = Schema(
+    {
+        "b": loaderd.PackedBits(3 * 64),
+        "rights": loaderd.Raw("u1", (4,)),
+        "clock": loaderd.Int64(),
+        "mean": loaderd.Float(),
+    },
+    {
+        "board": loaderd.Planes(
+            [
+                loaderd.Bits("b", (3, 8, 8), bit_order="little"),
+                loaderd.Spread("rights", (8, 8)),
+                loaderd.Spread("clock", (1, 8, 8), scale=1 / 7),
+                loaderd.Fill(0.5, (2, 8, 8)),
+                loaderd.Spread("mean", (1, 8, 8)),
+            ]
+        ),
+        "second": loaderd.Array("rights", "float32", shape=(), first=1),
+    },
+)
+
+
+@KERNELS
+def test_planes_of_several_features(kernels: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOADERD_KERNELS", kernels)
+    rows = rows_of(BOARD, 600).copy()
+    rows["mean"] = np.random.default_rng(1).random(600)
+    found = decoded(BOARD, rows)
+    board = found["board"]
+    assert board.shape == (600, 11, 8, 8)
+    assert (board[:, :3].reshape(600, -1) == np.unpackbits(rows["b"], axis=1, bitorder="little")).all()
+    assert (board[:, 3:7] == rows["rights"][:, :, None, None]).all()
+    assert (board[:, 7] == (rows["clock"] * (1 / 7)).astype(np.float32)[:, None, None]).all()
+    assert (board[:, 8:10] == 0.5).all()
+    assert (board[:, 10] == rows["mean"][:, None, None]).all()
+    assert (found["second"] == rows["rights"][:, 1]).all()
+
+
+def test_planes_travel_packed_and_are_finished_by_the_consumer():
+    rows = rows_of(BOARD, 20).copy()
+    rows["mean"] = 0.25
+    packed, unpacking = packed_schema(BOARD), unpacking_schema(BOARD)
+    assert packed.record_bytes < BOARD.record_bytes / 50
+    sent = decoded(packed, rows)
+    again = np.zeros(20, unpacking.row_dtype)
+    for name, values in sent.items():
+        again[name] = values
+    for name, values in decoded(unpacking, again).items():
+        assert values.tobytes() == decoded(BOARD, rows)[name].tobytes()
+
+
+def test_planes_cross_as_plain_values():
+    assert from_wire(to_wire(BOARD)).fields == BOARD.fields
+    hostile = to_wire(BOARD)
+    hostile["fields"]["board"]["parts"].append(hostile["fields"]["board"])
+    with pytest.raises(SchemaError, match="a part of a schema"):
+        from_wire(hostile)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: loaderd.Bits("b", (8,), bit_order="middle"), "bit_order must be"),
+        (lambda: loaderd.Bits("b", (2, 9), plane_bytes=1), "planes of 1 bytes must begin at a whole byte and hold"),
+        (lambda: loaderd.Array("b", first=3), "first needs a shape"),
+        (lambda: loaderd.Planes([]), "parts must be Bits, Array, Spread or Fill"),
+        (lambda: loaderd.Spread("b", (1,), scale="x"), "scale must be a number"),
+        (
+            lambda: Schema({"r": loaderd.Raw("u1", (4,))}, {"f": loaderd.Array("r", shape=(2,), first=3)}),
+            "values 3…4",
+        ),
+        (
+            lambda: Schema(BOARD.features, {"f": loaderd.Planes([loaderd.Fill(0, (1, 2)), loaderd.Fill(0, (1, 3))])}),
+            "must differ in their first axis only",
+        ),
+        (lambda: Schema(BOARD.features, {"f": loaderd.Spread("b", (1,))}), "is PackedBits"),
+        (lambda: loaderd.FixedRecords("f4"), "dtype must be a structured one"),
+        (lambda: loaderd.FixedRecords(rows_of(BOARD, 1).dtype, bits=["x"]), "bits must name fields of"),
+        (lambda: loaderd.FixedRecords([("a", [("b", "u1")])]), "must hold values, got the structured"),
+    ],
+)
+def test_what_does_not_fit_is_said(make: Any, said: str):
+    with pytest.raises(SchemaError, match=said):
+        make()
