@@ -42,13 +42,13 @@ class IndexCache:
 
     def __init__(self, where: str, block_records: int) -> None:
         self._where = where
-        self._block_records = block_records
+        self.block_records = block_records
 
     def path_of(self, file: ShardFile) -> Path | None:
         """Where the index of ``file`` is kept; None if it is not kept at all. Raises OSError if it cannot be said."""
         if self._where == "none":
             return None
-        key = f"{INDEX_VERSION}\0{file.uri}\0{file.size_bytes}\0{file.mtime_ns}\0{self._block_records}"
+        key = f"{INDEX_VERSION}\0{file.uri}\0{file.size_bytes}\0{file.mtime_ns}\0{self.block_records}"
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
         if self._where == "beside" and "://" not in file.uri:
             shard = Path(file.uri)
