@@ -41,7 +41,7 @@ newest: .venv/made ## the tests of usage and endings on Python 3.13, the newest 
 lint: .venv/made-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy loaderd bindings/loaderd_tf
+	$(BIN)/mypy loaderd bindings/loaderd_tf bindings/loaderd_ray
 
 bench: .venv-bench/made ## loaderd and its alternatives on the same records, in turn: about 20 minutes
 	$(BENCH)/python bench/compare.py $(ARGS)

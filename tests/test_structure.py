@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import loaderd_tf
 import pytest
 
 import loaderd
@@ -30,10 +30,15 @@ LAYERS = [
     ["loaderd.server"],
     ["loaderd"],
     ["loaderd.bench"],
-    ["loaderd_tf", "loaderd.cli"],
+    ["loaderd_tf", "loaderd_ray", "loaderd.cli"],
 ]
+BINDINGS = ["loaderd_tf", "loaderd_ray"]
 # What a binding may use beside the face of the package.
-BELOW_THE_BINDING = ["loaderd.bench", "loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
+BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
+BELOW = {
+    "loaderd_tf": [*BELOW_THE_BINDING, "loaderd.bench"],
+    "loaderd_ray": [*BELOW_THE_BINDING, "loaderd.shards"],
+}
 MAX_LINES = 400
 
 
@@ -48,7 +53,7 @@ def level_of(room: str) -> int:
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    for folder in (ROOT / "loaderd", ROOT / "bindings" / "loaderd_tf"):
+    for folder in (ROOT / "loaderd", *(ROOT / "bindings" / binding for binding in BINDINGS)):
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder.parent).with_suffix("").parts
             yield ".".join(part for part in parts if part != "__init__"), path
@@ -70,19 +75,22 @@ def imports_of(path: Path) -> set[str]:
 def test_imports_point_down(module: str, path: Path):
     room = room_of(module)
     for imported in imports_of(path):
-        if imported.split(".")[0] not in ("loaderd", "loaderd_tf"):
+        if imported.split(".")[0] not in ("loaderd", *BINDINGS):
             continue
         other = room_of(imported)
-        if room == "loaderd_tf":
-            assert other in ("loaderd_tf", "loaderd", *BELOW_THE_BINDING)
+        if room in BINDINGS:
+            assert other in (room, "loaderd", *BELOW[room])
         else:
             assert other == room or level_of(other) < level_of(room), f"{module} imports {imported}"
 
 
-def test_only_the_binding_imports_tensorflow():
+@pytest.mark.parametrize(
+    ("binding", "libraries"), [("loaderd_tf", {"tensorflow", "keras"}), ("loaderd_ray", {"ray"})]
+)
+def test_only_its_binding_imports_a_library(binding: str, libraries: set[str]):
     for module, path in modules():
-        if not module.startswith("loaderd_tf"):
-            assert not {name for name in imports_of(path) if name.split(".")[0] in ("tensorflow", "keras")}, module
+        if not module.startswith(binding):
+            assert not {name for name in imports_of(path) if name.split(".")[0] in libraries}, module
 
 
 def test_no_file_is_a_giant():
@@ -90,11 +98,14 @@ def test_no_file_is_a_giant():
         assert len(path.read_text().splitlines()) <= MAX_LINES, path
 
 
-def test_what_the_packages_show():
-    for package in (loaderd, loaderd_tf):
-        assert list(package.__all__) == sorted(package.__all__)
-        for name in package.__all__:
-            assert getattr(package, name).__doc__, f"{package.__name__}.{name} says nothing of itself"
+@pytest.mark.parametrize("name", ["loaderd", *BINDINGS])
+def test_what_the_packages_show(name: str):
+    if name == "loaderd_ray":
+        pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
+    package = importlib.import_module(name)
+    assert list(package.__all__) == sorted(package.__all__)
+    for each in package.__all__:
+        assert getattr(package, each).__doc__, f"{name}.{each} says nothing of itself"
 
 
 def test_every_error_is_in_the_tree_that_is_drawn():
