@@ -6,14 +6,14 @@
                             │    ◄──state──     │
     connect(), status() ◄───┘                   └── loaderd serve
 
-All are detached and restarted by Ray without end. A Manager keeps nothing that it could lose: it finds its Servers by
-their names. Of servers per node, it makes one for each new node, and drops those of nodes that are gone. n servers
-are kept on n different nodes by Ray: when a node goes, its bundle moves to another one, and the actor with it.
+All are detached and restarted by Ray without end. A Manager is at the cluster's head, and keeps nothing that it could
+lose: it finds its Servers by their names. Of servers per node, it makes one for each new node, and drops those of
+nodes that are gone. n servers are kept on n different nodes by Ray: when a node goes, its bundle moves to another one,
+and the actor with it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import sys
@@ -132,12 +132,14 @@ class Manager:
     def _hear(self, post: _Post) -> None:
         now_s = time.monotonic()
         answered, _ = ray.wait([post.asked], timeout=0)
+        is_lost = bool(post.heard_s) and now_s - post.heard_s > _SILENT_S
         if answered:
             post.asked = None
-            with contextlib.suppress(ray.exceptions.RayError):
-                post.state, post.heard_s = ray.get(answered[0]), now_s
-                return
-        if post.heard_s and now_s - post.heard_s > _SILENT_S:
+            try:
+                post.state, post.heard_s, is_lost = ray.get(answered[0]), now_s, False
+            except ray.exceptions.RayError:  # it has died, and Ray starts it again
+                is_lost = True
+        if is_lost:
             post.state = replace(post.state, address=None, error="its actor does not answer")
 
     def _wanted(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from loaderd_ray.spec import ServerState, Spec, datasets_of
 
 _ANSWER_S = 20.0
 _LOOK_EVERY_S = 0.2
+_MOST_WAIT_S = 0.02  # an answer takes 1 ms; while the manager is away, what is known will do
 _FILE = "loaderd-position.json"
 
 
@@ -45,7 +46,7 @@ def connect(
     manager = require_manager(name)
     spec: Spec = ray.get(manager.spec.remote(), timeout=_ANSWER_S)
     return loaderd.connect(
-        _Addresses(manager, name, reconnect_timeout),
+        Addresses(manager, name, reconnect_timeout),
         datasets_of(spec, dataset),
         batch_size=batch_size,
         shard=shard or _place_in_training() or (0, 1),
@@ -99,8 +100,8 @@ def _place_in_training() -> tuple[int, int] | None:
     return None if rank is None else (rank, ranks)
 
 
-class _Addresses:
-    """Which servers to ask. Called in the middle of a training: so it never waits, but for the first time."""
+class Addresses:
+    """Which servers to ask. Called every two seconds in the middle of a training, so it must not wait for long."""
 
     def __init__(self, manager: Any, name: str, timeout_s: float) -> None:
         self._manager = manager
@@ -113,10 +114,10 @@ class _Addresses:
     def __call__(self) -> Sequence[str]:
         if self._asked is None:
             self._asked = self._manager.states.remote()
-        answered, _ = ray.wait([self._asked], timeout=0)
+        answered, _ = ray.wait([self._asked], timeout=_MOST_WAIT_S)
         if answered:
             self._asked = None
-            with contextlib.suppress(ray.exceptions.RayError):  # then those that are known will do
+            with contextlib.suppress(ray.exceptions.RayError):
                 self._found = self._choose(ray.get(answered[0])) or self._found
         return self._found
 

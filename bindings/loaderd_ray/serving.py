@@ -19,6 +19,8 @@ from loaderd_ray.spec import NAMESPACE, PerNode, ServerState, Spec, manager_name
 _ANSWER_S = 20.0
 _LOOK_EVERY_S = 0.2
 _MAX_FAILURES = 2
+_HEAD = "node:__internal_head__"
+"""A resource that Ray gives to the cluster's head."""
 
 
 def serve(
@@ -176,7 +178,8 @@ def _start(spec: Spec, timeout: float) -> Any:
                 f"{timeout:g} s",
                 hint="See `ray status`: which nodes are there, and what of them is taken.",
             )
-    options = {"lifetime": "detached", "max_restarts": -1, "max_task_retries": -1, "num_cpus": 0}
+    options: dict[str, Any] = {"lifetime": "detached", "max_restarts": -1, "max_task_retries": -1, "num_cpus": 0}
+    options["resources"] = {_HEAD: 0.001}  # the one node without which there is no cluster
     made = ray.remote(Manager).options(name=manager_name(spec.name), namespace=NAMESPACE, **options)
     return made.remote(spec, group)
 
