@@ -97,6 +97,8 @@ class Worker:
         self._tasks: deque[AnyTask] = deque()
         self._task = ATTACH_TASK
         self._said: deque[str] = deque()
+        self._unheeded: deque[Message] = deque()
+        """What came in the middle of a load."""
         self._told_s = self._listened_s = 0.0
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
@@ -105,7 +107,9 @@ class Worker:
 
     def _listen(self, timeout_ms: float) -> None:
         """Take what the daemon has said, if it says something within so long. Raises ChannelClosed at its end."""
-        arrived = [fd for fd, _ in self._poll.poll(timeout_ms)]
+        arrived = [fd for fd, _ in self._poll.poll(0 if self._unheeded else timeout_ms)]
+        while self._unheeded:
+            self._received(self._unheeded.popleft())
         if self._bell in arrived:
             silence(self._bell)
         if self._channel.fileno() in arrived:
@@ -119,8 +123,7 @@ class Worker:
             if isinstance(message, LoadTask) and message.stream in self._streams:
                 self._streams[message.stream].executor.rows.begin(message.task, message.slices)
         elif isinstance(message, UseServers):
-            for stream in self._streams.values():
-                stream.executor.rows.use_servers(tuple(message.addresses))
+            self._use_servers(message)
         elif isinstance(message, Granted):
             if message.stream in self._streams:
                 runs = [Run.from_wire(run) for run in message.runs]
@@ -176,7 +179,7 @@ class Worker:
             return FileRows(description.schema, [ShardFile(*file) for file in files], compressions, self._tell)
         from loaderd.remote.rows import RowFetcher  # Arrow Flight, for those who need it
 
-        return RowFetcher(RemoteRows.from_wire(source[1:]), self._tell, self._say)
+        return RowFetcher(RemoteRows.from_wire(source[1:]), self._tell_and_hear, self._say)
 
     def detach(self, stream: int) -> None:
         """Forget a stream, if there is one of that number."""
@@ -196,6 +199,20 @@ class Worker:
         if now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
             self._channel.send(Advanced(self._task, done_bytes))
+
+    def _tell_and_hear(self, done_bytes: int) -> None:
+        """The same, of a load that waits for servers: it may be for others that it must ask, if those are gone."""
+        self._tell(done_bytes)
+        if not select.select([self._channel], [], [], 0)[0]:
+            return
+        for message in self._channel.receive():
+            if isinstance(message, UseServers):
+                self._use_servers(message)
+            self._unheeded.append(message)  # these too: a stream may be attached before it, with older addresses
+
+    def _use_servers(self, message: UseServers) -> None:
+        for stream in self._streams.values():
+            stream.executor.rows.use_servers(tuple(message.addresses))
 
     def _say(self, text: str) -> None:
         """Have the user told something."""
