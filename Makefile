@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 BENCH := .venv-bench/bin
+RAY := .venv-ray/bin
 # With an NVIDIA GPU, TensorFlow with its CUDA libraries; without one, the smaller build for CPUs.
 TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[and-cuda]>=2.16' || echo 'tensorflow-cpu>=2.16')
 PIP := -m pip install --quiet --disable-pip-version-check
@@ -12,17 +13,25 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo test torture newest lint bench clean
+.PHONY: help demo demo-ray test test-ray torture newest lint bench clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
 
 demo: .venv/made-demo ## write chess shards from games played by the rules, and train a net on them
 	$(BIN)/python examples/chess/make_shards.py --out demo/shards
 	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
 
+demo-ray: .venv-ray/made ## the same shards served on a Ray cluster of this machine: a loop, and a training of two workers
+	$(RAY)/python examples/chess/make_shards.py --out demo/shards
+	$(RAY)/python examples/ray/loop.py
+	$(RAY)/python examples/ray/train.py --out demo/ray
+
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 4 --dist loadfile --max-worker-restart 0  # else it waits for ever when one has died
+
+test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes
+	$(RAY)/python -m pytest tests/ray
 
 torture: .venv/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
 	$(BIN)/python -m pytest -m slow
@@ -47,7 +56,7 @@ bench: .venv-bench/made ## loaderd and its alternatives on the same records, in 
 	$(BENCH)/python bench/compare.py $(ARGS)
 
 clean: ## forget the environment and what the demo wrote
-	rm -rf .venv .venv-bench .newest demo
+	rm -rf .venv .venv-bench .venv-ray .newest demo
 
 .venv/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
@@ -68,4 +77,12 @@ clean: ## forget the environment and what the demo wrote
 .venv-bench/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
 	$(BENCH)/python $(PIP) '$(TENSORFLOW)' --editable '.[bench]'
+	@touch $@
+
+# Apart from the first one: Ray is large, and pins what others would have newer.
+.venv-ray/made: $(SETUP)
+	$(NEW_ENVIRONMENT)
+	$(RAY)/python $(PIP) '$(TENSORFLOW)' pytest pytest-timeout hypothesis
+	$(RAY)/python $(PIP) --editable '.[examples,ray]'
+	$(RAY)/python $(PIP) --no-deps tf_keras  # it wants the package tensorflow, where this may be tensorflow-cpu
 	@touch $@

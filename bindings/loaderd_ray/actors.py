@@ -8,8 +8,8 @@
 
 All are detached and restarted by Ray without end. A Manager is at the cluster's head, and keeps nothing that it could
 lose: it finds its Servers by their names. Of servers per node, it makes one for each new node, and drops those of
-nodes that are gone. n servers are kept on n different nodes by Ray: when a node goes, its bundle moves to another one,
-and the actor with it.
+nodes that are gone. n servers are kept on n different nodes by Ray: when a node goes, its bundle moves to another
+one, and the actor with it.
 """
 
 from __future__ import annotations

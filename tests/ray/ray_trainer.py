@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 import loaderd_ray
+
+_STEP_S = 0.02
 
 
 class Trainer:
@@ -14,25 +17,21 @@ class Trainer:
     def __init__(self, name: str, **options: Any) -> None:
         self._loader = loaderd_ray.connect(name, batch_size=64, workers=1, **options)
         self._found: list[list[int]] = []
+        self._end = math.inf
 
-    def read(self, pause_s: float = 0.0) -> list[list[int]]:
-        """The ids of all batches; ``pause_s``: what a step takes."""
+    def read(self) -> list[list[int]]:
+        """The ids of all batches, up to where :meth:`end_after` says."""
         with self._loader:
             for batch in self._loader:
                 self._found.append(batch["id"].tolist())
-                time.sleep(pause_s)
-        return self._found
-
-    def read_until(self, limit_s: float) -> list[list[int]]:
-        """The ids of the batches of so many seconds."""
-        until_s = time.monotonic() + limit_s
-        with self._loader:
-            for batch in self._loader:
-                self._found.append(batch["id"].tolist())
-                if time.monotonic() > until_s:
+                if len(self._found) >= self._end:
                     break
-                time.sleep(0.02)
+                time.sleep(_STEP_S)
         return self._found
 
     def num_taken(self) -> int:
         return len(self._found)
+
+    def end_after(self, count: int) -> None:
+        """Take so many batches more."""
+        self._end = len(self._found) + count
