@@ -74,8 +74,9 @@ def load(checkpoint: Any) -> loaderd.Position | None:
     """
     if checkpoint is None:
         return None
-    is_path = isinstance(checkpoint, (str, os.PathLike))
-    with contextlib.nullcontext(checkpoint) if is_path else checkpoint.as_directory() as directory:
+    # A Checkpoint passes for a path, and raises when it is used as one.
+    is_checkpoint = hasattr(checkpoint, "as_directory")
+    with checkpoint.as_directory() if is_checkpoint else contextlib.nullcontext(checkpoint) as directory:
         try:
             text = Path(directory, _FILE).read_text()
         except OSError as error:

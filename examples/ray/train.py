@@ -55,11 +55,12 @@ def train(settings: dict[str, Any]) -> None:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(board: Any, flags: Any, score: Any) -> Any:
         return strategy.reduce("SUM", strategy.run(learn, args=(board, flags, score)), axis=None)
 
     start = loaderd_ray.load(checkpoint)
+    number = 0
     with loaderd_ray.connect(
         NAME, batch_size=settings["batch_size"], epochs=settings["epochs"], remainder="drop", workers=1, start=start
     ) as loader:
@@ -67,7 +68,8 @@ def train(settings: dict[str, Any]) -> None:
             loss = step(board, flags, score)
             if number % REPORT_EVERY == 0:
                 report(loader, model, float(loss))
-        report(loader, model, float(loss))
+        if number % REPORT_EVERY:
+            report(loader, model, float(loss))
 
 
 def report(loader: Any, model: Any, loss: float) -> None:
@@ -103,7 +105,7 @@ def main() -> None:
             scaling_config=ScalingConfig(num_workers=args.workers),
             run_config=RunConfig(storage_path=str(args.out.resolve())),
         ).fit()
-        print(f"the last checkpoint: {result.checkpoint.path}")
+        print(f"the last checkpoint: {result.checkpoint.path}" if result.checkpoint else "it is over already")
     finally:
         loaderd_ray.stop(NAME)
 
