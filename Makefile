@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench/bin
+RAY := .venv-ray/bin
 # With an NVIDIA GPU, TensorFlow with its CUDA libraries; without one, the smaller build for CPUs.
 TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[and-cuda]>=2.16' || echo 'tensorflow-cpu>=2.16')
 TORCH ?= torch
@@ -15,7 +16,7 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo test test-torch torture newest lint bench clean
+.PHONY: help demo demo-ray test test-ray test-torch torture newest lint bench clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -24,12 +25,20 @@ demo: $(VENV)/made-demo ## write chess shards from games played by the rules, an
 	$(BIN)/python examples/chess/make_shards.py --out demo/shards
 	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
 
+demo-ray: .venv-ray/made ## the same shards served on a Ray cluster of this machine: a loop, and a training of two workers
+	$(RAY)/python examples/chess/make_shards.py --out demo/shards
+	$(RAY)/python examples/ray/loop.py
+	$(RAY)/python examples/ray/train.py --out demo/ray
+
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 4 --dist loadfile --max-worker-restart 0  # else it waits for ever when one has died
 
 test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, which are downloaded; TORCH='torch==…' chooses a build, such as the small one for CPUs
 	.venv-torch/bin/python -m pytest tests/bindings_torch
 	.venv-torch/bin/python -m pytest tests/bindings_jax  # apart: JAX has threads, and a test of PyTorch's forks
+
+test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes
+	$(RAY)/python -m pytest tests/ray
 
 torture: $(VENV)/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
 	$(BIN)/python -m pytest -m slow
@@ -48,7 +57,7 @@ newest: $(VENV)/made ## the tests of usage and endings on Python 3.13, the newes
 lint: $(VENV)/made-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy loaderd bindings/loaderd_tf bindings/loaderd_torch bindings/loaderd_jax
+	$(BIN)/mypy loaderd bindings/loaderd_tf bindings/loaderd_torch bindings/loaderd_jax bindings/loaderd_ray
 
 bench: .venv-bench/made ## loaderd and its alternatives on the same records, in turn: about 20 minutes
 	$(BENCH)/python bench/compare.py $(ARGS)
@@ -82,4 +91,12 @@ $(VENV)/made-test: $(VENV)/made
 .venv-bench/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
 	$(BENCH)/python $(PIP) '$(TENSORFLOW)' --editable '.[bench]'
+	@touch $@
+
+# Apart from the first one: Ray is large, and pins what others would have newer.
+.venv-ray/made: $(SETUP)
+	$(NEW_ENVIRONMENT)
+	$(RAY)/python $(PIP) '$(TENSORFLOW)' pytest pytest-timeout hypothesis
+	$(RAY)/python $(PIP) --editable '.[examples,ray]'
+	$(RAY)/python $(PIP) --no-deps tf_keras  # it wants the package tensorflow, where this may be tensorflow-cpu
 	@touch $@

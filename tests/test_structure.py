@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import loaderd_tf
 import pytest
 
 import loaderd
@@ -38,16 +38,18 @@ LAYERS = [
     ["loaderd.server"],
     ["loaderd"],
     ["loaderd.bench"],
-    ["loaderd_jax", "loaderd_tf", "loaderd_torch", "loaderd.cli"],
+    ["loaderd_jax", "loaderd_ray", "loaderd_tf", "loaderd_torch", "loaderd.cli"],
 ]
 # The bindings, and the libraries that nothing else imports.
 BINDINGS = {
     "loaderd_jax": ["jax", "jaxlib"],
+    "loaderd_ray": ["ray"],
     "loaderd_tf": ["tensorflow", "keras"],
     "loaderd_torch": ["torch"],
 }
 # What a binding may use beside the face of the package.
-BELOW_THE_BINDING = ["loaderd.bench", "loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
+BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
+BELOW = {"loaderd_tf": ["loaderd.bench"], "loaderd_ray": ["loaderd.shards"]}
 MAX_LINES = 400
 
 
@@ -88,7 +90,7 @@ def test_imports_point_down(module: str, path: Path):
             continue
         other = room_of(imported)
         if room in BINDINGS:
-            assert other in (room, "loaderd", *BELOW_THE_BINDING)
+            assert other in (room, "loaderd", *BELOW_THE_BINDING, *BELOW.get(room, ()))
         else:
             assert other == room or level_of(other) < level_of(room), f"{module} imports {imported}"
 
@@ -108,11 +110,14 @@ def test_no_file_is_a_giant():
         assert len(path.read_text().splitlines()) <= MAX_LINES, path
 
 
-def test_what_the_packages_show():
-    for package in (loaderd, loaderd_tf):
-        assert list(package.__all__) == sorted(package.__all__)
-        for name in package.__all__:
-            assert getattr(package, name).__doc__, f"{package.__name__}.{name} says nothing of itself"
+@pytest.mark.parametrize("name", ["loaderd", *BINDINGS])
+def test_what_the_packages_show(name: str):
+    if name == "loaderd_ray":
+        pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
+    package = importlib.import_module(name)
+    assert list(package.__all__) == sorted(package.__all__)
+    for each in package.__all__:
+        assert getattr(package, each).__doc__, f"{name}.{each} says nothing of itself"
 
 
 def test_every_error_is_in_the_tree_that_is_drawn():

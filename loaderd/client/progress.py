@@ -11,8 +11,9 @@ from typing import Any
 class IndexProgress:
     """Called with bytes done and bytes in all; shows a bar from the first call on."""
 
-    def __init__(self, show: bool | None) -> None:
+    def __init__(self, show: bool | None, what: str = "indexing shards") -> None:
         """``show``: True, False, or None for "if standard error is a terminal". A service may have none at all."""
+        self._what = what
         self._show = (_is_terminal() if show is None else show) and not _is_gone()
         self._bar: Any = None
         self._task: Any = None
@@ -31,7 +32,7 @@ class IndexProgress:
             from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
             self._bar = Progress(
-                "indexing shards",
+                self._what,
                 BarColumn(),
                 DownloadColumn(),
                 TransferSpeedColumn(),

@@ -64,6 +64,7 @@ class Supervisor:
         self._kill_at_s = 0.0
         self._has_given_up = False
         self._is_known = False
+        self._is_announced = False
         self._told: dict[str, str] = {}
         self._ticked_s = time.monotonic()
         self._selector = selectors.DefaultSelector()
@@ -242,8 +243,9 @@ class Supervisor:
         if is_first and any(post.child is child and post.restarts for post in self._posts):
             lines.append((logging.INFO, f"{child} serves now"))
         if child is not self._daemon.child:
-            if is_first and not self._gateway.restarts:
+            if is_first and self._listen is not None and not self._is_announced:
                 # With the port that was free: another gateway is to have the same.
+                self._is_announced = True
                 self._listen = Address.parse(child.report["address"])
                 lines += announce.network(self._listen, self._options, self._report())
         else:

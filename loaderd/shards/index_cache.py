@@ -46,6 +46,7 @@ class IndexCache:
     def __init__(self, where: str, block_records: int, records: FixedRecords | None = None) -> None:
         """``records``: how those of fixed size are stored, on which the index depends."""
         self._where = where
+        self.block_records = block_records
         self._of = f"{block_records}" if records is None else f"{block_records}\0{records!r}"
 
     def path_of(self, file: ShardFile) -> Path | None:

@@ -181,3 +181,17 @@ def _has_ended(pidfd):
     import select
 
     return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def test_all_servers_are_replaced_in_the_middle_of_a_load(start_server, expected):
+    """Those that workers wait for never come back; the function says which there are instead."""
+    servers = [start_server()]
+
+    def replace():
+        servers[0].close()
+        servers[0] = start_server()
+
+    with loaderd.connect(
+        lambda: [server.address for server in servers], "train", batch_size=64, epochs=EPOCHS, workers=2
+    ) as loader:
+        assert read(loader, 20, replace) == expected

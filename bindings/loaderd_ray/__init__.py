@@ -1,0 +1,26 @@
+"""loaderd on a Ray cluster: servers on its nodes, loaders for its trainings, passes over many shards as tasks."""
+
+try:
+    import ray as _  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "ray":
+        raise
+    raise ModuleNotFoundError("loaderd_ray needs Ray: pip install 'loaderd[ray]'", name="ray") from None
+
+from loaderd_ray.consumers import connect, load, save
+from loaderd_ray.passes import Findings, index, verify
+from loaderd_ray.serving import serve, status, stop
+from loaderd_ray.spec import ServerState
+
+__all__ = [
+    "Findings",
+    "ServerState",
+    "connect",
+    "index",
+    "load",
+    "save",
+    "serve",
+    "status",
+    "stop",
+    "verify",
+]

@@ -1,0 +1,166 @@
+"""The actors: one that watches over each server, and one for all servers of a name, that sees which there must be.
+
+::
+
+    serve()  ──makes──►  Manager ──makes──►  Server  (one a node: tied to it; n: in a bundle of a placement group)
+                            │    ◄──state──     │
+    connect(), status() ◄───┘                   └── loaderd serve
+
+All are detached and restarted by Ray without end. A Manager is at the cluster's head, and keeps nothing that it could
+lose: it finds its Servers by their names. Of servers per node, it makes one for each new node, and drops those of
+nodes that are gone. n servers are kept on n different nodes by Ray: when a node goes, its bundle moves to another
+one, and the actor with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from loaderd.client.connect import ask_status
+from loaderd.errors import LoaderdError
+from loaderd_ray.process import ServerProcess
+from loaderd_ray.spec import NAMESPACE, ServerState, Spec, server_name
+
+_LOOK_EVERY_S = 0.5
+_SILENT_S = 3.0
+_REPORT_TIMEOUT_S = 5.0
+
+
+class Server:
+    """Watches over a ``loaderd serve`` on the node that it is on."""
+
+    def __init__(self, spec: Spec, key: str) -> None:
+        context = ray.get_runtime_context()
+        self._machine = ray.util.get_node_ip_address()
+        self._state = ServerState(key, context.get_node_id(), self._machine, actor_pid=os.getpid())
+        mark = hashlib.blake2b(f"{spec.name}/{key}".encode(), digest_size=6).hexdigest()
+        # Where Ray has its own sockets: of this cluster, and short enough.
+        folder = os.path.join(context.get_temp_dir(), context.get_session_name(), "sockets")
+        self._unix = os.path.join(folder, f"loaderd-{mark}")
+        self._process = ServerProcess(self._arguments(spec), spec.token)
+
+    def _arguments(self, spec: Spec) -> list[str]:
+        host = self._machine if spec.is_open else "127.0.0.1"
+        host = f"[{host}]" if ":" in host else host
+        found = [*spec.targets, "--listen", f"{host}:{spec.port}", "--unix", self._unix, "--workers", str(spec.cpus)]
+        for name in ("tls_cert", "tls_key", "tls_client_ca"):
+            if (value := getattr(spec, name)) is not None:
+                found += [f"--{name.replace('_', '-')}", value]
+        return [*found, *(["--insecure"] if spec.insecure else []), *spec.options]
+
+    def state(self) -> ServerState:
+        process = self._process
+        return replace(
+            self._state, address=process.address, pid=process.pid, restarts=process.restarts, error=process.error
+        )
+
+    def state_and_report(self) -> ServerState:
+        state = self.state()
+        try:
+            return replace(state, report=ask_status(f"unix://{self._unix}", timeout_s=_REPORT_TIMEOUT_S))
+        except LoaderdError as error:
+            return replace(state, error=state.error or str(error))
+
+    def stop(self) -> None:
+        self._process.stop()
+
+
+@dataclass(eq=False)
+class _Post:
+    """A server's place. ``asked``: a call that has not been answered; times of the monotonic clock."""
+
+    actor: Any
+    state: ServerState
+    asked: Any = None
+    heard_s: float = 0.0
+
+
+class Manager:
+    """See the module's docstring. ``group``: where n servers are wanted, a bundle for each of them."""
+
+    def __init__(self, spec: Spec, group: PlacementGroup | None) -> None:
+        self._spec = spec
+        self._group = group
+        self._posts: dict[str, _Post] = {}
+        self._states: list[ServerState] = []
+        self._looked = threading.Event()
+        threading.Thread(target=self._keep_looking, name="loaderd-manager", daemon=True).start()
+
+    def spec(self) -> Spec:
+        return self._spec
+
+    def group(self) -> PlacementGroup | None:
+        return self._group
+
+    def states(self) -> list[ServerState]:
+        """Of each server that there must be."""
+        self._looked.wait()
+        return self._states
+
+    def _keep_looking(self) -> None:
+        while True:
+            try:
+                self._look()
+            except ray.exceptions.RayError as error:  # the cluster's head is away, or a node is just going
+                sys.stderr.write(f"the servers of {self._spec.name!r} cannot be looked after: {error}\n")
+            time.sleep(_LOOK_EVERY_S)
+
+    def _look(self) -> None:
+        wanted = self._wanted()
+        for key in wanted.keys() - self._posts.keys():
+            self._posts[key] = _Post(self._make(key, wanted[key]), ServerState(key, error="it has no place yet"))
+        for key in self._posts.keys() - wanted.keys():
+            ray.kill(self._posts.pop(key).actor)
+        for post in self._posts.values():
+            post.asked = post.asked or post.actor.state.remote()
+        ray.wait([post.asked for post in self._posts.values()], num_returns=max(1, len(self._posts)), timeout=0.5)
+        for post in self._posts.values():
+            self._hear(post)
+        self._states = [post.state for _, post in sorted(self._posts.items())]
+        self._looked.set()
+
+    def _hear(self, post: _Post) -> None:
+        now_s = time.monotonic()
+        answered, _ = ray.wait([post.asked], timeout=0)
+        is_lost = bool(post.heard_s) and now_s - post.heard_s > _SILENT_S
+        if answered:
+            post.asked = None
+            try:
+                post.state, post.heard_s, is_lost = ray.get(answered[0]), now_s, False
+            except ray.exceptions.RayError:  # it has died, and Ray starts it again
+                is_lost = True
+        if is_lost:
+            post.state = replace(post.state, address=None, error="its actor does not answer")
+
+    def _wanted(self) -> dict[str, Any]:
+        """Of each server that there must be: its key, and where it belongs."""
+        if self._group is not None:
+            return {
+                str(bundle): PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+                for bundle in range(self._group.bundle_count)
+            }
+        return {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes_for(self._spec)}
+
+    def _make(self, key: str, place: Any) -> Any:
+        """The actor of that name, be it that it is there already."""
+        options = {"lifetime": "detached", "max_restarts": -1, "num_cpus": self._spec.cpus}
+        name = server_name(self._spec.name, key)
+        made = ray.remote(Server).options(
+            name=name, namespace=NAMESPACE, get_if_exists=True, scheduling_strategy=place, **options
+        )
+        return made.remote(self._spec, key)
+
+
+def nodes_for(spec: Spec) -> list[str]:
+    """The ids of the nodes that are alive and could have a server at all."""
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= spec.cpus]

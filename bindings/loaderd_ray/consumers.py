@@ -1,0 +1,152 @@
+"""Loaders of the data sets that servers of a Ray cluster have, and their positions in checkpoints of Ray Train."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+
+import loaderd
+from loaderd.client.base import BaseLoader
+from loaderd.errors import OptionError, ServerError
+from loaderd_ray.serving import require_manager
+from loaderd_ray.spec import ServerState, Spec, datasets_of
+
+_ANSWER_S = 20.0
+_LOOK_EVERY_S = 0.2
+_MOST_WAIT_S = 0.02  # an answer takes 1 ms; while the manager is away, what is known will do
+_FILE = "loaderd-position.json"
+
+
+def connect(
+    name: str,
+    *,
+    batch_size: int,
+    dataset: str | None = None,
+    shard: tuple[int, int] | None = None,
+    reconnect_timeout: float = 300.0,
+    **options: Any,
+) -> loaderd.ServedLoader:
+    """A loader of a data set that servers of ``name`` have; its order is that of an embedded Loader.
+
+    - ``dataset``: which; None: the only one.
+    - ``shard``: None: in a worker of Ray Train its rank and their number, elsewhere all of it.
+    - ``reconnect_timeout`` and ``options``: as of :func:`loaderd.connect`.
+
+    The server of the own node is asked, as long as it serves; else all that can be reached. Servers that come, go or
+    move are followed. Raises as :func:`loaderd.connect`, and ServerError where there are no servers of that name.
+    """
+    manager = require_manager(name)
+    spec: Spec = ray.get(manager.spec.remote(), timeout=_ANSWER_S)
+    return loaderd.connect(
+        Addresses(manager, name, reconnect_timeout),
+        datasets_of(spec, dataset),
+        batch_size=batch_size,
+        shard=shard or _place_in_training() or (0, 1),
+        token=spec.token,
+        reconnect_timeout=reconnect_timeout,
+        **options,
+    )
+
+
+def save(loader: BaseLoader | loaderd.Position, directory: str | os.PathLike[str]) -> None:
+    """Write where a loader stands into a folder, such as that of a checkpoint. Of all ranks one is to do it.
+
+    It is the same for all ranks that have taken the same number of batches. Of a ``tf.data.Dataset``, give the
+    position itself (``dataset.loader.after(…)``).
+    """
+    position = loader.position if isinstance(loader, BaseLoader) else loader
+    Path(directory, _FILE).write_text(position.to_json())
+
+
+def load(checkpoint: Any) -> loaderd.Position | None:
+    """What :func:`save` wrote, for ``start=``; None where ``checkpoint`` is None: the training begins.
+
+    ``checkpoint``: of Ray Train (``ray.train.get_checkpoint()``), or a folder. Raises OptionError where there is no
+    position in it.
+    """
+    if checkpoint is None:
+        return None
+    # A Checkpoint passes for a path, and raises when it is used as one.
+    is_checkpoint = hasattr(checkpoint, "as_directory")
+    with checkpoint.as_directory() if is_checkpoint else contextlib.nullcontext(checkpoint) as directory:
+        try:
+            text = Path(directory, _FILE).read_text()
+        except OSError as error:
+            raise OptionError(
+                f"{os.fspath(directory)} has no position of a loader: {error.strerror}",
+                hint="loaderd_ray.save(loader, directory) writes one.",
+            ) from None
+    return loaderd.Position.from_json(text)
+
+
+def _place_in_training() -> tuple[int, int] | None:
+    """(rank, number of ranks) in a worker of Ray Train, None elsewhere."""
+    if "ray.train" not in sys.modules:  # whoever is a worker of it has it; to import it takes seconds
+        return None
+    import ray.train
+
+    try:
+        context = ray.train.get_context()
+        rank, ranks = context.get_world_rank(), context.get_world_size()
+    except RuntimeError:
+        return None
+    return None if rank is None else (rank, ranks)
+
+
+class Addresses:
+    """Which servers to ask. Called every two seconds in the middle of a training, so it must not wait for long."""
+
+    def __init__(self, manager: Any, name: str, timeout_s: float) -> None:
+        self._manager = manager
+        self._node = ray.get_runtime_context().get_node_id()
+        self._machine = ray.util.get_node_ip_address()
+        self._found: Sequence[str] = ()
+        self._asked: Any = None
+        self._wait_for_one(name, timeout_s)
+
+    def __call__(self) -> Sequence[str]:
+        if self._asked is None:
+            self._asked = self._manager.states.remote()
+        answered, _ = ray.wait([self._asked], timeout=_MOST_WAIT_S)
+        if answered:
+            self._asked = None
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._found = self._choose(ray.get(answered[0])) or self._found
+        return self._found
+
+    def _wait_for_one(self, name: str, timeout_s: float) -> None:
+        until_s = time.monotonic() + timeout_s
+        while True:
+            states: list[ServerState] = ray.get(self._manager.states.remote(), timeout=_ANSWER_S)
+            self._found = self._choose(states)
+            if self._found:
+                return
+            if time.monotonic() > until_s:
+                said = "; ".join(f"{state.machine or state.key}: {state.error or 'it starts'}" for state in states)
+                raise ServerError(
+                    f"none of the servers of {name!r} could be reached from {self._machine} for {timeout_s:g} s: "
+                    f"{said or 'there is no node for one'}",
+                    hint="Without TLS a server is for its own node alone: see loaderd_ray.serve.",
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+    def _choose(self, states: Sequence[ServerState]) -> list[str]:
+        """The address of the own node's server alone, where it serves; else of all that can be reached."""
+        found = {
+            state.node: state.address
+            for state in states
+            if state.address is not None and (state.machine == self._machine or not _is_loopback(state.address))
+        }
+        return [found[self._node]] if self._node in found else list(found.values())
+
+
+def _is_loopback(address: str) -> bool:
+    return str(urlsplit(address).hostname).startswith("127.")

@@ -1,0 +1,144 @@
+"""Passes over many shards as tasks of a Ray cluster: to index them before trainings do, or to check all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from loaderd.client.progress import IndexProgress
+from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, anchored
+from loaderd.errors import Damage, LoaderdError, OptionError, ShardReadError
+from loaderd.options import DEFAULT_BLOCK_RECORDS, Shuffle, as_count, require
+from loaderd.shards.files import list_shards
+from loaderd.shards.index import ShardIndex, build_index
+from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile
+
+_TASK = {"num_cpus": 1, "max_retries": 3, "scheduling_strategy": "SPREAD"}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a pass found. ``num_cached``: shards whose index was there; ``damages``: in the order of the shards."""
+
+    num_shards: int
+    num_cached: int
+    num_records: int
+    damages: tuple[Damage, ...]
+
+
+def index(
+    shards: Any,
+    *,
+    index_cache: str | os.PathLike[str] | None = None,
+    block_records: int = DEFAULT_BLOCK_RECORDS,
+    progress: bool | None = None,
+) -> Findings:
+    """Have all shards indexed into a folder that all nodes share, so that no training has to.
+
+    - ``shards``: as of :class:`loaderd.Loader`; or a ``Dataset``, ``Mix`` or ``Concat``.
+    - ``index_cache``: that folder, or ``"beside"`` the shards. None: what the data set says.
+    - ``block_records``: of the ``Shuffle`` that will be used; of a data set, its own.
+    - ``progress``: a bar; None: if standard error is a terminal.
+
+    What is damaged is no error here. Raises OptionError, and NoShardsError where there are none.
+    """
+    where, names = index_cache, [shards]
+    if isinstance(shards, (Dataset, Concat, Mix)):
+        where, block_records, names = _of_dataset(shards, index_cache)
+    must = 'a folder that all nodes share, or "beside"'
+    require(where not in (None, "none"), "index_cache", must, where, "It is what indexes are kept in.")
+    return _run(names, IndexCache(_absolute(where), as_count(block_records, "block_records")), progress)
+
+
+def verify(shards: Any, *, progress: bool | None = None) -> Findings:
+    """Read all shards from front to back, and check both CRCs of each record. ``shards``: as of :func:`index`.
+
+    A shard that cannot be read at all is a damage with what is wrong with it. Raises as :func:`index`.
+    """
+    names = _of_dataset(shards, None)[2] if isinstance(shards, (Dataset, Concat, Mix)) else [shards]
+    return _run(names, IndexCache("none", DEFAULT_BLOCK_RECORDS), progress, "checking shards")
+
+
+def _of_dataset(dataset: AnyDataset, index_cache: Any) -> tuple[Any, int, list[Any]]:
+    leaves = anchored(dataset).leaves()
+    shuffle = leaves[0].shuffle
+    block_records = shuffle.block_records if isinstance(shuffle, Shuffle) else DEFAULT_BLOCK_RECORDS
+    return index_cache or leaves[0].index_cache, block_records, [leaf.shards for leaf in leaves]
+
+
+def _absolute(where: Any) -> str:
+    """Of a folder; a task has another working directory."""
+    return str(where) if where in ("user", "beside") else os.path.abspath(os.path.expanduser(where))
+
+
+def _run(names: list[Any], cache: IndexCache, progress: bool | None, what: str = "indexing shards") -> Findings:
+    files = sorted({file for each in names for file in list_shards(each)}, key=lambda file: file.uri)
+    if not ray.is_initialized():
+        ray.init()
+    bar = IndexProgress(progress, what)
+    found: dict[ShardFile, _Found] = {}
+    total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
+    try:
+        for file, one in _results(files, cache):
+            found[file] = one
+            done_bytes += file.size_bytes
+            bar(done_bytes, total_bytes)
+    finally:
+        bar.close()
+    return Findings(
+        len(files),
+        sum(one.is_cached for one in found.values()),
+        sum(one.num_records for one in found.values()),
+        tuple(damage for file in files for damage in found[file].damages),
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    num_records: int
+    damages: tuple[Damage, ...]
+    is_cached: bool = False
+
+
+def _results(files: list[ShardFile], cache: IndexCache) -> Iterator[tuple[ShardFile, _Found]]:
+    """As they come."""
+    task = ray.remote(_read).options(**_TASK)
+    running = {task.remote(file, cache): file for file in files}
+    try:
+        while running:
+            (done, *_), _ = ray.wait(list(running), num_returns=1)
+            yield running.pop(done), _result(done)
+    finally:
+        for each in running:
+            ray.cancel(each)
+
+
+def _result(done: Any) -> _Found:
+    try:
+        found: _Found = ray.get(done)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, LoaderdError):
+            raise error.cause from None
+        raise
+    return found
+
+
+def _read(file: ShardFile, cache: IndexCache) -> _Found:
+    """A task: index a shard, unless its index is kept already."""
+    if (kept := cache.load(file)) is not None:
+        return _Found(kept.num_records, kept.damages, is_cached=True)
+    try:
+        made = build_index(file, cache.block_records)
+    except ShardReadError as error:
+        return _Found(0, ShardIndex.of_unreadable(file, error).damages)
+    if (unstored := cache.store(made)) is not None:
+        raise OptionError(
+            f"the index of {file.uri} cannot be kept: {unstored}",
+            hint="index_cache must be a folder that every node can write.",
+        )
+    return _Found(made.num_records, made.damages)

@@ -1,0 +1,125 @@
+"""``loaderd serve`` as a process of an actor's: started, listened to, started again, and never left behind.
+
+::
+
+    actor's process
+    ├─ its main thread            answers Ray
+    └─ thread "loaderd-serve" ──► loaderd serve ──► daemon, gateway, workers     (each dies with its parent)
+         starts it, reads its log to the end, waits for it, starts the next one
+
+Ray kills an actor without asking, and leaves its children running. So the kernel is told to kill the server when its
+parent ends (``PR_SET_PDEATHSIG``). What the kernel takes for the parent is the *thread* that started it, not the
+process: here that thread lives as long as it is to have a server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
+_GOOD_LIFE_S = 60.0
+_END_S = 15.0  # `loaderd serve` gives its consumers ten to take note of the end
+_LAST_LINES = 20
+_ADDRESS = re.compile(r'loaderd\.connect\("(grpc[^"]+)"')
+_BOOT = (
+    "import sys; from loaderd.protocol.process import die_with_parent; die_with_parent(int(sys.argv.pop(1))); "
+    "from loaderd.cli.main import main; main()"
+)
+
+
+class ServerProcess:
+    """Runs ``loaderd serve`` with ``arguments``, again and again until :meth:`stop`."""
+
+    def __init__(self, arguments: Sequence[str], token: str) -> None:
+        self._command = [sys.executable, "-c", _BOOT, str(os.getpid()), "serve", *arguments, "--log-format", "json"]
+        # It must import what the actor can; Ray has added to the path where the job's modules are.
+        path = os.pathsep.join(filter(None, sys.path))
+        self._environment = {**os.environ, "LOADERD_TOKEN": token, "PYTHONPATH": path}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self.address: str | None = None
+        """Where it listens; None while it starts."""
+        self.error = ""
+        """The last words of the one before."""
+        self.restarts = 0
+        self._thread = threading.Thread(target=self._keep_running, name="loaderd-serve", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """None: there is none just now."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
+
+    def stop(self) -> None:
+        """End it, and return when it has ended; its consumers are told."""
+        with self._lock:
+            self._over.set()
+            process = self._process
+        if process is not None:
+            process.terminate()
+            self._thread.join(_END_S)
+            process.kill()
+        self._thread.join()
+
+    def _keep_running(self) -> None:
+        delay_s = _FIRST_DELAY_S
+        while True:
+            began_s = time.monotonic()
+            try:
+                if not self._run():
+                    return
+            except OSError as error:
+                self.error = f"cannot start a process: {error}"
+            if time.monotonic() - began_s > _GOOD_LIFE_S:
+                delay_s = _FIRST_DELAY_S
+            if self._over.wait(delay_s):
+                return
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
+            self.restarts += 1
+
+    def _run(self) -> bool:
+        """One life of the process; False: it is not wanted any more."""
+        self._last.clear()
+        with self._lock:
+            if self._over.is_set():
+                return False
+            process = self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C on the terminal of a local cluster is the driver's business
+            )
+        assert process.stderr is not None
+        with process.stderr:
+            for line in process.stderr:
+                self._hear(line)
+        code = process.wait()
+        self.address = None
+        self.error = "\n".join(self._last) or f"it ended with status {code}"
+        return True
+
+    def _hear(self, line: str) -> None:
+        try:
+            said = json.loads(line)
+            level, text = said["level"], said["text"]
+        except (ValueError, TypeError, KeyError):  # what Python says itself, or a library
+            level, text = "error", line.rstrip("\n")
+        if (found := _ADDRESS.search(text)) is not None:
+            self.address = found[1]
+        if level != "info":
+            self._last.append(text)
+        sys.stderr.write(f"{level}: {text}\n")  # where Ray keeps what actors say

@@ -1,0 +1,202 @@
+"""Servers on the nodes of a Ray cluster: start them, ask how they are, end them."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.util import list_named_actors, placement_group, remove_placement_group
+
+from loaderd.errors import OptionError, ServerError
+from loaderd_ray.actors import Manager, nodes_for
+from loaderd_ray.spec import NAMESPACE, PerNode, ServerState, Spec, manager_name, server_name
+
+_ANSWER_S = 20.0
+_LOOK_EVERY_S = 0.2
+_MAX_FAILURES = 2
+_HEAD = "node:__internal_head__"
+"""A resource that Ray gives to the cluster's head."""
+
+
+def serve(
+    targets: str | Sequence[str],
+    *,
+    name: str,
+    servers: PerNode | int = "per-node",
+    cpus: int = 1,
+    token: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_client_ca: str | None = None,
+    insecure: bool = False,
+    port: int = 0,
+    options: Sequence[str] = (),
+    timeout: float = 120.0,
+) -> list[ServerState]:
+    """Have servers of data sets on nodes of the cluster, beyond the end of this program, until :func:`stop`.
+
+    - ``targets``: as ``loaderd serve`` takes them: ``"mypackage.datasets:train"``, or several. The module must be
+      importable on the nodes (``runtime_env`` of ``ray.init``), and the shards readable there.
+    - ``name``: for :func:`connect`, :func:`status` and :func:`stop`, in any job of this cluster.
+    - ``servers``: ``"per-node"``: one on each node that has ``cpus`` cores, those that come later included; or how
+      many, each on a node of its own.
+    - ``cpus``: what each server takes of its node, and the number of its workers.
+    - ``token``: what servers ask of consumers; None: made at random. :func:`connect` knows it.
+    - ``tls_cert``, ``tls_key``, ``tls_client_ca``: paths on the nodes. Without TLS servers listen at loopback, for
+      consumers of their own node alone; ``insecure=True``: for all, and records travel so that others can read them.
+    - ``port``: where each of them listens; 0: any that is free. ``options``: others of ``loaderd serve``.
+    - ``timeout``: seconds until all of them must serve.
+
+    Called again with the same arguments, it is content with the servers that there are. Raises OptionError, and
+    ServerError where they do not come to serve: then there are none of this name.
+    """
+    listed = (targets,) if isinstance(targets, str) else tuple(targets)
+    spec = Spec(
+        listed,
+        name,
+        servers,
+        cpus,
+        token or secrets.token_urlsafe(32),
+        tls_cert,
+        tls_key,
+        tls_client_ca,
+        insecure,
+        port,
+        tuple(options),
+    )
+    if not ray.is_initialized():
+        ray.init()
+    found = _manager(name)
+    if found is not None:
+        _check_same(ray.get(found.spec.remote(), timeout=_ANSWER_S), spec, token)
+        return _wait_until_serving(found, timeout)
+    _check_reach(spec)
+    manager = _start(spec, timeout)
+    try:
+        return _wait_until_serving(manager, timeout)
+    except BaseException:
+        stop(name)
+        raise
+
+
+def status(name: str) -> list[ServerState]:
+    """Each server of a name, with what it says of itself. Raises ServerError where there are none."""
+    states: list[ServerState] = ray.get(require_manager(name).states.remote(), timeout=_ANSWER_S)
+    asked: dict[str, Any] = {}
+    for state in states:
+        with contextlib.suppress(ValueError):  # its actor is just not there
+            asked[state.key] = ray.get_actor(server_name(name, state.key), NAMESPACE).state_and_report.remote()
+    answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
+    return [_answer(state, asked.get(state.key), answered) for state in states]
+
+
+def _answer(state: ServerState, asked: Any, answered: list[Any]) -> ServerState:
+    if asked in answered:
+        with contextlib.suppress(ray.exceptions.RayError):
+            found: ServerState = ray.get(asked)
+            return found
+    return replace(state, error=state.error or "its actor does not answer")
+
+
+def stop(name: str) -> None:
+    """End all servers of a name; their consumers are told. Where there are none, there is nothing to do."""
+    manager = _manager(name)
+    group = None
+    if manager is not None:
+        with contextlib.suppress(ray.exceptions.RayError):  # it is just being restarted, on another node
+            group = ray.get(manager.group.remote(), timeout=_ANSWER_S)
+        ray.kill(manager)  # first: it would make others
+    actors = []
+    for each in list_named_actors(all_namespaces=True):
+        if each["namespace"] == NAMESPACE and each["name"].startswith(server_name(name, "")):
+            with contextlib.suppress(ValueError):
+                actors.append(ray.get_actor(each["name"], NAMESPACE))
+    asked = [actor.stop.remote() for actor in actors]
+    if asked:
+        ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+    for actor in actors:
+        ray.kill(actor)
+    if group is not None:
+        remove_placement_group(group)
+
+
+def require_manager(name: str) -> Any:
+    """The actor for all servers of a name. Raises ServerError where there is none."""
+    if not ray.is_initialized():
+        ray.init()
+    found = _manager(name)
+    if found is None:
+        raise ServerError(
+            f"no servers are called {name!r} on this Ray cluster",
+            hint=f'Start them: loaderd_ray.serve("mypackage.datasets:train", name={name!r}).',
+        )
+    return found
+
+
+def _manager(name: str) -> Any:
+    try:
+        return ray.get_actor(manager_name(name), NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _check_same(there: Spec, wanted: Spec, token: str | None) -> None:
+    differences = there.differences(wanted) + ([] if token in (None, there.token) else ["token"])
+    if differences:
+        raise OptionError(
+            f"servers called {there.name!r} are there already, with another {', '.join(differences)}",
+            hint=f"loaderd_ray.stop({there.name!r}) ends them; or choose another name.",
+        )
+
+
+def _check_reach(spec: Spec) -> None:
+    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if not nodes_for(spec):
+        raise OptionError(f"cpus={spec.cpus} is more than any node of this cluster has")
+    if spec.servers != "per-node" and not spec.is_open and len(machines) > 1:
+        raise OptionError(
+            f"servers={spec.servers} on {len(machines)} machines must be reached from others, and need TLS",
+            hint="Give tls_cert and tls_key; or say insecure=True if everybody may read the data; or "
+            'servers="per-node": then each is for its own node.',
+        )
+
+
+def _start(spec: Spec, timeout: float) -> Any:
+    group = None
+    if spec.servers != "per-node":
+        bundles = [{"CPU": spec.cpus}] * int(spec.servers)
+        group = placement_group(bundles, strategy="STRICT_SPREAD", name=f"loaderd-{spec.name}", lifetime="detached")
+        if not group.wait(timeout):
+            remove_placement_group(group)
+            raise ServerError(
+                f"servers={spec.servers} of cpus={spec.cpus}, each on a node of its own, have found no place for "
+                f"{timeout:g} s",
+                hint="See `ray status`: which nodes are there, and what of them is taken.",
+            )
+    options: dict[str, Any] = {"lifetime": "detached", "max_restarts": -1, "max_task_retries": -1, "num_cpus": 0}
+    options["resources"] = {_HEAD: 0.001}  # the one node without which there is no cluster
+    made = ray.remote(Manager).options(name=manager_name(spec.name), namespace=NAMESPACE, **options)
+    return made.remote(spec, group)
+
+
+def _wait_until_serving(manager: Any, timeout: float) -> list[ServerState]:
+    until_s = time.monotonic() + timeout
+    while True:
+        states: list[ServerState] = ray.get(manager.states.remote(), timeout=_ANSWER_S)
+        missing = [state for state in states if state.address is None]
+        if states and not missing:
+            return states
+        failed = [state for state in missing if state.restarts >= _MAX_FAILURES]
+        if failed or time.monotonic() > until_s:
+            waited = "have not come to serve" if failed else f"have not come to serve for {timeout:g} s"
+            named = "\n".join(f"  {each.machine or each.key}: {each.error or 'it starts'}" for each in missing[:5])
+            raise ServerError(
+                f"{len(missing)} of {len(states)} servers {waited}:\n{named}",
+                hint="Can their node import the module, and read the shards? `ray logs` has all that they said.",
+            )
+        time.sleep(_LOOK_EVERY_S)

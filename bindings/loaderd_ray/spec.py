@@ -1,0 +1,104 @@
+"""What servers of a name are to do, what is known of each of them, and what their actors are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from loaderd.errors import OptionError
+from loaderd.options import as_count, is_count, require
+
+NAMESPACE = "loaderd"
+"""Of all actors here: so those of any job find them."""
+
+PerNode = Literal["per-node"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The arguments of :func:`loaderd_ray.serve`, checked. Raises OptionError."""
+
+    targets: tuple[str, ...]
+    name: str
+    servers: PerNode | int
+    cpus: int
+    token: str = field(repr=False)
+    tls_cert: str | None
+    tls_key: str | None
+    tls_client_ca: str | None
+    insecure: bool
+    port: int
+    options: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require(len(self.targets) > 0, "what is served", "at least one mypackage.module:dataset", self.targets)
+        for target in self.targets:
+            is_target = isinstance(target, str) and all(target.partition(":"))
+            require(is_target, "a data set", "named as mypackage.module:dataset", target)
+        is_name = isinstance(self.name, str) and bool(self.name) and "/" not in self.name
+        require(is_name, "name", "text without a slash", self.name)
+        is_number = self.servers == "per-node" or is_count(self.servers)
+        require(is_number, "servers", '"per-node" or a positive integer', self.servers)
+        as_count(self.cpus, "cpus")
+        require(is_count(self.port, 0) and self.port < 1 << 16, "port", "from 0 (any) to 65535", self.port)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether servers listen for other machines, and not at loopback alone."""
+        return self.tls_cert is not None or self.insecure
+
+    @property
+    def datasets(self) -> list[str]:
+        """The names of what is served."""
+        return [target.partition(":")[2] for target in self.targets]
+
+    def differences(self, other: Spec) -> list[str]:
+        """The arguments in which another one differs; a token that was made at random is none of them."""
+        return [
+            each.name
+            for each in fields(self)
+            if each.name != "token" and getattr(self, each.name) != getattr(other, each.name)
+        ]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """A server, as :func:`loaderd_ray.status` has it."""
+
+    key: str
+    """Which it is: of servers per node, its node; else a number from 0."""
+    node: str = ""
+    """The node's id; empty: its actor is not placed yet."""
+    machine: str = ""
+    """The node's IP address."""
+    address: str | None = None
+    """Where consumers find it, such as grpc://10.0.0.7:40121; None: it starts, or does not answer."""
+    pid: int | None = None
+    """Of ``loaderd serve``; None: another one is about to be started."""
+    actor_pid: int | None = None
+    """Of the actor that watches over it."""
+    restarts: int = 0
+    """How many times its process was started again since the actor began."""
+    error: str = ""
+    """The last words of the process before this one, or why nothing is known."""
+    report: dict[str, Any] | None = field(default=None, repr=False)
+    """What it says of itself, as `loaderd status --json`; only in answers of ``status``."""
+
+
+def manager_name(name: str) -> str:
+    """What the actor is called that sees to the servers of a name."""
+    return f"{name}/manager"
+
+
+def server_name(name: str, key: str) -> str:
+    """What the actor is called that watches over a server."""
+    return f"{name}/server/{key}"
+
+
+def datasets_of(spec: Spec, wanted: str | None) -> str:
+    """The data set that is meant. Raises OptionError."""
+    if wanted is None and len(spec.datasets) == 1:
+        return spec.datasets[0]
+    if wanted not in spec.datasets:
+        raise OptionError(f"dataset must be one of those that {spec.name!r} serves, {spec.datasets}, got {wanted!r}")
+    return wanted

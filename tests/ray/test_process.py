@@ -1,0 +1,89 @@
+"""The process that an actor keeps running: it is there, it is there again, and it never outlives the actor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from ray_cluster import wait_until
+
+from loaderd.bench.process_tree import process_tree
+
+pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
+
+from loaderd_ray.process import ServerProcess
+
+ACTOR = """
+import sys, time
+from loaderd_ray.process import ServerProcess
+
+process = ServerProcess(["ray_datasets:train", "--listen", "127.0.0.1:0", "--unix", sys.argv[1]], "token")
+while process.address is None:
+    time.sleep(0.05)
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def start(datasets, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(datasets))
+    started = []
+
+    def start(target="ray_datasets:train"):
+        arguments = [target, "--listen", "127.0.0.1:0", "--unix", str(tmp_path / "x.sock"), "--workers", "1"]
+        started.append(ServerProcess(arguments, "token"))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.stop()
+
+
+def test_it_is_started_again(start):
+    process = start()
+    wait_until(lambda: process.address)
+    first = process.pid
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: process.pid not in (None, first) and process.address)
+    assert process.restarts == 1 and "SIGKILL" not in process.error
+
+
+def test_it_ends_with_all_that_it_started(start):
+    process = start()
+    wait_until(lambda: process.address)
+    family = process_tree(process.pid)
+    assert len(family) >= 3  # supervisor, daemon, gateway
+    process.stop()
+    assert process.pid is None
+    wait_until(lambda: not any(is_alive(pid) for pid in family))
+
+
+def test_what_it_says_at_its_end_is_kept(start):
+    process = start("ray_datasets:no_such_data_set")
+    wait_until(lambda: process.restarts)
+    assert "no_such_data_set" in process.error
+
+
+def test_it_is_killed_with_the_process_that_started_it(datasets, tmp_path):
+    path = os.pathsep.join([str(datasets), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", ACTOR, str(tmp_path / "x.sock")]
+    actor = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE)
+    try:
+        family = process_tree(int(actor.stdout.readline()))
+        assert len(family) >= 3
+    finally:
+        actor.kill()
+        actor.communicate()
+    wait_until(lambda: not any(is_alive(pid) for pid in family), 10.0)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,149 @@
+"""Servers on a cluster: started, asked, refused, ended; and loaders of what they have."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray_cluster import MARK, actors, expected, marked, wait_until
+
+import loaderd
+from loaderd.errors import OptionError, ServerError
+
+ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
+
+import loaderd_ray
+from loaderd_ray.consumers import Addresses
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "remote"))
+from certificates import make_certificates
+
+
+@pytest.fixture
+def served(cluster):
+    """Servers called "numbers", one on each of two nodes."""
+    states = loaderd_ray.serve("ray_datasets:train", name="numbers")
+    yield states
+    loaderd_ray.stop("numbers")
+
+
+def test_a_loader_has_the_planned_order(served, datasets):
+    assert len({state.node for state in served}) == len(served) == 2
+    assert all(state.address.startswith("grpc://127.0.0.1:") for state in served)
+    with loaderd_ray.connect("numbers", batch_size=64, epochs=2) as loader:
+        assert [batch["id"].tolist() for batch in loader] == expected(datasets, epochs=2)
+
+
+def test_each_node_is_served_by_its_own(served):
+    """A trainer asks the server of its node, as long as that serves; and else the other one."""
+    manager = ray.get_actor("numbers/manager", "loaderd")
+
+    @ray.remote(num_cpus=0)
+    def asked():
+        return tuple(Addresses(manager, "numbers", 10.0)())
+
+    for state in served:
+        here = asked.options(scheduling_strategy=NodeAffinitySchedulingStrategy(state.node, soft=False))
+        assert ray.get(here.remote()) == (state.address,)
+    own, other = served
+    here = asked.options(scheduling_strategy=NodeAffinitySchedulingStrategy(own.node, soft=False))
+    os.kill(own.actor_pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: ray.get(here.remote()) == (other.address,))
+    finally:
+        os.kill(own.actor_pid, signal.SIGCONT)
+    wait_until(lambda: ray.get(here.remote()) == (own.address,))
+
+
+def test_status(served):
+    for state in loaderd_ray.status("numbers"):
+        assert state.report["datasets"][0]["name"] == "train" and state.restarts == 0
+        os.kill(state.actor_pid, 0)
+        os.kill(state.pid, 0)
+
+
+def test_a_token_is_asked_for(served):
+    with pytest.raises(ServerError, match="token"):
+        loaderd.connect(served[0].address, "train", batch_size=64, token="wrong")
+
+
+def test_to_serve_again_changes_nothing(served):
+    again = loaderd_ray.serve("ray_datasets:train", name="numbers")
+    assert [state.pid for state in again] == [state.pid for state in served]
+    with pytest.raises(OptionError, match="another cpus, token"):
+        loaderd_ray.serve("ray_datasets:train", name="numbers", cpus=2, token="other")
+
+
+def test_stop_leaves_nothing(cluster):
+    loaderd_ray.serve("ray_datasets:train", name="short", servers=1)
+    assert any("ray_datasets:train" in command for command in marked(os.environ[MARK]).values())
+    loaderd_ray.stop("short")
+    wait_until(lambda: not any("ray_datasets:train" in command for command in marked(os.environ[MARK]).values()))
+    wait_until(lambda: not actors(os.environ[MARK], "Manager") + actors(os.environ[MARK], "Server"))
+    wait_until(lambda: ray.available_resources().get("CPU") == 4.0)
+    with pytest.raises(ServerError, match="no servers are called 'short'"):
+        loaderd_ray.connect("short", batch_size=64)
+    loaderd_ray.stop("short")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"targets": "no_such_module:train"}, ServerError, "no_such_module"),
+        ({"cpus": 3}, OptionError, "cpus=3 is more than any node"),
+        ({"servers": 3, "timeout": 2.0}, ServerError, "have found no place for 2 s"),
+        ({"servers": 0}, OptionError, 'servers must be "per-node" or a positive integer'),
+        ({"targets": "module"}, OptionError, "mypackage.module:dataset"),
+        ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, ServerError, "cannot read /nowhere"),
+    ],
+)
+def test_what_cannot_be_served_is_said(cluster, arguments, error, text):
+    with pytest.raises(error, match=text):
+        loaderd_ray.serve(**{"targets": "ray_datasets:train", "name": "wrong", **arguments})
+    with pytest.raises(ServerError):
+        loaderd_ray.status("wrong")
+
+
+def test_servers_outlive_the_driver_that_started_them(cluster):
+    program = (
+        f"import ray, loaderd_ray; ray.init({cluster.address!r}, log_to_driver=False); "
+        "loaderd_ray.serve('ray_datasets:train', name='lasting', servers=2)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
+    try:
+        with loaderd_ray.connect("lasting", batch_size=64) as loader:
+            assert sum(len(batch["id"]) for batch in loader) == 1000
+    finally:
+        loaderd_ray.stop("lasting")
+
+
+def test_tls(cluster, tmp_path, datasets):
+    certificates = make_certificates(tmp_path)
+    files = {"tls_cert": certificates.server_cert, "tls_key": certificates.server_key}
+    loaderd_ray.serve("ray_datasets:train", name="secret", servers=1, **files)
+    try:
+        trusted = loaderd.TLS(ca=certificates.ca, server_name="localhost")
+        with loaderd_ray.connect("secret", batch_size=64, tls=trusted) as loader:
+            assert [batch["id"].tolist() for batch in loader] == expected(datasets)
+        with pytest.raises(ServerError, match="is not trusted"):
+            loaderd_ray.connect("secret", batch_size=64, tls=loaderd.TLS(ca=certificates.other_ca))
+    finally:
+        loaderd_ray.stop("secret")
+
+
+def test_a_position_is_kept_in_a_folder(served, datasets, tmp_path):
+    with loaderd_ray.connect("numbers", batch_size=64) as loader:
+        for _ in zip(range(5), loader, strict=False):
+            pass
+        loaderd_ray.save(loader, tmp_path)
+    start = loaderd_ray.load(str(tmp_path))
+    with loaderd_ray.connect("numbers", batch_size=64, start=start) as loader:
+        assert [batch["id"].tolist() for batch in loader] == expected(datasets)[5:]
+    assert loaderd_ray.load(None) is None
+    with pytest.raises(OptionError, match="has no position of a loader"):
+        loaderd_ray.load(tmp_path / "elsewhere")
