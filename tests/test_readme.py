@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
+import io
 import itertools
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 import tensorflow as tf
 
 import loaderd
+from loaderd.schemas import kata, leela
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -57,7 +61,23 @@ def _shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for _ in range(100)
         ]
         write(tmp_path / "go" / f"{shard}.tfrecord", go)
+    write_games(tmp_path)
     monkeypatch.chdir(tmp_path)
+
+
+def write_games(folder: Path) -> None:
+    """A tar of one game of Leela Chess Zero, and a file of KataGo's rows; all but the versions is zeros."""
+    for name in ("lc0", "katago"):
+        (folder / name).mkdir()
+    game = np.zeros(9, leela.RECORD)
+    game["version"], game["input_format"] = 6, 1
+    packed = gzip.compress(game.tobytes())
+    with tarfile.open(folder / "lc0" / "hour.tar", "w") as tar:
+        member = tarfile.TarInfo("hour/game.gz")
+        member.size = len(packed)
+        tar.addfile(member, io.BytesIO(packed))
+    rows = np.zeros(9, kata.rows())
+    np.savez_compressed(folder / "katago" / "0.npz", **{name: rows[name] for name in rows.dtype.names})
 
 
 @pytest.fixture
@@ -97,6 +117,9 @@ def test_the_code_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     ]
     assert sums[0] == sums[1], "the code that is replaced gives the same planes"
     assert len(names["after"]) == 3
+    with names["games"], names["moves"]:
+        assert next(iter(names["games"]))["planes"].shape == (9, 112, 8, 8)
+        assert next(iter(names["moves"]))["planes"].shape == (9, 22, 19, 19)
     board, (policy, value) = next(iter(names["go"]))
     assert board.shape == (64, 19, 19, 8) and board.dtype == tf.bfloat16
     assert policy.shape == (64, 362) and set(value.numpy()) == {-1.0, 1.0}

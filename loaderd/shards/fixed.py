@@ -27,8 +27,9 @@ from loaderd.schema import FixedRecords
 from loaderd.shards.compression import Compression, InflatedStream, OnRead, PlainStream, refuse_others, tell_nobody
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.framing import Piece
+from loaderd.shards.inflate import gunzip
 from loaderd.shards.shard_file import OpenFile
-from loaderd.shards.zstd import ZstdStream
+from loaderd.shards.zstd import ZstdStream, decompress
 
 _MAGIC: dict[bytes, Compression] = {b"PK\x03\x04": "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
@@ -130,6 +131,14 @@ def scan_fixed(
     elif left:
         found = f"{left} bytes" + (f"; the first record has {contradiction}" if contradiction else "")
         yield Damage(shard, record, offset, f"a record of {size} bytes", found, lost_bytes=left)
+
+
+def inflate_whole(stored: memoryview) -> bytes | None:
+    """All of a gzip or zstd file that is in memory; None where anything is wrong with it."""
+    try:
+        return gunzip(stored) if _MAGIC.get(bytes(stored[:3])) == "gzip" else decompress(stored)
+    except Exception:  # each library has errors of its own
+        return None
 
 
 def is_garbled(stream: Stream) -> bool:

@@ -17,17 +17,14 @@ from loaderd.schema import FixedRecords
 from loaderd.shards.access import Access
 from loaderd.shards.compression import Compression, OnRead, tell_nobody
 from loaderd.shards.crc import Bytes1D
-from loaderd.shards.fixed import Stream, fixed_piece, is_garbled, open_fixed, scan_fixed
+from loaderd.shards.fixed import Stream, fixed_piece, inflate_whole, is_garbled, open_fixed, scan_fixed
 from loaderd.shards.framing import Ends
-from loaderd.shards.inflate import gunzip
 from loaderd.shards.npz import Arrays, gather, load_arrays
 from loaderd.shards.reader import Block, BlockPiece, ShardFiles
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.timed import TimedFile, inflating
-from loaderd.shards.zstd import decompress
 from loaderd.stages import Spent
 
-_GZIP_MAGIC = b"\x1f\x8b\x08"
 # More of it comes in pieces.
 _MAX_WHOLE_BYTES = 32 << 20
 _PIECE_RECORDS = 1024
@@ -144,11 +141,8 @@ class FixedBlockReader(ShardFiles):
 
 def _inflate(stored: memoryview, place: memoryview) -> bool:
     """Inflate the records of a block to their place; False where anything is wrong."""
-    try:
-        data = gunzip(stored) if stored[:3] == _GZIP_MAGIC else decompress(stored)
-    except Exception:  # each library has errors of its own
-        return False
-    if len(data) < len(place):
+    data = inflate_whole(stored)
+    if data is None or len(data) < len(place):
         return False
     place[:] = memoryview(data)[: len(place)]
     return True

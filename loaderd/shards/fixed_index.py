@@ -18,13 +18,14 @@ from loaderd.shards.access import Access
 from loaderd.shards.compression import Compression, OnRead, tell_nobody
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.files import open_shard
-from loaderd.shards.fixed import detect_wrapping, open_fixed, scan_fixed
+from loaderd.shards.fixed import detect_wrapping, inflate_whole, open_fixed, scan_fixed
 from loaderd.shards.index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.npz import gather, load_arrays
 from loaderd.shards.shard_file import OpenFile, ShardFile
 from loaderd.shards.tar import find_members
 
 _DIGEST_RECORDS = 1024
+_MAX_AT_ONCE_BYTES = 1 << 20
 
 
 def build_fixed_index(
@@ -65,6 +66,14 @@ class _Found:
 
     def add_stream(self, start: int, num_bytes: int, compression: Compression, of: str = "") -> None:
         """What a part of the file holds; ``of``: the member of a tar that it is."""
+        whole = self._whole_records(start, num_bytes) if compression != "none" else None
+        if whole is not None:
+            self._add_digest(whole)
+            count = len(whole) // self._records.record_bytes
+            self._rows += [(start, num_bytes, count, self._next_record)] if count else []
+            self._next_record += count
+            self._on_read(start + num_bytes)
+            return
         first, count, size, digest = self._next_record, 0, self._records.record_bytes, self._digest
         stream = open_fixed(self._file.uri, self._opened, start, num_bytes, compression, self._on_read)
         for found in scan_fixed(self._file.uri, stream, self._records, first, 0):
@@ -82,6 +91,17 @@ class _Found:
                 self._rows.append((start + begin * size, take * size, take, first + begin))
         elif count:
             self._rows.append((start, num_bytes, count, first))
+
+    def _whole_records(self, start: int, num_bytes: int) -> Bytes1D | None:
+        """The records of a small compressed part, inflated at once; None where it is large, or anything is wrong."""
+        if num_bytes > _MAX_AT_ONCE_BYTES:
+            return None
+        stored = memoryview(bytearray(num_bytes))
+        self._opened.read_at(start, stored)
+        data = inflate_whole(stored)
+        if data is None or len(data) % self._records.record_bytes:
+            return None
+        return np.frombuffer(data, dtype=np.uint8)
 
     def add_tar(self) -> None:
         """What the members hold."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import runpy
 import select
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -124,7 +125,9 @@ class NetworkServer:
 
     def close(self) -> None:
         for process, channel in self._children:
-            process.kill()
+            for pid in [*descendants(process.pid), process.pid]:  # a test may have stopped them: they notice nothing
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
             channel.close()
         self._listener.close()
