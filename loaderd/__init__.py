@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loaderd.version import VERSION
 
 if TYPE_CHECKING:
-    from loaderd import errors, schemas
+    from loaderd import errors, schemas, testing
     from loaderd.client.batch import Batch
     from loaderd.client.connect import ServedLoader, connect
     from loaderd.client.loader import Loader
@@ -73,6 +73,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capit
     "connect",
     "errors",
     "schemas",
+    "testing",
 ]
 
 _HOME = {
@@ -98,7 +99,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "schemas"):
+    if name in ("errors", "schemas", "testing"):
         return importlib.import_module(f"loaderd.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'loaderd' has no attribute '{name}'")

@@ -29,7 +29,7 @@ LAYERS = [
     ["loaderd.schemas", "loaderd.symmetry", "loaderd.options", "loaderd.statistics"],
     ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
     ["loaderd.shards", "loaderd.decode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
-    ["loaderd.dataset"],
+    ["loaderd.dataset", "loaderd.testing"],
     ["loaderd.remote"],
     ["loaderd.workers"],
     ["loaderd.daemon"],

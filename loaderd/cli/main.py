@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import loaderd
-from loaderd.cli import bench, dashboard, doctor, serve, status, top
+from loaderd.cli import bench, dashboard, doctor, index, serve, status, top, verify
 
 
 def parser() -> argparse.ArgumentParser:
@@ -18,9 +18,11 @@ def parser() -> argparse.ArgumentParser:
     bench.add_to(commands)
     dashboard.add_to(commands)
     doctor.add_to(commands)
+    index.add_to(commands)
     serve.add_to(commands)
     status.add_to(commands)
     top.add_to(commands)
+    verify.add_to(commands)
     return result
 
 

@@ -1,4 +1,4 @@
-"""What a loader shows on standard error: a progress bar for the index pass, and nothing where there is none."""
+"""What a loader or a command shows on standard error: a progress bar while shards are read from front to back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 class IndexProgress:
     """Called with bytes done and bytes in all; shows a bar from the first call on."""
 
-    def __init__(self, show: bool | None, what: str = "indexing shards") -> None:
-        """``show``: True, False, or None for "if standard error is a terminal". A service may have none at all."""
-        self._what = what
+    def __init__(self, show: bool | None, doing: str = "indexing shards") -> None:
+        """``show``: True, False, or None for "if standard error is a terminal". A service may have none at all.
+
+        ``doing``: what stands beside the bar.
+        """
+        self._doing = doing
         self._show = (_is_terminal() if show is None else show) and not _is_gone()
         self._bar: Any = None
         self._task: Any = None
@@ -32,7 +35,7 @@ class IndexProgress:
             from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
             self._bar = Progress(
-                self._what,
+                self._doing,
                 BarColumn(),
                 DownloadColumn(),
                 TransferSpeedColumn(),

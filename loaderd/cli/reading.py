@@ -1,0 +1,104 @@
+"""Reading all of many shards, several at a time: what ``loaderd index`` and ``loaderd verify`` have in common.
+
+Threads, and not processes: inflating, and waiting for a disk or for storage, leave Python to the other threads, and
+what is done for each record is so little that the start of a process takes longer than gigabytes do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+
+from loaderd.client.progress import IndexProgress
+from loaderd.errors import ShardReadError
+from loaderd.machine import usable_cores
+from loaderd.options import as_count
+from loaderd.shards.access import Access
+from loaderd.shards.compression import OnRead
+from loaderd.shards.files import list_shards
+from loaderd.shards.index import ShardIndex
+from loaderd.shards.shard_file import ShardFile
+
+MakeIndex = Callable[[ShardFile, OnRead, Access], ShardIndex]
+_SHOW_EVERY_S = 0.1
+
+
+class _Stopped(Exception):
+    """Nobody waits for this shard any more."""
+
+
+def add_shards(parser: argparse.ArgumentParser) -> None:
+    """Which shards, and how many at a time."""
+    parser.add_argument("shards", nargs="+", metavar="SHARDS", help="paths, globs in quotes, or URIs")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="shards that are read at a time; default: the cores there are"
+    )
+
+
+def read_all(arguments: argparse.Namespace, doing: str, make: MakeIndex) -> Iterator[ShardIndex]:
+    """What ``make`` says of each shard, in the order of their paths; a shard that cannot be read is one damage.
+
+    ``make`` is called in threads, with something to call as it reads. ``doing``: what stands beside the progress bar.
+    Raises OptionError, NoShardsError and StorageError. Whoever stops to iterate stops the threads.
+    """
+    threads = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--threads")
+    stop = threading.Event()
+
+    def go_on() -> None:
+        if stop.is_set():
+            raise _Stopped
+
+    access = Access(on_wait=go_on)
+    files = list_shards(arguments.shards, access=access)
+    done_bytes = [0] * len(files)
+
+    def note(number: int, offset: int) -> None:
+        go_on()
+        done_bytes[number] = offset
+
+    def read(number: int) -> ShardIndex:
+        try:
+            return make(files[number], partial(note, number), access)
+        except ShardReadError as error:
+            return ShardIndex.of_unreadable(files[number], error)
+        finally:
+            done_bytes[number] = files[number].size_bytes
+
+    total_bytes = sum(file.size_bytes for file in files)
+    progress = IndexProgress(None, doing)
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            waiting = [pool.submit(read, number) for number in range(len(files))]
+            for future in waiting:
+                yield _result(future, lambda: progress(sum(done_bytes), total_bytes))
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            progress.close()
+
+
+def _result(future: Future[ShardIndex], show: Callable[[], None]) -> ShardIndex:
+    while not wait([future], _SHOW_EVERY_S).done:
+        show()
+    return future.result()
+
+
+def say(text: str) -> None:
+    """A line on standard output; the name of a file may be no valid Unicode."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def count(number: int, unit: str) -> str:
+    """Such as "1 shard", "8 shards"."""
+    return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
+
+
+def rate(num_records: int, num_bytes: int, seconds: float) -> str:
+    """Such as "2.1 s, 1,600,000 records/s, 388 MB/s"."""
+    seconds = max(seconds, 1e-9)
+    return f"{seconds:.1f} s, {num_records / seconds:,.0f} records/s, {num_bytes / seconds / 1e6:,.0f} MB/s"

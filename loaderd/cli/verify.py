@@ -1,0 +1,84 @@
+"""``loaderd verify``: both CRCs of every record, and every damage with its place."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from loaderd.cli.reading import add_shards, count, rate, read_all, say
+from loaderd.errors import LoaderdError
+from loaderd.options import DEFAULT_BLOCK_RECORDS
+from loaderd.redaction import redacted
+from loaderd.shards.access import Access
+from loaderd.shards.compression import OnRead
+from loaderd.shards.index import ShardIndex, build_index
+from loaderd.shards.shard_file import ShardFile
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_DESCRIPTION = """\
+Read all shards, check both CRCs of every record, and name every damage: shard, record, offset, what was expected and
+what was found. The exit status is 0 where all is well, 1 where there is damage, 2 for wrong arguments, no shards, or
+storage that does not answer.
+"""
+_EXAMPLE = "example: loaderd verify 'shards/*.tfrecord' --json | grep '\"damage\"'"
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the others."""
+    parser = commands.add_parser(
+        "verify", help="check every record of shards, and name all damage", description=_DESCRIPTION, epilog=_EXAMPLE
+    )
+    parser.set_defaults(run=run)
+    add_shards(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="an object a line: of each damage, of each shard, and of all"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0; 1 where there is damage; 2 where there is nothing that can be checked."""
+    began_s = time.monotonic()
+    checked, damages, damaged, records, num_bytes = 0, 0, 0, 0, 0
+    try:
+        for index in read_all(arguments, "checking shards", _check):
+            _tell(index, arguments.json)
+            checked += 1
+            damages += len(index.damages)
+            damaged += bool(index.damages)
+            records += index.num_records
+            num_bytes += index.file.size_bytes
+    except LoaderdError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    seconds = time.monotonic() - began_s
+    if arguments.json:
+        total = {"shards": checked, "records": records, "bytes": num_bytes, "damages": damages, "seconds": seconds}
+        say(json.dumps({"kind": "total", **total}))
+    else:
+        found = f"{count(damages, 'damage')} in {damaged:,} of them" if damages else "all is well"
+        say(f"{count(checked, 'shard')}, {count(records, 'healthy record')}, {num_bytes:,} bytes: {found}")
+        say(rate(records, num_bytes, seconds))
+    return int(damages > 0)
+
+
+def _check(file: ShardFile, on_read: OnRead, access: Access) -> ShardIndex:
+    return build_index(file, DEFAULT_BLOCK_RECORDS, on_read, access)
+
+
+def _tell(index: ShardIndex, as_json: bool) -> None:
+    for damage in index.damages:
+        say(json.dumps({"kind": "damage", **damage.to_wire()}) if as_json else str(damage))
+    if as_json:
+        told = {
+            "shard": redacted(index.file.uri),
+            "compression": index.compression,
+            "records": index.num_records,
+            "bytes": index.file.size_bytes,
+            "damages": len(index.damages),
+        }
+        say(json.dumps({"kind": "shard", **told}))

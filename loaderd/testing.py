@@ -1,0 +1,181 @@
+"""Real shards for the tests of programs that use loaderd: written from arrays in one line, and damaged at will.
+
+::
+
+    arrays = {"board": boards, "score": scores}        # bool (n, 8, 8, 24), int64 (n,)
+    paths = loaderd.testing.write_shards(folder, arrays, num_shards=3)
+    with loaderd.Loader(paths, loaderd.testing.schema_of(arrays), batch_size=32) as loader:
+        ...                                            # the same arrays, shuffled
+    loaderd.testing.damage(paths[0], record=5)         # CorruptRecordError, at shard, record and offset
+
+An array's dtype says how it is stored, and all come back as they were:
+
+    bool       packed bits (PackedBits)      int64      a list of integers (Int64)
+    float32    a list of floats (Float)      others     the bytes of the array (Raw)
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from loaderd.errors import OptionError
+from loaderd.options import as_count, require
+from loaderd.schema import Array, Bits, Feature, Float, Int64, PackedBits, Raw, Schema
+from loaderd.schema.fields import Field
+from loaderd.shards.compression import detect_compression
+from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, masked_crc
+from loaderd.shards.files import list_shards, open_shard
+
+Arrays = Mapping[str, Any]
+Compression = Literal["none", "gzip", "zlib"]
+How = Literal["data", "length", "cut"]
+
+_WINDOW_BITS = {"gzip": 31, "zlib": 15}
+
+
+def write_shards(
+    folder: str | os.PathLike[str],
+    records: Arrays | Iterable[bytes],
+    *,
+    num_shards: int = 1,
+    compression: Compression = "none",
+) -> list[Path]:
+    """Write ``records`` into ``folder``, which is made if need be, as 00000.tfrecord and so on; returns the paths.
+
+    ``records``: a dict of names and arrays, whose first dimension is the records (the module says what becomes of
+    which dtype); or serialized ``tf.train.Example``, or any bytes, one for each record. Shards hold consecutive
+    records, as equal in number as can be. Raises OptionError.
+    """
+    require(compression in ("none", *_WINDOW_BITS), "compression", "one of none, gzip, zlib", compression)
+    num_shards = as_count(num_shards, "num_shards")
+    payloads = list(_examples(_checked(records)) if isinstance(records, Mapping) else records)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    paths = []
+    for shard in range(num_shards):
+        first, stop = (len(payloads) * end // num_shards for end in (shard, shard + 1))
+        stream = b"".join(map(_frame, payloads[first:stop]))
+        if compression != "none":
+            compressor = zlib.compressobj(wbits=_WINDOW_BITS[compression])
+            stream = compressor.compress(stream) + compressor.flush()
+        paths.append(Path(folder) / f"{shard:05}.tfrecord")
+        paths[-1].write_bytes(stream)
+    return paths
+
+
+def schema_of(arrays: Arrays) -> Schema:
+    """The schema by which a loader gives back what :func:`write_shards` makes of ``arrays``. Raises OptionError."""
+    features: dict[str, Feature] = {}
+    fields: dict[str, Field] = {}
+    for name, array in _checked(arrays).items():
+        shape = array.shape[1:]
+        fields[name] = Array(name)
+        if array.dtype == np.bool_:
+            features[name] = PackedBits(array[0].size)
+            fields[name] = Bits(name, shape, dtype="bool")
+        elif array.dtype == np.int64:
+            features[name] = Int64(shape)
+        elif array.dtype == np.float32:
+            features[name] = Float(shape)
+        else:
+            features[name] = Raw(array.dtype, shape)
+    return Schema(features, fields)
+
+
+def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data") -> int:
+    """Damage one record of a plain shard, in place; returns at which byte of the file the record begins.
+
+    ``how``: ``"data"`` turns a bit of its data (or of the CRC behind, where it has none), which takes this record
+    away; ``"length"`` turns a bit of its length; ``"cut"`` ends the file in the middle of it. Raises OptionError for
+    a record that there is not, and for a compressed shard.
+    """
+    require(how in ("data", "length", "cut"), "how", "one of data, length, cut", how)
+    record = as_count(record, "record", "an integer from 0 on", 0)
+    path = Path(shard)
+    if _compression_of(path) != "none":
+        raise OptionError(
+            f"{path} is compressed, and records of a plain shard can be damaged", hint="Write it plain."
+        )
+    content = bytearray(path.read_bytes())
+    offset, number = 0, 0
+    while number < record and offset < len(content):
+        offset += _length_at(content, offset) + FRAME_BYTES
+        number += 1
+    if offset + FRAME_BYTES > len(content):
+        raise OptionError(f"record must be one that {path} has, got {record}", hint=f"It has {number}.")
+    if how == "cut":
+        del content[offset + (_length_at(content, offset) + FRAME_BYTES) // 2 :]
+    else:
+        content[offset + (HEADER_BYTES if how == "data" else 0)] ^= 1
+    path.write_bytes(content)
+    return offset
+
+
+def _checked(arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays of as many records each."""
+    made = {name: np.asarray(array) for name, array in arrays.items()}
+    lengths = {name: array.shape[0] if array.ndim else None for name, array in made.items()}
+    alike = len(set(lengths.values())) == 1 and None not in lengths.values() and 0 not in lengths.values()
+    require(alike, "records", "arrays with as many records each, at least one, in their first dimension", lengths)
+    for name, array in made.items():
+        require(not array.dtype.hasobject, f"records[{name!r}]", "of a dtype of fixed size", array.dtype)
+    return made
+
+
+def _examples(arrays: dict[str, np.ndarray[Any, Any]]) -> Iterator[bytes]:
+    """Serialized tf.train.Examples: the grammar is drawn in :mod:`loaderd.decode.example`."""
+    for values in zip(*arrays.values(), strict=True):
+        entries = (
+            _field(1, _field(1, name.encode()) + _field(2, _feature(value)))
+            for name, value in zip(arrays, map(np.asarray, values), strict=True)
+        )
+        yield _field(1, b"".join(entries))
+
+
+def _feature(value: np.ndarray[Any, Any]) -> bytes:
+    if value.dtype == np.bool_:
+        return _field(1, _field(1, np.packbits(value.reshape(-1)).tobytes()))
+    if value.dtype == np.float32:
+        return _field(2, _field(1, value.astype("<f4").tobytes()))
+    if value.dtype == np.int64:
+        return _field(3, _field(1, b"".join(map(_varint, value.reshape(-1).tolist()))))
+    return _field(1, _field(1, value.tobytes()))
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(data)) + data
+
+
+def _varint(number: int) -> bytes:
+    number &= (1 << 64) - 1
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _frame(payload: bytes) -> bytes:
+    length = struct.pack("<Q", len(payload))
+    crcs = (struct.pack("<I", masked_crc(part)) for part in (length, payload))
+    return length + next(crcs) + payload + next(crcs)
+
+
+def _length_at(content: bytearray, offset: int) -> int:
+    return int.from_bytes(content[offset : offset + 8], "little")
+
+
+def _compression_of(path: Path) -> str:
+    (file,) = list_shards(path)
+    opened = open_shard(file)
+    try:
+        return detect_compression(file.uri, opened)
+    finally:
+        opened.close()

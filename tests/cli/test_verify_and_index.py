@@ -1,0 +1,129 @@
+"""``loaderd verify`` and ``loaderd index``: what they find, what they keep, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loaderd import testing
+
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    return testing.write_shards(tmp_path / "shards", {"number": np.arange(1000)}, num_shards=4)
+
+
+def test_healthy_shards_are_well(paths: list[Path]):
+    done = run("verify", *map(str, paths), "--threads", "3")
+    assert done.returncode == 0, done.stderr
+    assert "4 shards, 1,000 healthy records" in done.stdout and "all is well" in done.stdout
+
+
+def test_every_damage_is_named_with_its_place(paths: list[Path]):
+    first = testing.damage(paths[1], record=3)
+    second = testing.damage(paths[1], record=100, how="length")
+    third = testing.damage(paths[3], record=249, how="cut")
+    places = [(paths[1], 3, first), (paths[1], 100, second), (paths[3], 249, third)]
+    pattern = str(paths[0].parent / "*")
+    done = run("verify", pattern)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    for line, (path, record, offset) in zip(lines, places, strict=False):
+        assert line.startswith(f"{path}: record {record} at byte {offset}: expected ") and ", found " in line
+    assert "997 healthy records" in lines[3] and "3 damages in 2 of them" in lines[3]
+    told = [json.loads(line) for line in run("verify", pattern, "--json").stdout.splitlines()]
+    damages = [one for one in told if one["kind"] == "damage"]
+    assert [(one["shard"], one["record"], one["offset"]) for one in damages] == [
+        (str(path), record, offset) for path, record, offset in places
+    ]
+    assert all(one["expected"] and one["found"] for one in damages)
+    assert [one["records"] for one in told if one["kind"] == "shard"] == [250, 248, 250, 249]
+    assert (told[-1]["kind"], told[-1]["damages"], told[-1]["records"]) == ("total", 3, 997)
+
+
+def test_a_file_that_is_no_shard_is_damage(paths: list[Path]):
+    paths[2].write_bytes(b"PK\x03\x04 and so on")
+    done = run("verify", *map(str, paths))
+    assert done.returncode == 1 and "a zip archive" in done.stdout and "750 healthy records" in done.stdout
+
+
+def test_wrong_arguments_and_no_shards_are_another_status(tmp_path: Path, paths: list[Path]):
+    for command in ("verify", "index"):
+        assert run(command).returncode == 2
+        missing = run(command, str(tmp_path / "none" / "*"))
+        assert missing.returncode == 2 and "Traceback" not in missing.stderr and "none" in missing.stderr
+        wrong = run(command, str(paths[0]), "--threads", "0")
+        assert wrong.returncode == 2 and "--threads must be a positive integer, got 0" in wrong.stderr
+
+
+def test_an_index_is_made_once_for_each_size_of_block(tmp_path: Path, paths: list[Path]):
+    options = [str(paths[0].parent / "*"), "--index-cache", str(tmp_path / "kept")]
+    first, second = run("index", *options), run("index", *options)
+    assert first.returncode == second.returncode == 0, first.stderr
+    assert "4 indexed in" in first.stdout and "0 indexed in" in second.stdout and "4 known before" in second.stdout
+    assert len(list((tmp_path / "kept").rglob("*.loaderd-index"))) == 4
+    assert "4 indexed in" in run("index", *options, "--block-records", "7").stdout
+
+
+def test_a_loader_takes_the_index_that_was_kept(paths: list[Path]):
+    import loaderd
+
+    assert run("index", str(paths[0].parent / "*.tfrecord"), "--index-cache", "beside").returncode == 0
+    for path in paths:  # what a second look at the shard would find; its size and time are as before
+        status = path.stat()
+        testing.damage(path, record=0)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    schema = testing.schema_of({"number": np.arange(1000)})
+    with loaderd.Loader(
+        paths, schema, batch_size=100, workers=1, index_cache="beside", on_corrupt="skip_record"
+    ) as loader:
+        assert len(loader) == 10, "the index knows of no damage"
+
+
+def test_damage_and_an_index_that_cannot_be_kept_are_said(tmp_path: Path, paths: list[Path]):
+    testing.damage(paths[0], record=9)
+    damaged = run("index", *map(str, paths), "--index-cache", str(tmp_path / "kept"))
+    assert damaged.returncode == 1 and "1 damage: loaderd verify" in damaged.stderr
+    (tmp_path / "file").touch()
+    unkept = run("index", *map(str, paths), "--index-cache", str(tmp_path / "file"))
+    assert unkept.returncode == 2 and "4 of 4 indexes cannot be kept" in unkept.stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "index"])
+def test_ctrl_c_ends_it_at_once_and_quietly(tmp_path: Path, command: str):
+    """On a terminal, where a progress bar says that it has begun, and a shard of a terabyte, most of it a hole."""
+    hole = tmp_path / "hole.tfrecord"
+    testing.write_shards(tmp_path, [b"x"])[0].rename(hole)
+    os.truncate(hole, 1 << 40)  # it would take an hour
+    terminal, end = pty.openpty()
+    options = ["--index-cache", "none"] if command == "index" else []
+    process = subprocess.Popen([COMMAND, command, str(hole), *options], stderr=end)
+    os.close(end)
+    shown = b""
+    while b"shards" not in shown:
+        shown += os.read(terminal, 1000)
+    began_s = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    try:
+        while True:
+            shown += os.read(terminal, 1000)
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait(20) == 130 and time.monotonic() - began_s < 10
+    assert b"Traceback" not in shown
+    os.close(terminal)
