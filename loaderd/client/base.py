@@ -287,6 +287,11 @@ class BaseLoader:
         while self._metrics_ends:
             self._metrics_ends.pop()()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it gives no batches any more: since :meth:`close`, or an error that ended it."""
+        return self._stream.is_over
+
     def __enter__(self: _Any) -> _Any:
         return self
 

@@ -273,6 +273,11 @@ class SupervisedStream:
         if self._connection is not None:
             self._connection.wake()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it gives no batches any more."""
+        return self._over is not None
+
     def processes(self) -> list[subprocess.Popen[bytes]]:
         """Those of ours that end with the stream."""
         process = None if self._connection is None else self._connection.process

@@ -1,0 +1,201 @@
+"""What a loader does, for TensorBoard: beside what Keras' own callback writes of the model.
+
+::
+
+    loader.statistics() ──► differences since the last write ──► log_dir/loaderd/events.out.tfevents…
+
+Figures are written as TensorBoard's plugins read them. ``tf.summary.scalar`` would do the same, but it needs the
+package ``tensorboard`` where the training runs, which TensorFlow does not bring. ``tf.summary.histogram`` takes
+single values, and what a loader has is counts of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import loaderd
+from loaderd.errors import OptionError
+from loaderd.options import as_count, is_count, require
+from loaderd_tf.attached import loader_of
+from loaderd_tf.graphs import unconverted
+
+# Waits of the first class are shorter than 2**12 ns; each other class ends at twice the one before. The first and the
+# last have one end only, and are drawn as wide as the others.
+_FIRST_CLASS_ENDS_AT = 12
+# Of tensorflow.DataClass, which has no public name.
+_SCALAR, _TENSOR = 1, 2
+
+
+class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that writes for TensorBoard what the loader did since the last time; or in a loop, :meth:`write`.
+
+    ``loader_or_dataset``: a loader, or a data set of :func:`make_dataset`, :func:`from_loader` or :func:`distribute`.
+    ``log_dir`` may be that of Keras' own TensorBoard callback: this one writes to the folder ``loaderd`` in it, which
+    TensorBoard shows as a run of that name. ``update_freq``: ``"epoch"`` (the step is the epoch's number), or every
+    so many steps (the step is the optimizer's).
+
+    ========================================  ======================================================================
+    ``loaderd/examples_per_s``                records that were taken from the loader a second
+    ``loaderd/waiting_share``                 of the time, from 0 to 1, that whoever takes batches waited for them
+    ``loaderd/workers_restarted``             with ``daemon_restarts`` and ``records_skipped``: since the loader began
+    ``loaderd/waits_log10_s``                 a histogram of how long the waits were, log10 of seconds: -3 is 1 ms
+    ``loaderd_stage_s/…``                     seconds of all workers by stage
+    ``loaderd_field_s/…``                     seconds of all workers by field
+    ========================================  ======================================================================
+
+    They mean what they mean in :class:`loaderd.Statistics`. Validation's time does not count. The last three are
+    missing where ``statistics()`` does not have them. A loader that is closed is left out: nothing is written then.
+    """
+
+    _supports_tf_logs = True  # to tf_keras: it need not fetch the logs of each step for this one
+
+    def __init__(
+        self,
+        loader_or_dataset: loaderd.Loader | loaderd.ServedLoader | tf.data.Dataset | tf.distribute.DistributedDataset,
+        log_dir: str | os.PathLike[str],
+        *,
+        update_freq: int | Literal["epoch"] = "epoch",
+    ) -> None:
+        super().__init__()
+        given = loader_or_dataset
+        loader = given if isinstance(given, (loaderd.Loader, loaderd.ServedLoader)) else loader_of(given)
+        if loader is None:
+            raise OptionError(
+                "loader_or_dataset must be a loader, or come from make_dataset, from_loader or distribute, "
+                f"got {given!r}",
+                hint="Of a data set that you derived from one, by map() or the like, give that one.",
+            )
+        require(isinstance(log_dir, (str, os.PathLike)), "log_dir", "the path of a folder", log_dir)
+        must = '"epoch" or a positive number of steps'
+        require(update_freq == "epoch" or is_count(update_freq), "update_freq", must, update_freq)
+        self._loader = loader
+        self._directory = os.path.join(os.fspath(log_dir), "loaderd")
+        self._update_freq = update_freq
+        self._writer: Any = None  # made when there is something to write
+        self._steps = self._seen = self._steps_since_write = 0
+        # Keras 3 waits for each step where a callback wants to hear of its end, unless this is True.
+        self.async_safe = update_freq == "epoch"
+        self._begin()
+
+    @unconverted
+    def write(self, step: int) -> None:
+        """Write what the loader did since the last time, or since this callback was made, as of ``step``."""
+        step = as_count(step, "step", "an integer, 0 or more", 0)
+        if not tf.executing_eagerly():
+            raise OptionError(
+                "TensorBoard.write reads figures of now, and this is a tf.function that is being traced",
+                hint="Call it in the loop that calls the function.",
+            )
+        if self._loader.closed:
+            return
+        before, since_s = self._before, self._since_s
+        self._begin()
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._directory)
+        summary = _summary(before, self._before, self._since_s - since_s)
+        # A callback of Keras' may have said that this step is not to be recorded: that is of its own figures.
+        with self._writer.as_default(), tf.summary.record_if(True):
+            tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
+        self._writer.flush()
+
+    def _begin(self) -> None:
+        """Let what is written next count from now on."""
+        self._before, self._since_s = self._loader.statistics(), time.monotonic()
+
+    # ------------------------------------------------------------------------------------ called by fit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._steps_since_write = 0
+        self._begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._seen = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._update_freq == "epoch":
+            return
+        steps = batch + 1 - self._seen  # with steps_per_execution, more than one
+        self._seen += steps
+        self._steps += steps
+        self._steps_since_write += steps
+        if self._steps_since_write >= self._update_freq:
+            self._steps_since_write = 0
+            optimizer = self.model.optimizer
+            # The optimizer knows of the steps before a backup was restored.
+            self.write(self._steps if optimizer is None else int(optimizer.iterations))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._update_freq == "epoch":
+            self.write(epoch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._test_began_s = time.monotonic()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._since_s += time.monotonic() - self._test_began_s
+
+    # tf_keras asks these, which a callback of Keras 3 does not have.
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self._update_freq != "epoch"
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+def _summary(before: loaderd.Statistics, now: loaderd.Statistics, elapsed_s: float) -> tf.compat.v1.Summary:
+    """All that is written at a step: one message, for TensorFlow takes a millisecond for each."""
+    summary = tf.compat.v1.Summary()
+
+    def add(tag: str, value: Any, plugin: str, data_class: int) -> None:
+        metadata = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value)).metadata
+        metadata.plugin_data.plugin_name = plugin
+        metadata.data_class = data_class
+
+    for tag, value in _scalars(before, now, elapsed_s):
+        add(tag, np.float32(value), "scalars", _SCALAR)
+    waits = _since(before, now, "waits")
+    if any(waits.values()):
+        add("loaderd/waits_log10_s", _histogram([*waits.values()]), "histograms", _TENSOR)
+    return summary
+
+
+def _scalars(before: loaderd.Statistics, now: loaderd.Statistics, elapsed_s: float) -> Iterator[tuple[str, float]]:
+    """Tags and their values."""
+    elapsed_s = max(elapsed_s, 1e-9)
+    yield "loaderd/examples_per_s", (now.records_delivered - before.records_delivered) / elapsed_s
+    # A wait counts when it ends, so one may be longer than what is looked at.
+    yield "loaderd/waiting_share", min(1.0, (now.wait_s - before.wait_s) / elapsed_s)
+    for name in ("workers_restarted", "daemon_restarts", "records_skipped"):
+        yield f"loaderd/{name}", getattr(now, name)
+    for name in ("stage_s", "field_s"):
+        for part, seconds in _since(before, now, name).items():
+            yield f"loaderd_{name}/{part}", seconds
+
+
+def _since(before: loaderd.Statistics, now: loaderd.Statistics, name: str) -> dict[Any, float]:
+    """By how much the figures of a mapping or a sequence have grown. Another daemon has begun at 0."""
+    old: Mapping[Any, float] = _mapping(before, name) if before.daemon_restarts == now.daemon_restarts else {}
+    return {part: value - old.get(part, 0) for part, value in _mapping(now, name).items()}
+
+
+def _mapping(statistics: loaderd.Statistics, name: str) -> Mapping[Any, float]:
+    found = getattr(statistics, name)
+    return found if isinstance(found, Mapping) else dict(enumerate(found))
+
+
+def _histogram(counts: list[float]) -> np.ndarray[Any, Any]:
+    """float64, (classes, 3): where each class of ``waits`` begins and ends, as log10 of seconds, and its count."""
+    exponents = np.arange(len(counts) + 1) + _FIRST_CLASS_ENDS_AT - 1
+    edges = np.log10(2.0**exponents / 1e9)
+    return np.stack([edges[:-1], edges[1:], counts], axis=1)
