@@ -117,9 +117,9 @@ def test_the_code_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     ]
     assert sums[0] == sums[1], "the code that is replaced gives the same planes"
     assert len(names["after"]) == 3
-    with names["games"], names["moves"]:
-        assert next(iter(names["games"]))["planes"].shape == (9, 112, 8, 8)
-        assert next(iter(names["moves"]))["planes"].shape == (9, 22, 19, 19)
+    with names["leela_games"], names["katago_moves"]:
+        assert next(iter(names["leela_games"]))["planes"].shape == (9, 112, 8, 8)
+        assert next(iter(names["katago_moves"]))["planes"].shape == (9, 22, 19, 19)
     board, (policy, value) = next(iter(names["go"]))
     assert board.shape == (64, 19, 19, 8) and board.dtype == tf.bfloat16
     assert policy.shape == (64, 362) and set(value.numpy()) == {-1.0, 1.0}
