@@ -1,4 +1,7 @@
-"""Trainings in which one thing is wrong, each in a process of its own: the diagnosis names it."""
+"""Trainings in which one thing is wrong, each in a process of its own: the diagnosis names it.
+
+They need cores to themselves, for four seconds each: beside other tests, it is the cores that are wrong.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", scenarios.SCENARIOS)
 def test_the_diagnosis_is_right(name: str, places: dict[str, str]):
     scenario = scenarios.SCENARIOS[name]
