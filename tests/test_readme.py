@@ -32,36 +32,17 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
-def write(path: Path, examples: list[dict[str, tf.train.Feature]]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for features in examples:
-            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
-
-
-def of_bytes(value: bytes) -> tf.train.Feature:
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-
-
-def of_int(value: int) -> tf.train.Feature:
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
-
-
 @pytest.fixture
 def _shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    for shard in range(2):
-        chess = [{"d": of_bytes(rng.bytes(194)), "s": of_int(int(rng.integers(-500, 500)))} for _ in range(600)]
-        write(tmp_path / "shards" / f"{shard}.tfrecord", chess)
-        go = [
-            {
-                "planes": of_bytes(rng.bytes(361)),
-                "policy": of_bytes(rng.random(362).astype("<f2").tobytes()),
-                "winner": of_int(int(rng.integers(0, 2))),
-            }
-            for _ in range(100)
-        ]
-        write(tmp_path / "go" / f"{shard}.tfrecord", go)
+    chess = {"d": rng.integers(0, 256, (1200, 194), np.uint8), "s": rng.integers(-500, 500, 1200)}
+    go = {
+        "planes": rng.integers(0, 256, (200, 361), np.uint8),
+        "policy": rng.random((200, 362)).astype("<f2"),
+        "winner": rng.integers(0, 2, 200),
+    }
+    loaderd.testing.write_shards(tmp_path / "shards", chess, num_shards=2)
+    loaderd.testing.write_shards(tmp_path / "go", go, num_shards=2)
     write_games(tmp_path)
     monkeypatch.chdir(tmp_path)
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
-import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
 
+from loaderd.cli.schemas import load_schema
 from loaderd.client.loader import Loader
 from loaderd.diagnosis import Diagnosis
 from loaderd.errors import OptionError
-from loaderd.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def measure(arguments: argparse.Namespace) -> Capacity:
     """Raises LoaderdError."""
     loader = Loader(
         arguments.targets,
-        _schema(arguments.schema),
+        load_schema(arguments.schema),
         batch_size=arguments.batch_size,
         epochs=None,
         workers=arguments.workers,
@@ -74,19 +71,6 @@ def measure(arguments: argparse.Namespace) -> Capacity:
     if arguments.step_ms is not None:
         needed = max(1, math.ceil(busy_ns * arguments.batch_size / (arguments.step_ms * 1e6)))
     return Capacity(workers, arguments.batch_size, found, needed)
-
-
-def _schema(name: str) -> Schema:
-    sys.path.insert(0, os.getcwd())
-    module, _, attribute = name.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-        schema = found if isinstance(found, Schema) else found()
-    except Exception as error:
-        raise OptionError(f"--schema {name} cannot be had: {type(error).__name__}: {error}") from None
-    if not isinstance(schema, Schema):
-        raise OptionError(f"--schema {name} must be a loaderd.Schema, got {type(schema).__name__}")
-    return schema
 
 
 def text_of(capacity: Capacity, step_ms: float | None) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import loaderd
-from loaderd.cli import bench, dashboard, doctor, index, serve, status, top, verify
+from loaderd.cli import bench, dashboard, doctor, index, inspect, serve, status, top, verify
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     dashboard.add_to(commands)
     doctor.add_to(commands)
     index.add_to(commands)
+    inspect.add_to(commands)
     serve.add_to(commands)
     status.add_to(commands)
     top.add_to(commands)

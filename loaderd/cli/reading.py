@@ -7,6 +7,8 @@ what is done for each record is so little that the start of a process takes long
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -88,9 +90,17 @@ def _result(future: Future[ShardIndex], show: Callable[[], None]) -> ShardIndex:
 
 
 def say(text: str) -> None:
-    """A line on standard output; the name of a file may be no valid Unicode."""
+    """A line on standard output, at once; the name of a file may be no valid Unicode.
+
+    Ends the program where nobody reads on, as behind ``| head``, with the status of one that a broken pipe ended.
+    """
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain as it ends
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def count(number: int, unit: str) -> str:

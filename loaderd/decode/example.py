@@ -20,6 +20,7 @@ Besides the values, the parser says where they lie, which is what :mod:`loaderd.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -110,6 +111,44 @@ def parse_example(
     except _Mismatch as mismatch:
         return RecordFault(position, *mismatch.args)
     return Example(values, tuple(unread))
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a record holds under one name: ``kind``: "bytes", "float" or "int64"; ``values``: all of them."""
+
+    kind: str
+    values: tuple[bytes | float | int, ...]
+
+
+def list_features(record: bytes) -> dict[str, Listed] | RecordFault:
+    """All features of a serialized ``tf.train.Example`` that have a list, whatever a schema says of them.
+
+    For people to look at: a name that is no UTF-8 is shown with backslashes. Nothing is raised.
+    """
+    kinds = {tag: kind for kind, tag in _LIST_TAGS.items()}
+    found = {}
+    try:
+        for name, start, stop in _entries(record):
+            if start < stop:
+                kind = kinds.get(record[start])
+                if kind is None:
+                    raise _Mismatch(f"a list in feature {name!r}", f"tag {record[start]:#04x} at byte {start}")
+                value = _LIST_READERS[kind](record, *_delimited(record, start + 1, stop))
+                found[name.decode(errors="backslashreplace")] = Listed(kind, _plain(kind, record, value))
+    except _Mismatch as mismatch:
+        return RecordFault(0, *mismatch.args)
+    return found
+
+
+def _plain(kind: str, record: bytes, value: Value) -> tuple[bytes | float | int, ...]:
+    match kind:
+        case "bytes":
+            return tuple(record[piece.start : piece.stop] for piece in value.pieces)
+        case "float":
+            return tuple(number for (number,) in struct.iter_unpack("<f", value.data))
+        case _:
+            return tuple(number for (number,) in struct.iter_unpack("<q", value.data))
 
 
 def _entries(record: bytes) -> Iterator[tuple[bytes, int, int]]:

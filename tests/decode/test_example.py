@@ -28,7 +28,7 @@ from example_wire import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loaderd.decode.example import Example, RecordFault, parse_example
+from loaderd.decode.example import Example, RecordFault, list_features, parse_example
 from loaderd.schema import Schema
 from loaderd.schemas import chess_eval, mnist
 
@@ -288,3 +288,32 @@ def test_pieces_say_where_the_values_lie(record: bytes, seed: int) -> None:
         elif not value.pieces[0].is_varint:
             assert value.data == b"".join(changed[piece.start : piece.stop].tobytes() for piece in value.pieces)
         assert all(piece.stop - piece.start <= 10 for piece in value.pieces if piece.is_varint)
+
+
+def test_all_features_are_listed_as_tensorflow_wrote_them():
+    feature, examples = tf.train.Feature, tf.train.Example
+    written = examples(
+        features=tf.train.Features(
+            feature={
+                "two": feature(bytes_list=tf.train.BytesList(value=[b"a", b""])),
+                "é": feature(float_list=tf.train.FloatList(value=[0.5, -2.0])),
+                "big": feature(int64_list=tf.train.Int64List(value=[-1, 2**63 - 1])),
+                "none": feature(int64_list=tf.train.Int64List()),
+                "nothing": feature(),
+            }
+        )
+    )
+    listed = list_features(written.SerializeToString())
+    assert isinstance(listed, dict)
+    assert {name: (each.kind, each.values) for name, each in listed.items()} == {
+        "two": ("bytes", (b"a", b"")),
+        "é": ("float", (0.5, -2.0)),
+        "big": ("int64", (-1, 2**63 - 1)),
+        "none": ("int64", ()),
+    }
+
+
+def test_whatever_is_listed_nothing_is_raised():
+    random = np.random.default_rng(0)
+    found = [list_features(mutations(example(*REQUIRED), random)) for _ in range(3000)]
+    assert {type(each) for each in found} == {dict, RecordFault}

@@ -1,0 +1,101 @@
+"""The first records of a shard, and what their features are like."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from loaderd.decode.example import Listed, RecordFault, list_features
+from loaderd.errors import Damage, OptionError
+from loaderd.shards.access import Access
+from loaderd.shards.compression import detect_compression, open_stream
+from loaderd.shards.files import open_shard
+from loaderd.shards.framing import scan
+from loaderd.shards.shard_file import ShardFile
+
+
+@dataclass
+class FeatureSummary:
+    """One feature in the records of a sample.
+
+    ``lengths``: numbers of values that occur; ``byte_lengths``: numbers of bytes of a value that occur;
+    ``is_text``: whether each value is printable ASCII, but for zeros behind it.
+    """
+
+    kinds: set[str] = field(default_factory=set)
+    records: int = 0
+    lengths: set[int] = field(default_factory=set)
+    byte_lengths: set[int] = field(default_factory=set)
+    is_text: bool = True
+
+    def add(self, listed: Listed) -> None:
+        self.kinds.add(listed.kind)
+        self.records += 1
+        self.lengths.add(len(listed.values))
+        for value in listed.values:
+            if isinstance(value, bytes):
+                self.byte_lengths.add(len(value))
+                text = value.rstrip(b"\0")
+                self.is_text = self.is_text and bool(text) and text.isascii() and text.decode().isprintable()
+
+
+@dataclass
+class Sample:
+    """The first healthy records of a shard. ``faults``: those that are no ``tf.train.Example``, by number."""
+
+    sizes: list[int] = field(default_factory=list)
+    features: dict[str, FeatureSummary] = field(default_factory=dict)
+    faults: list[tuple[int, RecordFault]] = field(default_factory=list)
+
+
+def records_of(file: ShardFile) -> Iterator[tuple[int, bytes] | Damage]:
+    """Number and bytes of each healthy record, and each damage, in order. Raises ShardReadError, StorageError."""
+    opened = open_shard(file, Access())
+    try:
+        stream = open_stream(file.uri, opened, detect_compression(file.uri, opened))
+        for found in scan(file.uri, stream.read_into):
+            if isinstance(found, Damage):
+                yield found
+                continue
+            spans = zip(found.payload_starts.tolist(), found.payload_lengths.tolist(), strict=True)
+            for place, (start, length) in enumerate(spans):
+                if place not in found.bad:
+                    yield found.first_record + place, found.buffer[start : start + length].tobytes()
+        if stream.damage is not None:
+            yield stream.damage
+    finally:
+        opened.close()
+
+
+def take_sample(file: ShardFile, num_records: int) -> Sample:
+    """What the first records are like. Raises ShardReadError, StorageError."""
+    sample = Sample()
+    for found in records_of(file):
+        if isinstance(found, Damage):
+            continue
+        if len(sample.sizes) == num_records:
+            break
+        number, record = found
+        sample.sizes.append(len(record))
+        features = list_features(record)
+        if isinstance(features, RecordFault):
+            sample.faults.append((number, features))
+            continue
+        for name, listed in features.items():
+            sample.features.setdefault(name, FeatureSummary()).add(listed)
+    return sample
+
+
+def find_record(file: ShardFile, wanted: int) -> bytes:
+    """One record, by its number in the shard. Raises OptionError where it is not there, or is damaged."""
+    last = -1
+    healthy = (found for found in records_of(file) if not isinstance(found, Damage))
+    for number, record in itertools.takewhile(lambda found: found[0] <= wanted, healthy):
+        if number == wanted:
+            return record
+        last = number
+    raise OptionError(
+        f"--record must be a healthy record of {file.name}, got {wanted}",
+        hint=f"The last one before it is {last}. loaderd verify names the damage." if last >= 0 else "It has none.",
+    )

@@ -1,0 +1,143 @@
+"""``loaderd inspect``: what it says of shards, of records, and the schemas that it proposes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd import testing
+
+COMMAND = str(Path(sys.executable).with_name("loaderd"))
+BOARDS = np.zeros((300, 3, 3, 2), bool)
+BOARDS[7, 1, 2, 0] = BOARDS[7, 0, 0, 1] = BOARDS[7, 0, 1, 1] = True
+ARRAYS = {
+    "board": BOARDS,
+    "move": np.arange(900).reshape(300, 3),
+    "score": np.linspace(0, 1, 300, dtype=np.float32),
+    "id": np.array([f"game-{number % 7}".encode() for number in range(300)]),
+    "number": np.arange(300),
+}
+
+
+def inspect(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [COMMAND, "inspect", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, **options)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """With a module ``boards`` beside it, which has a ``schema``."""
+    text = """
+import loaderd
+schema = loaderd.Schema(
+    {"board": loaderd.PackedBits(18), "score": loaderd.Float()},
+    {"board": loaderd.Bits("board", (3, 3, 2), scale=(1, -1)), "score": loaderd.Array("score")},
+)
+"""
+    (tmp_path / "boards.py").write_text(text)
+    return testing.write_shards(tmp_path / "shards", ARRAYS, compression="gzip")[0]
+
+
+def test_a_shard_is_summed_up(shard: Path):
+    told = json.loads(inspect(shard, "--json", "--sample", 100).stdout)
+    assert (told["compression"], told["records"], told["sample"]["records"]) == ("gzip", 300, 100)
+    assert told["features"]["move"] == {"types": ["int64"], "records": 100, "values": [3, 3], "bytes": None}
+    assert told["features"]["board"] == {"types": ["bytes"], "records": 100, "values": [1, 1], "bytes": [3, 3]}
+    text = inspect(shard).stdout
+    assert "300 healthy records" in text and "compression gzip" in text and "300 of 300" in text
+
+
+def test_damage_and_what_is_no_example_are_said(tmp_path: Path):
+    (path,) = testing.write_shards(tmp_path, [b"\xff" * 9, b"", b"abc"])
+    offset = testing.damage(path, record=2)
+    told = json.loads(inspect(path, "--json").stdout)
+    assert told["sample"]["no_examples"] == [0] and told["records"] == 2
+    (damage,) = told["damages"]
+    assert (damage["record"], damage["offset"]) == (2, offset)
+    assert "1 damage, the first:" in inspect(path).stdout
+
+
+def test_a_record_is_shown_as_it_is_stored_and_as_it_is_delivered(shard: Path, tmp_path: Path):
+    stored = json.loads(inspect(shard, "--record", 7, "--json").stdout)["features"]
+    assert stored["move"] == [21, 22, 23] and stored["number"] == [7] and stored["id"] == [b"game-0".hex()]
+    command = [shard, "--record", 7, "--schema", "boards:schema"]
+    fields = json.loads(inspect(*command, "--json", cwd=tmp_path).stdout)["fields"]
+    np.testing.assert_array_equal(fields["board"], BOARDS[7] * [1.0, -1.0])
+    assert fields["score"] == pytest.approx(ARRAYS["score"][7])
+    drawn = inspect(*command, cwd=tmp_path).stdout
+    assert "plane 0   plane 1\n· · ·     □ □ ·\n· · ■     · · ·\n· · ·     · · ·\n" in drawn
+    assert "all 0: planes 0, 1" in inspect(shard, "--schema", "boards:schema", cwd=tmp_path).stdout
+
+
+def test_planes_become_a_picture(shard: Path, tmp_path: Path):
+    from matplotlib.image import imread
+
+    command = [shard, "--record", 7, "--schema", "boards:schema", "--png", "board.png"]
+    assert inspect(*command, cwd=tmp_path).returncode == 0
+    pixels = (imread(tmp_path / "board.png")[:, :, :3].reshape(-1, 3) * 10).round().astype(int)
+    colours = set(map(tuple, pixels.tolist()))
+    assert {(4, 0, 1), (0, 2, 4)} <= colours, "both ends of the map: a square above 0, and one below"
+    without = "import sys; sys.modules['matplotlib.figure'] = None; from loaderd.cli.main import main; main()"
+    arguments = [sys.executable, "-c", without, "inspect", *map(str, command)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2 and "loaderd[pictures]" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_proposed_schema_loads_these_records(shard: Path, tmp_path: Path):
+    module = inspect(shard, "--features").stdout
+    names: dict[str, Any] = {}
+    exec(compile(module, "proposed.py", "exec"), names)
+    with loaderd.Loader(shard, names["schema"], batch_size=300, shuffle=False, workers=1) as loader:
+        (batch,) = loader
+        for name in ("move", "score", "id", "number"):
+            np.testing.assert_array_equal(batch[name], ARRAYS[name])
+        np.testing.assert_array_equal(batch["board"][:, :18], BOARDS.reshape(300, 18))
+    (tmp_path / "proposed.py").write_text(module)
+    shown = inspect(shard, "--record", 4, "--schema", "proposed:schema", "--json", cwd=tmp_path)
+    assert json.loads(shown.stdout)["fields"]["id"] == "game-4"
+
+
+def test_features_that_are_missing_or_of_no_fixed_length(tmp_path: Path):
+    full = testing.write_shards(tmp_path / "full", ARRAYS)[0].read_bytes()
+    less = {"number": np.arange(300, 310), "move": np.zeros((10, 5), np.int64)}
+    path = tmp_path / "both.tfrecord"
+    path.write_bytes(full + testing.write_shards(tmp_path / "less", less)[0].read_bytes())
+    module = inspect(path, "--features").stdout
+    assert "# 'move' is left out: its lists have 3 to 5 values." in module
+    assert "# 10 of 310 records lack it, and get the default." in module
+    names: dict[str, Any] = {}
+    exec(compile(module, "proposed.py", "exec"), names)
+    with loaderd.Loader(path, names["schema"], batch_size=310, shuffle=False, workers=1) as loader:
+        (batch,) = loader
+        assert list(batch["number"]) == list(range(310)) and not batch["score"][300:].any()
+        assert set(batch["id"][300:]) == {b""}
+
+
+def test_what_cannot_be_shown_is_said(shard: Path, tmp_path: Path):
+    for arguments, said in [
+        ([shard, "--record", 300], "The last one before it is 299"),
+        ([shard, "--schema", "loaderd.schemas:mnist"], "record 0: expected feature 'image_raw'"),
+        ([shard, "--schema", "nowhere:schema"], "--schema nowhere:schema cannot be had"),
+        ([shard, "--png", "x.png"], "--png needs --schema"),
+        ([tmp_path / "none"], "does not exist"),
+    ]:
+        done = inspect(*arguments)
+        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_reader_who_has_enough_ends_it_quietly(shard: Path, tmp_path: Path):
+    command = [COMMAND, "inspect", str(shard), "--schema", "boards:schema"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, cwd=tmp_path)
+    os.close(writer)
+    assert done.returncode == 141 and not done.stderr
