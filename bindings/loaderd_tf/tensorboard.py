@@ -129,7 +129,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
             self._steps_since_write = 0
             optimizer = self.model.optimizer
             # The optimizer knows of the steps before a backup was restored.
-            self.write(self._steps if optimizer is None else int(optimizer.iterations))
+            self.write(self._steps if optimizer is None else int(tf.convert_to_tensor(optimizer.iterations)))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._update_freq == "epoch":

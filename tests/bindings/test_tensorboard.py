@@ -224,3 +224,13 @@ def test_a_training_that_goes_on_counts_its_steps_on(open_loader: Callable[..., 
             board = loaderd_tf.TensorBoard(dataset, tmp_path, update_freq=10)
             model.fit(dataset, epochs=1, shuffle=False, verbose=0, callbacks=[board])
     assert steps_of(read(tmp_path)) == {(10, 20, 32, 42)}
+
+
+def test_replicas(open_loader: Callable[..., Any], tmp_path: Path, mirrored: tf.distribute.Strategy):
+    with open_loader(remainder="drop") as loader:
+        dataset = loaderd_tf.from_loader(loader, ("bits", "id"))
+        with mirrored.scope():
+            model = model_of("keras")
+        board = loaderd_tf.TensorBoard(loader, tmp_path, update_freq=7)
+        model.fit(dataset, epochs=1, shuffle=False, verbose=0, callbacks=[board])
+    assert steps_of(read(tmp_path)) == {(7, 14, 21)}
