@@ -38,7 +38,7 @@ test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, w
 	.venv-torch/bin/python -m pytest tests/bindings_jax  # apart: JAX has threads, and a test of PyTorch's forks
 
 test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes
-	$(RAY)/python -m pytest tests/ray
+	$(RAY)/python -m pytest tests/bindings_ray
 
 torture: $(VENV)/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
 	$(BIN)/python -m pytest -m slow

@@ -53,7 +53,7 @@ UNICODE_ERRORS = "surrogatepass"
 
 
 # Of what consumers and servers say to each other. Another one is refused.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Hello(NamedTuple):

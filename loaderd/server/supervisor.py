@@ -234,6 +234,7 @@ class Supervisor:
             before.tell(Drain())
         if self._gateway.child is not None:
             self._gateway.is_renewed = True
+            self._is_announced = False
             self._gateway.child.tell(Stop("another one takes its place"))
 
     def _announce(self, child: Child, is_first: bool) -> None:

@@ -59,8 +59,10 @@ def loader(shared_loader: loaderd.Loader) -> Iterator[loaderd.Loader]:
     """Of which nothing is lent, neither before the test nor behind it."""
     shared_loader.seek(loaderd.Position())
     yield shared_loader
-    if shared_loader.statistics().slots_lent:  # by what is garbage only, such as the frames of a traced function
-        gc.collect()
+    until_s = time.monotonic() + 10
+    while shared_loader.statistics().slots_lent and time.monotonic() < until_s:
+        gc.collect()  # garbage may hold some, such as the frames of a traced function; or the thread that copies
+        time.sleep(0.01)
     assert shared_loader.statistics().slots_lent == 0
 
 

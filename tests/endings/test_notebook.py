@@ -93,14 +93,30 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     found.close()
 
 
+def run_interrupted(kernel: Kernel, cell: str) -> str:
+    """Run a cell, and interrupt it: until it ends, for an interrupt that comes before the cell has begun is lost."""
+    over = threading.Event()
+
+    def interrupt() -> None:
+        pause_s = 1.0
+        while not over.wait(pause_s):
+            kernel.interrupt()
+            pause_s = 15.0  # for what is being interrupted
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        return kernel.run(cell)
+    finally:
+        over.set()
+        interrupting.join()
+
+
 @pytest.mark.parametrize("make", ["loader", "data_set"])
 def test_a_kernel_is_interrupted_restarted_and_shut_down(kernel: Kernel, make: str):
     for _ in range(2 if make == "loader" else 1):  # of a data set only one, for TensorFlow's import takes long
         assert kernel.run(FIRST.format(make=make)) == "ok"
-        timer = threading.Timer(1.0, kernel.interrupt)
-        timer.start()
-        assert kernel.run(ENDLESS) == "KeyboardInterrupt"
-        timer.join()
+        assert run_interrupted(kernel, ENDLESS) == "KeyboardInterrupt"
         assert kernel.run("assert begun; after = next(it)") == "ok", "the iterator goes on"
         kernel.restart()
         assert kernel.run("it") == "NameError"
@@ -112,10 +128,7 @@ def test_a_kernel_is_interrupted_restarted_and_shut_down(kernel: Kernel, make: s
 def test_a_cell_that_waits_is_interrupted(kernel: Kernel):
     """For data that never come; and the kernel ends while a thread waits for them."""
     assert kernel.run("import slow\nfrom given import loader\nit = iter(loader(records=slow.train))") == "ok"
-    timer = threading.Timer(1.0, kernel.interrupt)
-    timer.start()
-    assert kernel.run("next(it)") == "KeyboardInterrupt"
-    timer.join()
+    assert run_interrupted(kernel, "next(it)") == "KeyboardInterrupt"
     assert kernel.run("import threading\nthreading.Thread(target=next, args=[it, None], daemon=True).start()") == "ok"
     kernel.shut_down()
     assert kernel.all_said() == ""
