@@ -1,8 +1,7 @@
 """Loading a window from servers: rows that somebody else has read, checked and packed, put where they belong.
 
-A load asks for its rows in several requests at a time, spread over the servers (``remote.servers``). It costs this
-host, in ns a record of 200 bytes: receiving 60, putting rows into their places 40; reading and checking are the
-servers' work.
+A load asks for its rows in several requests at a time, spread over the servers (``remote.servers``). Reading and
+checking are the servers' work; what is left here is to receive rows, and to put them into their places.
 """
 
 from __future__ import annotations

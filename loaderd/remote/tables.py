@@ -1,7 +1,8 @@
 """What a server says of a data set: all that a consumer elsewhere needs to plan epochs of it, and no more.
 
-How the sets are joined, how many records of each block are in the data set, and what positions in it belong to: two
-bytes a block or so. Where the records are, only servers know; a consumer names them by block (``remote.tickets``).
+How the sets are joined, how many records of each block are in the data set, and what positions in it belong to. Of a
+million blocks, 20 KB where they are alike, and 1.3 MB of a split by records. Where the records are, only servers
+know; a consumer names them by block (``remote.tickets``).
 """
 
 from __future__ import annotations
