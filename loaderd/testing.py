@@ -17,7 +17,6 @@ An array's dtype says how it is stored, and all come back as they were:
 from __future__ import annotations
 
 import os
-import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +29,7 @@ from loaderd.options import as_count, require
 from loaderd.schema import Array, Bits, Feature, Float, Int64, PackedBits, Raw, Schema
 from loaderd.schema.fields import Field
 from loaderd.shards.compression import detect_compression
-from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, masked_crc
+from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, framed
 from loaderd.shards.files import list_shards, open_shard
 
 Arrays = Mapping[str, Any]
@@ -60,7 +59,7 @@ def write_shards(
     paths = []
     for shard in range(num_shards):
         first, stop = (len(payloads) * end // num_shards for end in (shard, shard + 1))
-        stream = b"".join(map(_frame, payloads[first:stop]))
+        stream = b"".join(map(framed, payloads[first:stop]))
         if compression != "none":
             compressor = zlib.compressobj(wbits=_WINDOW_BITS[compression])
             stream = compressor.compress(stream) + compressor.flush()
@@ -160,12 +159,6 @@ def _varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
-
-
-def _frame(payload: bytes) -> bytes:
-    length = struct.pack("<Q", len(payload))
-    crcs = (struct.pack("<I", masked_crc(part)) for part in (length, payload))
-    return length + next(crcs) + payload + next(crcs)
 
 
 def _length_at(content: bytearray, offset: int) -> int:

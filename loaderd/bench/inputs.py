@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import itertools
-import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from loaderd.bench.interface import Config
 from loaderd.bench.reference import read
 from loaderd.bench.synthetic import cached_shards, compressed
 from loaderd.shards.compression import detect_compression
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards, open_shard
 from loaderd.shards.shard_file import ShardFile
 
@@ -91,16 +90,10 @@ def _with_sample(base: Config, files: list[ShardFile], scratch: Path, about: str
     for number, file in enumerate(some):
         checked.append(scratch / f"{number}.tfrecord")
         with checked[-1].open("wb") as out:
-            frames = (memoryview(_frame(record)) for record in itertools.islice(read(file), each + number))
+            frames = (memoryview(framed(record)) for record in itertools.islice(read(file), each + number))
             out.writelines(compressed(base.compression, frames))
     return Inputs(
         timed=replace(base, shards=tuple(file.uri for file in files)),
         checked=replace(base, shards=tuple(map(str, checked)), epochs=1),
         about=about,
     )
-
-
-def _frame(record: bytes) -> bytes:
-    length = struct.pack("<Q", len(record))
-    crcs = (struct.pack("<I", masked_crc(part)) for part in (length, record))
-    return length + next(crcs) + record + next(crcs)

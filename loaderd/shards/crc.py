@@ -19,6 +19,7 @@ footers are used up.
 
 from __future__ import annotations
 
+import struct
 from functools import cache
 from typing import Any
 
@@ -47,6 +48,13 @@ def masked_crc(data: Any) -> int:
 def mask(crc: int) -> int:
     """A CRC32C as TFRecord stores it."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def framed(record: bytes) -> bytes:
+    """A record as it stands in a TFRecord file: its length, its data, and the masked CRC of each."""
+    length = struct.pack("<Q", len(record))
+    crcs = (struct.pack("<I", masked_crc(part)) for part in (length, record))
+    return length + next(crcs) + record + next(crcs)
 
 
 def _make_byte_table() -> Crcs:

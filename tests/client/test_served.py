@@ -19,6 +19,7 @@ from restarted import MODULE, Restarted
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import BusyError, ClosedError, OptionError, ServerError
+from loaderd.protocol.messages import PROTOCOL
 
 Check = Callable[[loaderd.Batch], list[int]]
 Write = Callable[[Sequence[int]], list[Path]]
@@ -170,7 +171,7 @@ def test_what_a_server_refuses(server: Restarted, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ServerError, match="held_batches"):
         server.connect(held_batches=1000)
     monkeypatch.setattr("loaderd.client.sources.PROTOCOL", 99)
-    with pytest.raises(ServerError, match=r"speaks protocol 1; the consumer is loaderd \S+ and speaks 99"):
+    with pytest.raises(ServerError, match=rf"speaks protocol {PROTOCOL}; the consumer is loaderd \S+ and speaks 99"):
         server.connect()
 
 

@@ -178,7 +178,8 @@ def protocol_of_others(rng: Random) -> bytes:
 def hello_of_others(rng: Random) -> bytes:
     """Of another protocol, or for what is not served."""
     data_set = rng.choice(["valid", "sets:train", "/etc/passwd", "os.system", "__init__", "x" * 300])
-    return encode(rng.choice([Hello(abs(number(rng)) + 2, "9.9", "train"), Hello(PROTOCOL, VERSION, data_set)]))
+    later = Hello(PROTOCOL + 1 + abs(number(rng)), "9.9", "train")
+    return encode(rng.choice([later, Hello(PROTOCOL, VERSION, data_set)]))
 
 
 def wrong_state(rng: Random) -> bytes:
