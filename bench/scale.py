@@ -32,8 +32,8 @@ from loaderd.bench.report import Spread
 from loaderd.daemon.table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.plan.epoch import EpochOrder
-from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, decode_index, shrunk
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, decode_index, shrunk
 
 SECONDS, MEGABYTES = 2.0, 200.0
 STEPS = ("table", "order of an epoch", "first window in the middle of epoch 1000")

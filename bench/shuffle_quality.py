@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 import loaderd
 from loaderd import Shuffle
-from loaderd.bench.machine import describe_machine
+from loaderd.bench.hardware import describe_machine
 from loaderd.bench.process_tree import cpu_s, process_tree
 from loaderd.bench.synthetic import cached_shards, write_shards
 from loaderd.memory.layout import WindowLayout

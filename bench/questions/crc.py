@@ -31,7 +31,7 @@ from loaderd.daemon.table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.shards import blocks
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import build_index
+from loaderd.shards.shard_index import build_index
 from loaderd.workers.load import Part, WindowLoader
 
 BLOCKS_PER_TASK = 4

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
         name="jax",
     ) from None
 
-from loaderd_jax.batches import batches
+from loaderd_jax.arrays import batches
 from loaderd_jax.shard import shard
 
 __all__ = ["batches", "shard"]

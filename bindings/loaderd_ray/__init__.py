@@ -7,9 +7,9 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("loaderd_ray needs Ray: pip install 'loaderd[ray]'", name="ray") from None
 
-from loaderd_ray.consumers import connect, load, save
-from loaderd_ray.passes import Findings, index, verify
+from loaderd_ray.loaders import connect, load, save
 from loaderd_ray.serving import serve, status, stop
+from loaderd_ray.shard_tasks import Findings, index, verify
 from loaderd_ray.spec import ServerState
 
 __all__ = [

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError
-from loaderd_ray.process import ServerProcess
+from loaderd_ray.serve_process import ServerProcess
 from loaderd_ray.spec import NAMESPACE, ServerState, Spec, server_name
 
 _LOOK_EVERY_S = 0.5

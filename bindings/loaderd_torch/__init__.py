@@ -9,8 +9,8 @@ except ModuleNotFoundError as error:
         "loaderd_torch needs PyTorch: pip install 'loaderd[torch]', or the build of torch for your GPU", name="torch"
     ) from None
 
-from loaderd_torch.batches import batches
-from loaderd_torch.dataset import dataset
+from loaderd_torch.iterable import dataset
 from loaderd_torch.shard import shard
+from loaderd_torch.tensors import batches
 
 __all__ = ["batches", "dataset", "shard"]

@@ -17,8 +17,8 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from loaderd.bench.digest import Digest
+from loaderd.bench.hardware import describe_machine
 from loaderd.bench.interface import Config, configure
-from loaderd.bench.machine import describe_machine
 from loaderd.bench.reference import decode, parse, read
 from loaderd.bench.report import best_tfdata
 from loaderd.bench.run_candidate import CandidateError, LeftOut

@@ -12,9 +12,9 @@ from loaderd.errors import LoaderdError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
-from loaderd.shards.index import ShardIndex, build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex, build_index
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

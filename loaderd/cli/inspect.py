@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderd.cli.planes import Values, draw, planes_of, write_png
+from loaderd.cli.grids import Values, draw, planes_of, write_png
 from loaderd.cli.proposal import propose
 from loaderd.cli.reading import count, say
 from loaderd.cli.sample import FeatureSummary, Sample, find_record, take_sample
 from loaderd.cli.schemas import load_schema
 from loaderd.client.progress import IndexProgress
 from loaderd.decode.example import Listed, RecordFault, list_features
-from loaderd.decode.fields import BatchDecoder
-from loaderd.decode.rows import RowParser
+from loaderd.decode.example_rows import RowParser
+from loaderd.decode.unpack import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, RecordMismatchError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.redaction import redacted
 from loaderd.schema import Schema
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import ShardIndex, build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex, build_index
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

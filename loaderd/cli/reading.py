@@ -22,8 +22,8 @@ from loaderd.options import as_count
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import ShardIndex
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
 
 MakeIndex = Callable[[ShardFile, OnRead, Access], ShardIndex]
 _SHOW_EVERY_S = 0.1

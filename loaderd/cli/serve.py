@@ -12,7 +12,7 @@ from loaderd import logs
 from loaderd.errors import LoaderdError
 from loaderd.remote.address import TOKEN_VARIABLE, default_socket_path
 from loaderd.remote.security import read_token
-from loaderd.server.options import Address, ServerOptions, parse_bytes
+from loaderd.server.settings import Address, ServerOptions, parse_bytes
 from loaderd.server.supervisor import Supervisor
 from loaderd.server.unix_socket import make_private_folder
 

@@ -14,8 +14,8 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.redaction import redacted
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
-from loaderd.shards.index import ShardIndex, build_index
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex, build_index
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

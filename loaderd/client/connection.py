@@ -23,16 +23,16 @@ from itertools import zip_longest
 from typing import Any
 
 from loaderd.client.batch import SlotReader
+from loaderd.client.damage_report import DamageReport
 from loaderd.client.intake import HandedIntake, Intake, PageIntake
 from loaderd.client.link import LinkLost
 from loaderd.client.patience import Patience
-from loaderd.client.report import DamageReport
 from loaderd.client.sources import Source
 from loaderd.errors import LoaderdError, from_wire
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
 from loaderd.memory.page import MAX_GENERATION
-from loaderd.memory.shared import SharedMemory
-from loaderd.memory.watched import Watched
+from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.descriptors import standard_is_taken

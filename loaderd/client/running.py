@@ -14,9 +14,9 @@ from pathlib import Path
 
 from loaderd import processes
 from loaderd.errors import DaemonError
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.samples import PAGE_NAME
-from loaderd.memory.shared import SharedMemory
-from loaderd.memory.watched import Watched
+from loaderd.memory.watch import Watched
 
 _PROC = Path("/proc")
 _DAEMONS = ("loaderd-daemon", "loaderd-server")

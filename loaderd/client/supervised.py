@@ -26,14 +26,14 @@ from typing import Any
 
 from loaderd.client.batch import Batch
 from loaderd.client.connection import Connection, Counts
+from loaderd.client.damage_report import DamageReport
 from loaderd.client.end import ProgramEnds, program_has_ended, register
 from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
-from loaderd.client.report import DamageReport
 from loaderd.client.sources import Source
 from loaderd.errors import ClosedError, Damage, LoaderdError, OptionError
 from loaderd.memory.page import COPY_NS
-from loaderd.memory.watched import Watched
+from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed

@@ -18,8 +18,8 @@ from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import AskTask
 from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire
-from loaderd.shards.index import ShardIndex
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
 
 
 class Asking:

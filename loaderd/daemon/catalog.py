@@ -25,8 +25,8 @@ from loaderd.daemon.preparation import Preparation
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, with_schema
 from loaderd.errors import LoaderdError, OptionError, ServerError
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
-from loaderd.memory.shared import SharedMemory
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import listing_in

@@ -24,8 +24,8 @@ from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
 from loaderd.protocol.worker_messages import FILES
-from loaderd.shards.index import ShardIndex
 from loaderd.shards.shard_file import ShardFile, is_remote
+from loaderd.shards.shard_index import ShardIndex
 
 _MOST_NAMED = 3
 _UNKNOWN = -1

@@ -16,9 +16,9 @@ from typing import Any
 from loaderd.daemon.tasks import TASKS_PER_WORKER, IndexWork, Task
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, StorageError, WorkerError
 from loaderd.shards.access import PIECE_BYTES
-from loaderd.shards.index import ShardIndex, decode_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile, is_remote
+from loaderd.shards.shard_index import ShardIndex, decode_index
 from loaderd.statistics import StorageCounts
 
 MAX_NAMED_DAMAGES = 1000

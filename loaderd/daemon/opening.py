@@ -14,11 +14,11 @@ from loaderd.daemon.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, Tr
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError, ServerError, to_wire
 from loaderd.machine import available_memory, in_mib, remedy
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import POSITION, Page, key_of, new_bell, split_key, words_of
 from loaderd.memory.samples import PAGE_NAME, Seen, begin, encode_facts
-from loaderd.memory.shared import SharedMemory
-from loaderd.memory.watched import Watched
+from loaderd.memory.watch import Watched
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course, Position

@@ -25,9 +25,9 @@ from loaderd.errors import LoaderdError
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import IndexTask, ListTask
-from loaderd.shards.index import ShardIndex
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
 
 _SLOW_S = 5.0
 

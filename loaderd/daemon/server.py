@@ -56,7 +56,7 @@ from loaderd.protocol.messages import (
 from loaderd.protocol.process import enter_process
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION
-from loaderd.workers.main import main as work
+from loaderd.workers.worker import main as work
 
 _SUPERVISOR = -1
 _LISTENER = -2

@@ -48,7 +48,7 @@ from loaderd.protocol.process import enter_process
 from loaderd.protocol.worker_messages import UseServers
 from loaderd.remote.source import RemoteStream
 from loaderd.version import VERSION
-from loaderd.workers.main import main as work
+from loaderd.workers.worker import main as work
 
 _CLIENT = -1
 _STREAM = 0

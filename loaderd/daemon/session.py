@@ -52,8 +52,8 @@ from loaderd.protocol.messages import (
     Warned,
 )
 from loaderd.redaction import redacted
-from loaderd.shards.index import ShardIndex
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
 from loaderd.subscription import Sharing
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]

@@ -22,7 +22,7 @@ from loaderd.options import OnCorrupt
 from loaderd.plan.epoch import Slice
 from loaderd.plan.selection import Condition, Hashed, Operation, Selection, counts_that, numbers_that
 from loaderd.randomness import key_of
-from loaderd.shards.index import ShardIndex
+from loaderd.shards.shard_index import ShardIndex
 
 _HINTS = {
     "shard": 'Give more shards, or another seed, or split by="record".',

@@ -30,7 +30,7 @@ import math
 import numpy as np
 
 from loaderd.decode.compiled import compiled_engine
-from loaderd.decode.layout import AnyArray, BitLayout, Bytes, Engine, Indices
+from loaderd.decode.engine import AnyArray, BitLayout, Bytes, Engine, Indices
 from loaderd.schema import Bits
 
 # A larger table would push everything else out of a core's cache.

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.decode.layout import AnyArray, BitLayout, Bytes, Indices
+from loaderd.decode.engine import AnyArray, BitLayout, Bytes, Indices
 
 _logger = logging.getLogger(__name__)
 

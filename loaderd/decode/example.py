@@ -15,7 +15,7 @@ packed list its first piece, of a feature its first list, and nothing of a featu
 features with the same name the last one counts that is not empty. What is read here, TensorFlow reads alike. What
 it reads beyond that is damaged (a length that points past the end of what contains it, say), and is a fault here.
 
-Besides the values, the parser says where they lie, which is what :mod:`loaderd.decode.rows` learns layouts from.
+Besides the values, the parser says where they lie: from that :mod:`loaderd.decode.example_rows` learns layouts.
 """
 
 from __future__ import annotations

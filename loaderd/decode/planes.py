@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.decode.compiled import SelectBits
-from loaderd.decode.layout import AnyArray, Bytes, Engine
+from loaderd.decode.engine import AnyArray, Bytes, Engine
 from loaderd.schema import Fill, Shape, Spread
 
 

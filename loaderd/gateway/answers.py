@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import OptionError
-from loaderd.memory.shared import SharedMemory
+from loaderd.memory.anonymous import SharedMemory
 
 CELL_BYTES = 640 << 10
 _MIN_CELLS = 16

@@ -19,7 +19,7 @@ from loaderd.errors import LoaderdError, ServerError, to_wire
 from loaderd.gateway.answers import CELL_BYTES, NotReady, check_size
 from loaderd.gateway.served import ServedSets
 from loaderd.logs import configure
-from loaderd.memory.shared import SharedMemory
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Made, Make, Making
 from loaderd.protocol.process import enter_process

@@ -12,7 +12,7 @@ from typing import Any
 
 from loaderd.errors import DaemonError, WorkerError, from_wire
 from loaderd.gateway.answers import NotReady
-from loaderd.memory.shared import SharedMemory
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Made, Make, Making
 from loaderd.protocol.process import how_it_ended, start_process

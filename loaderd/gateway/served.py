@@ -8,8 +8,8 @@ from loaderd.client.link import LinkLost, link_to_server
 from loaderd.daemon.catalog import data_of
 from loaderd.errors import from_wire
 from loaderd.gateway.answers import NotReady
-from loaderd.gateway.rows import ServedSet
-from loaderd.memory.shared import SharedMemory
+from loaderd.gateway.row_answers import ServedSet
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.plan.passes import Listing
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import PROTOCOL, AskData, Bye, DataIs, Failed, Hello

@@ -179,7 +179,7 @@ class Stop(NamedTuple):
 
 
 class Gateway(NamedTuple):
-    """Supervisor: listen on the network, for the server whose Unix socket the settings name (``gateway.server``)."""
+    """Supervisor: listen on the network, for the server whose Unix socket the settings name (``gateway.flight``)."""
 
     settings: dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 from loaderd.daemon.catalog import TYPICAL_BATCH_SIZE
 from loaderd.machine import available_memory, in_mib
 from loaderd.remote.address import TOKEN_VARIABLE
-from loaderd.server.options import Address, ServerOptions
+from loaderd.server.settings import Address, ServerOptions
 
 Line = tuple[int, str]
 

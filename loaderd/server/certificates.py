@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from loaderd.errors import OptionError
-from loaderd.server.options import ServerOptions
+from loaderd.server.settings import ServerOptions
 
 _SOON_S = 7 * 86_400
 _SHORT_TOKEN = 16

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from loaderd.errors import ServerError
-from loaderd.server.options import Address
+from loaderd.server.settings import Address
 
 _MAX_CLIENTS = 32
 _MAX_REQUEST_BYTES = 8 << 10

@@ -30,9 +30,9 @@ from loaderd.server import announce, systemd
 from loaderd.server.certificates import check_secrets
 from loaderd.server.child import Child, Heard
 from loaderd.server.health import HealthServer, Page, healthz, livez, readyz
-from loaderd.server.options import Address, ServerOptions
 from loaderd.server.output import Output
 from loaderd.server.post import Post
+from loaderd.server.settings import Address, ServerOptions
 from loaderd.server.unix_socket import UnixSocket
 from loaderd.version import VERSION
 
@@ -54,7 +54,7 @@ class Supervisor:
         for warning in check_secrets(options):
             _logger.warning("%s", warning)
         self._daemon = Post("daemon", "loaderd.daemon.server")
-        self._gateway = Post("gateway", "loaderd.gateway.server")
+        self._gateway = Post("gateway", "loaderd.gateway.flight")
         self._listen = options.listen
         self._posts = [self._daemon] if options.listen is None else [self._daemon, self._gateway]
         self._children: list[Child] = []

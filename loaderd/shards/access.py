@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 
 from loaderd.errors import LoaderdError
 from loaderd.options import Storage
-from loaderd.shards.asking import Askers, wait_for
 from loaderd.shards.filesystems import Filesystems
 from loaderd.shards.range_cache import PART_BYTES, RangeCache
 from loaderd.shards.retries import insist, may_pass
 from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable
+from loaderd.shards.storage_threads import Askers, wait_for
 from loaderd.statistics import StorageCounts
 
 PIECE_BYTES = 4 * PART_BYTES

@@ -26,9 +26,9 @@ from loaderd.shards.access import Access
 from loaderd.shards.compression import Compression, InflatedStream, OnRead, PlainStream, open_stream, tell_nobody
 from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs, find_bad_length_crc
 from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
-from loaderd.shards.index import ANCHOR_RECORDS
 from loaderd.shards.reader import Block, BlockPiece, ShardFiles
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ANCHOR_RECORDS
 from loaderd.shards.timed import TimedFile, inflating
 from loaderd.stages import Spent, Stage
 

@@ -1,8 +1,8 @@
 """The index of a shard of records of fixed size; how a shard wraps them: ``fixed``.
 
-In the terms of ``index``: a block of a plain file is where its records are. Any other block is a whole stream of the
-file, compressed: the file, a member of a tar. It begins with the stream's first record, and ``num_bytes`` are those
-that it takes in the file. There are no runs, for any record's place is known.
+In the terms of ``shard_index``: a block of a plain file is where its records are. Any other block is a whole
+compressed stream of the file: the file itself, or a member of a tar. It begins with the stream's first record, and
+``num_bytes`` are those that it takes in the file. There are no runs, for any record's place is known.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from loaderd.shards.compression import Compression, OnRead, tell_nobody
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed import detect_wrapping, inflate_whole, open_fixed, scan_fixed
-from loaderd.shards.index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.npz import gather, load_arrays
 from loaderd.shards.shard_file import OpenFile, ShardFile
+from loaderd.shards.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.tar import find_members
 
 _DIGEST_RECORDS = 1024

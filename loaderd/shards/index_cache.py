@@ -18,9 +18,9 @@ from pathlib import Path
 
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
-from loaderd.shards.index import INDEX_VERSION, ShardIndex, decode_index
 from loaderd.shards.index_pruning import SUFFIX, mark_used, prune_if_due
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import INDEX_VERSION, ShardIndex, decode_index
 
 _logger = logging.getLogger(__name__)
 

@@ -11,27 +11,27 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.dataset import StreamDescription
-from loaderd.decode.fields import BatchDecoder
+from loaderd.decode.unpack import BatchDecoder
 from loaderd.errors import to_wire
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import MAX_FIELDS
-from loaderd.memory.shared import SharedMemory
 from loaderd.plan.epoch import WindowOrder
 from loaderd.protocol.worker_messages import IndexTask, ListTask, LoadTask, ProbeTask
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import list_shards
 from loaderd.shards.fixed_index import build_fixed_index
-from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import build_index
 from loaderd.stages import Stage
 from loaderd.statistics import Kernels
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Segment
 
 if TYPE_CHECKING:
-    from loaderd.remote.rows import RowFetcher
+    from loaderd.remote.row_fetcher import RowFetcher
 
 _MAX_PROBED = 1000
 _ROW = -2  # of a slice

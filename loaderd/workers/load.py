@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.decode.fixed import FixedParser
-from loaderd.decode.rows import RowParser
+from loaderd.decode.example_rows import RowParser
+from loaderd.decode.fixed_rows import FixedParser
 from loaderd.errors import (
     CorruptRecordError,
     Damage,

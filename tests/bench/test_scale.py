@@ -11,7 +11,7 @@ import pytest
 import scale
 
 from loaderd.daemon.table import BlockTable
-from loaderd.shards.index import decode_index
+from loaderd.shards.shard_index import decode_index
 
 
 def test_a_hundred_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ from loaderd.errors import OptionError, ServerError
 ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 
 import loaderd_ray
-from loaderd_ray.consumers import Addresses
+from loaderd_ray.loaders import Addresses
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "remote"))

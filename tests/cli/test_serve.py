@@ -15,7 +15,7 @@ import pytest
 from loaderd.cli.main import parser
 from loaderd.cli.serve import options_of
 from loaderd.errors import OptionError
-from loaderd.server.options import Address, ServerOptions
+from loaderd.server.settings import Address, ServerOptions
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"

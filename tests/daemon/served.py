@@ -17,8 +17,8 @@ import pytest
 
 import loaderd
 from loaderd.errors import from_wire
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
-from loaderd.memory.shared import SharedMemory
 from loaderd.plan.passes import Pass
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (

@@ -9,9 +9,9 @@ from loaderd.daemon.index_pass import IndexPass, damage_error
 from loaderd.daemon.tasks import IndexWork, Task
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import build_index
 
 Write = Callable[..., list[Path]]
 

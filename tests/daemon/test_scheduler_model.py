@@ -33,9 +33,9 @@ from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
 from loaderd.protocol.worker_messages import NO_STREAM
-from loaderd.shards.index import ShardIndex
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
 from loaderd.workers.fill import Claim
 
 NO_RECORDS = ShardIndex(ShardFile("empty", 0, 0), "none", 0, (), *[np.zeros(0, np.uint8)] * 5).encode()

@@ -21,8 +21,8 @@ from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Skip, Take
 from loaderd.randomness import key_of
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
 
 Write = Callable[..., list[Path]]
 Record = tuple[int, int]  # shard, number in it

@@ -22,7 +22,7 @@ from loaderd.memory.page import (
     words_of,
 )
 from loaderd.memory.samples import Seen, begin, encode_facts, wait_class, write_sample
-from loaderd.memory.watched import Watched
+from loaderd.memory.watch import Watched
 from loaderd.stages import Stage
 from loaderd.statistics import Facts
 

@@ -16,12 +16,12 @@ import atheris
 
 with atheris.instrument_imports(include=["loaderd.shards", "loaderd.decode"]):
     from loaderd.decode.example import RecordFault, parse_example
-    from loaderd.decode.rows import RowParser
+    from loaderd.decode.example_rows import RowParser
     from loaderd.errors import Damage
     from loaderd.shards.compression import InflatedStream, tell_nobody
     from loaderd.shards.crc import masked_crc
     from loaderd.shards.framing import scan
-    from loaderd.shards.index import decode_index
+    from loaderd.shards.shard_index import decode_index
 
 import numpy as np
 
@@ -144,7 +144,7 @@ def seeds(name: str) -> list[bytes]:
         import tempfile
 
         from loaderd.shards.files import list_shards
-        from loaderd.shards.index import build_index
+        from loaderd.shards.shard_index import build_index
 
         with tempfile.NamedTemporaryFile() as file:
             found = []

@@ -44,7 +44,7 @@ from loaderd.errors import CorruptRecordError, Damage, RecordMismatchError
 from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, build_index
+from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
 from loaderd.workers.load import Part, WindowLoader
 
 try:

@@ -88,7 +88,7 @@ class NetworkServer:
 
     def start_gateway(self, **settings: Any) -> None:
         message = Gateway({**SETTINGS, "unix": str(self._path), **settings})
-        self.gateway, status = self._start("loaderd.gateway.server", message)
+        self.gateway, status = self._start("loaderd.gateway.flight", message)
         scheme = "grpc" if message.settings["tls_cert"] is None else "grpc+tls"
         self.port = int(status.report["address"].rpartition(":")[2])
         self.address = f"{scheme}://127.0.0.1:{self.port}"

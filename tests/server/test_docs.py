@@ -19,7 +19,7 @@ from serving import COMMAND, Server
 
 from loaderd.cli.main import parser
 from loaderd.cli.serve import options_of
-from loaderd.gateway.batches import Ticket
+from loaderd.gateway.batch_streams import Ticket
 from loaderd.remote.tickets import RowsTicket
 
 ROOT = Path(__file__).parents[2]

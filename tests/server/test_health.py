@@ -15,7 +15,7 @@ import pytest
 from loaderd.errors import ServerError
 from loaderd.server import health
 from loaderd.server.health import HealthServer, Page, healthz
-from loaderd.server.options import Address
+from loaderd.server.settings import Address
 
 _REPORT = {"datasets": [{"name": "train", "state": "ready"}], "consumers": [{}, {}]}
 

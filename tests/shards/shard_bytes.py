@@ -18,8 +18,8 @@ from loaderd.shards import framing
 from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex
 
 Records = dict[int, bytes]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": gzip.compress, "zlib": zlib.compress}

@@ -24,7 +24,7 @@ from shard_bytes import COMPRESS, frame, frames, header, make_shard, payloads_of
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.compression import _OTHERS, InflatedStream, PlainStream, detect_compression, open_stream
 from loaderd.shards.files import open_shard
-from loaderd.shards.index import build_index
+from loaderd.shards.shard_index import build_index
 
 
 def detected(path: Path, data: bytes) -> str:

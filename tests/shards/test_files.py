@@ -18,8 +18,8 @@ from loaderd.options import Storage
 from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.files import list_shards, open_shard
-from loaderd.shards.index import build_index
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import build_index
 
 NAMES = [
     "a.rec",

@@ -20,9 +20,9 @@ from loaderd.shards import fixed_blocks, inflate
 from loaderd.shards.files import list_shards
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.fixed_index import build_fixed_index
-from loaderd.shards.index import ShardIndex, decode_index
 from loaderd.shards.reader import Block
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex, decode_index
 from loaderd.workers.load import Part, WindowLoader
 
 SIZE = DTYPE.itemsize

@@ -17,10 +17,10 @@ from shard_bytes import frames, make_shard, payloads_of
 
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import INDEX_VERSION, build_index, decode_index
 from loaderd.shards.index_cache import IndexCache, default_cache_dir
 from loaderd.shards.index_pruning import prune
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import INDEX_VERSION, build_index, decode_index
 
 
 @pytest.fixture
@@ -125,7 +125,8 @@ def test_one_of_another_version_is_made_again(cache: IndexCache, file: ShardFile
 
 def test_writers_in_several_processes(cache: IndexCache, where: str, file: ShardFile, tmp_path: Path):
     program = (
-        "import sys; from loaderd.shards.files import list_shards; from loaderd.shards.index import build_index;"
+        "import sys; from loaderd.shards.files import list_shards;"
+        "from loaderd.shards.shard_index import build_index;"
         "from loaderd.shards.index_cache import IndexCache; (file,) = list_shards(sys.argv[1]);"
         "cache = IndexCache(sys.argv[2], 4); index = build_index(file, 4); sys.stdin.readline();"
         "assert all(cache.store(index) is None and cache.load(file) is not None for _ in range(200))"

@@ -15,8 +15,8 @@ import loaderd
 from loaderd.daemon.table import BlockTable
 from loaderd.dataset import Dataset, StreamDescription
 from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError, WorkerError, from_wire
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
-from loaderd.memory.shared import SharedMemory
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
@@ -25,8 +25,8 @@ from loaderd.plan.shares import HostShare, Rest
 from loaderd.protocol.worker_messages import IndexTask, LoadTask, ProbeTask
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import build_index, decode_index
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_index import build_index, decode_index
 from loaderd.workers.execute import Executor, index_shard
 from loaderd.workers.file_rows import FileRows
 

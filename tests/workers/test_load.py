@@ -21,7 +21,7 @@ from loaderd.plan.permutation import random_words
 from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import ShardIndex, build_index
+from loaderd.shards.shard_index import ShardIndex, build_index
 from loaderd.workers import load
 from loaderd.workers.load import Part, WindowLoader
 

@@ -13,7 +13,7 @@ import pytest
 import loaderd
 from loaderd.shards.blocks import Block
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import build_index
+from loaderd.shards.shard_index import build_index
 from loaderd.stages import Stage
 from loaderd.workers.load import Part, WindowLoader
 

@@ -14,11 +14,11 @@ from loaderd.bench.process_tree import process_tree
 
 pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 
-from loaderd_ray.process import ServerProcess
+from loaderd_ray.serve_process import ServerProcess
 
 ACTOR = """
 import sys, time
-from loaderd_ray.process import ServerProcess
+from loaderd_ray.serve_process import ServerProcess
 
 process = ServerProcess(["ray_datasets:train", "--listen", "127.0.0.1:0", "--unix", sys.argv[1]], "token")
 while process.address is None:

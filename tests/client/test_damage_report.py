@@ -14,7 +14,7 @@ import pytest
 from damage import damage_data, damage_unseen
 
 import loaderd
-from loaderd.client.report import MAX_FIRST, DamageReport
+from loaderd.client.damage_report import MAX_FIRST, DamageReport
 from loaderd.errors import CorruptRecordError, Damage, OptionError
 
 Write = Callable[..., list[Path]]

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 import loaderd
 from loaderd.client.elements import Structure
 from loaderd.errors import OptionError
-from loaderd_torch.batches import batches
+from loaderd_torch.tensors import batches
 
 _HINT = "Use DataLoader(dataset, batch_size=None, num_workers=0); loaderd has workers of its own: Loader(workers=…)."
 

@@ -14,9 +14,9 @@ from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, anchored
 from loaderd.errors import Damage, LoaderdError, OptionError, ShardReadError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, Shuffle, as_count, require
 from loaderd.shards.files import list_shards
-from loaderd.shards.index import ShardIndex, build_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex, build_index
 
 _TASK = {"num_cpus": 1, "max_retries": 3, "scheduling_strategy": "SPREAD"}
 

@@ -27,9 +27,9 @@ from example_wire import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loaderd.decode import rows
+from loaderd.decode import example_rows
 from loaderd.decode.example import RecordFault, parse_example
-from loaderd.decode.rows import RowParser
+from loaderd.decode.example_rows import RowParser
 from loaderd.schema import Array, Float, Int64, Packed, PackedBits, Schema
 from loaderd.schemas import chess_eval
 
@@ -83,7 +83,7 @@ def plain_parses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         positions.append(position)
         return parse_example(record, features, position)
 
-    monkeypatch.setattr(rows, "parse_example", counted)
+    monkeypatch.setattr(example_rows, "parse_example", counted)
     return positions
 
 
@@ -260,12 +260,12 @@ def test_more_layouts_than_templates(plain_parses: list[int]) -> None:
     check(parser, kinds * 10)
     assert sorted(plain_parses) == list(range(20))
     (layouts,) = parser._layouts.values()
-    assert len(layouts.templates) == rows._MAX_TEMPLATES_PER_LENGTH
+    assert len(layouts.templates) == example_rows._MAX_TEMPLATES_PER_LENGTH
     # What comes most stays.
     for _ in range(4):
         check(parser, [kinds[15]] * 500 + kinds * 10)
     assert layouts.templates[0].recent_uses > 500
-    assert len(layouts.templates) == rows._MAX_TEMPLATES_PER_LENGTH
+    assert len(layouts.templates) == example_rows._MAX_TEMPLATES_PER_LENGTH
     # What comes no more goes.
     for _ in range(12):
         check(parser, [kinds[3]] * 500)
@@ -273,7 +273,7 @@ def test_more_layouts_than_templates(plain_parses: list[int]) -> None:
 
 
 def test_more_lengths_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_MAX_LENGTHS", 3)
+    monkeypatch.setattr(example_rows, "_MAX_LENGTHS", 3)
     parser = RowParser(SCHEMA)
     records = [example(*REQUIRED, entry("x" * (i % 20), b"")) for i in range(200)]
     for _ in range(2):
@@ -282,7 +282,7 @@ def test_more_lengths_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(example_rows, "_CHUNK_BYTES", 1000)
     random = np.random.default_rng(9)
     parser = RowParser(CHESS)
     check(parser, [chess_record(random, int(score)) for score in random.integers(0, 1000, 100)], CHESS)

@@ -26,7 +26,7 @@ import numpy as np
 
 from loaderd.decode.bits import bits_engine
 from loaderd.decode.compiled import SelectBits
-from loaderd.decode.layout import AnyArray, Bytes, Engine
+from loaderd.decode.engine import AnyArray, Bytes, Engine
 from loaderd.decode.planes import FillValue, JoinPlanes, SpreadValues
 from loaderd.errors import OptionError, WorkerError
 from loaderd.randomness import RecordRandom

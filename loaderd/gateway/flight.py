@@ -1,8 +1,8 @@
 """The gateway: the server's process for the network, which speaks Arrow Flight.
 
 ==============  =====================================================================================================
-DoGet           rows of a data set, for a consumer of loaderd: :mod:`loaderd.gateway.rows`
-                batches, for any Flight client: :mod:`loaderd.gateway.batches`
+DoGet           rows of a data set, for a consumer of loaderd: :mod:`loaderd.gateway.row_answers`
+                batches, for any Flight client: :mod:`loaderd.gateway.batch_streams`
 ListFlights     the data sets
 GetFlightInfo   of a data set: a path of its name, or a command that is the ticket wanted; GetSchema as well
 DoAction        "table": what a data set holds; "status": the server's report as JSON; "healthz": "ok"
@@ -41,7 +41,7 @@ from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, to
 from loaderd.gateway.answers import Answer, Answers, NotReady
 from loaderd.gateway.arrow import arrow_schema
 from loaderd.gateway.bandwidth import Bandwidth
-from loaderd.gateway.batches import Ticket, ask_schema, batches_of
+from loaderd.gateway.batch_streams import Ticket, ask_schema, batches_of
 from loaderd.gateway.makers import Makers
 from loaderd.gateway.tally import Reader, Tally
 from loaderd.logs import configure

@@ -24,13 +24,13 @@ from shard_bytes import (
 )
 
 from loaderd.errors import Damage, ShardReadError
-from loaderd.shards import index as index_module
+from loaderd.shards import shard_index as index_module
 from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.compression import PlainStream
 from loaderd.shards.crc import masked_crc
-from loaderd.shards.index import ANCHOR_RECORDS, ShardIndex, build_index, decode_index
 from loaderd.shards.shard_file import OpenFile, ShardFile
+from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, decode_index
 
 
 def assert_equal(one: ShardIndex, other: ShardIndex) -> None:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
-from loaderd.memory.shared import SharedMemory
 from loaderd.options import Storage
 from loaderd.plan.passes import listing_of
 from loaderd.protocol.channel import Channel, ChannelClosed
@@ -63,7 +63,7 @@ from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Claim, Filler, Run
 
 if TYPE_CHECKING:
-    from loaderd.remote.rows import RowFetcher
+    from loaderd.remote.row_fetcher import RowFetcher
 
 _TELL_EVERY_S = 0.2
 # While there is work, it listens so often: a message costs nobody more, and to listen costs 2 µs.
@@ -201,7 +201,7 @@ class Worker:
             shards = [ShardFile(*file) for file in files]
             access = self._access_of(description.options.storage)
             return FileRows(description.schema, shards, compressions, self._tell, access, spent)
-        from loaderd.remote.rows import RowFetcher  # Arrow Flight, for those who need it
+        from loaderd.remote.row_fetcher import RowFetcher  # Arrow Flight, for those who need it
 
         return RowFetcher(RemoteRows.from_wire(source[1:]), self._tell, self._say, lambda: ring(self._bell))
 
@@ -340,7 +340,7 @@ class Worker:
         if isinstance(task, ListTask):
             return list_set(task, self._tell, self._access_of(pickle.loads(task.storage)))
         if isinstance(task, AskTask):
-            from loaderd.remote.asking import ask_table  # Arrow Flight, for those who need it
+            from loaderd.remote.ask_once import ask_table  # Arrow Flight, for those who need it
 
             return ask_table(RemoteSet.from_wire(task.of), listing_of(task.listing), self._tell, self._say)
         if isinstance(task, IndexTask):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loaderd.errors import OptionError
-from loaderd.server.options import Address, ServerOptions, parse_bytes
+from loaderd.server.settings import Address, ServerOptions, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import LoaderdError, RecordMismatchError, ServerError, from_wire
-from loaderd.remote.asking import wait_telling
+from loaderd.remote.ask_once import wait_telling
 from loaderd.remote.calls import Calls, RemoteFaults, Rows
 from loaderd.remote.servers import Servers
 from loaderd.remote.source import RemoteRows
