@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.batch import Batch, HandOver, as_it_is
-from loaderd.client.link import LinkLost, link_to_server
+from loaderd.client.link import LinkLost, ask_server
 from loaderd.client.progress import IndexProgress
 from loaderd.client.shared import SharedIteration, SharedStream
 from loaderd.client.sources import HOW_TO_START, RemoteSource, ServedSource, Source
 from loaderd.client.supervised import SupervisedStream
-from loaderd.errors import OptionError, ServerError, from_wire
+from loaderd.errors import OptionError, ServerError
 from loaderd.options import Remainder, StreamOptions, as_seconds, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
-from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import PROTOCOL, AskStatus, Bye, Failed, Hello, Status
+from loaderd.protocol.messages import AskStatus, Status
 from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
 from loaderd.remote.source import RemoteSet, RemoteStream, Settings
 from loaderd.remote.tickets import Compression, check_compression
 from loaderd.subscription import Sharing, Subscription
 from loaderd.tls import TLS
-from loaderd.version import VERSION
 
 
 class ServedLoader(BaseLoader):
@@ -214,20 +210,6 @@ def ask_status(
         return found
     require(tls is None, "tls", "None at a Unix socket", tls)
     try:
-        link = link_to_server(address)
-        with contextlib.closing(link):
-            for message in (Hello(PROTOCOL, VERSION, ""), AskStatus()):
-                link.channel.send(message)
-            poll = select.poll()
-            poll.register(link.channel, select.POLLIN)
-            while poll.poll(1000 * timeout_s):
-                for answer in link.receive():
-                    if isinstance(answer, Status):
-                        return answer.report
-                    if isinstance(answer, Failed):
-                        raise from_wire(answer.error)
-                    if isinstance(answer, Bye):
-                        raise LinkLost(f"{link.what} ends: {answer.text}")
-            raise ServerError(f"{link.what} said nothing for {timeout_s:g} s")
-    except (LinkLost, ChannelClosed) as lost:
+        return ask_server(address, Status, AskStatus(), timeout_s=timeout_s)[0].report
+    except LinkLost as lost:
         raise ServerError(str(lost), hint=HOW_TO_START) from None

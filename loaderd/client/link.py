@@ -1,22 +1,30 @@
-"""The way to what makes the batches: a channel, and the process at its other end, where that is ours."""
+"""The way to what makes the batches: a channel, and the process at its other end, where that is ours.
+
+Who wants an answer from a server and no batches uses :func:`ask_server`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import subprocess
 import weakref
+from typing import TypeVar
 
 import msgpack
 
 from loaderd.client.end import reap
-from loaderd.errors import LoaderdError, ServerError
+from loaderd.errors import LoaderdError, ServerError, from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Bye, Message, encode
+from loaderd.protocol.messages import PROTOCOL, Bye, Failed, Hello, Message, encode
 from loaderd.protocol.process import how_it_ended, start_process
 from loaderd.remote.address import unix_path
+from loaderd.version import VERSION
+
+Answer = TypeVar("Answer", bound=Message)
 
 _CONNECT_TIMEOUT_S = 5  # while so many others want to connect that the server's queue is full
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
@@ -113,7 +121,7 @@ def _say_bye(channel: Channel) -> None:
 
 def link_to_daemon() -> Link:
     """A daemon of our own. Raises DaemonError."""
-    process, sock = start_process("loaderd.daemon.service")
+    process, sock = start_process("loaderd.daemon.private_daemon")
     return Link("the daemon process", sock, process)
 
 
@@ -137,3 +145,29 @@ def link_to_server(address: str) -> Link:
             hint="Who listens there could give you any data. Run the server as the same user, or as root.",
         )
     return Link(what, sock)
+
+
+def ask_server(
+    address: str, kind: type[Answer], *questions: Message, dataset: str = "", timeout_s: float = 10.0
+) -> tuple[Answer, int | None]:
+    """The answer of that kind, and the descriptor that came with it, which the caller owns then.
+
+    ``dataset``: what Hello names. Raises the error with which the server refuses; LinkLost where it is away, ends, or
+    says nothing for ``timeout_s`` seconds; ServerError where it is no server of this user's.
+    """
+    link = link_to_server(address)
+    with contextlib.closing(link):
+        poll = select.poll()
+        poll.register(link.channel, select.POLLIN)
+        with contextlib.suppress(ChannelClosed):  # what it said before it closed is still to be read
+            for message in (Hello(PROTOCOL, VERSION, dataset), *questions):
+                link.channel.send(message)
+        while poll.poll(1000 * timeout_s):
+            for message in link.receive():
+                if isinstance(message, kind):
+                    return message, link.channel.take_fd() if link.channel.has_fd else None
+                if isinstance(message, Failed):
+                    raise from_wire(message.error)
+                if isinstance(message, Bye):
+                    raise LinkLost(f"{link.what} ends: {message.text}")
+        raise LinkLost(f"{link.what} said nothing for {timeout_s:g} s")

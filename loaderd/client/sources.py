@@ -145,8 +145,7 @@ class RemoteSource(_OwnDaemon):
         return [Open(cloudpickle.dumps(self._wanted), start), Ask()]
 
     def welcomed(self, welcome: Welcome) -> None:
-        self._known.check(welcome.dataset)
-        self.options = self._known.take_over(self, self.options)
+        self._known.take_over(self, welcome.dataset)
 
     def may_pass(self, failure: LoaderdError) -> bool:
         return isinstance(failure, ServerError) and bool(self._known.said)
@@ -176,8 +175,8 @@ class Known:
         self._dataset = dataset
         self.said: dict[str, Any] = {}
 
-    def check(self, found: dict[str, Any]) -> None:
-        """Take it down, or compare it; raises ServerError where it differs."""
+    def take_over(self, source: Source, found: dict[str, Any]) -> None:
+        """Have ``source`` be of it. Raises ServerError where it differs from what was said before, OptionError."""
         self.said = self.said or found
         differing = [name for name, value in self.said.items() if found.get(name) != value]
         if differing:
@@ -186,16 +185,13 @@ class Known:
                 hint="Connect anew to use that; or have the server started with what it had.",
             )
 
-    def take_over(self, source: Source, options: StreamOptions) -> StreamOptions:
-        """Let ``source`` have it; returns the options as they are with it."""
-        found = self.said
         shuffle = found["shuffle"]
         source.schema = from_wire(found["schema"])
         source.row_bytes = found["row_bytes"]
         source.grows = found["grows"]
-        check_remainder(source.grows, options.remainder)
-        return replace(
-            options,
+        check_remainder(source.grows, source.options.remainder)
+        source.options = replace(
+            source.options,
             shuffle=shuffle if isinstance(shuffle, bool) else Shuffle(*shuffle),
             seed=found["seed"],
             on_corrupt=found["on_corrupt"],
@@ -242,13 +238,11 @@ class ServedSource(Source):
         return link_to_server(self._address)
 
     def greeting(self, start: str) -> list[Message]:
-        subscribe = Subscribe(self._subscription.to_wire(), start, reads_page=True)
-        return [Hello(PROTOCOL, VERSION, self._dataset), subscribe]
+        return [Hello(PROTOCOL, VERSION, self._dataset), Subscribe(self._subscription.to_wire(), start)]
 
     def welcomed(self, welcome: Welcome) -> None:
         self._called_s = None
-        self._known.check(welcome.dataset)
-        self.options = self._known.take_over(self, self.options)
+        self._known.take_over(self, welcome.dataset)
 
     def may_pass(self, failure: LoaderdError) -> bool:
         # A server may notice late that a connection is lost, and count us twice until then.

@@ -27,12 +27,12 @@ from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription,
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
-from loaderd.options import Shuffle, StreamOptions
+from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import listing_in
-from loaderd.protocol.messages import DataIs
+from loaderd.protocol.messages import DataIs, Welcome
+from loaderd.remote.tables import welcome_to
 from loaderd.schema.packed import packed_schema, unpacking_schema
-from loaderd.schema.wire import to_wire
 from loaderd.subscription import Subscription
 
 TYPICAL_BATCH_SIZE = 512
@@ -112,17 +112,10 @@ class Served:
         self._listed = [*self._listed[1 - _MOST_LISTED :], new]
         return new
 
-    def welcome(self) -> dict[str, Any]:
-        """What a consumer must know to ask for batches: see ``Welcome``."""
-        schema, shuffle = self.dataset.leaves()[0].schema, self.options.shuffle
-        return {
-            "schema": to_wire(unpacking_schema(schema)),
-            "row_bytes": schema.row_bytes,
-            "shuffle": [shuffle.window_records, shuffle.block_records] if isinstance(shuffle, Shuffle) else shuffle,
-            "seed": self.options.seed,
-            "on_corrupt": self.options.on_corrupt,
-            "grows": self.dataset.grows,
-        }
+    def welcome(self) -> Welcome:
+        """What a consumer must know to ask for batches."""
+        schema = self.dataset.leaves()[0].schema
+        return welcome_to(self.dataset, unpacking_schema(schema), schema.row_bytes)
 
     def stream(self, wanted: Subscription, start: str | None, max_memory: int | None) -> StreamDescription:
         """The stream that a consumer asks for."""

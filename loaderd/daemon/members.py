@@ -1,9 +1,8 @@
-"""Who of a stream's consumers gets which batch: what all ways of sharing have in common, and a stream for one alone.
+"""Which consumer of a stream gets which batch: what all ways of sharing have in common, and a stream for one alone.
 
 A consumer is a **member**, known by a number. Between the stream and its members stands one of
 
 - :class:`PageReader`: there is one member, and it takes the batches of the page itself;
-- :class:`Own`: there is one member, and all is its own;
 - ``mirrored.Mirrored``: every batch goes to every member;
 - ``shared.Shared``: every batch goes to one of them, whoever has asked.
 
@@ -20,11 +19,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Protocol
 
 from loaderd.daemon.feed import Feed
-from loaderd.daemon.outgoing import Delivery, Omission, Outgoing
+from loaderd.daemon.outgoing import Omission, Outgoing
 from loaderd.daemon.stream import Stream
 from loaderd.errors import BusyError
 from loaderd.memory.page import MAX_GENERATION, MAX_STEP, POSITION
@@ -99,9 +97,9 @@ def key_of(pass_: Pass) -> PassKey:
 
 
 def require_place(stream: Stream | Feed, pass_: Pass, step: int) -> None:
-    """Raise ValueError where a pass has no batch ``step``.
+    """Raise ValueError where a pass has no batch ``step``, or what planning the pass raises.
 
-    Or what planning it raises: now it is for who asks for it; when the stream begins it, it would be for another.
+    To be called when a member asks: an error that the stream meets later would be told to all members.
     """
     num_steps = stream.plan_pass(pass_).num_steps
     if step < 0 or (num_steps is not None and step > num_steps):
@@ -216,62 +214,3 @@ class PageReader:
     def held_by(self, member: int) -> int:
         page = self._stream.page
         return sum(not page.is_free(slot) for slot in range(page.num_slots))
-
-
-class Own:
-    """A stream for one member."""
-
-    def __init__(self, stream: Feed, num_members: int = 1) -> None:
-        self._stream = stream
-        self._num_members = num_members
-        self._loans = Loans(stream)
-        self._member: int | None = None
-        self._generation = 0
-        self._generations = count(1)
-
-    def join(self, member: int) -> None:
-        """See :class:`Members`; so are the others."""
-        require_room("independent", self._member is not None, self._num_members)
-        self._member = member
-
-    def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
-        require_place(self._stream, pass_, step)
-        self._generation = generation
-        self._stream.start(next(self._generations), pass_, step)
-
-    def want(self, member: int, count: int) -> None:
-        raise ValueError("batches of this stream come without being asked for")
-
-    def release(self, member: int, slots: list[int]) -> None:
-        for slot in slots:
-            self._loans.give_back(slot, member)
-
-    def stop(self, member: int) -> None:
-        self._stream.stop()
-
-    def leave(self, member: int) -> None:
-        self._stream.stop()
-        self.release(member, list(self._loans.slots_of(member)))
-        self._member = None
-
-    def tick(self, seconds: float) -> None:
-        """It does not matter."""
-
-    def take(self) -> list[Handed]:
-        handed = []
-        while self._stream.outbox:
-            item = self._stream.outbox.popleft()
-            assert self._member is not None
-            if isinstance(item, Delivery):
-                self._loans.lend(item.slot, self._member)
-            handed.append(Handed(self._member, self._generation, item))
-        return handed
-
-    def describe(self, member: int) -> str:
-        return "has asked for no batches" if self._stream.plan is None else self._loans.describe()
-
-    def has_waiting(self, member: int) -> bool:
-        return bool(self.held_by(member))
-
-    def held_by(self, member: int) -> int:
-        return len(self._loans.slots_of(member))

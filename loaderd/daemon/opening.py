@@ -201,11 +201,10 @@ class OpenedStream:
             self.page.news(seat),
         )
 
-    def opened_message(self, index_s: float, index_cached: int, storage: list[int]) -> Opened:
+    def opened_message(self, index_facts: Mapping[str, Any]) -> Opened:
         """What the client needs; goes with the descriptor of :attr:`client_fd`, and with those that reading takes."""
         page = [self.page.num_slots, self.page.num_seats] if self._reads_page else []
-        facts = {"index_s": index_s, "index_cached": index_cached, "storage": storage}
-        return Opened({**self._sizes, **facts}, page)
+        return Opened({**self._sizes, **index_facts, "kernels": self.kernels}, page)
 
     def listed_message(self, error: LoaderdError | None = None) -> Listed:
         """What the client must know of the data."""

@@ -2,11 +2,12 @@
 
 ::
 
-    Preparation ──► OpenedStream ──► workers attached ──► Probe ──► Listed, Opened ──► Start … Ready …
+    Preparation ──► OpenedStream ──► workers attached ──► Probe ──► Listed, Opened ──► Start …
          ▲                                                                                │
          └──────────────────── List, where data sets grow ────────────────────────────────┘
 
-A consumer is a **member**, whatever the sharing: alone, it is a group of one (see ``sharing``).
+Its consumers are its **members**. One that has the stream to itself takes batches of the stream's page; to those of
+a group (``shared``, ``mirrored``) they are handed by messages.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from loaderd.daemon.asking import Asking
 from loaderd.daemon.feed import Feed
 from loaderd.daemon.granting import Granting
 from loaderd.daemon.members import Members, PageReader, Progressed
+from loaderd.daemon.mirrored import Mirrored
 from loaderd.daemon.opening import OpenedStream
 from loaderd.daemon.outgoing import BrokenBatch, Delivery, Omission, PassEnd
 from loaderd.daemon.preparation import Preparation
 from loaderd.daemon.probe import Probe
 from loaderd.daemon.sampling import Sampler
-from loaderd.daemon.sharing import MEMBERS_OF
+from loaderd.daemon.shared import Shared
 from loaderd.daemon.workforce import Workforce
 from loaderd.dataset import StreamDescription
 from loaderd.diagnosis import diagnose_samples
@@ -42,7 +44,6 @@ from loaderd.protocol.messages import (
     Joined,
     List,
     Message,
-    Opened,
     Progress,
     Ready,
     Release,
@@ -60,6 +61,9 @@ Tell = Callable[[int, Message, tuple[int, ...]], None]
 AnyPreparation = Preparation | Asking
 Indexes = Mapping[ShardFile, ShardIndex]
 
+_GROUPS: dict[Sharing, Callable[[Feed, int], Members]] = {"mirrored": Mirrored, "shared": Shared}
+"""Made of the stream, and of how many members it may have."""
+
 
 @dataclass
 class _Had:
@@ -74,8 +78,8 @@ class Session:
     """See the module's docstring.
 
     ``tell`` sends a message, with descriptors, to a member. ``prepared``: the preparation of its data. ``prepare``
-    makes another one, for a listing: then they are its own, and else shared with other streams. ``reads_page``: the
-    only member takes batches of the page itself. What goes wrong for good is its ``error``, and concerns all members.
+    makes another one, for a listing: then they are its own, and else shared with other streams. What goes wrong for
+    good is its ``error``, and concerns all members.
     """
 
     def __init__(
@@ -90,7 +94,6 @@ class Session:
         pickled: bytes | None = None,
         sharing: Sharing = "independent",
         num_members: int = 1,
-        reads_page: bool = False,
     ) -> None:
         self.number = number
         self.error: LoaderdError | None = None
@@ -110,13 +113,13 @@ class Session:
         self._preparation: AnyPreparation | None = prepared
         self._sharing: Sharing = sharing
         self._num_members = num_members
-        self._reads_page = reads_page
+        self._reads_page = sharing not in _GROUPS
         self._feed: Feed | None = None
         self._granting: Granting | None = None
         self._sampler: Sampler | None = None
         self._seen_position = 0
         self._probe: Probe | None = None
-        self._sizes: Opened | None = None
+        self._index_facts: dict[str, Any] = {}
 
     @property
     def preparation(self) -> AnyPreparation | None:
@@ -143,7 +146,7 @@ class Session:
     def received(self, member: int, message: Message) -> None:
         """A message of a member. Raises LoaderdError or ValueError where it is not for now."""
         members = self.members
-        if members is None or self._sizes is None:
+        if members is None:
             raise DaemonError(f"{type(message).__name__} came before the stream was there")
         if isinstance(message, Release):
             members.release(member, message.slots)
@@ -220,7 +223,11 @@ class Session:
         bell = None if self._reads_page else workforce.bell
         self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running, bell)
         self._sampler = Sampler(opened, workforce.use)
-        self._sizes = opened.opened_message(preparation.index_s, preparation.num_cached, preparation.storage_counts)
+        self._index_facts = {
+            "index_s": preparation.index_s,
+            "index_cached": preparation.num_cached,
+            "storage": preparation.storage_counts,
+        }
         self._granting = Granting(opened, workforce)
         workforce.attach(self._granting)
         workforce.start(self._description.options.num_workers)
@@ -232,45 +239,44 @@ class Session:
         self._probe = None
         if probe.error is not None:
             raise probe.error
-        assert self.opened is not None and self._sizes is not None
+        assert self.opened is not None
         opened = self.opened
         opened.kernels = probe.kernels
-        self._sizes = Opened({**self._sizes.facts, "kernels": probe.kernels}, self._sizes.page)
         self._workforce.add_source(opened.stream, opened.task_message)
         if self._reads_page:
             self.members = PageReader(opened.stream)
         else:
             bell = self._workforce.bell
             self._feed = Feed(opened.stream, Taker(opened.page, bell, self._workforce.pool.bells))
-            self.members = MEMBERS_OF[self._sharing](self._feed, self._num_members)
+            self.members = _GROUPS[self._sharing](self._feed, self._num_members)
         for member in self.present:
             self.members.join(member)
             self._introduce(member)
 
     def _introduce(self, member: int) -> None:
         """Tell a member what the stream is like."""
-        assert self.opened is not None and self._sizes is not None
-        self._tell(member, self.opened.listed_message(), ())
-        fds = [self.opened.client_fd]
+        assert self.opened is not None
+        opened = self.opened
+        self._tell(member, opened.listed_message(), ())
+        fds = [opened.client_fd]
         if self._reads_page:
-            pool, page = self._workforce.pool, self.opened.page
-            fds += [
-                self.opened.page_fd,
-                self.opened.consumer_bell,
-                self._workforce.bell,
-                *pool.bells[: page.num_seats],
-            ]
-        self._tell(member, self._sizes, tuple(fds))
+            bells = self._workforce.pool.bells[: opened.page.num_seats]
+            fds += [opened.page_fd, opened.consumer_bell, self._workforce.bell, *bells]
+        self._tell(member, opened.opened_message(self._index_facts), tuple(fds))
 
-    def hand_over(self) -> int:
-        """Tell the members what there is to tell, and the workers; returns the bytes of the batches handed over."""
+    def tick(self, seconds: float) -> None:
+        """So much time has passed."""
+        if self.members is not None:
+            self.members.tick(seconds)
+
+    def hand_over(self) -> None:
+        """Tell the members what there is to tell, and the workers."""
         if self.members is None or self.opened is None or self._granting is None or self._sampler is None:
-            return 0
+            return
         self.opened.stream.look()
         self._sampler.sample()
         if self._feed is not None:
             self._feed.collect()
-        num_records = 0
         ready: dict[tuple[int, int], list[list[int]]] = {}
 
         def say(member: int, generation: int, *messages: Message) -> None:
@@ -281,18 +287,17 @@ class Session:
 
         for handed in self.members.take():
             member, generation, item = handed.member, handed.generation, handed.item
+            if isinstance(item, (Omission, BrokenBatch)):
+                self.opened.page.words[CONSUMER_NEWS] += 1
             if isinstance(item, Delivery):
                 if item.omission is not None:
                     say(member, generation, _skipped(generation, item.omission))
                 batches = ready.setdefault((member, generation), [])
                 batches.append([item.step, item.slot, item.num_records])
-                num_records += item.num_records
                 self._count(member, item)
             elif isinstance(item, Omission):
-                self._add_news()
                 say(member, generation, _skipped(generation, item))
             elif isinstance(item, BrokenBatch):
-                self._add_news()
                 say(member, generation, Broken(generation, item.step, to_wire(item.error)))
             elif isinstance(item, PassEnd):
                 say(member, generation, Ended(generation))
@@ -303,11 +308,6 @@ class Session:
         if (error := self.opened.stream.take_away()) is not None:
             self._tell_all(Away(to_wire(error)))
         self._granting.say()
-        return num_records * self._record_bytes
-
-    def _add_news(self) -> None:
-        assert self.opened is not None
-        self.opened.page.words[CONSUMER_NEWS] += 1
 
     def _count(self, member: int, batch: Delivery) -> None:
         had = self._had[member]

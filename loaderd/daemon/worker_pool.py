@@ -16,6 +16,10 @@ from loaderd.protocol.channel import Channel
 _MAX_FRUITLESS_DEATHS = 10
 
 
+FIRST_WORKER = 1 << 40
+"""Above the numbers of all consumers."""
+
+
 @dataclass
 class _Worker:
     pid: int
@@ -24,12 +28,12 @@ class _Worker:
 
 
 class WorkerPool:
-    """Numbers workers from ``first_number`` on; a replacement gets a new number, and the seat of its predecessor."""
+    """Numbers workers from ``FIRST_WORKER`` on; a replacement gets a new number, and the seat of its predecessor."""
 
-    def __init__(self, forks: ForkServer, first_number: int = 0) -> None:
+    def __init__(self, forks: ForkServer) -> None:
         self._forks = forks
         self._workers: dict[int, _Worker] = {}
-        self._next_number = first_number
+        self._next_number = FIRST_WORKER
         self._fruitless_deaths = 0
         self._oom_kills = oom_kills()
         self._bells: list[int] = []

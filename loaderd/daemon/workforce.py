@@ -91,10 +91,8 @@ class Workforce:
     ) -> None:
         self.scheduler = Scheduler()
         self.pool = pool
-        self.tick_s = _MAX_TICK_S
-        if stall_timeout is not None:
-            self.tick_s = min(_MAX_TICK_S, stall_timeout / _MIN_TICKS)
         self.stall_timeout = stall_timeout
+        """Seconds in which a worker must make progress; None: it may take for ever."""
         self._wires = wires
         self._warn = warn
         self._streams: dict[int, Attachable] = {}
@@ -106,6 +104,11 @@ class Workforce:
         self.bell = new_bell()
         wires.watch(BELL, self.bell)
         """The daemon's: a consumer rings it when it has come where a page says."""
+
+    @property
+    def tick_s(self) -> float:
+        """How often :meth:`tick` is to be called."""
+        return _MAX_TICK_S if self.stall_timeout is None else min(_MAX_TICK_S, self.stall_timeout / _MIN_TICKS)
 
     # ---------------------------------------------------------------------------------- what there is to do
 

@@ -17,25 +17,21 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from loaderd.client.connect import ServedLoader
-from loaderd.client.link import LinkLost, link_to_server
+from loaderd.client.link import ask_server
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import ServedSource
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError
-from loaderd.errors import from_wire as error_from_wire
 from loaderd.gateway.arrow import Specs, record_batch, stored_specs
 from loaderd.options import is_count, require
 from loaderd.plan.positions import Position
-from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import PROTOCOL, Bye, Failed, Hello, Welcome
+from loaderd.protocol.messages import Welcome
 from loaderd.remote.tickets import Compression, check_compression, parse_object
 from loaderd.schema import Schema
 from loaderd.schema.wire import from_wire
 from loaderd.subscription import Subscription
-from loaderd.version import VERSION
 
 _DEFAULT_BATCH_SIZE = 1024
-_ANSWER_TIMEOUT_S = 10.0
 _STALL_TIMEOUT_S = 120.0
 # Of a daemon that is replaced: another client would rather be told.
 _RECONNECT_TIMEOUT_S = 60.0
@@ -120,22 +116,7 @@ class Ticket:
 
 def ask_schema(address: str, dataset: str) -> Schema:
     """The schema that unpacks the batches of a data set (``schema.packed``). Raises LoaderdError, LinkLost."""
-    link = link_to_server(address)
-    link.channel.socket.settimeout(_ANSWER_TIMEOUT_S)
-    try:
-        link.channel.send(Hello(PROTOCOL, VERSION, dataset))
-        while True:
-            for message in link.channel.receive():
-                if isinstance(message, Welcome):
-                    return from_wire(message.dataset["schema"])
-                if isinstance(message, Failed):
-                    raise error_from_wire(message.error)
-                if isinstance(message, Bye):
-                    raise LinkLost(message.text)
-    except ChannelClosed as closed:
-        raise LinkLost(f"{link.what} does not answer: {closed}") from None
-    finally:
-        link.close()
+    return from_wire(ask_server(address, Welcome, dataset=dataset)[0].dataset["schema"])
 
 
 def batches_of(address: str, ticket: Ticket, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:

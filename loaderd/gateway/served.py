@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from loaderd.client.link import LinkLost, link_to_server
+from loaderd.client.link import ask_server
 from loaderd.daemon.catalog import data_of
-from loaderd.errors import from_wire
 from loaderd.gateway.answers import NotReady
 from loaderd.gateway.row_answers import ServedSet
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.plan.passes import Listing
-from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import PROTOCOL, AskData, Bye, DataIs, Failed, Hello
-from loaderd.version import VERSION
+from loaderd.protocol.messages import AskData, DataIs
 
 _ANSWER_TIMEOUT_S = 30.0
 _MOST_LISTINGS = 4
@@ -44,24 +41,10 @@ class ServedSets:
 
 def ask_data(daemon: str, dataset: str, listing: Listing | None) -> bytes:
     """What ``daemon.catalog.Served.data`` gives. Raises NotReady, LinkLost, LoaderdError."""
-    link = link_to_server(daemon)
-    link.channel.socket.settimeout(_ANSWER_TIMEOUT_S)
-    try:
-        link.channel.send(Hello(PROTOCOL, VERSION, ""))
-        link.channel.send(AskData(dataset, None if listing is None else list(listing)))
-        while True:
-            for message in link.channel.receive():
-                if isinstance(message, DataIs):
-                    if message.why_not:
-                        raise NotReady(message.why_not)
-                    memory = SharedMemory(link.channel.take_fd())
-                    memory.close_fd()
-                    return memory.bytes[: message.num_bytes].tobytes()
-                if isinstance(message, Failed):
-                    raise from_wire(message.error)
-                if isinstance(message, Bye):
-                    raise LinkLost(message.text)
-    except ChannelClosed as closed:
-        raise LinkLost(f"{link.what} does not answer: {closed}") from None
-    finally:
-        link.close()
+    question = AskData(dataset, None if listing is None else list(listing))
+    answer, fd = ask_server(daemon, DataIs, question, timeout_s=_ANSWER_TIMEOUT_S)
+    if fd is None:
+        raise NotReady(answer.why_not)
+    memory = SharedMemory(fd)
+    memory.close_fd()
+    return memory.bytes[: answer.num_bytes].tobytes()

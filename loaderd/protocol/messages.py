@@ -53,7 +53,7 @@ UNICODE_ERRORS = "surrogatepass"
 
 
 # Of what consumers and servers say to each other. Another one is refused.
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Hello(NamedTuple):
@@ -74,21 +74,17 @@ class Failed(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """Server: its version, and what a consumer must know of the data set (``daemon.catalog``)."""
+    """Server: its version, and what a consumer must know of the data set (``remote.tables``)."""
 
     version: str
     dataset: dict[str, Any]
 
 
 class Subscribe(NamedTuple):
-    """Consumer: make a stream with these ``options`` (``dataset.Subscription``); ``start`` as in Open.
-
-    ``reads_page``: whether it can read a page, which is for a consumer on the same machine alone.
-    """
+    """Consumer: make a stream with these ``options`` (``subscription.Subscription``); ``start`` as in Open."""
 
     options: dict[str, Any]
     start: str | None
-    reads_page: bool = False
 
 
 class Want(NamedTuple):
@@ -119,13 +115,13 @@ class AskStatus(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Server: what it serves, to whom, and how it goes (``daemon.status``)."""
+    """Server: what it serves, to whom, and how it goes (``ServerDaemon.report``)."""
 
     report: dict[str, Any]
 
 
 class Serve(NamedTuple):
-    """Supervisor: serve this (``daemon.server.Settings``); the listening Unix socket comes with the message."""
+    """Supervisor: serve this (``server.settings``); the listening Unix socket comes with the message."""
 
     settings: dict[str, Any]
 

@@ -23,10 +23,12 @@ from loaderd.dataset import AnyDataset, Concat, Dataset, Mix
 from loaderd.errors import Damage, LoaderdError, ServerError
 from loaderd.options import Shuffle
 from loaderd.plan.passes import Listing, listing_of
+from loaderd.protocol.messages import Welcome
 from loaderd.schema import Schema
 from loaderd.schema.packed import unpacking_schema
 from loaderd.schema.wire import from_wire as schema_from_wire
 from loaderd.schema.wire import to_wire as schema_to_wire
+from loaderd.version import VERSION
 
 Int64s = npt.NDArray[np.int64]
 
@@ -50,20 +52,17 @@ class Table:
     row_bytes: int
     digest: str
 
-    def welcome(self) -> dict[str, Any]:
-        """What a consumer must know of the data set: as ``daemon.catalog.Served.welcome``."""
-        leaf = self.dataset.leaves()[0]
-        return {
-            **_order_to_wire(leaf),
-            "schema": schema_to_wire(self.schema),
-            "row_bytes": self.row_bytes,
-            "grows": self.dataset.grows,
-        }
-
     @property
     def schema(self) -> Schema:
         """What unpacks rows."""
         return self.dataset.leaves()[0].schema
+
+
+def welcome_to(dataset: AnyDataset, unpacking: Schema, row_bytes: int) -> Welcome:
+    """What a consumer must know of a data set to ask for batches; ``unpacking``: the schema that unpacks its rows."""
+    order = _order_to_wire(dataset.leaves()[0])
+    facts = {"schema": schema_to_wire(unpacking), "row_bytes": row_bytes, "grows": dataset.grows}
+    return Welcome(VERSION, {**order, **facts})
 
 
 def table_to_wire(

@@ -53,7 +53,7 @@ class Supervisor:
         self._options = options
         for warning in check_secrets(options):
             _logger.warning("%s", warning)
-        self._daemon = Post("daemon", "loaderd.daemon.server")
+        self._daemon = Post("daemon", "loaderd.daemon.server_daemon")
         self._gateway = Post("gateway", "loaderd.gateway.flight")
         self._listen = options.listen
         self._posts = [self._daemon] if options.listen is None else [self._daemon, self._gateway]

@@ -19,19 +19,21 @@ import loaderd
 from loaderd.errors import from_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
+from loaderd.memory.page import Page, silence
+from loaderd.memory.taking import Taker
+from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass
+from loaderd.plan.positions import Course
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     PROTOCOL,
     AskStatus,
     Bye,
-    Ended,
     Failed,
     Hello,
+    Listed,
     Message,
     Opened,
-    Ready,
-    Release,
     Serve,
     Start,
     Status,
@@ -47,7 +49,10 @@ _LIMIT_S = 60.0
 
 
 class Consumer:
-    """One connection; ``receive`` waits for a message of a class, and keeps what comes before it in ``passed``."""
+    """One connection; ``receive`` waits for a message of a class, and keeps what comes before it in ``passed``.
+
+    Batches it takes of the page of its stream, as ``client.intake`` does.
+    """
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -55,6 +60,7 @@ class Consumer:
         self.channel = Channel(self.socket)
         self.passed: list[Message] = []
         self._arrived: list[Message] = []
+        self._bells: list[int] = []
 
     def send(self, *messages: Message) -> Consumer:
         for message in messages:
@@ -84,8 +90,16 @@ class Consumer:
         """Until the stream is there, with its memory mapped."""
         self.schema = schema_from_wire(self.hello(dataset).dataset["schema"])
         self.send(Subscribe(Subscription(batch_size, **options).to_wire(), None))
-        self.receive(Opened)
-        self.memory = SharedMemory(self.channel.take_fd())
+        num_slots, num_seats = self.receive(Opened).page
+        (listed,) = (message for message in self.passed if isinstance(message, Listed))
+        num_records = listed.facts["num_records"]
+        course_options = StreamOptions(batch_size, shard=options.get("shard", (0, 1)))
+        self.course = Course(course_options, num_records, num_records, {}, None)
+        self.memory, words = (SharedMemory(self.channel.take_fd()) for _ in range(2))
+        for memory in (self.memory, words):
+            memory.close_fd()
+        self._bells = [self.channel.take_fd() for _ in range(2 + num_seats)]
+        self.taker = Taker(Page(words.bytes, num_slots, num_seats), self._bells[1], self._bells[2:])
         self.layout = SlotLayout(self.schema.specs, batch_size)
         return self
 
@@ -93,21 +107,38 @@ class Consumer:
         found: list[int] = self.layout.views(self.memory.bytes, slot)["id"][:num_records].tolist()
         return found
 
+    def start(self, pass_: Pass, generation: int = 1) -> Consumer:
+        self.taker.begin(generation, 0)
+        return self.send(Start(generation, pass_.to_wire(), 0))
+
+    def wait_for_batch(self, limit_s: float = _LIMIT_S) -> Consumer:
+        """Until one can be taken. Raises what the server says instead."""
+        while not self.taker.has_batch():
+            if self.taker.fall_asleep():
+                arrived = select.select([self.socket, self._bells[0]], [], [], limit_s)[0]
+                assert arrived, "nothing came"
+                if self.socket in arrived:
+                    self._arrived += self.channel.receive()
+                for message in self._arrived:
+                    if isinstance(message, Failed):
+                        raise from_wire(message.error)
+            self.taker.wake_up()
+            silence(self._bells[0])
+        return self
+
     def read(self, epochs: int = 1, pause_s: float = 0.0) -> list[list[int]]:
         """The ids of each batch of a pass, from its beginning."""
-        self.send(Start(0, Pass(0, epochs).to_wire(), 0))
+        pass_ = Pass(0, epochs)
+        num_steps = self.course.batches(pass_).num_steps
+        assert num_steps is not None
+        self.start(pass_)
         found = []
-        while True:
-            message = self.next()
-            if isinstance(message, Ended):
-                return found
-            if isinstance(message, Failed):
-                raise from_wire(message.error)
-            if isinstance(message, Ready):
-                for _, slot, num_records in message.batches:
-                    found.append(self.ids(slot, num_records))
-                    time.sleep(pause_s)
-                    self.send(Release([slot]))
+        while self.taker.step < num_steps:
+            slot, num_records = self.wait_for_batch().taker.take()
+            found.append(self.ids(slot, num_records))
+            time.sleep(pause_s)
+            self.taker.release(slot)
+        return found
 
     def is_closed(self) -> bool:
         """Whether the server closes the connection, after what else it says."""
@@ -119,6 +150,9 @@ class Consumer:
 
     def close(self) -> None:
         self.channel.close()
+        for bell in self._bells:
+            os.close(bell)
+        self._bells = []
 
 
 class ServedDaemon:
@@ -171,7 +205,7 @@ def serve(folder: Path, module: str, source: str, *names: str, **settings: Any) 
         listener.bind(str(path))
         listener.listen(64)
         patch.syspath_prepend(str(folder))
-        process, sock = start_process("loaderd.daemon.server")
+        process, sock = start_process("loaderd.daemon.server_daemon")
         supervisor = Channel(sock)
         chosen = {
             "targets": [f"{module}:{name}" for name in names],

@@ -28,7 +28,6 @@ from loaderd.protocol.messages import (
     List,
     Listed,
     Opened,
-    Ready,
     Release,
     Start,
     State,
@@ -137,7 +136,7 @@ def test_split_consumers_have_each_record_once(daemon: ServedDaemon):
 
 def test_who_does_not_read_stops_nobody(daemon: ServedDaemon, tmp_path: Path):
     asleep = daemon.subscribe()
-    asleep.send(Start(0, Pass(0, None).to_wire(), 0))
+    asleep.start(Pass(0, None))
     assert daemon.subscribe().read() == expected(tmp_path)
     state = {each["number"]: each for each in daemon.report()["consumers"]}
     assert max(each["slots_lent"] for each in state.values()) == state[max(state)]["slots"]
@@ -169,8 +168,7 @@ def test_sets_that_grow_are_listed_by_each_consumer(daemon: ServedDaemon, write_
     consumer.send(List(None))
     listed = consumer.receive(Listed)
     assert listed.error is None and listed.facts["num_records"] == 50 and listed.listing != listing
-    consumer.send(Start(1, Pass(1, 1).to_wire(), 0))
-    assert sum(batch[2] for batch in consumer.receive(Ready).batches) > 0
+    consumer.start(Pass(1, 1), 2).wait_for_batch()
     consumer.send(List([["no.tfrecord", "such.tfrecord", 3, "00000000"]]))
     assert consumer.receive(Listed).error is not None  # and goes on
     assert len(flat(daemon.subscribe("growing").read())) == 50
@@ -195,7 +193,7 @@ def test_slots_of_several_consumers_can_only_be_read(daemon: ServedDaemon, shari
 def test_what_a_consumer_had_is_given_back(daemon: ServedDaemon):
     def visit() -> None:
         consumer = daemon.subscribe()
-        consumer.send(Start(0, Pass(0, None).to_wire(), 0)).receive(Ready)
+        consumer.start(Pass(0, None)).wait_for_batch()
         consumer.close()
         daemon.wait_for_consumers(0)
 
@@ -220,7 +218,7 @@ def test_what_a_consumer_had_is_given_back(daemon: ServedDaemon):
 
 def refused(consumer: Consumer, error: type[LoaderdError], match: str) -> None:
     with pytest.raises(error, match=match):
-        consumer.receive(Ready)
+        consumer.receive(Ended)
     assert consumer.is_closed()
 
 
@@ -257,13 +255,13 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         consumer.send(*messages)
         refused(consumer, error, match)
     opened = daemon.subscribe()
-    refused(opened.send(Start(0, start, 0), Release([999])), ServerError, "slot 999 is not lent")
+    refused(opened.send(Start(1, start, 0), Release([3])), ServerError, "are given back in its page")
     refused(daemon.subscribe().send(Want(1)), ServerError, "Want")
     refused(daemon.subscribe().send(List(None)), OptionError, "grows")
-    refused(daemon.subscribe().send(Start(0, ["x"], 0)), OptionError, "a pass must be its four fields")
+    refused(daemon.subscribe().send(Start(1, ["x"], 0)), OptionError, "a pass must be its four fields")
     # The ends of three windows: a batch reaches over all of them, and there is memory for two windows.
     ends = Pass(0, 1, ((260, 260, 260),)).to_wire()
-    refused(daemon.subscribe().send(Start(0, ends, 0)), OptionError, "needs 3 at a time; there are 2 of 267")
+    refused(daemon.subscribe().send(Start(1, ends, 0)), OptionError, "needs 3 at a time; there are 2 of 267")
     assert len(flat(healthy.read())) == 800
     assert daemon.report()["workers_restarted"] == 0
 
@@ -303,7 +301,7 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         assert daemon.report()["consumers"][0]["records"] == 3200
         time.sleep(4.0)
         assert len(daemon.report()["consumers"]) == 2, "there is nothing that the second could take"
-        second.send(Start(0, Pass(0, None).to_wire(), 0))
+        second.start(Pass(0, None))
         with pytest.raises(ServerError, match=r"this consumer has left its batches untaken for \d s"):
             second.receive(Ended)
 
@@ -337,7 +335,7 @@ def test_what_cannot_be_served_is_told_the_supervisor(write_numbered: Write, tmp
 
 def test_the_end_is_told_to_consumers(daemon: ServedDaemon):
     reading, waiting = daemon.subscribe(), daemon.subscribe()
-    reading.send(Start(0, Pass(0, None).to_wire(), 0)).receive(Ready)
+    reading.start(Pass(0, None)).wait_for_batch()
     daemon.supervisor.send(Stop("the server was told to stop"))
     assert goodbye(reading) == goodbye(waiting) == "the server was told to stop"
     assert reading.is_closed() and daemon.process.wait(10) == 0

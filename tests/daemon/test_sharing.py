@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sharing_run import NUM_WORKERS, Workshop
 
-from loaderd.daemon.members import GRACE_S, Handed, Members, Own, PageReader, Progressed
+from loaderd.daemon.members import GRACE_S, Handed, Members, PageReader, Progressed
 from loaderd.daemon.mirrored import Mirrored
 from loaderd.daemon.outgoing import BrokenBatch, Delivery, PassEnd
 from loaderd.daemon.shared import Shared
@@ -92,14 +92,14 @@ class Run:
 
 
 def test_one_alone_gets_all():
-    run = Run(Own, 1)
+    run = Run(Mirrored, 1)
     run.start(1)
     run.go(1)
     assert run.got[1] == [*range(STEPS), END]
 
 
 def test_alone_a_generation_may_have_the_number_of_another():
-    run = Run(Own, 1)
+    run = Run(Mirrored, 1)
     run.start(1)
     run.work.work(5)
     run.generations[1] = 0
@@ -109,14 +109,14 @@ def test_alone_a_generation_may_have_the_number_of_another():
 
 
 def test_nothing_is_done_for_one_who_has_left():
-    run = Run(Own, 1)
+    run = Run(Mirrored, 1)
     run.start(1)
     run.leave(1)
     assert run.work.is_idle()
 
 
 def test_what_an_older_start_has_brought_is_lent_until_it_is_given_back():
-    run = Run(Own, 1)
+    run = Run(Mirrored, 1)
     run.start(1)
     run.go()
     assert run.got.pop(1) == [0, 1, 2, 3] and run.members.held_by(1) == 4
@@ -130,19 +130,18 @@ def test_what_an_older_start_has_brought_is_lent_until_it_is_given_back():
     assert run.got[1] == [*range(STEPS), END]
 
 
-def test_nothing_more_is_made_for_one_who_has_left_or_stopped():
+def test_nothing_more_is_made_for_one_who_has_left():
     """But what was begun; else workers would fill all slots with what nobody takes."""
-    for end in (Run.leave, lambda run, member: run.members.stop(member)):
-        run = Run(Own, 1)
-        run.start(1)
-        while run.work.fills < 2:
-            run.work.work(1)
-        end(run, 1)
-        run.work.work()
-        assert run.work.fills <= 2 + NUM_WORKERS - 1
+    run = Run(Mirrored, 1)
+    run.start(1)
+    while run.work.fills < 2:
+        run.work.work(1)
+    run.leave(1)
+    run.work.work()
+    assert run.work.fills <= 2 + NUM_WORKERS - 1
 
 
-@pytest.mark.parametrize("way", [Own, Mirrored, Shared])
+@pytest.mark.parametrize("way", [Mirrored, Shared])
 def test_nobody_gives_back_what_it_does_not_have(way: Any):
     run = Run(way, 1)
     run.start(1)
@@ -158,7 +157,7 @@ def test_nobody_gives_back_what_it_does_not_have(way: Any):
         run.members.release(1, [slot])
 
 
-@pytest.mark.parametrize("way", [Own, Mirrored, Shared])
+@pytest.mark.parametrize("way", [Mirrored, Shared])
 def test_a_batch_that_there_is_not_cannot_be_asked_for(way: Any):
     run = Run(way, 1)
     for step in (-1, STEPS + 1):
@@ -167,9 +166,8 @@ def test_a_batch_that_there_is_not_cannot_be_asked_for(way: Any):
 
 
 def test_who_gets_batches_anyway_must_not_ask_for_them():
-    for way in (Own, Mirrored):
-        with pytest.raises(ValueError, match="without being asked"):
-            Run(way, 1).members.want(1, 1)
+    with pytest.raises(ValueError, match="without being asked"):
+        Run(Mirrored, 1).members.want(1, 1)
 
 
 def test_one_who_reads_the_page_is_told_only_what_the_page_does_not_say():

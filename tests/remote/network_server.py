@@ -82,7 +82,7 @@ class NetworkServer:
         serve = Serve({"targets": ["datasets_of_test:train"], "workers": 2, "log_format": "lines", **LIMITS})
         sys.path.insert(0, str(self._module.parent))  # where a process that is started here imports from
         try:
-            self.daemon, _ = self._start("loaderd.daemon.server", serve, (self._listener.fileno(),))
+            self.daemon, _ = self._start("loaderd.daemon.server_daemon", serve, (self._listener.fileno(),))
         finally:
             sys.path.pop(0)
 

@@ -3,36 +3,29 @@
 ::
 
     supervisor ──Serve──► import the data sets, begin to index them ──Status──► supervisor
-    consumer ──connects──► Hello ──► Welcome ──► Subscribe ──► Session (its own, or its group's) ──► Opened … Ready …
+    consumer ──connects──► Hello ──► Welcome ──► Subscribe ──► Session (its own, or its group's) ──► Opened …
 
-It keeps nothing that could be lost: where a consumer stands, the consumer knows. One thread, as in ``service``; what
-goes wrong with one consumer, or with its stream, ends that one, with a reason, and nobody else.
+It keeps nothing that could be lost: each consumer knows where it stands. What goes wrong with one consumer, or with
+its stream, ends that one, with a reason, and nobody else.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import socket
-import sys
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
 from loaderd import logs
 from loaderd.daemon.catalog import Served, load_catalog
 from loaderd.daemon.consumers import Consumer, Limits, asked_once
-from loaderd.daemon.fork_server import ForkServer
+from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.session import Session
 from loaderd.daemon.waits import describe
-from loaderd.daemon.wires import Wires
 from loaderd.daemon.worker_pool import WorkerPool
-from loaderd.daemon.workforce import BELL, Workforce
-from loaderd.errors import BusyError, DaemonError, LoaderdError, ServerError, to_wire
+from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
 from loaderd.options import default_workers
 from loaderd.plan.passes import listing_of
@@ -51,102 +44,76 @@ from loaderd.protocol.messages import (
     Status,
     Stop,
     Subscribe,
-    Welcome,
 )
-from loaderd.protocol.process import enter_process
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION
-from loaderd.workers.worker import main as work
 
-_SUPERVISOR = -1
 _LISTENER = -2
 _FIRST_CONSUMER = 1  # people see these numbers
-_FIRST_WORKER = 1 << 40
 _STALL_TIMEOUT_S = 120.0
-_LAST_WORDS_S = 2.0
 
 _logger = logging.getLogger("loaderd")
 
 
-class Server:
+class ServerDaemon(Daemon):
     """Serves until the supervisor says that it is enough, or is gone."""
 
-    def __init__(self, supervisor: Channel, parent: int, pool: WorkerPool) -> None:
-        self._wires = Wires()
-        self._supervisor = supervisor
-        self._parent_fd = os.pidfd_open(parent)
-        self._wires.add(_SUPERVISOR, supervisor, self._parent_fd)
-        self._workforce = Workforce(self._wires, pool, _STALL_TIMEOUT_S, _logger.warning)
-        self._workers = 0
+    def __init__(self, parent: Channel, parent_pid: int, pool: WorkerPool) -> None:
+        super().__init__(parent, parent_pid, pool)
+        self._workforce.stall_timeout = _STALL_TIMEOUT_S
+        self._supervisor = parent
         self._limits = Limits()
         self._catalog: dict[str, Served] = {}
         self._listener: socket.socket | None = None
         self._consumers: dict[int, Consumer] = {}
-        self._sessions: dict[int, Session] = {}
         self._left: list[dict[str, Any]] = []
         self._sent_away = 0
         self._next_consumer = _FIRST_CONSUMER
         self._next_session = 0
-        self._over = self._is_orphan = False
         self._started_s = time.time()
-        self._ticked_s = time.monotonic()
-
-    def run(self) -> None:
-        """Until it is over."""
-        try:
-            while not self._over:
-                for number, messages in self._wires.wait(self._workforce.tick_s):
-                    self._received(number, messages)
-                self._go_on()
-            if not self._is_orphan:
-                self._tell_supervisor()
-                self._wires.finish(_SUPERVISOR, _LAST_WORDS_S)
-        except Exception as error:  # of the server itself, not of one consumer
-            failure = error if isinstance(error, LoaderdError) else _internal(error)
-            _logger.error("the server fails: %s", failure)
-            self._say_goodbye(f"it failed: {failure.message}")
-            self._wires.post(_SUPERVISOR, Failed(to_wire(failure)))
-            self._wires.finish(_SUPERVISOR, _LAST_WORDS_S)
-        finally:
-            self._wires.close()
-            self._workforce.pool.close()
 
     def _received(self, number: int, messages: list[Message] | None) -> None:
-        if number >= _FIRST_WORKER or number == BELL:
-            self._workforce.received(number, messages)
-        elif number == _LISTENER:
+        consumer = self._consumers.get(number)
+        if number == _LISTENER:
             self._accept()
-        elif number == _SUPERVISOR:
-            self._is_orphan = messages is None
-            for message in [Stop("its supervisor is gone")] if messages is None else messages:
-                self._from_supervisor(message)
-        elif number in self._consumers:
-            consumer = self._consumers[number]
-            if messages is None:
-                self._part(consumer, consumer.overdue(time.monotonic(), self._limits))
-                return
+        elif consumer is None:
+            super()._received(number, messages)
+        elif messages is None:
+            self._part(consumer, consumer.overdue(time.monotonic(), self._limits))
+        else:
             consumer.heard_s = time.monotonic()
             for message in asked_once(messages):
                 if number in self._consumers:
                     self._from_consumer_safely(consumer, message)
 
+    def _fail(self, error: LoaderdError) -> None:
+        self._over = True
+        _logger.error("the server fails: %s", error)
+        self._say_goodbye(f"it failed: {error.message}")
+        super()._fail(error)
+
+    def _warn(self, text: str) -> None:
+        _logger.warning(text)
+
     # -------------------------------------------------------------------------------------- supervisor
 
-    def _from_supervisor(self, message: Message) -> None:
+    def _parent_is_gone(self) -> None:
+        self._say_goodbye("its supervisor is gone")
+
+    def _from_parent(self, message: Message) -> None:
         if isinstance(message, Serve):
             self._serve(message.settings, socket.socket(fileno=self._supervisor.take_fd()))
         elif isinstance(message, AskStatus):
             self._tell_supervisor()
         elif isinstance(message, Drain):
             self._close_listener()
-            self._over = not self._consumers
+            self._end_if_done()
         elif isinstance(message, Stop):
             self._say_goodbye(message.text)
-            self._over = True
 
     def _tell_supervisor(self) -> None:
         """Also what the consumers had that have left since this was told last: nothing is to be missed in between."""
-        self._wires.post(_SUPERVISOR, Status({**self.report(), "left": self._left}))
+        self._wires.post(PARENT, Status({**self.report(), "left": self._left}))
         self._left = []
 
     def _serve(self, settings: dict[str, Any], listener: socket.socket) -> None:
@@ -173,6 +140,12 @@ class Server:
         for consumer in list(self._consumers.values()):
             self._wires.post(consumer.number, Bye(text))
             self._forget(consumer)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._listener is None and not self._consumers and not self._over:
+            self._over = True
+            self._tell_supervisor()
 
     # --------------------------------------------------------------------------------------- consumers
 
@@ -233,7 +206,7 @@ class Server:
         served = self._served(hello.dataset)
         self._limits.check_room(sum(bool(other.dataset) for other in self._consumers.values()))
         consumer.dataset = hello.dataset
-        self._wires.post(consumer.number, Welcome(VERSION, served.welcome()))
+        self._wires.post(consumer.number, served.welcome())
 
     def _subscribe(self, consumer: Consumer, message: Subscribe) -> None:
         if not consumer.dataset or consumer.session is not None:
@@ -279,7 +252,6 @@ class Server:
             **served.preparations(description, self._workforce),
             sharing=wanted.sharing,
             num_members=wanted.consumers,
-            reads_page=message.reads_page and not wanted.is_group,
         )
         session.held_batches = wanted.held_batches
         self._sessions[number] = session
@@ -307,48 +279,25 @@ class Server:
             self._left.append(consumer.report(time.monotonic()))
             session.leave(consumer.number)
             if not session.present:
-                self._end_session(session)
-        if self._listener is None and not self._consumers:
-            self._over = True
-
-    def _end_session(self, session: Session) -> None:
-        session.close()
-        self._sessions.pop(session.number, None)
+                session.close()
+                del self._sessions[session.number]
+        self._end_if_done()
 
     # ------------------------------------------------------------------------------------- after events
 
-    def _go_on(self) -> None:
-        now_s = time.monotonic()
-        passed_s = now_s - self._ticked_s
-        if passed_s >= self._workforce.tick_s:
-            self._ticked_s = now_s
-            self._workforce.tick()
-            # Time in which this process did not run counts as a tick, here too.
-            self._tick(now_s, min(passed_s, 2 * self._workforce.tick_s))
+    def _prepare(self) -> None:
         for served in self._catalog.values():
             for text in served.advance(self._workforce):
                 _logger.warning("%s: %s", served.name, text)
-        for session in list(self._sessions.values()):
-            self._care_for(session, session.advance)
-        for session in list(self._sessions.values()):
-            self._care_for(session, session.hand_over)
-        self._workforce.assign()
 
-    def _care_for(self, session: Session, do: Callable[[], object]) -> None:
-        """What goes wrong with a stream is the end of it, and of no other one."""
-        try:
-            do()
-        except Exception as error:
-            _logger.error("the stream of %s fails", session.present, exc_info=True)
-            session.error = _internal(error)
-        if session.error is not None:
-            for number in list(session.present):
-                self._part(self._consumers[number], session.error)
+    def _session_failed(self, session: Session, error: LoaderdError) -> None:
+        if error.traceback:
+            _logger.error("the stream of %s fails\n%s", session.present, error.traceback)
+        for number in list(session.present):
+            self._part(self._consumers[number], error)
 
     def _tick(self, now_s: float, passed_s: float) -> None:
-        for session in self._sessions.values():
-            if session.members is not None:
-                session.members.tick(passed_s)
+        super()._tick(now_s, passed_s)
         for consumer in list(self._consumers.values()):
             if error := consumer.overdue(now_s, self._limits):
                 self._part(consumer, error)
@@ -357,10 +306,6 @@ class Server:
 
     def _describe(self, session: Session, member: int) -> str:
         return f"{session.waits_for(member)}\n{describe(self._workforce, [session])}"
-
-    def describe(self) -> str:
-        """Who waits for whom."""
-        return describe(self._workforce, list(self._sessions.values()))
 
     def report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows: plain values."""
@@ -382,16 +327,6 @@ class Server:
         }
 
 
-def _internal(error: Exception) -> DaemonError:
-    text = f"{type(error).__name__}: {error}"
-    return DaemonError(text, hint=remedy(error), traceback=traceback.format_exc())
-
-
 def main() -> None:
-    """Entry point of the daemon process: see ``protocol.process.start_process``."""
-    sock, parent = enter_process("loaderd-server")
-    pool = WorkerPool(ForkServer(work, leave=sock), _FIRST_WORKER)
-    with contextlib.suppress(ProcessLookupError):  # the supervisor was killed while this one started
-        server = Server(Channel(sock), parent, pool)
-        signal.signal(signal.SIGUSR1, lambda *_: print(server.describe(), file=sys.stderr, flush=True))
-        server.run()
+    """Entry point of the process."""
+    run_daemon("loaderd-server", ServerDaemon)

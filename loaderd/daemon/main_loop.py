@@ -1,0 +1,155 @@
+"""The loop that every daemon runs, whoever its consumers are.
+
+::
+
+    wait ──► messages of the parent, of consumers, of workers ──► tick ──► sessions advance and hand over ──► assign
+      ▲                                                                                                         │
+      └─────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+
+The **parent** is the process that started the daemon: the only consumer of a private daemon (``private_daemon``), the
+supervisor of one that many share (``server_daemon``). One thread; it waits in ``select`` alone. When the parent is
+gone, the daemon ends; what the daemon itself fails of is sent to the parent as Failed, and is its end too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from loaderd.daemon.fork_server import ForkServer
+from loaderd.daemon.session import Session
+from loaderd.daemon.waits import describe
+from loaderd.daemon.wires import Wires
+from loaderd.daemon.worker_pool import FIRST_WORKER, WorkerPool
+from loaderd.daemon.workforce import BELL, Workforce
+from loaderd.errors import DaemonError, LoaderdError, to_wire
+from loaderd.machine import remedy
+from loaderd.protocol.channel import Channel
+from loaderd.protocol.messages import Failed, Message
+from loaderd.protocol.process import enter_process
+from loaderd.workers.worker import main as work
+
+PARENT = -1
+_LAST_WORDS_S = 5.0
+
+
+class Daemon(ABC):
+    """Serves until it is over, or its parent is gone. Raises ProcessLookupError where that is gone already."""
+
+    def __init__(self, parent: Channel, parent_pid: int, pool: WorkerPool) -> None:
+        self._parent_fd = os.pidfd_open(parent_pid)
+        self._wires = Wires()
+        self._wires.add(PARENT, parent, self._parent_fd)
+        self._workforce = Workforce(self._wires, pool, None, self._warn)
+        self._sessions: dict[int, Session] = {}
+        self._over = self._is_orphan = False
+        self._ticked_s = time.monotonic()
+
+    def run(self) -> None:
+        """Until it is over."""
+        try:
+            while not self._over:
+                self._round()
+        except Exception as error:
+            self._fail(as_loaderd_error(error))
+        finally:
+            if not self._is_orphan:
+                self._wires.finish(PARENT, _LAST_WORDS_S)
+            self._wires.close()
+            self._workforce.pool.close()
+            os.close(self._parent_fd)
+
+    def _round(self) -> None:
+        for number, messages in self._wires.wait(self._workforce.tick_s):
+            self._received(number, messages)
+            if self._over:
+                return
+        self._go_on()
+
+    def _received(self, number: int, messages: list[Message] | None) -> None:
+        """None: the other end is gone."""
+        if number == BELL or number >= FIRST_WORKER:
+            self._workforce.received(number, messages)
+        elif number == PARENT and messages is None:
+            self._is_orphan = True
+            self._parent_is_gone()
+        elif number == PARENT:
+            for message in messages or ():
+                self._from_parent(message)
+
+    def _go_on(self) -> None:
+        now_s = time.monotonic()
+        passed_s, tick_s = now_s - self._ticked_s, self._workforce.tick_s
+        if passed_s >= tick_s:
+            self._ticked_s = now_s
+            self._workforce.tick()
+            self._tick(now_s, min(passed_s, 2 * tick_s))  # while this process is stopped, no time passes
+        self._prepare()
+        for do in (Session.advance, Session.hand_over):
+            for session in list(self._sessions.values()):
+                self._care_for(session, do)
+        self._workforce.assign()
+
+    def _care_for(self, session: Session, do: Callable[[Session], object]) -> None:
+        try:
+            do(session)
+        except Exception as error:
+            session.error = as_loaderd_error(error)
+        if session.error is not None:
+            self._session_failed(session, session.error)
+
+    def _fail(self, error: LoaderdError) -> None:
+        """The daemon cannot go on."""
+        self._wires.post(PARENT, Failed(to_wire(error)))
+
+    def _parent_is_gone(self) -> None:
+        self._over = True
+
+    @abstractmethod
+    def _from_parent(self, message: Message) -> None:
+        """Do what the parent says. What is raised here is the end of the daemon."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Go on with data that no session has yet."""
+
+    @abstractmethod
+    def _session_failed(self, session: Session, error: LoaderdError) -> None:
+        """A stream cannot go on."""
+
+    @abstractmethod
+    def _warn(self, text: str) -> None:
+        """Say what a worker has said, or that one is replaced."""
+
+    def _tick(self, now_s: float, passed_s: float) -> None:
+        for session in self._sessions.values():
+            session.tick(passed_s)
+
+    def describe(self) -> str:
+        """Who waits for whom."""
+        return describe(self._workforce, list(self._sessions.values()))
+
+
+def as_loaderd_error(error: Exception) -> LoaderdError:
+    """``error``, or what is said of one that nobody expected."""
+    if isinstance(error, LoaderdError):
+        return error
+    text = f"the daemon failed: {type(error).__name__}: {error}"
+    return DaemonError(text, hint=remedy(error), traceback=traceback.format_exc())
+
+
+def run_daemon(name: str, kind: type[Daemon]) -> None:
+    """What the process ``name`` does: see ``protocol.process.start_process``."""
+    sock, parent = enter_process(name)
+    pool = WorkerPool(ForkServer(work, leave=sock))
+    try:
+        daemon = kind(Channel(sock), parent, pool)
+    except ProcessLookupError:  # the parent was killed while this process started
+        return
+    signal.signal(signal.SIGUSR1, lambda *_: print(daemon.describe(), file=sys.stderr, flush=True))
+    daemon.run()

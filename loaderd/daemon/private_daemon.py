@@ -1,0 +1,137 @@
+"""The daemon that a loader starts for itself: its parent is its only consumer, and has one stream.
+
+::
+
+    parent ──Open──►  ListTask …, load cached indexes
+                      IndexTask … for the rest                   Preparation
+                      plan, make the memories, Attach, ProbeTask    Probe
+           ◄─Listed─
+           ◄─Opened─
+           ──List──►  (where data sets grow) ListTask …, IndexTask …, Attach
+           ◄─Listed─
+           ──Start──► LoadTask …, Granted …                      Stream
+
+What goes wrong with the stream is the end of the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+
+from loaderd.daemon.asking import Asking
+from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
+from loaderd.daemon.preparation import Preparation
+from loaderd.daemon.session import AnyPreparation, Indexes, Session
+from loaderd.dataset import StreamDescription
+from loaderd.errors import DaemonError, LoaderdError
+from loaderd.plan.passes import Listing
+from loaderd.plan.positions import listing_in
+from loaderd.protocol.messages import Ask, Message, Open, State, Warned
+from loaderd.protocol.worker_messages import UseServers
+from loaderd.remote.source import RemoteStream
+from loaderd.remote.tables import welcome_to
+
+_STREAM = 0
+
+
+class PrivateDaemon(Daemon):
+    """See the module's docstring."""
+
+    _asking: Asking | None = None
+    """Until the servers have said what the data set is."""
+    _remote: RemoteStream
+    _start: str | None
+
+    def _from_parent(self, message: Message) -> None:
+        if isinstance(message, Open):
+            self._open(message)
+        elif isinstance(message, UseServers):
+            self._use_servers(tuple(message.addresses))
+        elif isinstance(message, Ask):
+            self._wires.post(PARENT, State(self.describe()))
+        else:
+            self._sessions[_STREAM].received(PARENT, message)
+
+    def _open(self, message: Open) -> None:
+        try:
+            wanted = pickle.loads(message.description)
+        except Exception as error:
+            raise DaemonError(
+                f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
+                hint="A derived field's function must be importable, or picklable by value, in another process.",
+            ) from None
+        self._start = message.start
+        self._workforce.stall_timeout = wanted.options.stall_timeout
+        listing = listing_in(message.start)
+        if isinstance(wanted, StreamDescription):
+            prepare = partial(Preparation, wanted.dataset, wanted.options, self._workforce)
+            self._begin(wanted, prepare, prepare(listing), message.description)
+        else:
+            self._remote = wanted
+            self._asking = self._ask(listing)
+
+    def _ask(self, listing: Listing | None, known: Indexes = MappingProxyType({})) -> Asking:
+        return Asking(self._remote, self._workforce, listing)
+
+    def _begin(
+        self,
+        description: StreamDescription,
+        prepare: Callable[[Listing | None, Indexes], AnyPreparation],
+        prepared: AnyPreparation,
+        pickled: bytes | None = None,
+    ) -> None:
+        self._sessions[_STREAM] = session = Session(
+            _STREAM,
+            replace(description, start=self._start),
+            self._workforce,
+            self._wires.post,
+            prepared=prepared,
+            prepare=prepare,
+            pickled=pickled,
+        )
+        session.join(PARENT)
+
+    def _prepare(self) -> None:
+        asking = self._asking
+        if asking is None:
+            return
+        asking.advance()
+        if asking.error is not None:
+            raise asking.error
+        if asking.table is not None:
+            self._asking = None
+            table = asking.table
+            self._wires.post(PARENT, welcome_to(table.dataset, table.schema, table.row_bytes))
+            self._begin(asking.description, self._ask, asking)
+
+    def _use_servers(self, addresses: tuple[str, ...]) -> None:
+        if _STREAM in self._sessions:
+            self._remote = replace(self._remote, of=replace(self._remote.of, addresses=addresses))
+            self._sessions[_STREAM].use_servers(addresses)
+            self._workforce.tell_all(UseServers(list(addresses)))
+
+    def _session_failed(self, session: Session, error: LoaderdError) -> None:
+        raise error
+
+    def _warn(self, text: str) -> None:
+        self._wires.post(PARENT, Warned(text, self._workforce.pool.restarts))
+
+
+def main() -> None:
+    """Entry point of the process."""
+    status = 0
+    try:
+        run_daemon("loaderd-daemon", PrivateDaemon)
+    except SystemExit as end:  # its workers are lost
+        status = end.code if isinstance(end.code, int) else 1
+    # All is given back. The interpreter's own end takes 50 ms, for which whoever closes a loader would wait.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()  # a user's module may have printed
+    os._exit(status)
