@@ -29,7 +29,7 @@ from questions._common import parser_of, publish, run_again
 from loaderd.bench.measured import versions
 from loaderd.bench.process_tree import CpuMeter
 from loaderd.bench.report import Spread
-from loaderd.daemon.table import BlockTable
+from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.plan.epoch import EpochOrder
 from loaderd.shards.shard_file import ShardFile

@@ -32,6 +32,10 @@ LAYERS = [
     ["loaderd.dataset", "loaderd.testing"],
     ["loaderd.remote"],
     ["loaderd.workers"],
+    ["loaderd.daemon.pool"],
+    ["loaderd.daemon.preparing"],
+    ["loaderd.daemon.delivery"],
+    ["loaderd.daemon.groups"],
     ["loaderd.daemon"],
     ["loaderd.client"],
     ["loaderd.gateway"],
@@ -108,6 +112,11 @@ def test_only_the_binding_imports_its_library(binding: str):
 def test_no_file_is_a_giant():
     for _, path in modules():
         assert len(path.read_text().splitlines()) <= MAX_LINES, path
+
+
+def test_no_two_modules_have_one_name():
+    names = [path.name for module, path in modules() if module.startswith("loaderd.") and path.stem != "__init__"]
+    assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.parametrize("name", ["loaderd", *BINDINGS])

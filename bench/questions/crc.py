@@ -27,7 +27,7 @@ from loaderd.bench.compare import turns
 from loaderd.bench.interface import Config
 from loaderd.bench.reference import chess
 from loaderd.bench.report import Spread
-from loaderd.daemon.table import BlockTable
+from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.shards import blocks
 from loaderd.shards.files import list_shards

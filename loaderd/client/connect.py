@@ -12,7 +12,7 @@ from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.link import LinkLost, ask_server
 from loaderd.client.progress import IndexProgress
-from loaderd.client.shared import SharedIteration, SharedStream
+from loaderd.client.shared_stream import SharedIteration, SharedStream
 from loaderd.client.sources import HOW_TO_START, RemoteSource, ServedSource, Source
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError, ServerError

@@ -19,10 +19,10 @@ from typing import Any
 
 import cloudpickle
 
-from loaderd.daemon.data import Data
-from loaderd.daemon.opening import MIN_ARENAS
-from loaderd.daemon.preparation import Preparation
-from loaderd.daemon.workforce import Workforce
+from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
+from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, with_schema
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.anonymous import SharedMemory

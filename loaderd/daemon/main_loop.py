@@ -21,17 +21,17 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from loaderd.daemon.fork_server import ForkServer
+from loaderd.daemon.pool.fork_server import ForkServer
+from loaderd.daemon.pool.worker_pool import FIRST_WORKER, WorkerPool
+from loaderd.daemon.pool.workforce import BELL, Workforce
 from loaderd.daemon.session import Session
-from loaderd.daemon.waits import describe
-from loaderd.daemon.wires import Wires
-from loaderd.daemon.worker_pool import FIRST_WORKER, WorkerPool
-from loaderd.daemon.workforce import BELL, Workforce
+from loaderd.daemon.who_waits import describe
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.machine import remedy
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import Failed, Message
 from loaderd.protocol.process import enter_process
+from loaderd.protocol.wires import Wires
 from loaderd.workers.worker import main as work
 
 PARENT = -1

@@ -25,9 +25,9 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from loaderd.daemon.asking import Asking
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
-from loaderd.daemon.preparation import Preparation
+from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.daemon.preparing.remote_preparation import Asking
 from loaderd.daemon.session import AnyPreparation, Indexes, Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError

@@ -18,18 +18,18 @@ from typing import Any
 
 import cloudpickle
 
-from loaderd.daemon.asking import Asking
-from loaderd.daemon.feed import Feed
-from loaderd.daemon.granting import Granting
-from loaderd.daemon.members import Members, PageReader, Progressed
-from loaderd.daemon.mirrored import Mirrored
-from loaderd.daemon.opening import OpenedStream
-from loaderd.daemon.outgoing import BrokenBatch, Delivery, Omission, PassEnd
-from loaderd.daemon.preparation import Preparation
-from loaderd.daemon.probe import Probe
-from loaderd.daemon.sampling import Sampler
-from loaderd.daemon.shared import Shared
-from loaderd.daemon.workforce import Workforce
+from loaderd.daemon.delivery.granting import Granting
+from loaderd.daemon.delivery.opened_stream import OpenedStream
+from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission, PassEnd
+from loaderd.daemon.delivery.sampling import Sampler
+from loaderd.daemon.groups.feed import Feed
+from loaderd.daemon.groups.members import Members, PageReader, Progressed
+from loaderd.daemon.groups.mirrored_group import Mirrored
+from loaderd.daemon.groups.shared_group import Shared
+from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.daemon.preparing.probe import Probe
+from loaderd.daemon.preparing.remote_preparation import Asking
 from loaderd.dataset import StreamDescription
 from loaderd.diagnosis import diagnose_samples
 from loaderd.errors import DaemonError, LoaderdError, to_wire

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.daemon.data import Data
+from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import AnyDataset
 from loaderd.decode.unpack import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError, to_wire

@@ -2,7 +2,7 @@
 
 A child is a fresh interpreter with its end of a socket pair; it is not forked (threads of TensorFlow would be lost
 half-way through what they hold) and not spawned by ``multiprocessing`` (that would run the user's main script, and
-import TensorFlow, once more). Workers are forks, but of what has nothing to lose: ``daemon.fork_server``.
+import TensorFlow, once more). Workers are forks, but of what has nothing to lose: ``daemon.pool.fork_server``.
 """
 
 from __future__ import annotations

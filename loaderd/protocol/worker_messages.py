@@ -124,7 +124,7 @@ class LoadTask(NamedTuple):
 
     ``due``: the key to which POSITION comes when this should be done before more batches are made. Each slice is
     [shard, offset, num_bytes, count, first_record, anchors, left, first, stop, row, key]: the block's place (as in
-    ``shards.blocks.Block``), which of its records are in the data set (as in ``daemon.table``), which of these are
+    ``shards.blocks.Block``), which of its records are in the data set (as in ``BlockTable``), which of these are
     wanted, the window's row of the first of them, and the key of its shard in its epoch, for the random numbers of
     its records. Of a stream whose source are servers, it is [block, first, stop, row, epoch].
     """

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.daemon.outgoing import BrokenBatch, Delivery, Note, Omission
-from loaderd.daemon.stream import Grant, Stream, Withdrawal
+from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Note, Omission
+from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key, words_of
 from loaderd.memory.taking import Taker

@@ -9,12 +9,12 @@ from collections.abc import Collection
 import numpy as np
 from page_workers import PageWorker, new_page
 
-from loaderd.daemon.feed import Feed
-from loaderd.daemon.grants import Withdrawal
-from loaderd.daemon.members import Handed, Members, PassKey, key_of
-from loaderd.daemon.outgoing import Delivery
-from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import Task
+from loaderd.daemon.delivery.grants import Withdrawal
+from loaderd.daemon.delivery.outgoing import Delivery
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.groups.feed import Feed
+from loaderd.daemon.groups.members import Handed, Members, PassKey, key_of
+from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import ShardReadError
 from loaderd.memory.page import MAX_GENERATION, new_bell
 from loaderd.memory.taking import Taker

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from page_run import Floor
 
-from loaderd.daemon.outgoing import BrokenBatch, Delivery
-from loaderd.daemon.scheduler import Scheduler
-from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import LoadWork, Task
+from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.pool.scheduler import Scheduler
+from loaderd.daemon.pool.tasks import LoadWork, Task
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.epoch import Slice

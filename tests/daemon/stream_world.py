@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis.stateful import RuleBasedStateMachine
 from page_run import Consumer, Floor, Hand
 
-from loaderd.daemon.outgoing import BrokenBatch, Delivery, Fault
-from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import LoadWork, Task
+from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.pool.tasks import Fault, LoadWork, Task
 from loaderd.errors import CorruptRecordError, LoaderdError
 from loaderd.memory.page import POSITION
 from loaderd.plan.batches import BatchPlan

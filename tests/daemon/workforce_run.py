@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from loaderd.daemon.granting import Granting
-from loaderd.daemon.stream import Stream
-from loaderd.daemon.tasks import IndexWork, LoadWork, Task
-from loaderd.daemon.workforce import Workforce
+from loaderd.daemon.delivery.granting import Granting
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.pool.tasks import IndexWork, LoadWork, Task
+from loaderd.daemon.pool.workforce import Workforce
 from loaderd.errors import LoaderdError, to_wire
 from loaderd.memory.page import POSITION, Page, key_of, new_bell, step_of
 from loaderd.protocol.worker_messages import (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.daemon.table import BlockTable
+from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.dataset import Dataset, StreamDescription
 from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError, WorkerError, from_wire
 from loaderd.memory.anonymous import SharedMemory

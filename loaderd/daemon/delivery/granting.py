@@ -1,0 +1,75 @@
+"""A stream in the eyes of the workers: what they need, what they may make, what becomes of a dead one's claims."""
+
+from __future__ import annotations
+
+from loaderd.daemon.delivery.grants import Withdrawal
+from loaderd.daemon.delivery.opened_stream import OpenedStream
+from loaderd.daemon.pool.workforce import Workforce
+from loaderd.errors import LoaderdError
+from loaderd.memory.page import Page, barrier, ring
+from loaderd.protocol.worker_messages import Attach, Granted, Withdrawn
+
+
+class Granting:
+    """See the module's docstring, and :class:`~loaderd.daemon.pool.workforce.Attachable`."""
+
+    def __init__(self, opened: OpenedStream, workforce: Workforce) -> None:
+        self.number = opened.number
+        self.error: LoaderdError | None = None
+        """Why a worker could not take the stream over."""
+        self._opened = opened
+        self._stream = opened.stream
+        self._workforce = workforce
+
+    @property
+    def page(self) -> Page:
+        """What workers and the consumer say of the batches."""
+        return self._opened.page
+
+    def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
+        """What the worker of a seat needs, and the descriptors that go with it."""
+        return self._opened.attach_message(seat), self._opened.worker_fds
+
+    def attach_failed(self, error: LoaderdError) -> None:
+        """A worker cannot take it over."""
+        self.error = self.error or error
+
+    def granted_message(self) -> Granted:
+        """What a worker that comes may make."""
+        runs = [grant.to_wire() for grant in self._stream.all_granted()]
+        return Granted(self.number, self._stream.generation, runs)
+
+    def say(self) -> None:
+        """Tell all workers what has changed in what they may make. The consumer must know what is wrong with it."""
+        stream = self._stream
+        while stream.grants:
+            item = stream.grants.popleft()
+            if isinstance(item, Withdrawal):
+                self._workforce.tell(self, Withdrawn(self.number, stream.generation, item.step))
+            else:
+                runs = [grant.to_wire() for grant in item]
+                self._workforce.tell(self, Granted(self.number, stream.generation, runs))
+
+    def is_under_way(self, key: int) -> bool:
+        """Whether a claim of this key is of a batch that may be made."""
+        return self._stream.is_under_way(key)
+
+    def not_made(self, generation: int, step: int, error: LoaderdError) -> None:
+        """A worker says that a batch cannot be made."""
+        self._stream.not_made(generation, step, error)
+
+    def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
+        """The worker of a seat is lost: what it was making is for the others, or for nobody."""
+        page, stream = self.page, self._stream
+        stream.lost_at(page.makes(seat), reason, stalled)
+        given_up = [slot for slot, key in page.unfinished(seat) if not stream.keeps_slot(key)]
+        page.say_makes(seat, 0)
+        page.say_task(seat, None)
+        page.say_sleeps(seat, False)
+        self.say()  # what is withdrawn must be known before somebody can claim it again
+        for slot in given_up:
+            page.claim(slot, 0)
+        barrier()
+        stream.grants.append([])  # the others may be asleep
+        self.say()
+        ring(self._opened.consumer_bell)  # it may have filled a slot, and died before it rang

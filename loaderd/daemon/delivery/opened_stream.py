@@ -1,0 +1,292 @@
+"""Making a stream of its data: the plan, the memories, the messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from loaderd.daemon.delivery.page_facts import facts_of
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
+from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.preparing.remote_data import RemoteData
+from loaderd.dataset import StreamDescription
+from loaderd.errors import DaemonError, LoaderdError, OptionError, ServerError, to_wire
+from loaderd.machine import available_memory, in_mib, remedy
+from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.layout import SlotLayout, WindowLayout
+from loaderd.memory.page import POSITION, Page, key_of, new_bell, split_key, words_of
+from loaderd.memory.samples import PAGE_NAME, Seen, begin, encode_facts
+from loaderd.memory.watch import Watched
+from loaderd.options import StreamOptions
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.positions import Course, Position
+from loaderd.protocol.messages import Listed, Opened
+from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialTask
+from loaderd.statistics import Kernels
+
+MIN_ARENAS = 2
+# Whatever number of records is cut into windows evenly, none is smaller than half a batch.
+_MIN_ARENAS_OF_GROWING = 4
+# What they need is fetched while the worker is at others.
+_TASKS_FAR_AWAY = 4
+# An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
+_WORKER_BYTES = 40 << 20
+
+
+class OpenedStream:
+    """A stream with its data and memory.
+
+    Raises OptionError where the data do not fit the options: a batch larger than the data set, a position of other
+    data. Raises DaemonError where there is not enough memory. ``number``: of the stream, for the workers;
+    ``num_running``: workers that run already; ``bell``: the daemon's, where the daemon takes the batches itself.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        description: StreamDescription,
+        pickled: bytes,
+        data: Data | RemoteData,
+        num_running: int,
+        bell: int | None,
+    ) -> None:
+        options = description.options
+        schema = description.schema
+        self.number = number
+        self._description = description
+        self._pickled = pickled
+        self._data = data
+        self._window_records = options.window_records(description.row_bytes or schema.row_bytes)
+        self._course = self._course_of(data)
+        position = Position() if description.start is None else Position.from_json(description.start)
+        start, _ = self._course.find(position)
+        plans = [self._course.batches(pass_) for pass_ in (start, self._course.next_pass(start))]
+        num_arenas = max(MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
+        max_rows = max(plan.largest_window for plan in plans)
+        if data.listing is not None:
+            num_arenas, max_rows = max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
+        self._num_arenas, self._max_rows = num_arenas, max_rows
+        self._window_layout = WindowLayout(schema.row_bytes, max_rows)
+        self._slot_layout = SlotLayout(schema.specs, options.batch_size, description.several_readers)
+        windows_bytes = num_arenas * self._window_layout.arena_bytes
+        slots_bytes = options.num_slots * self._slot_layout.slot_bytes
+        _check_limit(windows_bytes + slots_bytes, description.max_memory)
+        _check_memory(
+            {
+                f"{num_arenas} shuffle windows of {max_rows:,} records": windows_bytes,
+                f"{options.num_slots} batches of {options.batch_size:,} records": slots_bytes,
+                f"{options.num_workers} workers": (options.num_workers - num_running) * _WORKER_BYTES,
+            }
+        )
+        self.windows = SharedMemory.create("windows", windows_bytes)
+        self.slots = SharedMemory.create("slots", slots_bytes)
+        num_seats = max(options.num_workers, num_running)
+        steps_per_epoch = self._course.batches(start).steps_per_epoch
+        facts = encode_facts(facts_of(description, data, steps_per_epoch, num_arenas))
+        self._words = SharedMemory.create(PAGE_NAME, 8 * words_of(options.num_slots, num_seats) + len(facts))
+        self.page = Page(self._words.bytes, options.num_slots, num_seats)
+        begin(self.page, self._words.bytes, facts)
+        self.watched = Watched.of(self._words.bytes)
+        self._reads_page = bell is None
+        self.consumer_bell = new_bell() if bell is None else bell
+        """Is rung when the batch that the consumer sleeps for is there."""
+        # A consumer may write to slots that nobody else reads (see memory.layout).
+        access = os.O_RDONLY if description.several_readers else os.O_RDWR
+        try:
+            self._client_fd = os.open(f"/proc/self/fd/{self.slots.fd}", access | os.O_CLOEXEC)
+        except OSError as error:
+            raise DaemonError(f"cannot share the batches' memory: {error.strerror}", hint=remedy(error)) from None
+        self.stream = Stream(
+            self._plan_pass,
+            self.page,
+            num_arenas=num_arenas,
+            num_workers=options.num_workers,
+            skip_damaged=options.on_corrupt != "raise",
+            blame=lambda records, error: self._data.blame(records, error),
+            tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
+        )
+        self.memory_bytes = windows_bytes + slots_bytes
+        self.kernels: Kernels = "numpy"
+        """What the workers say that they unpack bits with, when they have been asked."""
+        self._sizes: dict[str, Any] = {
+            "workers": options.num_workers,
+            "slots": options.num_slots,
+            "slot_bytes": self._slot_layout.slot_bytes,
+            "window_records": max_rows,
+            "window_bytes": windows_bytes,
+        }
+
+    def use_servers(self, addresses: tuple[str, ...]) -> None:
+        """Workers that come are to ask these."""
+        self._data.use_servers(addresses)
+
+    def use(self, data: Data | RemoteData) -> None:
+        """Go on with other shards, of sets that grow; workers must be attached again. Raises OptionError."""
+        self._course = self._course_of(data)
+        self._data = data
+        self.stream.stop()
+
+    def _course_of(self, data: Data | RemoteData) -> Course:
+        options = self._description.options
+        _check_batch_size(options, data.rows.num_records)
+        return Course(options, data.rows.num_records, self._window_records, self._of(data), data.listing)
+
+    def _of(self, data: Data | RemoteData) -> dict[str, Any]:
+        options = self._description.options
+        order = f"in blocks of {options.block_records}, " if options.shuffle else "none, "
+        return {
+            "features": self._description.schema.stored_fingerprint,
+            **data.of,
+            "seed": options.seed,
+            "shuffle": f"{order}in windows of {self._window_records}",
+            "remainder": options.remainder,
+        }
+
+    def _plan_pass(self, pass_: Pass) -> PassPlan:
+        """Raises OptionError where there is no such pass, or the memory was not made for it."""
+        options = self._description.options
+        batches = self._course.batches(pass_)
+        if batches.largest_window > self._max_rows or batches.max_windows_of_a_batch > self._num_arenas:
+            raise OptionError(
+                f"this pass has windows of {batches.largest_window} records and needs "
+                f"{batches.max_windows_of_a_batch} at a time; there are {self._num_arenas} of {self._max_rows}",
+                hint="A position of another number of hosts is for a new loader: start=position.",
+            )
+        return PassPlan(self._data.rows, batches, options.seed, bool(options.shuffle), pass_.first_epoch)
+
+    @property
+    def client_fd(self) -> int:
+        """The descriptor of the slots' memory for a client: to write there too, unless it has several readers."""
+        return self._client_fd
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all sets."""
+        return self._data.num_blocks
+
+    def seen(self) -> dict[Seen, int]:
+        """What a sample says of the stream that nobody counts."""
+        stream, page = self.stream, self.page
+        epoch, batch = (0, 0) if stream.plan is None else stream.plan.place_of(split_key(page.words[POSITION])[1])
+        return {
+            Seen.EPOCH: epoch,
+            Seen.BATCH: batch,
+            Seen.SLOTS_FULL: len(page.filled()),
+            Seen.WINDOWS_READY: stream.windows_ready,
+            Seen.DAMAGED: len(self._data.damages),
+            Seen.IS_COMPILED: self.kernels == "compiled",
+        }
+
+    @property
+    def page_fd(self) -> int:
+        """The descriptor of the page's memory."""
+        return self._words.fd
+
+    @property
+    def worker_fds(self) -> tuple[int, ...]:
+        """What goes with :meth:`attach_message`."""
+        return self.windows.fd, self.slots.fd, self._words.fd, self.consumer_bell
+
+    def attach_message(self, seat: int) -> Attach:
+        """What the worker of a seat needs."""
+        return Attach(
+            self.number,
+            self._pickled,
+            self._data.source,
+            self._window_layout.max_rows,
+            self.page.num_slots,
+            self.page.num_seats,
+            self.page.news(seat),
+        )
+
+    def opened_message(self, index_facts: Mapping[str, Any]) -> Opened:
+        """What the client needs; goes with the descriptor of :attr:`client_fd`, and with those that reading takes."""
+        page = [self.page.num_slots, self.page.num_seats] if self._reads_page else []
+        return Opened({**self._sizes, **index_facts, "kernels": self.kernels}, page)
+
+    def listed_message(self, error: LoaderdError | None = None) -> Listed:
+        """What the client must know of the data."""
+        data = self._data
+        return Listed(
+            {"num_shards": data.num_shards, "num_records": data.rows.num_records},
+            self._of(data),
+            data.listing,
+            [damage.to_wire() for damage in data.damages],
+            None if error is None else to_wire(error),
+        )
+
+    def task_message(self, task: Task) -> LoadTask | TrialTask | ProbeTask:
+        """The message that gives a task to a worker."""
+        work = task.work
+        if isinstance(work, LoadWork):
+            assert self.stream.plan is not None
+            order = self.stream.plan.order_of(work.window)
+            seed = self._description.options.seed
+            slices = [self._data.slice(part, seed) for part in work.slices]
+            due = key_of(task.generation, work.due)
+            order_fields = [order.key, order.size, order.first, order.stop]
+            return LoadTask(task.number, self.number, due, work.arena, order_fields, slices)
+        if isinstance(work, TrialWork):
+            return TrialTask(task.number, self.number, work.batch.segments_to_wire(), work.omit)
+        assert isinstance(work, ProbeWork)
+        return ProbeTask(task.number, self.number, self._data.block(work.block), work.any_fits)
+
+    def close(self) -> None:
+        """Give the memories back; nothing can be done with the stream any more.
+
+        At once, and not when garbage is collected: a mapping, though nobody reads it here, keeps all of its pages.
+        """
+        for memory in (self.windows, self.slots, self._words):
+            memory.close_fd()
+        os.close(self._client_fd)
+        if self._reads_page:
+            os.close(self.consumer_bell)
+        for page in (self.page, self.watched.page):
+            page.close()
+        del self.windows, self.slots, self._words
+
+
+def _check_limit(num_bytes: int, max_memory: int | None) -> None:
+    """Raise ServerError where a consumer wants more windows and batches than the server gives to one."""
+    if max_memory is not None and num_bytes > max_memory:
+        raise ServerError(
+            f"this would take {in_mib(num_bytes)} of windows and batches, and may take {in_mib(max_memory)}",
+            hint="Choose a smaller batch_size, or fewer held_batches. The server was started with that limit: "
+            "--max-memory.",
+        )
+
+
+def _check_memory(needs: Mapping[str, int]) -> None:
+    """Raise DaemonError where there is less memory than ``needs``, bytes by what they are for.
+
+    Else the kernel would kill for it, sooner or later. Smaller windows are for the user to choose: if the default
+    depended on the memory, the order of the records would depend on the machine.
+    """
+    memory = available_memory()
+    if sum(needs.values()) > memory.free_bytes:
+        parts = ", ".join(f"{in_mib(num_bytes)} for {what}" for what, num_bytes in needs.items() if num_bytes)
+        raise DaemonError(
+            f"not enough memory: {in_mib(sum(needs.values()))} are needed ({parts}), "
+            f"{in_mib(memory.free_bytes)} are free ({memory.limit})",
+            hint="Choose a smaller batch_size, fewer held_batches or workers, or shuffle=Shuffle(window_records=…) "
+            "with smaller windows.",
+        )
+
+
+def _check_batch_size(options: StreamOptions, num_records: int) -> None:
+    """Raise OptionError where no batch could be made: each host must have one, of which a record at least is its own.
+
+    With "short", that may be an epoch's last batch, and the only one.
+    """
+    batch_size, num_hosts = options.batch_size, options.shard[1]
+    hosts = f" for {num_hosts} hosts" if num_hosts > 1 else ""
+    if num_hosts > num_records:
+        raise OptionError(f"shard must be of at most {num_records} hosts, as there are {num_records} records{hosts}")
+    if options.remainder != "short" and batch_size * num_hosts > num_records:
+        raise OptionError(
+            f"batch_size must be at most {num_records // num_hosts}, for there are {num_records} records{hosts} and "
+            f"remainder={options.remainder!r}, got {batch_size}",
+            hint='Choose a smaller batch, or remainder="short", or check that shards names all of them.',
+        )

@@ -1,0 +1,44 @@
+"""What a page says of its stream besides numbers that change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.preparing.remote_data import RemoteData
+from loaderd.dataset import StreamDescription
+from loaderd.machine import filesystem_kind, usable_cores
+from loaderd.schema import Bits, Derived
+from loaderd.shards.shard_file import ShardFile
+from loaderd.statistics import Facts
+
+
+def facts_of(
+    description: StreamDescription, data: Data | RemoteData, steps_per_epoch: int, num_windows: int
+) -> Facts:
+    """Of a stream that is about to be opened."""
+    schema, options = description.schema, description.options
+    made = {name: schema.definition_of(name) for name in schema.made_fields}
+    return Facts(
+        fields=tuple(made),
+        derived=tuple(name for name, definition in made.items() if isinstance(definition, Derived)),
+        workers=options.num_workers,
+        cores=usable_cores(),
+        batch_size=options.batch_size,
+        held_batches=options.held_batches,
+        slots=options.num_slots,
+        steps_per_epoch=steps_per_epoch,
+        windows=num_windows,
+        shards=data.num_shards,
+        compressed=sum(compression != "none" for compression in data.compressions),
+        storage=_storage_of(data.files) or ("servers",),
+        has_bits=any(isinstance(definition, Bits) for definition in made.values()),
+    )
+
+
+def _storage_of(files: Sequence[ShardFile]) -> tuple[str, ...]:
+    schemes = {urlsplit(file.uri).scheme for file in files if "://" in file.uri}
+    folders = {os.path.dirname(file.uri) for file in files if "://" not in file.uri}
+    return tuple(sorted(schemes | {filesystem_kind(folder) for folder in folders}))

@@ -1,0 +1,46 @@
+"""The daemon's look at its streams and workers, kept in each stream's page (see ``memory.samples``).
+
+It wakes once a second at least, and then looks; more often only where it is awake anyway.
+"""
+
+from __future__ import annotations
+
+import time
+
+from loaderd import processes
+from loaderd.daemon.delivery.opened_stream import OpenedStream
+from loaderd.daemon.pool.worker_use import WorkersUse
+from loaderd.memory.page import CONSUMER_PID, CONSUMER_THREAD, Page
+from loaderd.memory.samples import Seen, write_sample
+
+_EVERY_S = 0.45
+
+
+class Sampler:
+    """Of one stream."""
+
+    def __init__(self, opened: OpenedStream, use: WorkersUse) -> None:
+        self._opened = opened
+        self._use = use
+        self._sampled_s = 0.0
+
+    def sample(self) -> None:
+        """Write a sample if it is time."""
+        now_s = time.monotonic()
+        if now_s - self._sampled_s >= _EVERY_S:
+            self._sampled_s = now_s
+            page = self._opened.page
+            write_sample(page, {**self._use.look(now_s), **_of_consumer(page), **self._opened.seen()})
+
+
+def _of_consumer(page: Page) -> dict[Seen, int]:
+    pid, thread = page.words[CONSUMER_PID], page.words[CONSUMER_THREAD]
+    if not pid:
+        return {}
+    of_threads = [(processes.cpu_ns(pid, one), processes.delay_ns(pid, one)) for one in (pid, thread)]
+    busiest_ns, delay_ns = max(of_threads)
+    return {
+        Seen.CONSUMER_CPU_NS: processes.cpu_ns(pid),
+        Seen.THREAD_CPU_NS: busiest_ns,
+        Seen.THREAD_DELAY_NS: delay_ns,
+    }

@@ -1,0 +1,384 @@
+"""One stream of batches, seen from the daemon: a pure state machine that loads windows and grants batches.
+
+::
+
+    window   loading ──all rows in──► ready                                             (see ``windows``)
+    batch    planned ──its windows are ready──► granted ──made and taken by others──► (see ``memory.page``)
+                 ▲                                 └─ workers are lost at it ──► on trial ──┘   (see ``trials``)
+
+- Batches are granted in order, as soon as their rows are there. Which worker makes which of them, and when the
+  consumer takes it, is no business of the daemon's: it reads from the page how far the consumer is, when it is woken.
+- What batches lack, and which of them cannot be made, is said before they are granted.
+- Loads of the next window come due while the consumer goes through this one, so that it does not meet a pause where a
+  window ends.
+- :meth:`Stream.start` begins anew anywhere. Loads of older generations that are still in flight keep their arenas
+  until they are done, and then are forgotten.
+
+The owner says first what is in ``notes``, to the consumer, and then what is in ``grants``, to all workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from loaderd.daemon.delivery.away import Away
+from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
+from loaderd.daemon.delivery.outgoing import BrokenBatch, Note, Omission, all_in_one, nothing_left
+from loaderd.daemon.delivery.trials import Trial
+from loaderd.daemon.delivery.windows import Windows
+from loaderd.daemon.pool.tasks import (
+    HINT_OF_DEATHS,
+    MAX_DEATHS,
+    TASKS_PER_WORKER,
+    LoadWork,
+    PlannedBatch,
+    Task,
+    TrialWork,
+)
+from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError
+from loaderd.memory.page import GRANTED, MAX_STEP, NEVER, POSITION, WAKE_DAEMON_AT, Page, barrier, key_of, split_key
+from loaderd.plan.batches import Segment
+from loaderd.plan.epoch import Slice
+from loaderd.plan.passes import Pass, PassPlan
+
+_NO_GENERATION = 0
+
+
+class Stream:
+    """See the module's docstring.
+
+    ``plan_pass`` makes the plan of a pass; ``blame`` makes an error name the records that it is about.
+    """
+
+    def __init__(
+        self,
+        plan_pass: Callable[[Pass], PassPlan],
+        page: Page,
+        *,
+        num_arenas: int,
+        num_workers: int,
+        skip_damaged: bool,
+        blame: Callable[[list[Slice], LoaderdError], LoaderdError],
+        tasks_per_worker: int = TASKS_PER_WORKER,
+    ) -> None:
+        self.tasks_per_worker = tasks_per_worker
+        self.notes: deque[Note] = deque()
+        self.grants: deque[list[Grant] | Withdrawal] = deque()
+        self.generation = _NO_GENERATION
+        self.plan: PassPlan | None = None
+        self.plan_pass = plan_pass
+        self.page = page
+        self._skip_damaged = skip_damaged
+        self._blame = blame
+        self._windows = Windows(num_arenas, num_workers)
+        self._in_flight: set[Task] = set()
+        self._loads_alone: deque[LoadWork] = deque()
+        self._granted = Grants()
+        self._trials: dict[int, Trial] = {}
+        self._tried: set[int] = set()
+        self._deaths: Counter[int] = Counter()
+        self._away = Away()
+        self._next = self._taken = 0
+        """The batch that is granted next, and the one that the consumer takes next."""
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def stop(self) -> None:
+        """All that is under way is void; nothing happens until the next :meth:`start`."""
+        self.notes.clear()
+        self.grants.clear()
+        self._windows.stop(self._in_flight)
+        self._in_flight.clear()
+        self._loads_alone.clear()
+        self._granted.clear()
+        self._trials.clear()
+        self._tried.clear()
+        self._deaths.clear()
+        self._away.is_back()
+        self.plan = None
+        self.page.words[WAKE_DAEMON_AT] = NEVER
+
+    def start(self, generation: int, pass_: Pass, step: int) -> None:
+        """Have a pass made from ``step`` on; all else is void. Generations rise from one to the next."""
+        self.stop()
+        self.generation = generation
+        self.plan = self.plan_pass(pass_)
+        self._next = self._taken = step
+        if not self._past_end(step):
+            self._windows.begin(self.plan, self.plan.first_window_from(step), step)
+        self.grants.append([])
+        self.look()
+
+    def look(self) -> None:
+        """See in the page how far the consumer is, and grant what can be granted."""
+        words = self.page.words
+        while self.plan is not None:
+            position = words[POSITION]
+            generation, taken = split_key(position)
+            if generation == self.generation and taken > self._taken:  # what else is there, a consumer has made up
+                self._taken = min(taken, self._next)
+                self._granted.drop_before(self._taken)
+            self._windows.close(self._taken)
+            self._grant(self.plan)
+            words[GRANTED] = key_of(self.generation, self._next)
+            last = None if self._past_end(self._taken) else self._windows.next_close
+            words[WAKE_DAEMON_AT] = NEVER if last is None else key_of(self.generation, last + 1)
+            barrier()
+            if words[POSITION] == position or words[POSITION] < words[WAKE_DAEMON_AT]:
+                break  # else the consumer has come there without ringing
+
+    def advanced(self, task: Task, done_bytes: int) -> None:
+        """A load goes on; nobody asks how far it is."""
+
+    def done(self, task: Task, result: Any) -> None:
+        """A task is done; the result of a load is the list of its faults. :meth:`look` comes behind it."""
+        if self._forget_stale(task):
+            return
+        self._in_flight.remove(task)
+        if isinstance(task.work, LoadWork):
+            self._away.is_back()
+            self._windows.loaded(task.work, result)
+        elif isinstance(task.work, TrialWork):
+            self._tried_rows(task.work, None)
+
+    def failed(self, task: Task, error: LoaderdError) -> None:
+        """A task cannot be done: the batches that need it are broken. What storage does not give is tried again."""
+        if self._forget_stale(task):
+            return
+        self._in_flight.remove(task)
+        if isinstance(task.work, LoadWork) and isinstance(error, (StorageError, ServerError)):
+            again = replace(task.work, due=MAX_STEP)  # behind all batches that can be made, and not in their way
+            self._loads_alone.append(again)
+            self._away.failed(again, error)
+        elif isinstance(task.work, LoadWork):
+            self._lose_load(task.work, lambda _: error)
+        elif isinstance(task.work, TrialWork):
+            self._tried_rows(task.work, None)  # its worker lives; what it says comes again when all rows are decoded
+
+    def take_away(self) -> StorageError | ServerError | None:
+        """Why there is nothing for the consumer, once, if it has come to where storage does not answer."""
+        waits = self.page.words[POSITION] == key_of(self.generation, self._next)
+        return self._away.take() if waits else None
+
+    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
+        """Workers are lost at a task: find out at which of its records."""
+        if self._forget_stale(task):
+            return
+        self._in_flight.remove(task)
+        work = task.work
+        if isinstance(work, LoadWork) and len(work.slices) > 1:
+            self._loads_alone.extend(LoadWork(work.window, work.arena, (part,), work.due) for part in work.slices)
+        elif isinstance(work, LoadWork):
+            self._lose_load(work, lambda record: self._blame([record], error))
+        elif isinstance(work, TrialWork):
+            self._tried_rows(work, error)
+
+    def retry(self, task: Task) -> bool:
+        """A worker died: its task is wanted still unless it is of an older generation."""
+        return not self._forget_stale(task)
+
+    def next_task(self) -> Task | None:
+        """The most useful work that can begin now. What has failed before comes first: everything waits for it."""
+        if self.plan is None:
+            return None
+        for trial in self._trials.values():
+            if (tried := trial.next_work()) is not None:
+                return self._begin(tried, trial.most_deaths(tried))
+        load = self._loads_alone.popleft() if self._loads_alone else self._windows.next_load()
+        return None if load is None else self._begin(load, MAX_DEATHS)
+
+    def _begin(self, work: LoadWork | TrialWork, most_deaths: int) -> Task:
+        task = Task(self, work, self.generation, most_deaths)
+        self._in_flight.add(task)
+        return task
+
+    def _past_end(self, step: int) -> bool:
+        assert self.plan is not None
+        return self.plan.num_steps is not None and step >= self.plan.num_steps
+
+    # ------------------------------------------------------------------------------------------ batches
+
+    def _grant(self, plan: PassPlan) -> None:
+        """Let all batches be made whose rows are there."""
+        found: list[Grant] = []
+        while not self._past_end(self._next):
+            step = self._next
+            segments = plan.segments_of(step)
+            if not self._windows.ready(segments):
+                break
+            grant = self._grant_of(step, segments)
+            self._next = step + 1 if grant is None else grant.stop
+            if grant is not None:
+                found.append(grant)
+        self._let(found)
+
+    def _let(self, grants: list[Grant]) -> None:
+        self._granted.add(grants)
+        if grants:
+            self.grants.append(grants)
+
+    def _grant_of(self, step: int, segments: Sequence[Segment]) -> Grant | None:
+        """Batch ``step``, whose rows are there, and those behind it that are cut from the same window; None: broken.
+
+        What is wrong with it is said.
+        """
+        bad = self._windows.bad_rows(segments)
+        errors = tuple({id(fault): fault.error for fault in bad.values()}.values())
+        num_rows = sum(segment.stop - segment.start for segment in segments)
+        if bad and (not self._skip_damaged or len(bad) == num_rows):
+            error = all_in_one(errors)
+            self.notes.append(BrokenBatch(step, nothing_left(step, num_rows, error) if self._skip_damaged else error))
+            return None
+        if bad:
+            self.notes.append(Omission(step, len(bad), errors))
+        batch = PlannedBatch(step, tuple(segments), self._windows.arenas_of(segments), tuple(bad))
+        return Grant(batch, step + 1 if bad or len(segments) != 1 else self._stop_of_run(step, segments[0]))
+
+    def _stop_of_run(self, step: int, segment: Segment) -> int:
+        """Behind the last batch that lies, as large as this one, behind the one before it in the same window."""
+        assert self.plan is not None
+        last = self.plan.last_step_in(segment.window) - 1
+        if last <= step or self._windows.has_bad_rows(segment.window):
+            return step + 1
+        size = segment.stop - segment.start
+        start = segment.start + (last - step) * size
+        is_run = self.plan.segments_of(last) == [Segment(segment.window, start, start + size)]
+        return last + 1 if is_run else step + 1
+
+    def all_granted(self) -> list[Grant]:
+        """What a worker that comes may make."""
+        return self._granted.all()
+
+    def _withdraw(self, step: int) -> PlannedBatch:
+        """Nobody may make a batch; returns it."""
+        self.grants.append(Withdrawal(step))
+        return self._granted.take_out(step)
+
+    # ---------------------------------------------------------------------------------- what goes wrong
+
+    def is_under_way(self, key: int) -> bool:
+        """Whether a claim of this key is of a batch that may be made."""
+        generation, step = split_key(key)
+        return self.plan is not None and generation == self.generation and self._granted.has(step)
+
+    def not_made(self, generation: int, step: int, error: LoaderdError) -> None:
+        """A worker says that a batch cannot be made."""
+        if self.is_under_way(key_of(generation, step)):
+            self._withdraw(step)
+            self.notes.append(BrokenBatch(step, error))
+
+    def keeps_slot(self, key: int) -> bool:
+        """Whether a claim keeps the slot of a batch on trial: else all could be taken by batches behind it."""
+        generation, step = split_key(key)
+        return self.plan is not None and generation == self.generation and step in self._trials
+
+    def lost_at(self, key: int, reason: str, stalled: bool) -> None:
+        """A worker is lost that was making a batch.
+
+        After the third one, find out at which of its records, and go on without them or break the batch. To see a
+        stall takes long: its record is looked for only if the batch can go on without it.
+        """
+        step = split_key(key)[1]
+        if not self.is_under_way(key):
+            return
+        if self.page.keys().count(key) > 1:  # another one makes it, too
+            return
+        self._deaths[step] += 1
+        if self._deaths[step] < MAX_DEATHS:
+            return
+        batch = self._withdraw(step)
+        if batch.num_rows == len(batch.omit):  # it has nothing that they could die of
+            self._let([Grant(batch, step + 1)])
+            return
+        error = WorkerError(
+            f"{MAX_DEATHS} workers in a row were lost at the decoding of batch {step}; the last one {reason}",
+            hint=HINT_OF_DEATHS,
+        )
+        del self._deaths[step]
+        if step in self._tried or (stalled and not self._skip_damaged):
+            records = [one for s in batch.segments for one in self._windows.records_at(s.window, s.start, s.stop)]
+            self.notes.append(BrokenBatch(step, self._blame(records, error)))
+            return
+        self._tried.add(step)
+        self._trials[step] = Trial(batch, first_only=not self._skip_damaged)
+
+    def _lose_load(self, work: LoadWork, blame: Callable[[Slice], LoaderdError]) -> None:
+        self._windows.lost(work, blame)
+
+    def _tried_rows(self, work: TrialWork, error: WorkerError | None) -> None:
+        """Rows of a batch have been tried; at the end of the trial, the batch is made without the guilty ones."""
+        batch = work.batch
+        trial = self._trials[batch.step]
+        if error is None:
+            trial.done()
+        else:
+            trial.given_up(work, error)
+        if not trial.finished:
+            return
+        del self._trials[batch.step]
+        if batch.step < self._taken:
+            self.grants.append(Withdrawal(batch.step))
+            return
+        for row, why in trial.guilty.items():
+            window, place = _place_of(batch, row)
+            record = self._windows.records_at(window, place, place + 1)
+            self._windows.mark_bad(window, place, self._blame(record, why))
+        bad = self._windows.bad_rows(batch.segments)
+        if set(bad) == set(batch.omit):
+            self._let([Grant(batch, batch.step + 1)])
+            return
+        again = self._grant_of(batch.step, batch.segments)
+        if again is None:
+            self.grants.append(Withdrawal(batch.step))  # whoever keeps a slot for it need not any more
+        else:
+            self._let([Grant(again.first, batch.step + 1)])
+
+    def _forget_stale(self, task: Task) -> bool:
+        """Whether ``task`` is of an older generation; if so, give back what it held."""
+        if self.plan is not None and task.generation == self.generation:
+            return False
+        self._windows.forget(task)
+        return True
+
+    # ------------------------------------------------------------------------------------------- report
+
+    @property
+    def windows_ready(self) -> int:
+        """Windows that are held, and of which all rows are there."""
+        return self._windows.num_ready
+
+    def describe(self) -> list[str]:
+        """What waits for what, in a few lines."""
+        page = self.page
+        free = sum(page.is_free(slot) for slot in range(page.num_slots))
+        lines = [f"consumer   has {page.num_slots - free} batches, taken or ready; {free} slots are free"]
+        if self.plan is None:
+            return [*lines, "batches    none are asked for"]
+        steps = f"of {self.plan.num_steps}" if self.plan.num_steps is not None else "without end"
+        lines.append(f"batches    {self._taken} {steps} is due; {self._next} is the next to be granted")
+        if self._trials or self._loads_alone:
+            lines.append(
+                f"again      batches {[*self._trials]}, {len(self._loads_alone)} loads: workers were lost there"
+            )
+        return [*lines, *self._windows.describe()]
+
+    def why_idle(self) -> str:
+        """Why a worker has nothing to do."""
+        if self.plan is None or self._past_end(self._taken):
+            return "waits for the consumer to ask for batches"
+        if not any(self.page.is_free(slot) for slot in range(self.page.num_slots)):
+            return "waits for the consumer to give slots back"
+        return "waits for what the others are at"
+
+
+def _place_of(batch: PlannedBatch, row: int) -> tuple[int, int]:
+    """(window, place in it) of a row of a batch."""
+    for segment in batch.segments:
+        size = segment.stop - segment.start
+        if row < size:
+            return segment.window, segment.start + row
+        row -= size
+    raise IndexError(row)

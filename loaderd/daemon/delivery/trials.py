@@ -1,0 +1,61 @@
+"""Which records of a batch do the workers die of?
+
+Worker after worker was lost at the batch, so its rows are tried apart, half by half, until it is down to single ones.
+Those that are done are acquitted; a single row that costs three more workers is guilty. The halves wait in a queue,
+not on a stack: so a half that is done comes between two that are not, and shows that workers can live here. Nothing
+is delivered of a trial: the batch is made when it is known which rows to leave out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from loaderd.daemon.pool.tasks import MAX_DEATHS, PlannedBatch, TrialWork
+from loaderd.errors import WorkerError
+
+Rows = tuple[int, ...]
+
+
+class Trial:
+    """The trial of ``batch``, one task at a time; with ``first_only``, it ends with the first row that is guilty."""
+
+    def __init__(self, batch: PlannedBatch, first_only: bool) -> None:
+        self.batch = batch
+        self.guilty: dict[int, WorkerError] = {}
+        self.under_way = False
+        self._first_only = first_only
+        rows = sorted(set(range(batch.num_rows)).difference(batch.omit))
+        self._waiting: deque[Rows] = deque(_halves(tuple(rows)))
+
+    @property
+    def finished(self) -> bool:
+        over = not self._waiting or (self._first_only and bool(self.guilty))
+        return over and not self.under_way
+
+    def next_work(self) -> TrialWork | None:
+        """What to try next; None while something is being tried."""
+        if self.under_way or self.finished:
+            return None
+        self.under_way = True
+        return TrialWork(self.batch, self._waiting.popleft())
+
+    def most_deaths(self, work: TrialWork) -> int:
+        """How many workers may be lost at it: a doubt is enough to look closer, but not to find guilty."""
+        return MAX_DEATHS if len(work.rows) == 1 else 1
+
+    def done(self) -> None:
+        """What was tried is acquitted."""
+        self.under_way = False
+
+    def given_up(self, work: TrialWork, error: WorkerError) -> None:
+        """What was tried is not."""
+        self.under_way = False
+        if len(work.rows) == 1:
+            self.guilty[work.rows[0]] = error
+        else:
+            self._waiting.extend(_halves(work.rows))
+
+
+def _halves(rows: Rows) -> list[Rows]:
+    middle = (len(rows) + 1) // 2
+    return [half for half in (rows[:middle], rows[middle:]) if half]

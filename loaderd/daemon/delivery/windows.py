@@ -1,0 +1,226 @@
+"""The windows that are held at a time: their arenas, the loads that bring their rows in, the rows that are missing.
+
+::
+
+    window   waiting ──open──► loading ──all rows in──► ready ──last batch taken──► (its arena is free)
+
+Windows are opened in order, as arenas come free. A worker may still read from an arena that is free, for a batch that
+was taken meanwhile or that nobody wants any more: what it makes of it is passed over. A window is ready when every
+row is in it; until then its rows may be written by any number of loads at once, never two to one place. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from loaderd.daemon.pool.tasks import Fault, LoadWork, Task
+from loaderd.errors import LoaderdError
+from loaderd.plan.batches import Segment
+from loaderd.plan.epoch import Slice
+from loaderd.plan.passes import PassPlan
+
+_ROWS_PER_LOAD = 8192
+
+
+@dataclass
+class _Window:
+    arena: int
+    rows: int
+    pending: deque[tuple[Slice, ...]]
+    last_step: int
+    loaded_rows: int = 0
+    assigned_rows: int = 0
+    due: tuple[int, int] = (0, 0)
+    """The batches during which it should be loaded: from one to behind another."""
+    bad_places: dict[int, Fault] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        return self.loaded_rows == self.rows
+
+
+class Windows:
+    """The windows of one pass at a time. What older ones still have in flight keeps its arena until it is done."""
+
+    def __init__(self, num_arenas: int, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._free_arenas = list(range(num_arenas))
+        self._stale_arenas: Counter[int] = Counter()
+        self._open: dict[int, _Window] = {}
+        self._plan: PassPlan | None = None
+        self._next = 0
+        self._last_due = self._due = 0
+
+    @property
+    def plan(self) -> PassPlan:
+        """The plan of the pass that was begun."""
+        assert self._plan is not None
+        return self._plan
+
+    def begin(self, plan: PassPlan, first: int, step: int) -> None:
+        """Open windows of ``plan`` from number ``first`` on, of which batch ``step`` is the first one wanted."""
+        self._plan = plan
+        self._next = first
+        self._last_due = self._due = step
+        self._open_more()
+
+    def stop(self, in_flight: Iterable[Task]) -> None:
+        """Close all; those that tasks ``in_flight`` write to keep their arenas until :meth:`forget`."""
+        for task in in_flight:
+            self._stale_arenas.update(_arenas_of(task))
+        self._free_arenas.extend(w.arena for w in self._open.values() if not self._stale_arenas[w.arena])
+        self._open.clear()
+        self._plan = None
+
+    def forget(self, task: Task) -> None:
+        """A task of an older pass has ended."""
+        for arena in _arenas_of(task):
+            self._stale_arenas[arena] -= 1
+            if not self._stale_arenas[arena]:
+                self._free_arenas.append(arena)
+        self._open_more()
+
+    def _open_more(self) -> None:
+        if self._plan is None:
+            return
+        last = self._plan.last_window
+        while self._free_arenas and (last is None or self._next <= last):
+            number = self._next
+            rows = self._plan.rows_of(number)
+            rows_per_load = max(1, min(_ROWS_PER_LOAD, rows // (2 * self._num_workers)))
+            last_step = self._plan.last_step_in(number)
+            self._open[number] = _Window(
+                self._free_arenas.pop(),
+                rows,
+                _group(self._plan.slices_of(number), rows_per_load),
+                last_step,
+                due=(self._last_due, self._due),
+            )
+            self._last_due, self._due = self._due, last_step
+            self._next += 1
+
+    @property
+    def next_close(self) -> int | None:
+        """Behind which batch an arena comes free that another window waits for; None: none waits."""
+        last = self.plan.last_window
+        if self._free_arenas or not self._open or (last is not None and self._next > last):
+            return None
+        return next(iter(self._open.values())).last_step
+
+    def close(self, next_taken: int) -> None:
+        """Free the arenas of windows that no batch needs any more, ``next_taken`` being the next to be taken."""
+        for number in list(self._open):
+            window = self._open[number]
+            if not window.ready or window.last_step >= next_taken:
+                break
+            del self._open[number]
+            self._free_arenas.append(window.arena)
+        if self._free_arenas:
+            self._open_more()
+
+    # -------------------------------------------------------------------------------------------- loads
+
+    def next_load(self) -> LoadWork | None:
+        """The next load there is: the loads of a window are spread over the batches of the one before it."""
+        for number, window in self._open.items():
+            if window.pending:
+                begin, end = window.due
+                due = begin + (end - begin) * window.assigned_rows // window.rows
+                work = LoadWork(number, window.arena, window.pending.popleft(), due)
+                window.assigned_rows += work.num_rows
+                return work
+        return None
+
+    def loaded(self, work: LoadWork, faults: Sequence[Fault]) -> None:
+        """A load is done, but for the places that ``faults`` names."""
+        window = self._open[work.window]
+        window.loaded_rows += work.num_rows
+        for fault in faults:
+            window.bad_places.update(dict.fromkeys(fault.places, fault))
+
+    def lost(self, work: LoadWork, blame: Callable[[Slice], LoaderdError]) -> None:
+        """A load cannot be done at all; ``blame`` says why, of each record."""
+        order = self.plan.order_of(work.window)
+        faults = []
+        for part in work.slices:
+            places = order.places(part.row, part.row + part.stop - part.first).tolist()
+            faults += [Fault((place,), blame(_record(part, n))) for n, place in enumerate(places) if place >= 0]
+        self.loaded(work, faults)
+
+    # ------------------------------------------------------------------------------------------ batches
+
+    def ready(self, segments: Sequence[Segment]) -> bool:
+        """Whether all rows of a batch are there."""
+        return all(s.window in self._open and self._open[s.window].ready for s in segments)
+
+    def arenas_of(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """The arena of each segment."""
+        return tuple(self._open[segment.window].arena for segment in segments)
+
+    def bad_rows(self, segments: Sequence[Segment]) -> dict[int, Fault]:
+        """Rows of a batch, from its start, that cannot be delivered."""
+        bad: dict[int, Fault] = {}
+        row = 0
+        for segment in segments:
+            places = self._open[segment.window].bad_places
+            if places:
+                wanted = range(segment.start, segment.stop)
+                bad.update({row + p - segment.start: places[p] for p in sorted(places) if p in wanted})
+            row += segment.stop - segment.start
+        return bad
+
+    def has_bad_rows(self, window: int) -> bool:
+        """Whether there are any in a window."""
+        return bool(self._open[window].bad_places)
+
+    def mark_bad(self, window: int, place: int, error: LoaderdError) -> None:
+        """What lies at ``place`` cannot be delivered."""
+        self._open[window].bad_places[place] = Fault((place,), error)
+
+    def records_at(self, window: int, start: int, stop: int) -> list[Slice]:
+        """The records whose rows lie at places ``start`` to ``stop - 1`` of a window, one a slice."""
+        order = self.plan.order_of(window)
+        found = []
+        for part in self.plan.slices_of(window):
+            places = order.places(part.row, part.row + part.stop - part.first)
+            found += [_record(part, n) for n in np.flatnonzero((places >= start) & (places < stop)).tolist()]
+        return found
+
+    @property
+    def num_ready(self) -> int:
+        """Of those that are held."""
+        return sum(window.ready for window in self._open.values())
+
+    def describe(self) -> list[str]:
+        """How far the windows are, a line each."""
+        return [f"window {number:<3} {w.loaded_rows} of {w.rows} rows are loaded" for number, w in self._open.items()]
+
+
+def _record(part: Slice, number: int) -> Slice:
+    """Record ``number`` of a slice, counted from its first."""
+    first = part.first + number
+    return replace(part, first=first, stop=first + 1, row=part.row + number)
+
+
+def _arenas_of(task: Task) -> set[int]:
+    return {task.work.arena} if isinstance(task.work, LoadWork) else set()
+
+
+def _group(slices: list[Slice], rows_per_load: int) -> deque[tuple[Slice, ...]]:
+    """Slices in groups of about ``rows_per_load`` rows, so that a task is worth its messages."""
+    groups: deque[tuple[Slice, ...]] = deque()
+    group: list[Slice] = []
+    rows = 0
+    for part in slices:
+        group.append(part)
+        rows += part.stop - part.first
+        if rows >= rows_per_load:
+            groups.append(tuple(group))
+            group, rows = [], 0
+    if group:
+        groups.append(tuple(group))
+    return groups

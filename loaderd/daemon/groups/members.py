@@ -1,0 +1,216 @@
+"""Which consumer of a stream gets which batch: what all ways of sharing have in common, and a stream for one alone.
+
+A consumer is a **member**, known by a number. Between the stream and its members stands one of
+
+- :class:`PageReader`: there is one member, and it takes the batches of the page itself;
+- ``mirrored.Mirrored``: every batch goes to every member;
+- ``shared.Shared``: every batch goes to one of them, whoever has asked.
+
+All are pure state machines: events in (a member joins, starts, gives slots back, leaves; time passes), and out, by
+``take``, what each of them is to be told. A member counts its own generations, the machine those of the stream: what
+one member does must not make another one's batches void.
+
+**Slots.** A slot that has been handed to a member is lent to it until it gives it back or leaves, whatever it starts
+meanwhile. A slot that several have is free when the last of them has given it back (:class:`Loans`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from loaderd.daemon.delivery.outgoing import Omission, Outgoing
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.groups.feed import Feed
+from loaderd.errors import BusyError
+from loaderd.memory.page import MAX_GENERATION, MAX_STEP, POSITION
+from loaderd.plan.passes import Pass
+
+GRACE_S = 15.0
+"""After a restart of the server, how long a group waits for those who have not come back, after the last who has."""
+
+PassKey = tuple[int, tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """Of a stream that is "shared": the pass that it is at; every batch before ``step`` is used up."""
+
+    pass_: Pass
+    step: int
+
+
+@dataclass(frozen=True)
+class Handed:
+    """``item`` is for ``member``, and belongs to its own ``generation``."""
+
+    member: int
+    generation: int
+    item: Outgoing | Omission | Progressed
+
+
+class Members(Protocol):
+    """The consumers of a stream: see the module's docstring."""
+
+    def join(self, member: int) -> None:
+        """One member more. Raises BusyError where there are as many as there may be."""
+
+    def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
+        """A member wants a pass from ``step`` on; of batches behind it, it has had those in ``taken``.
+
+        Raises ValueError, or what planning the pass raises, where there is no such batch.
+        """
+
+    def want(self, member: int, count: int) -> None:
+        """A member can take ``count`` batches more. Raises ValueError where batches come without being asked for."""
+
+    def release(self, member: int, slots: list[int]) -> None:
+        """A member gives slots back. Raises ValueError for one that it does not have."""
+
+    def stop(self, member: int) -> None:
+        """All that is under way for a member is void until it starts again. Raises ValueError in a group."""
+
+    def leave(self, member: int) -> None:
+        """A member is gone; what it had goes back."""
+
+    def tick(self, seconds: float) -> None:
+        """So much time has passed."""
+
+    def take(self) -> list[Handed]:
+        """What the members are to be told, in order. Empties the stream's outbox."""
+
+    def describe(self, member: int) -> str:
+        """Whom a member waits for, in words."""
+
+    def has_waiting(self, member: int) -> bool:
+        """Whether there are batches that a member could take, and maybe others wait for it to do so."""
+
+    def held_by(self, member: int) -> int:
+        """How many slots are lent to a member."""
+
+
+def key_of(pass_: Pass) -> PassKey:
+    """Passes of a stream follow each other in the order of this."""
+    return pass_.first_epoch, pass_.past
+
+
+def require_place(stream: Stream | Feed, pass_: Pass, step: int) -> None:
+    """Raise ValueError where a pass has no batch ``step``, or what planning the pass raises.
+
+    To be called when a member asks: an error that the stream meets later would be told to all members.
+    """
+    num_steps = stream.plan_pass(pass_).num_steps
+    if step < 0 or (num_steps is not None and step > num_steps):
+        raise ValueError(f"a pass of {num_steps} batches cannot start at batch {step}")
+
+
+def require_room(group: str, num_present: int, num_members: int) -> None:
+    """Raise BusyError where a ``group`` of this kind has all of its members."""
+    if num_present >= num_members:
+        raise BusyError(
+            f"the {group} group has its {num_members} consumers",
+            hint="Give all of them the same, larger `consumers`, or this one another `group`.",
+        )
+
+
+class Loans:
+    """Who has which slots of a stream. A slot is the stream's again when nobody has it.
+
+    A holder is a member's number, or None for the machine itself, which keeps what it has not handed out yet.
+    """
+
+    def __init__(self, stream: Feed) -> None:
+        self._stream = stream
+        self._holders: dict[int, set[int | None]] = {}
+
+    def lend(self, slot: int, holder: int | None) -> None:
+        """``holder`` has a slot, beside those who have it already."""
+        self._holders.setdefault(slot, set()).add(holder)
+
+    def give_back(self, slot: int, holder: int | None) -> bool:
+        """``holder`` has a slot no more; returns whether it is free now. Raises ValueError if it did not have it."""
+        holders = self._holders.get(slot, set())
+        if holder not in holders:
+            raise ValueError(f"slot {slot} is not lent to consumer {holder}")
+        holders.remove(holder)
+        if holders:
+            return False
+        del self._holders[slot]
+        self._stream.release([slot])
+        return True
+
+    def slots_of(self, holder: int | None) -> set[int]:
+        """The slots that ``holder`` has."""
+        return {slot for slot, holders in self._holders.items() if holder in holders}
+
+    @property
+    def all_lent(self) -> bool:
+        """Whether the stream has no slot left to work in."""
+        return len(self._holders) == self._stream.num_slots
+
+    def describe(self) -> str:
+        """What to wait for: members to give slots back, or workers."""
+        if not self.all_lent:
+            return "waits for the workers"
+        counts = {
+            member: len(self.slots_of(member))
+            for member in sorted({one for holders in self._holders.values() for one in holders if one is not None})
+        }
+        having = ", ".join(f"consumer {member} has {number}" for member, number in counts.items())
+        return f"waits for batches to be given back: of {self._stream.num_slots}, {having}"
+
+
+class PageReader:
+    """A stream for one member that takes the batches of the page itself."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._member = 0
+
+    def join(self, member: int) -> None:
+        """See :class:`Members`; so are the others."""
+        self._member = member
+
+    def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
+        if not self._stream.generation < generation <= MAX_GENERATION or step > MAX_STEP:
+            raise ValueError(f"generation {generation} does not come after generation {self._stream.generation}")
+        require_place(self._stream, pass_, step)
+        self._stream.start(generation, pass_, step)
+
+    def want(self, member: int, count: int) -> None:
+        raise ValueError("batches of this stream come without being asked for")
+
+    def release(self, member: int, slots: list[int]) -> None:
+        raise ValueError("slots of this stream are given back in its page")
+
+    def stop(self, member: int) -> None:
+        self._stream.stop()
+
+    def leave(self, member: int) -> None:
+        self._stream.stop()
+
+    def tick(self, seconds: float) -> None:
+        """It does not matter."""
+
+    def take(self) -> list[Handed]:
+        notes, self._stream.notes = self._stream.notes, deque()
+        return [Handed(self._member, self._stream.generation, note) for note in notes]
+
+    def describe(self, member: int) -> str:
+        page = self._stream.page
+        if self._stream.plan is None:
+            return "has asked for no batches"
+        if any(page.is_free(slot) for slot in range(page.num_slots)):
+            return "waits for the workers"
+        return f"waits for batches to be given back: the consumer has all of the {page.num_slots}, or can take them"
+
+    def has_waiting(self, member: int) -> bool:
+        page = self._stream.page
+        position = page.words[POSITION]
+        return any(not page.is_free(slot) and page.key_in(slot) >= position for slot in range(page.num_slots))
+
+    def held_by(self, member: int) -> int:
+        page = self._stream.page
+        return sum(not page.is_free(slot) for slot in range(page.num_slots))

@@ -1,0 +1,171 @@
+"""Who does what: a pure state machine between sources of tasks and workers.
+
+Events come in (a worker appeared, a task ended, a worker died, a moment passed), assignments come out of
+:meth:`Scheduler.assign`. It does no I/O and reads no clock, so it is tested without processes.
+
+A worker has a few tasks: one it works on and one that waits, so that it never idles while the daemon thinks; and more
+where storage far away is asked for what the next ones need. The
+tasks of a dead worker go to the others, in front of anything new. A task that has killed three workers is given up:
+it is for its source to say what becomes of it.
+
+A worker **stalls** when it is at something and nothing comes of it for so many ticks. What it is at, who calls
+:meth:`Scheduler.tick` knows. Ticks count moments in which this process ran, so a job that is suspended for a night
+has lost none of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from loaderd.daemon.pool.tasks import HINT_OF_DEATHS, TASKS_PER_WORKER, Task, TaskSource, Work
+from loaderd.errors import LoaderdError, WorkerError
+
+
+@dataclass
+class _Worker:
+    tasks: list[Task] = field(default_factory=list)
+    unready: int = 1
+    """Answers that it owes: that it has started, and that it knows of a stream."""
+    ticks: int = 0
+    at: Hashable = None
+    """What it was at when this was asked last."""
+
+    @property
+    def ready(self) -> bool:
+        return not self.unready
+
+
+class Scheduler:
+    """Sources are asked in turn, so that none of them waits for another's backlog."""
+
+    def __init__(self) -> None:
+        self._sources: deque[TaskSource] = deque()
+        self._workers: dict[int, _Worker] = {}
+        self._again: deque[Task] = deque()
+        self._tasks: dict[int, Task] = {}
+        self._next_number = 0
+
+    def add_source(self, source: TaskSource) -> None:
+        self._sources.append(source)
+
+    def remove_source(self, source: TaskSource) -> None:
+        """Forget a source; what its tasks still give is ignored by the source itself."""
+        self._sources.remove(source)
+        self._again = deque(task for task in self._again if task.source is not source)
+
+    def add_worker(self, worker: int) -> None:
+        """``worker`` was started; it will be given tasks when it is :meth:`ready`."""
+        self._workers[worker] = _Worker()
+
+    def unready(self, worker: int) -> None:
+        """``worker`` was told of a stream; it will be given tasks again when it is :meth:`ready`.
+
+        What it dies of until then is no task's fault, be it another stream's.
+        """
+        self._workers[worker].unready += 1
+
+    def ready(self, worker: int) -> None:
+        """``worker`` has started, or knows of a stream: once for each."""
+        self._workers[worker].unready -= 1
+        self._workers[worker].ticks = 0
+
+    def advanced(self, worker: int, number: int, done_bytes: int) -> None:
+        """``worker`` gets on with task ``number``."""
+        self._workers[worker].ticks = 0
+        task = self._tasks[number]
+        task.source.advanced(task, done_bytes)
+
+    def tick(self, at: Callable[[int], Hashable]) -> None:
+        """A moment has passed. ``at`` says what a worker is at, how far it is with that included; None: nothing."""
+        for number, worker in self._workers.items():
+            before, worker.at = worker.at, at(number)
+            goes_on = worker.at is None or worker.at != before
+            worker.ticks = 0 if worker.ready and goes_on else worker.ticks + 1
+
+    def stalled(self, limit: int, start_limit: int) -> list[int]:
+        """Workers from which nothing came for ``limit`` ticks; for ``start_limit``, of those that are not ready."""
+        return [
+            number
+            for number, worker in self._workers.items()
+            if worker.ticks >= (limit if worker.ready else start_limit)
+        ]
+
+    def is_ready(self, worker: int) -> bool:
+        """Whether ``worker`` has started."""
+        return self._workers[worker].ready
+
+    def ticks_of(self, worker: int) -> int:
+        """For how many ticks nothing has come from ``worker``."""
+        return self._workers[worker].ticks
+
+    def tasks_of(self, worker: int) -> list[Task]:
+        """The tasks that ``worker`` has now, oldest first."""
+        return list(self._workers[worker].tasks)
+
+    def silent(self, source: TaskSource, limit: int) -> Task | None:
+        """A task of ``source`` that is being worked on, and of which nothing has come for ``limit`` ticks or more."""
+        for worker in self._workers.values():
+            if worker.ready and worker.tasks and worker.tasks[0].source is source and worker.ticks >= limit:
+                return worker.tasks[0]
+        return None
+
+    def work_of(self, number: int) -> Work:
+        """What task ``number``, which some worker has, is."""
+        return self._tasks[number].work
+
+    def lose_worker(self, worker: int, reason: str, stalled: bool = False, blamed: Task | None = None) -> None:
+        """``worker`` died, or was ended because it ``stalled``, at its task ``blamed``; all are done again."""
+        lost = self._workers.pop(worker)
+        for task in lost.tasks:
+            del self._tasks[task.number]
+            if task is blamed:
+                task.deaths += 1
+            if task.deaths >= task.most_deaths or (task is blamed and stalled and not task.survives_stalls):
+                workers = f"{task.deaths} workers in a row were" if task.deaths > 1 else "a worker was"
+                error = WorkerError(f"{workers} lost at {task.work}; the last one {reason}", hint=HINT_OF_DEATHS)
+                task.source.given_up(task, error, stalled)
+            else:
+                self._again.append(task)
+
+    def end_task(self, worker: int, number: int, result: Any, error: LoaderdError | None = None) -> None:
+        """``worker`` did task ``number``, or could not."""
+        task = self._tasks.pop(number)
+        self._workers[worker].tasks.remove(task)
+        self._workers[worker].ticks = 0
+        if error is None:
+            task.source.done(task, result)
+        else:
+            task.source.failed(task, error)
+
+    def assign(self) -> list[tuple[int, Task]]:
+        """Give tasks to those workers that are ready, until there are no more tasks or no more room."""
+        assigned: list[tuple[int, Task]] = []
+        ready = [(number, worker) for number, worker in self._workers.items() if worker.ready]
+        while ready:
+            number, worker = min(ready, key=lambda item: len(item[1].tasks))
+            task = self._next_task(len(worker.tasks))
+            if task is None:
+                break
+            task.number = self._next_number
+            self._next_number += 1
+            self._tasks[task.number] = task
+            worker.tasks.append(task)
+            assigned.append((number, task))
+        return assigned
+
+    def _next_task(self, has: int) -> Task | None:
+        """The next one for a worker that ``has`` so many, if it may have more."""
+        while self._again and has < TASKS_PER_WORKER:
+            again = self._again.popleft()
+            if again.source in self._sources and again.source.retry(again):
+                return again
+        for _ in range(len(self._sources)):
+            source = self._sources[0]
+            self._sources.rotate(-1)
+            task = source.next_task() if has < source.tasks_per_worker else None
+            if task is not None:
+                return task
+        return None

@@ -1,0 +1,169 @@
+"""The units of work that the daemon hands to workers, and what a source of them does.
+
+Every task can be done again: a load writes the same rows to the same places. So a task whose worker died, or stalled,
+is given to another. ``str(work)`` says in a message what it was. Batches are no tasks: workers choose them themselves
+(see ``memory.page``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from loaderd.errors import LoaderdError, WorkerError
+from loaderd.plan.batches import Segment
+from loaderd.plan.epoch import Slice
+
+
+@dataclass(frozen=True)
+class ListWork:
+    """List the shards of set ``set`` (counted from 0), which the user calls ``shards``."""
+
+    set: int
+    shards: str
+
+    def __str__(self) -> str:
+        return f"the listing of {self.shards}"
+
+
+@dataclass(frozen=True)
+class AskWork:
+    """Ask servers what data set ``name`` is."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"the question to servers for data set {self.name}"
+
+
+@dataclass(frozen=True)
+class IndexWork:
+    """Index file ``file`` (counted from 0)."""
+
+    file: int
+
+    def __str__(self) -> str:
+        return f"the index of shard {self.file} (counted from 0)"
+
+
+@dataclass(frozen=True)
+class ProbeWork:
+    """See whether the first record of ``block`` fits the schema; or, with ``any_fits``, any of its records."""
+
+    block: int
+    any_fits: bool
+
+    def __str__(self) -> str:
+        return f"the first records of block {self.block}" if self.any_fits else "the first record"
+
+
+@dataclass(frozen=True)
+class LoadWork:
+    """Bring ``slices`` into ``window``, which lies in ``arena``, before batch ``due`` is taken."""
+
+    window: int
+    arena: int
+    slices: tuple[Slice, ...]
+    due: int = 0
+
+    @cached_property
+    def num_rows(self) -> int:
+        return sum(part.stop - part.first for part in self.slices)
+
+    def __str__(self) -> str:
+        return f"the load of {self.num_rows} records of window {self.window}"
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """Batch ``step``: the rows of ``segments`` (whose windows lie in ``arenas``)."""
+
+    step: int
+    segments: tuple[Segment, ...]
+    arenas: tuple[int, ...]
+    omit: tuple[int, ...] = ()
+    """Rows of the batch, counted from its start, that are left out."""
+
+    @property
+    def num_rows(self) -> int:
+        """Those that are left out included."""
+        return sum(part.stop - part.start for part in self.segments)
+
+    def segments_to_wire(self) -> list[list[int]]:
+        """As messages to workers want them."""
+        return [[arena, part.start, part.stop] for arena, part in zip(self.arenas, self.segments, strict=True)]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a load may end with: places of a window whose records cannot be delivered, and why."""
+
+    places: tuple[int, ...]
+    error: LoaderdError
+
+
+@dataclass(frozen=True)
+class TrialWork:
+    """Decode these rows of a batch, to see whether a worker survives it."""
+
+    batch: PlannedBatch
+    rows: tuple[int, ...]
+
+    @property
+    def omit(self) -> list[int]:
+        """The other rows."""
+        return sorted(set(range(self.batch.num_rows)).difference(self.rows))
+
+    def __str__(self) -> str:
+        return f"the decoding of {len(self.rows)} records of batch {self.batch.step}"
+
+
+TASKS_PER_WORKER = 2
+"""One it works on and one that waits, so that a worker never idles while the daemon thinks."""
+MAX_DEATHS = 3
+HINT_OF_DEATHS = "A derived field that crashes or never ends, or too little memory, are the usual causes."
+
+Work = ListWork | AskWork | IndexWork | ProbeWork | LoadWork | TrialWork
+
+
+@dataclass(eq=False)
+class Task:
+    """Work that was handed out: by which source, in which generation of it, and how often its worker died.
+
+    After ``most_deaths`` it is given up; unless it ``survives_stalls``, after the first stall.
+    """
+
+    source: TaskSource
+    work: Work
+    generation: int = 0
+    most_deaths: int = MAX_DEATHS
+    deaths: int = 0
+    survives_stalls: bool = True
+    number: int = field(default=-1)
+
+
+class TaskSource(Protocol):
+    """Something that has work to do; the scheduler asks it."""
+
+    @property
+    def tasks_per_worker(self) -> int:
+        """How many tasks a worker may have at a time when it gets the next one of these."""
+
+    def next_task(self) -> Task | None:
+        """Work that can begin now, or None; what is returned counts as begun."""
+
+    def advanced(self, task: Task, done_bytes: int) -> None:
+        """The task goes on, and stands at byte ``done_bytes`` of its file."""
+
+    def done(self, task: Task, result: Any) -> None:
+        """The task is done."""
+
+    def failed(self, task: Task, error: LoaderdError) -> None:
+        """The task cannot be done: a worker tried, and says why."""
+
+    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
+        """The task cannot be done: worker after worker died at it, or ``stalled``."""
+
+    def retry(self, task: Task) -> bool:
+        """The task's worker died: whether it is still wanted (if not, it counts as ended)."""

@@ -1,0 +1,106 @@
+"""The worker processes: started, ended, replaced when they die. Does the I/O that the scheduler does not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from loaderd.daemon.pool.fork_server import ForkServer
+from loaderd.errors import DaemonError
+from loaderd.machine import available_memory, oom_kills
+from loaderd.memory.page import new_bell
+from loaderd.protocol.channel import Channel
+
+# So many workers that die one after the other without having done anything point to the machine, not to the data:
+# when a task is given up and cut into parts, a part that can be done comes after a few of them at most.
+_MAX_FRUITLESS_DEATHS = 10
+
+
+FIRST_WORKER = 1 << 40
+"""Above the numbers of all consumers."""
+
+
+@dataclass
+class _Worker:
+    pid: int
+    pidfd: int
+    seat: int
+
+
+class WorkerPool:
+    """Numbers workers from ``FIRST_WORKER`` on; a replacement gets a new number, and the seat of its predecessor."""
+
+    def __init__(self, forks: ForkServer) -> None:
+        self._forks = forks
+        self._workers: dict[int, _Worker] = {}
+        self._next_number = FIRST_WORKER
+        self._fruitless_deaths = 0
+        self._oom_kills = oom_kills()
+        self._bells: list[int] = []
+        self.restarts = 0
+
+    def start(self) -> tuple[int, Channel, int]:
+        """Start a worker; returns its number, its channel, and a descriptor that can be read when it is dead."""
+        sock, pid, pidfd = self._forks.start()
+        number = self._next_number
+        self._next_number += 1
+        taken = {worker.seat for worker in self._workers.values()}
+        seat = next(seat for seat in range(len(taken) + 1) if seat not in taken)
+        if seat == len(self._bells):
+            self._bells.append(new_bell())
+        self._workers[number] = _Worker(pid, pidfd, seat)
+        return number, Channel(sock), pidfd
+
+    def achieved(self) -> None:
+        """Some worker has done something."""
+        self._fruitless_deaths = 0
+
+    def bury(self, worker: int) -> str:
+        """Take leave of a worker that is dead, or is to be; returns how it ended.
+
+        Raises DaemonError when none of them lives to work.
+        """
+        buried = self._workers.pop(worker)
+        os.close(buried.pidfd)
+        reason = self._forks.end(buried.pid) + self._for_memory()
+        self.restarts += 1
+        self._fruitless_deaths += 1
+        if self._fruitless_deaths >= _MAX_FRUITLESS_DEATHS:
+            raise DaemonError(
+                f"{self._fruitless_deaths} workers died without having done anything; the last {reason}"
+            )
+        return reason
+
+    def _for_memory(self) -> str:
+        """Why the kernel has killed a process since this was asked last, if that was why."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        ran_out = before is not None and self._oom_kills is not None and self._oom_kills > before
+        return f", for memory ran out ({available_memory().limit})" if ran_out else ""
+
+    @property
+    def numbers(self) -> list[int]:
+        return list(self._workers)
+
+    def pid_of(self, worker: int) -> int:
+        return self._workers[worker].pid
+
+    def seat_of(self, worker: int) -> int:
+        """From 0 on: as many as there are workers."""
+        return self._workers[worker].seat
+
+    @property
+    def bells(self) -> list[int]:
+        """The bell of each seat, whoever has it."""
+        return self._bells
+
+    def end(self) -> None:
+        """End all workers, and start none any more: they hold nothing that would be lost."""
+        self._forks.close()
+
+    def close(self) -> None:
+        """The same, and nobody rings for them any more."""
+        self.end()
+        for fd in [*self._bells, *[worker.pidfd for worker in self._workers.values()]]:
+            os.close(fd)
+        self._bells.clear()
+        self._workers.clear()

@@ -1,0 +1,305 @@
+"""The workers and what they are given: messages to them, messages from them, and their replacement.
+
+::
+
+    sources of tasks ──► Scheduler (who does what) ──► Workforce (how it is said) ──► worker processes
+                                                          ├ every worker is told of every stream: Attach, Detach
+                                                          └ and of what it may make: Granted, Withdrawn
+
+Who listens to the sockets hands over what comes from a worker, and calls :meth:`Workforce.tick` and
+:meth:`Workforce.assign` after each round.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+from loaderd.daemon.pool.scheduler import Scheduler
+from loaderd.daemon.pool.tasks import Fault, LoadWork, Task, TaskSource, TrialWork
+from loaderd.daemon.pool.worker_pool import WorkerPool
+from loaderd.daemon.pool.worker_use import WorkersUse
+from loaderd.errors import LoaderdError, from_wire
+from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
+from loaderd.protocol.messages import Message
+from loaderd.protocol.wires import Wires
+from loaderd.protocol.worker_messages import (
+    ATTACH_TASK,
+    Advanced,
+    Attach,
+    Attached,
+    Detach,
+    Done,
+    FillFailed,
+    Granted,
+    Said,
+    Seat,
+    TaskFailed,
+    Withdrawn,
+)
+
+BELL = -3
+"""The number of the daemon's bell among those that are listened to."""
+_MAX_TICK_S = 1.0
+_MIN_TICKS = 8
+_SAID_AGAIN_S = 10.0
+# To start, a worker imports what the schema needs.
+_MIN_START_TIMEOUT_S = 60.0
+
+MakeMessage = Callable[[Task], Message]
+
+
+class Attachable(Protocol):
+    """A stream that workers are to know of."""
+
+    number: int
+
+    @property
+    def page(self) -> Page:
+        """What workers and the consumer say of its batches."""
+
+    def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
+        """What the worker of a seat needs, and the descriptors that go with it."""
+
+    def granted_message(self) -> Granted:
+        """What a worker that comes may make."""
+
+    def attach_failed(self, error: LoaderdError) -> None:
+        """A worker cannot take it over."""
+
+    def is_under_way(self, key: int) -> bool:
+        """Whether a claim of this key is of a batch that may be made."""
+
+    def not_made(self, generation: int, step: int, error: LoaderdError) -> None:
+        """A worker says that a batch cannot be made."""
+
+    def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
+        """The worker of a seat is lost: what it was making is for the others."""
+
+
+class Workforce:
+    """See the module's docstring.
+
+    ``warn`` is told of every worker that is replaced.
+    """
+
+    def __init__(
+        self, wires: Wires, pool: WorkerPool, stall_timeout: float | None, warn: Callable[[str], None]
+    ) -> None:
+        self.scheduler = Scheduler()
+        self.pool = pool
+        self.stall_timeout = stall_timeout
+        """Seconds in which a worker must make progress; None: it may take for ever."""
+        self._wires = wires
+        self._warn = warn
+        self._streams: dict[int, Attachable] = {}
+        self._messages_of: dict[TaskSource, MakeMessage] = {}
+        self._num_fills = 0
+        self._said: dict[str, float] = {}
+        self.use = WorkersUse(pool)
+        """For samples."""
+        self.bell = new_bell()
+        wires.watch(BELL, self.bell)
+        """The daemon's: a consumer rings it when it has come where a page says."""
+
+    @property
+    def tick_s(self) -> float:
+        """How often :meth:`tick` is to be called."""
+        return _MAX_TICK_S if self.stall_timeout is None else min(_MAX_TICK_S, self.stall_timeout / _MIN_TICKS)
+
+    # ---------------------------------------------------------------------------------- what there is to do
+
+    def add_source(self, source: TaskSource, message_of: MakeMessage) -> None:
+        """Have the tasks of ``source`` done; ``message_of`` puts them in words."""
+        self._messages_of[source] = message_of
+        self.scheduler.add_source(source)
+
+    def remove_source(self, source: TaskSource) -> None:
+        """Forget a source; what its tasks still give is ignored by the source itself."""
+        self.scheduler.remove_source(source)
+        del self._messages_of[source]
+
+    def attach(self, stream: Attachable) -> None:
+        """Have all workers know of a stream, or of other files of it, the present workers and those to come."""
+        self._streams[stream.number] = stream
+        for worker in self.pool.numbers:
+            self._tell_of(worker, stream)
+
+    def tell(self, stream: Attachable, message: Granted | Withdrawn) -> None:
+        """Have all workers know what they may make of a stream."""
+        for worker in self.pool.numbers:
+            self._tell_news(worker, stream, message)
+
+    def _tell_news(self, worker: int, stream: Attachable, message: Granted | Withdrawn) -> None:
+        stream.page.add_news(self.pool.seat_of(worker))
+        self._wires.post(worker, message)
+
+    def tell_all(self, message: Message) -> None:
+        """Have all present workers know something."""
+        for worker in self.pool.numbers:
+            self._wires.post(worker, message)
+
+    def detach(self, stream: Attachable) -> None:
+        """Have all workers forget a stream."""
+        if self._streams.pop(stream.number, None) is not None:
+            for worker in self.pool.numbers:
+                self._wires.post(worker, Detach(stream.number))
+
+    def _tell_of(self, worker: int, stream: Attachable) -> None:
+        self._wires.post(worker, *stream.attach_message(self.pool.seat_of(worker)))
+        self._tell_news(worker, stream, stream.granted_message())
+        self.scheduler.unready(worker)
+
+    # ------------------------------------------------------------------------------------------ workers
+
+    def start(self, number: int) -> None:
+        """Have at least so many workers."""
+        while len(self.pool.numbers) < number:
+            self._start_worker()
+
+    def _start_worker(self) -> None:
+        worker, channel, pidfd = self.pool.start()
+        self._wires.add(worker, channel, pidfd)
+        seat = self.pool.seat_of(worker)
+        self._wires.post(worker, Seat(seat), (self.pool.bells[seat],))
+        self.scheduler.add_worker(worker)
+        for stream in self._streams.values():
+            self._tell_of(worker, stream)
+
+    def received(self, worker: int, messages: list[Message] | None) -> None:
+        """What has come from a worker; None: it is dead. Or that the daemon's bell was rung."""
+        if worker == BELL:
+            silence(self.bell)
+            return
+        if messages is None:
+            self._lose(worker)
+            return
+        for message in messages:
+            if isinstance(message, Attached):
+                self.scheduler.ready(worker)
+                continue
+            if isinstance(message, Said):
+                self._pass_on(message.text)
+            elif isinstance(message, Advanced):
+                self.scheduler.advanced(worker, message.task, message.done_bytes)
+            elif isinstance(message, Done):
+                self.scheduler.end_task(worker, message.task, self._result_of(message))
+            elif isinstance(message, TaskFailed):
+                self._failed(worker, message)
+            elif isinstance(message, FillFailed) and message.stream in self._streams:
+                self._streams[message.stream].not_made(message.generation, message.step, from_wire(message.error))
+            self.pool.achieved()
+
+    def _pass_on(self, text: str) -> None:
+        """Several workers may say the same."""
+        now_s = time.monotonic()
+        self._said = {said: at_s for said, at_s in self._said.items() if now_s - at_s < _SAID_AGAIN_S}
+        if text not in self._said:
+            self._warn(text)
+        self._said.setdefault(text, now_s)
+
+    def _failed(self, worker: int, message: TaskFailed) -> None:
+        error = from_wire(message.error)
+        if message.task != ATTACH_TASK:
+            self.scheduler.end_task(worker, message.task, None, error)
+            return
+        self.scheduler.ready(worker)
+        stream = self._streams.get(message.stream)
+        if stream is not None:
+            stream.attach_failed(error)
+
+    def _result_of(self, message: Done) -> Any:
+        if isinstance(self.scheduler.work_of(message.task), LoadWork):
+            return [Fault(tuple(places), from_wire(error)) for places, error in message.result]
+        return message.result
+
+    def silent(self, source: TaskSource, limit_s: float) -> Task | None:
+        """A task of ``source`` that a worker is at, and of which nothing has come for so long."""
+        return self.scheduler.silent(source, math.ceil(limit_s / self.tick_s))
+
+    def tick(self) -> None:
+        """``tick_s`` have passed, in which this process ran: replace workers that have stalled."""
+        self.scheduler.tick(self._at)
+        timeout_s = self.stall_timeout
+        if timeout_s is None:
+            return
+        limit = math.ceil(timeout_s / self.tick_s)
+        start_limit = math.ceil(max(timeout_s, _MIN_START_TIMEOUT_S) / self.tick_s)
+        for worker in self.scheduler.stalled(limit, start_limit):
+            self._lose(worker, f"made no progress for {timeout_s:g} s")
+
+    def batch_of(self, worker: int) -> tuple[int, int] | None:
+        """(stream, key) of the batch that a worker is making, wanted or not."""
+        seat = self.pool.seat_of(worker)
+        found = ((number, stream.page.makes(seat)) for number, stream in self._streams.items())
+        return next(((number, key) for number, key in found if key), None)
+
+    def task_of(self, worker: int) -> Task | None:
+        """The task that a worker is at, unless it makes a batch."""
+        tasks = self.scheduler.tasks_of(worker)
+        if not tasks or self.batch_of(worker) is not None:
+            return None
+        seat = self.pool.seat_of(worker)
+        if isinstance(tasks[0].work, (LoadWork, TrialWork)):  # which may have to wait
+            begun = [stream.page.task(seat) for stream in self._streams.values()]
+            return tasks[0] if tasks[0].number in begun else None
+        return tasks[0]
+
+    def _neglected(self, worker: int) -> tuple[int, int] | None:
+        """(stream, key) of a batch that the consumer waits for, that nobody has claimed, and this one could make.
+
+        It is at that, for it should be: it may be suspended in front of its claim.
+        """
+        seat = self.pool.seat_of(worker)
+        for number, stream in self._streams.items():
+            page = stream.page
+            key = page.words[POSITION]
+            is_wanted = stream.is_under_way(key) and page.keys().count(key) == 0
+            if is_wanted and any(map(page.is_free, page.slots_of(seat))):
+                return number, key
+        return None
+
+    def _at(self, worker: int) -> Hashable:
+        """A worker that has tasks does one of them, or makes batches in front of it."""
+        seat, tasks = self.pool.seat_of(worker), self.scheduler.tasks_of(worker)
+        num_fills = sum(stream.page.counted(seat, Counter.FILLS) for stream in self._streams.values())
+        if (batch := self.batch_of(worker)) is not None:
+            return (*batch, num_fills)
+        return (tasks[0].number, num_fills) if tasks else self._neglected(worker)
+
+    def doing(self, worker: int) -> str:
+        """What a worker is at, in words; "" if it is at nothing."""
+        if (batch := self.batch_of(worker)) is not None:
+            return f"the decoding of batch {step_of(batch[1])}"
+        task = self.task_of(worker)
+        return "" if task is None else str(task.work)
+
+    def _lost_at(self, worker: int, stalled: str) -> str:
+        """The same, for the warning that it is lost."""
+        if doing := self.doing(worker):
+            return f" at {doing}"
+        neglected = self._neglected(worker) if stalled else None
+        return "" if neglected is None else f" while batch {step_of(neglected[1])} had to be made"
+
+    def _lose(self, worker: int, stalled: str = "") -> None:
+        """A worker is dead, or has ``stalled``: another one takes its place."""
+        task, what = self.task_of(worker), self._lost_at(worker, stalled)
+        seat, pid = self.pool.seat_of(worker), self.pool.pid_of(worker)
+        num_fills = sum(stream.page.total(Counter.FILLS) for stream in self._streams.values())
+        if num_fills != self._num_fills:
+            self._num_fills = num_fills
+            self.pool.achieved()
+        self._wires.remove(worker)
+        reason = self.pool.bury(worker)
+        for stream in self._streams.values():
+            stream.lose_claims(seat, stalled or reason, bool(stalled))
+        self.scheduler.lose_worker(worker, stalled or reason, bool(stalled), task)
+        self._start_worker()
+        self._warn(f"worker process {pid} {stalled or reason}{what}; another one does its work again")
+
+    def assign(self) -> None:
+        """Give out what can be given out."""
+        for worker, task in self.scheduler.assign():
+            self._wires.post(worker, self._messages_of[task.source](task))

@@ -1,0 +1,141 @@
+"""The index of all shards: from the cache where it is there, made by the workers where not.
+
+A shard that cannot be indexed, because it cannot be read or because workers are lost at it, does not end the pass: in
+place of its index comes one that says so. What becomes of it is the user's choice, as with damaged records.
+
+Pure but for the cache: a source of tasks that the scheduler asks like any other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, IndexWork, Task
+from loaderd.errors import CorruptRecordError, Damage, LoaderdError, StorageError, WorkerError
+from loaderd.shards.access import PIECE_BYTES
+from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile, is_remote
+from loaderd.shards.shard_index import ShardIndex, decode_index
+from loaderd.statistics import StorageCounts
+
+MAX_NAMED_DAMAGES = 1000
+# They come in one message.
+MAX_REPORTED_DAMAGES = 200_000
+
+
+class IndexPass:
+    """Gives out a task for each shard that the cache does not know; ``indexes`` fills up."""
+
+    def __init__(
+        self,
+        files: list[ShardFile],
+        cache: IndexCache,
+        known: Mapping[ShardFile, ShardIndex] | None = None,
+        requests: int = TASKS_PER_WORKER,
+    ) -> None:
+        """``known``: indexes that are here already. ``requests``: that a worker may have under way at a time."""
+        self.error: LoaderdError | None = None
+        self.counts = [0] * len(fields(StorageCounts))
+        """What was asked of storage: the fields of ``StorageCounts``."""
+        self._requests = requests
+        self.files = files
+        self.indexes: dict[int, ShardIndex] = {}
+        self.unstored: str | None = None
+        for number, file in enumerate(files):
+            index = (known or {}).get(file) or cache.load(file)
+            if index is not None and index.error is None:
+                self.indexes[number] = index
+        self.num_cached = len(self.indexes)
+        missing = [number for number in range(len(files)) if number not in self.indexes]
+        # The largest first: a large one at the end would keep one worker busy and the others idle.
+        self._waiting = deque(sorted(missing, key=lambda number: -files[number].size_bytes))
+        self.total_bytes = sum(files[number].size_bytes for number in missing)
+        self._done_bytes = 0
+        self._begun_bytes: dict[int, int] = {}
+
+    @property
+    def done_bytes(self) -> int:
+        """Of ``total_bytes``."""
+        return self._done_bytes + sum(self._begun_bytes.values())
+
+    def advanced(self, task: Task, done_bytes: int) -> None:
+        """A shard has been read so far."""
+        assert isinstance(task.work, IndexWork)
+        self._begun_bytes[task.work.file] = done_bytes
+
+    @property
+    def finished(self) -> bool:
+        return self.error is not None or len(self.indexes) == len(self.files)
+
+    @property
+    def tasks_per_worker(self) -> int:
+        """Of remote shards that are one request each, a worker gets as many as it may ask for at a time."""
+        if not self._waiting:
+            return TASKS_PER_WORKER
+        file = self.files[self._waiting[0]]
+        return self._requests if is_remote(file.uri) and file.size_bytes <= PIECE_BYTES else TASKS_PER_WORKER
+
+    def next_task(self) -> Task | None:
+        return Task(self, IndexWork(self._waiting.popleft())) if self._waiting else None
+
+    def done(self, task: Task, result: Any) -> None:
+        assert isinstance(task.work, IndexWork)
+        encoded, unstored, counts = result
+        self.unstored = self.unstored or unstored
+        self.counts = [before + more for before, more in zip(self.counts, counts, strict=True)]
+        file = self.files[task.work.file]  # which has its secrets
+        self._take(task.work.file, replace(decode_index(encoded), file=file))
+
+    def _take(self, number: int, index: ShardIndex) -> None:
+        self.indexes[number] = index
+        self._begun_bytes.pop(number, None)
+        self._done_bytes += self.files[number].size_bytes
+
+    def failed(self, task: Task, error: LoaderdError) -> None:
+        """A shard that cannot be had now is no damaged one: the pass ends."""
+        assert isinstance(task.work, IndexWork)
+        if isinstance(error, StorageError):
+            self.error = self.error or error
+            return
+        self._take(task.work.file, ShardIndex.of_unreadable(self.files[task.work.file], error))
+
+    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
+        self.failed(task, error)
+
+    def retry(self, task: Task) -> bool:
+        return True
+
+
+def damage_error(
+    damages: list[Damage],
+    num_files: int,
+    unreadable: Sequence[LoaderdError] = (),
+    most: int = MAX_NAMED_DAMAGES,
+) -> LoaderdError:
+    """What ``on_corrupt="raise"`` raises for the damage that the index pass found.
+
+    ``unreadable``: why shards could not be indexed; ``damages`` holds these shards, too. ``most``: how many damages
+    the error carries.
+    """
+    if unreadable:
+        named = "\n".join(f"  {error.message}" for error in unreadable[:10])
+        rest = f"\n  … and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
+        text = f"{len(unreadable)} of {num_files} shards cannot be indexed:\n{named}{rest}"
+        return type(unreadable[0])(
+            unreadable[0].message if num_files == 1 else text,
+            hint=f'{unreadable[0].hint} Or pass on_corrupt="skip_record" or "skip_shard" to go on without.'.lstrip(),
+            damages=tuple(damages[:most]),
+            traceback=unreadable[0].traceback,
+        )
+    shards = len({damage.shard for damage in damages})
+    count = f"{len(damages)} damaged record{'s' * (len(damages) > 1)} in {shards} of {num_files} shards"
+    named = "\n".join(f"  {damage}" for damage in damages[:10])
+    rest = f"\n  … and {len(damages) - 10} more" if len(damages) > 10 else ""
+    return CorruptRecordError(
+        f"{count}:\n{named}{rest}",
+        hint='Restore the files, or pass on_corrupt="skip_record" or "skip_shard" to go on without them.',
+        damages=tuple(damages[:most]),
+    )

@@ -1,0 +1,72 @@
+"""The shards of each set, listed by the workers.
+
+Storage may let whoever asks it wait for ever, in a call that nothing but the end of the process ends. So the daemon
+asks it for nothing: it stays awake, says what is waited for, and ends when the training does.
+
+Pure: a source of tasks that the scheduler asks like any other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, ListWork, Task
+from loaderd.errors import LoaderdError, ShardReadError, WorkerError
+from loaderd.redaction import redacted
+from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
+
+
+class ListPass:
+    """Gives out a task for each of ``sets``, the names of whose shards a ``Dataset`` has checked; ``files`` fills up.
+
+    ``stall_timeout``: after so many seconds in which nothing came of it, a worker is ended, and the listing with it.
+    """
+
+    tasks_per_worker = TASKS_PER_WORKER
+
+    def __init__(self, sets: Sequence[str | Sequence[str]], stall_timeout: float | None) -> None:
+        self.sets = sets
+        self.files: dict[int, list[ShardFile]] = {}
+        self.error: LoaderdError | None = None
+        self._waiting = deque(range(len(sets)))
+        self._stall_timeout = stall_timeout
+
+    @property
+    def finished(self) -> bool:
+        return self.error is not None or len(self.files) == len(self.sets)
+
+    def next_task(self) -> Task | None:
+        if not self._waiting:
+            return None
+        number = self._waiting.popleft()
+        return Task(self, ListWork(number, _in_words(self.sets[number])), survives_stalls=False)
+
+    def advanced(self, task: Task, done_bytes: int) -> None: ...
+
+    def done(self, task: Task, result: Any) -> None:
+        assert isinstance(task.work, ListWork)
+        self.files[task.work.set] = [ShardFile(*file) for file in result]
+
+    def failed(self, task: Task, error: LoaderdError) -> None:
+        self.error = self.error or error
+
+    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
+        assert isinstance(task.work, ListWork)
+        if not stalled:
+            self.failed(task, error)
+            return
+        text = f"{task.work.shards} cannot be listed: the storage has not answered for {self._stall_timeout:g} s"
+        hint = f"{HINT_STORAGE} Where it takes longer, pass a larger stall_timeout."
+        self.failed(task, ShardReadError(text, hint=hint))
+
+    def retry(self, task: Task) -> bool:
+        return True
+
+
+def _in_words(shards: str | Sequence[str]) -> str:
+    """The shards of a set, for a message: all of them would be too long."""
+    if isinstance(shards, str):
+        return redacted(shards)
+    return redacted(shards[0]) + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")

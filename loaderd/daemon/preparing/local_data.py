@@ -1,0 +1,180 @@
+"""The data of a stream: the shards of its sets, their tables, and the rows of it all.
+
+Blocks and shards are numbered through all sets. Of a set that grows, the shards that an epoch is made of are on
+record, so that a position in that epoch can be gone back to when there are more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.daemon.preparing.block_table import BlockTable
+from loaderd.daemon.preparing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
+from loaderd.dataset import AnyDataset, Dataset, joined_text
+from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
+from loaderd.options import StreamOptions
+from loaderd.plan.epoch import Slice
+from loaderd.plan.passes import Listing
+from loaderd.plan.rows import SetRows
+from loaderd.plan.selection import Skip, Take, numbers_that
+from loaderd.protocol.worker_messages import FILES
+from loaderd.shards.shard_file import ShardFile, is_remote
+from loaderd.shards.shard_index import ShardIndex
+
+_MOST_NAMED = 3
+_UNKNOWN = -1
+
+
+def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[list[ShardFile]]:
+    """Of the shards ``found`` of each set, those of ``listing`` where a set grows; None: all.
+
+    Raises OptionError where they are not there any more.
+    """
+    if listing is None:
+        return found
+    return [files if entry is None else _listed(files, *entry) for files, entry in zip(found, listing, strict=True)]
+
+
+def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -> list[ShardFile]:
+    """Those from ``first`` to ``last``; raises OptionError unless they are ``count``."""
+    names = [file.name for file in files]
+    missing = [name for name in (first, last) if name not in names]
+    between = [] if missing else files[names.index(first) : names.index(last) + 1]
+    if len(between) != count:
+        found = f"{' and '.join(missing)} missing" if missing else f"{len(between)}"
+        raise OptionError(
+            f"the position belongs to {count} shards, {first} to {last}: expected to find them again, found {found}",
+            hint="Bring them back, or go without the position.",
+        )
+    return between
+
+
+class Data:
+    """Raises ShardError where damage forbids it or no record is left, and OptionError if it is not ``listing``'s."""
+
+    def __init__(
+        self,
+        dataset: AnyDataset,
+        options: StreamOptions,
+        sets: Sequence[Sequence[ShardFile]],
+        index_of: Callable[[ShardFile], ShardIndex],
+    ) -> None:
+        self.files = [file for files in sets for file in files]
+        indexes = [[index_of(file) for file in files] for files in sets]
+        damages = [damage for of_set in indexes for index in of_set for damage in index.damages]
+        self.unreadable = [index.error for of_set in indexes for index in of_set if index.error is not None]
+        most = MAX_NAMED_DAMAGES if options.report is None else MAX_REPORTED_DAMAGES
+        if damages and options.on_corrupt == "raise":
+            raise damage_error(damages, len(self.files), self.unreadable, most)
+        self.damages: list[Damage] = damages[:most]
+        leaves = dataset.leaves()
+        self._tables = [
+            BlockTable(of_set, options.on_corrupt, leaf.selection)
+            for leaf, of_set in zip(leaves, indexes, strict=True)
+        ]
+        for table, files in zip(self._tables, sets, strict=True):
+            if not table.num_records:
+                raise NoShardsError(
+                    f"the {len(files)} shards hold no record"
+                    + (f" that is not damaged: {damages[0]}" if damages else ""),
+                    hint="Check that the files are TFRecord shards (plain, GZIP or ZLIB).",
+                )
+        self._block_ends = list(accumulate(len(table.counts) for table in self._tables))
+        self._first_shards = list(accumulate((len(files) for files in sets), initial=0))
+        self.compressions = [compression for table in self._tables for compression in table.compressions]
+        rows = [SetRows(table.counts, options.seed, bool(options.shuffle)) for table in self._tables]
+        self.rows = dataset.combine(iter(rows))
+        entries = [_entry(*found) for found in zip(leaves, sets, self._tables, strict=True)]
+        self.listing: Listing | None = tuple(entries) if any(entries) else None
+        self.of = joined_text(dataset)
+        for name, table, entry in zip(dataset.names(), self._tables, entries, strict=True):
+            if entry is None:
+                content = f"{table.num_records} records in {table.num_shards} shards, digest {table.digest}"
+                self.of[f"{name} shards".strip()] = content
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.files)
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all sets."""
+        return self._block_ends[-1]
+
+    @property
+    def counts(self) -> list[npt.NDArray[np.int64]]:
+        """Of each set, int64, (blocks,): the records of each block that are in the data set."""
+        return [table.counts for table in self._tables]
+
+    @property
+    def is_far_away(self) -> bool:
+        """Whether any of it is not read from a file system of this machine."""
+        return any(is_remote(file.uri) for file in self.files)
+
+    @property
+    def source(self) -> list[Any]:
+        """As in Attach."""
+        return [FILES, [[file.uri, file.size_bytes, file.mtime_ns] for file in self.files], self.compressions]
+
+    def use_servers(self, addresses: tuple[str, ...]) -> None:
+        """There are none."""
+
+    def block(self, number: int) -> list[Any]:
+        """As ``BlockTable.block``."""
+        own, of_set = self._find(number)
+        shard, *rest = self._tables[of_set].block(own)
+        return [shard + self._first_shards[of_set], *rest]
+
+    def slice(self, part: Slice, seed: int) -> list[Any]:
+        """As ``BlockTable.slice``."""
+        own, of_set = self._find(part.block)
+        shard, *rest = self._tables[of_set].slice(Slice(own, part.first, part.stop, part.row, part.epoch), seed)
+        return [shard + self._first_shards[of_set], *rest]
+
+    def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
+        """``error``, which workers met at ``records``, with these named: the shards, the blocks and the records."""
+        numbers: dict[int, list[int]] = {}
+        for part in records:
+            numbers.setdefault(part.block, []).extend(self._numbers(part))
+        named = [self._named(block, found) for block, found in numbers.items()]
+        rest = f"\n  … and of {len(named) - _MOST_NAMED} more blocks" if len(named) > _MOST_NAMED else ""
+        text = f"{error.message}. It holds\n  " + "\n  ".join(named[:_MOST_NAMED]) + rest
+        block, found = next(iter(numbers.items()))
+        uri = self.files[self.block(block)[0]].uri
+        damage = Damage(uri, min(found), _UNKNOWN, "records that workers survive", error.message)
+        return WorkerError(text, hint=error.hint, damage=damage)
+
+    def _named(self, block: int, numbers: Sequence[int]) -> str:
+        shard, offset, _, count, first, *_ = self.block(block)
+        which = f"record {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} records from {min(numbers)} on"
+        return f"{self.files[shard].uri}: {which}, of the block of {count} from record {first} at byte {offset}"
+
+    def _numbers(self, part: Slice) -> list[int]:
+        """The numbers in their shard of the records of ``part``."""
+        *_, count, first, _, left = self.block(part.block)
+        low, high, conditions = left or (first, first + count, [])
+        found: list[int] = numbers_that(conditions, low, high)[part.first : part.stop].tolist()
+        return found
+
+    def _find(self, block: int) -> tuple[int, int]:
+        """(number in its set, set) of a block."""
+        of_set = bisect_right(self._block_ends, block)
+        return block - (self._block_ends[of_set - 1] if of_set else 0), of_set
+
+
+def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> tuple[str, str, int, str] | None:
+    """What to write down of the shards of a set: [first name, last name, count, digest]; None if it does not grow.
+
+    Shards in front of the newest records are left out, so that they may be deleted.
+    """
+    if not leaf.grows:
+        return None
+    counts_all = any(isinstance(operation, (Take, Skip)) for operation in leaf.selection)
+    first = 0 if counts_all else table.block(0)[0]
+    return files[first].name, files[-1].name, len(files) - first, table.digest

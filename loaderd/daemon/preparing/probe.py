@@ -1,0 +1,63 @@
+"""The tasks between the index pass and the stream: do the records fit the schema?
+
+A schema that is wrong shall be an error before the training begins. With ``on_corrupt="raise"``, the first record
+tells. With the two others, a record that does not fit is left out, and the schema is wrong only where none fits: of
+some blocks, spread over all of them, one after the other until there is a record that does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, ProbeWork, Task
+from loaderd.errors import LoaderdError, RecordMismatchError, WorkerError
+from loaderd.statistics import Kernels
+
+_MAX_BLOCKS = 8
+
+
+class Probe:
+    """See the module's docstring. In the end it is ``finished``, with or without an ``error``."""
+
+    tasks_per_worker = TASKS_PER_WORKER
+
+    def __init__(self, num_blocks: int, skips: bool) -> None:
+        self.finished = False
+        self.error: LoaderdError | None = None
+        self.kernels: Kernels = "numpy"
+        """What the worker decodes with that did it."""
+        self._skips = skips
+        count = min(num_blocks, _MAX_BLOCKS) if skips else 1
+        self._waiting = deque(number * num_blocks // count for number in range(count))
+        self._tried = 0
+        self._may_give = True
+
+    def next_task(self) -> Task | None:
+        if not self._may_give or self.finished:
+            return None
+        self._may_give = False
+        return Task(self, ProbeWork(self._waiting.popleft(), self._skips))
+
+    def advanced(self, task: Task, done_bytes: int) -> None: ...
+
+    def done(self, task: Task, result: Any) -> None:
+        self.finished, self.error, self.kernels = True, None, result
+
+    def failed(self, task: Task, error: LoaderdError) -> None:
+        self._tried += 1
+        self.error = self.error or error
+        if self._waiting:
+            self._may_give = True
+            return
+        self.finished = True
+        if self._skips and isinstance(self.error, RecordMismatchError):
+            blocks = "the only block" if self._tried == 1 else f"{self._tried} blocks, spread over all of them,"
+            text = f"no record of {blocks} fits the schema; the first of them: {self.error.message}"
+            self.error = RecordMismatchError(text, hint=self.error.hint, damages=self.error.damages)
+
+    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
+        self.failed(task, error)
+
+    def retry(self, task: Task) -> bool:
+        return True

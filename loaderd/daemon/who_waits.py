@@ -1,0 +1,39 @@
+"""Who waits for whom: what the daemon knows of it, as a screen of text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.session import Session
+
+_MOST_WORKERS = 16
+
+
+def describe(workforce: Workforce, sessions: Sequence[Session]) -> str:
+    """Lines for each stream (the consumer, the batches, the windows), and one for each worker."""
+    pool = workforce.pool
+    lines = [f"daemon {os.getpid()}: {pool.restarts} workers were replaced so far"]
+    for session in sessions:
+        progress = None if session.preparation is None else session.preparation.progress
+        if progress is not None:
+            lines.append(f"  index      {progress[0]} of {progress[1]} bytes")
+        if session.opened is not None:
+            lines += [f"  {line}" for line in session.opened.stream.describe()]
+    idle = [session.opened.stream.why_idle() for session in sessions if session.opened is not None]
+    for worker in pool.numbers[:_MOST_WORKERS]:
+        doing = _doing(workforce, worker) or (idle[0] if len(idle) == 1 else "idle")
+        lines.append(f"  worker     {pool.pid_of(worker)} {doing}")
+    if len(pool.numbers) > _MOST_WORKERS:
+        lines.append(f"  … and {len(pool.numbers) - _MOST_WORKERS} more")
+    return "\n".join(lines)
+
+
+def _doing(workforce: Workforce, worker: int) -> str:
+    scheduler = workforce.scheduler
+    silent = f"nothing came of it for {scheduler.ticks_of(worker) * workforce.tick_s:.0f} s"
+    if not scheduler.is_ready(worker):
+        return f"starts; {silent}"
+    doing = workforce.doing(worker)
+    return f"is at {doing}; {silent}" if doing else ""

@@ -1,0 +1,619 @@
+"""The workforce with several sources, in any order of events, held to what must be true whatever happens.
+
+``test_stream.py`` follows what one stream writes to memory, row by row. Here it is who waits for whom: two streams
+and index passes share workers that end what they are at well, badly, or not at all, and the model sees what the
+workers see, which batches they claim and what tasks they are given, and what is said to each consumer. At the end of
+each example everything is let run to its end, and then each batch must have come, and each slot and arena be free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from page_workers import new_page
+from workforce_run import Crew, Hand, Job
+
+from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.groups.feed import Feed
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, LoadWork, Task, TrialWork
+from loaderd.daemon.preparing.index_pass import IndexPass
+from loaderd.errors import ShardReadError, to_wire
+from loaderd.memory.page import MAX_GENERATION, POSITION, split_key, step_of
+from loaderd.memory.taking import Taker
+from loaderd.options import Remainder
+from loaderd.plan.batches import BatchPlan
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.rows import SetRows
+from loaderd.plan.shares import HostShare, Rest
+from loaderd.protocol.worker_messages import NO_STREAM
+from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
+from loaderd.workers.fill import Claim
+
+NO_RECORDS = ShardIndex(ShardFile("empty", 0, 0), "none", 0, (), *[np.zeros(0, np.uint8)] * 5).encode()
+_STEPS_OF_AN_ENDLESS_PASS = 20
+_MOST_TURNS = 5000
+_STALL_TIMEOUT_S = 8.0
+_STALL_TICKS, _START_TICKS = 8, 60
+_MOST_WORKERS = 4
+
+Place = tuple[int, int]
+"""(window, place in it, or row of it)."""
+
+sizes = st.fixed_dictionaries(
+    {
+        "blocks": st.lists(st.integers(1, 9), min_size=1, max_size=6),
+        "window_records": st.sampled_from([1, 3, 8, 20]),
+        "batch_size": st.sampled_from([1, 2, 5]),
+        "remainder": st.sampled_from(["drop", "short", "carry"]),
+        "epochs": st.sampled_from([1, 2, None]),
+        "num_slots": st.integers(1, 9),
+        "num_workers": st.integers(1, 3),
+        "skip_damaged": st.booleans(),
+    }
+)
+some_faults = st.just([]) | st.just([]) | st.lists(st.integers(0, 20), max_size=2)
+
+
+def rows_of(work: LoadWork) -> set[int]:
+    """Rows of the window that a load brings."""
+    return {row for part in work.slices for row in range(part.row, part.row + part.stop - part.first)}
+
+
+class Consumer:
+    """A stream, and what is seen of it from outside: where its slots and arenas are, which rows are loaded."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        blocks: list[int],
+        window_records: int,
+        batch_size: int,
+        remainder: Remainder,
+        epochs: int | None,
+        num_slots: int,
+        num_workers: int,
+        skip_damaged: bool,
+    ) -> None:
+        num_records = sum(blocks)
+        batches = BatchPlan(
+            HostShare(Rest(num_records), 0, 1, window_records), min(batch_size, num_records), remainder, epochs
+        )
+        rows = SetRows(np.array(blocks), 5, True)
+        self.num_arenas = 2 + batch_size
+        self.epochs = epochs
+        self.skip_damaged = skip_damaged
+        self.make_plan = lambda pass_: PassPlan(rows, batches, 5, True, pass_.first_epoch)
+        self.page = new_page(num_slots, _MOST_WORKERS)
+        self.stream = Stream(
+            self.make_plan,
+            self.page,
+            num_arenas=self.num_arenas,
+            num_workers=num_workers,
+            skip_damaged=skip_damaged,
+            blame=lambda records, error: error,
+        )
+        self.granting = crew.attach(self.stream)
+        self.taker = Taker(self.page, crew.workforce.bell, crew.pool.bells)
+        self.feed = Feed(self.stream, self.taker)
+        self.generations = count(1)
+        self.lent: set[int] = set()
+        self.arenas: dict[int, tuple[int, int]] = {}
+        self.slots: dict[int, tuple[int, int]] = {}
+        self.stop()
+
+    def stop(self) -> None:
+        self.feed.stop()
+        self.ended = True
+        self.generation = -1
+
+    def start(self, first_epoch: int, where: int) -> None:
+        """A pass; what is known of an older one is void."""
+        self.generation = next(self.generations)
+        self.ended = False
+        self.loaded: Counter[Place] = Counter()
+        self.bad: set[Place] = set()
+        self.failed: set[int] = set()
+        self.losses: Counter[int] = Counter()
+        """By step, how many workers the daemon may believe to have been lost there."""
+        self.kills: Counter[int] = Counter()
+        """And how many were."""
+        self.stalls: set[int] = set()
+        pass_ = Pass(first_epoch, self.epochs)
+        self.plan = self.make_plan(pass_)
+        self.next_step = where if self.plan.num_steps is None else where % (self.plan.num_steps + 1)
+        self.feed.start(self.generation, pass_, self.next_step)
+
+    # ---------------------------------------------------------------------------- what workers begin with
+
+    def begin_load(self, task: Task, others: list[Task]) -> None:
+        """A worker is given ``task``; ``others`` are those that workers have of this stream."""
+        assert task.generation == self.generation and task.deaths < task.most_deaths
+        if not isinstance(task.work, LoadWork):
+            assert isinstance(task.work, TrialWork) and self.losses[task.work.batch.step] >= MAX_DEATHS
+            return
+        work = task.work
+        window = (self.generation, work.window)
+        users = [other for other in others if isinstance(other.work, LoadWork) and other.work.arena == work.arena]
+        if self.arenas.get(work.arena) != window:
+            assert not users, "nobody else writes to the arena of a new window"
+            assert window not in self.arenas.values(), "a window has one arena"
+            before = self.arenas.get(work.arena, (-1, 0))
+            if before[0] == self.generation:
+                assert not self.is_needed(before[1]), "no batch needs the window that was there"
+            self.arenas[work.arena] = window
+        for other in users:
+            assert isinstance(other.work, LoadWork)
+            assert not rows_of(other.work) & rows_of(work), "one place, one load"
+        assert not any(self.loaded[work.window, row] for row in rows_of(work)), "a row is loaded once"
+
+    def is_needed(self, window: int) -> bool:
+        """Whether a batch reads from ``window`` that has not been taken, and will be."""
+        _, taken = split_key(self.page.words[POSITION])
+        for step in range(taken, self.plan.last_step_in(window) + 1):
+            if window in {one.window for one in self.plan.segments_of(step)} and not self.is_broken(step):
+                return True
+        return False
+
+    def is_due_at(self, seat: int) -> int:
+        """The key of the batch that the consumer waits for, if nobody makes it and this worker could; or 0."""
+        key: int = self.page.words[POSITION]
+        keys = self.page.keys()
+        could = key not in keys and any(self.page.is_free(slot) for slot in self.page.slots_of(seat))
+        return key if could and self.stream.is_under_way(key) else 0
+
+    def places_of(self, step: int) -> list[Place]:
+        """What batch ``step`` is made of."""
+        return [(one.window, place) for one in self.plan.segments_of(step) for place in range(one.start, one.stop)]
+
+    def is_broken(self, step: int) -> bool:
+        """Whether a batch must not come, for what is known of its rows."""
+        bad = [place in self.bad for place in self.places_of(step)]
+        return all(bad) if self.skip_damaged else any(bad)
+
+    def begin_batch(self, claim: Claim, others: list[Claim]) -> None:
+        """A worker has claimed a batch; ``others`` are those that workers are at, of this stream."""
+        generation, step = claim.place
+        assert generation == self.generation, "nobody begins what nobody wants"
+        assert step >= self.next_step and not self.is_broken(step) and step not in self.failed
+        assert self.kills[step] < 2 * MAX_DEATHS, "what kills for ever is given up"
+        assert claim.slot not in self.lent and claim.slot not in [other.slot for other in others]
+        assert self.slots.get(claim.slot, (-1, 0)) < (generation, self.next_step), "nobody needs what is in the slot"
+        assert claim.key not in [other.key for other in others], "a batch is made by one worker"
+        assert (generation, step) not in self.slots.values(), "a batch is made once"
+        assert self.holds(claim)
+        rows = [
+            (one.window, row) for one in self.plan.segments_of(step) for row in range(self.plan.rows_of(one.window))
+        ]
+        assert all(self.loaded[row] for row in rows), "its windows are ready"
+        bad = {row for row, place in enumerate(self.places_of(step)) if place in self.bad}
+        assert set(claim.run.omit) == bad, "what cannot be delivered is left out, and nothing else"
+        self.slots.pop(claim.slot, None)
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether the rows of a batch are where its worker looks for them."""
+        planned = [((claim.place[0], one.window), one.start, one.stop) for one in self.plan.segments_of(claim.step)]
+        return planned == [(self.arenas.get(arena), start, stop) for arena, start, stop in claim.segments]
+
+    # --------------------------------------------------------------------------------- what becomes of it
+
+    def end(self, job: Job, failed: bool, faults: list[int]) -> Any:
+        """A worker is to end a job; returns the result of a load."""
+        if job.task is not None:
+            is_load = job.task.generation == self.generation and isinstance(job.task.work, LoadWork)
+            return self.end_load(job.task.work, failed, faults) if is_load else []
+        assert job.claim is not None
+        generation, step = job.claim.place
+        if generation == self.generation and failed:
+            self.failed.add(step)
+        elif generation == self.generation and self.holds(job.claim):
+            self.slots[job.claim.slot] = generation, step
+        return None
+
+    def end_load(self, work: LoadWork, failed: bool, faults: list[int]) -> list[Any]:
+        rows = sorted(rows_of(work))
+        self.loaded.update((work.window, row) for row in rows)
+        wrong = rows if failed else sorted({rows[number % len(rows)] for number in faults})
+        places = self.plan.order_of(work.window).places()
+        self.bad |= {(work.window, int(places[row])) for row in wrong}
+        return [[[int(places[row])], to_wire(ShardReadError("unreadable"))] for row in wrong]
+
+    def blame(self, job: Job, stalled: bool) -> None:
+        """A worker was lost at a job, and the daemon knows of it."""
+        if job.claim is not None:
+            generation, step = job.claim.place
+            if generation == self.generation:
+                self.losses[step] += 1
+                self.kills[step] += 1
+                self.stalls |= {step} if stalled else set()
+            return
+        task = job.task
+        assert task is not None
+        if task.generation != self.generation:
+            return
+        if task.deaths < MAX_DEATHS:
+            return
+        if isinstance(task.work, LoadWork) and len(task.work.slices) == 1:
+            self.end_load(task.work, True, [])
+        elif isinstance(task.work, TrialWork) and len(task.work.rows) == 1:
+            self.bad.add(self.places_of(task.work.batch.step)[task.work.rows[0]])
+
+    # -------------------------------------------------------------------------------------- the consumer
+
+    def listen(self) -> None:
+        """What a session does when the daemon has heard something."""
+        self.stream.look()
+        self.feed.collect()
+        while self.feed.outbox:
+            item = self.feed.outbox.popleft()
+            if isinstance(item, (Delivery, BrokenBatch)):
+                assert not self.ended and item.step == self.next_step, "in order, none twice, none left out"
+                self.next_step += 1
+                self.take(item)
+            elif isinstance(item, PassEnd):
+                assert not self.ended and self.next_step == self.plan.num_steps
+                self.ended = True
+        self.granting.say()
+
+    def take(self, item: Delivery | BrokenBatch) -> None:
+        places = self.places_of(item.step)
+        bad = len(self.bad.intersection(places))
+        if isinstance(item, BrokenBatch):
+            most = MAX_DEATHS if item.step in self.stalls and not self.skip_damaged else 2 * MAX_DEATHS
+            is_deadly = self.losses[item.step] >= most
+            assert self.is_broken(item.step) or is_deadly or item.step in self.failed, "it is broken for a reason"
+            return
+        assert self.slots.pop(item.slot) == (self.generation, item.step), "what is in the slot is the batch"
+        assert item.slot not in self.lent
+        skipped, errors = (item.omission.num_skipped, item.omission.errors) if item.omission else (0, ())
+        assert item.num_records + skipped == len(places) and item.num_records
+        assert skipped == bad and bool(errors) == bool(skipped) and (self.skip_damaged or not skipped)
+        self.lent.add(item.slot)
+
+    def release(self, slots: list[int]) -> None:
+        self.lent.difference_update(slots)
+        self.feed.release(slots)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Workers, two consumers, and now and then an index pass.
+
+    ``eager``: the daemon and the workers do at once what they can do; and only if something wakes them. Else several
+    events come together.
+    """
+
+    @initialize(first=sizes, second=sizes, num_workers=st.integers(1, 3), eager=st.booleans())
+    def set_up(self, first, second, num_workers: int, eager: bool) -> None:
+        self.crew = Crew(_STALL_TIMEOUT_S)
+        self.scheduler = self.crew.workforce.scheduler
+        self.consumers = [Consumer(self.crew, **first), Consumer(self.crew, **second)]
+        self.index_pass: IndexPass | None = None
+        self.eager = eager
+        self.ticks: Counter[int] = Counter()
+        self.seen: dict[int, Job | None] = {}
+        self.waits: dict[int, dict[Any, int]] = {}
+        self.add_workers(num_workers, True)
+        for consumer in self.consumers:
+            consumer.start(0, 0)
+        self.settle(True)
+
+    # ------------------------------------------------------------------------------------------ workers
+
+    @precondition(lambda self: len(self.crew.hands) < _MOST_WORKERS)
+    @rule(number=st.integers(1, 3), ready=st.booleans())
+    def add_workers(self, number: int, ready: bool) -> None:
+        self.crew.start(min(number, _MOST_WORKERS - len(self.crew.hands)))
+        if ready:
+            self.all_get_ready()
+
+    @rule()
+    def all_get_ready(self) -> None:
+        for hand in self.crew.hands.values():
+            if not hand.started:
+                hand.start()
+        self.settle()
+
+    @rule(which=st.integers(1, 15), ready=st.booleans() | st.just(True))
+    def lose_workers(self, which: int, ready: bool) -> None:
+        """One, several or all die at once; ``which``: a bit for each."""
+        for position, hand in enumerate(list(self.crew.hands.values())):
+            if which >> position & 1:
+                self.lose(hand)
+        if ready:
+            self.all_get_ready()
+        self.settle(True)
+
+    @rule(victim=st.integers(0, 5), times=st.integers(1, 25))
+    def lose_workers_at_a_job(self, victim: int, times: int) -> None:
+        """Until it is given up, and at what is tried of it then."""
+        target: Any = None
+        for _ in range(times):
+            self.listen()
+            self.begin(15, True)
+            holders = {name_of(hand): hand for hand in self.working}
+            if not holders:
+                break
+            if target not in holders:
+                trials = [name for name in holders if isinstance(name, Task) and isinstance(name.work, TrialWork)]
+                target = (trials or list(holders))[victim % len(trials or holders)]
+            self.lose(holders[target])
+            self.all_get_ready()
+        self.settle(True)
+
+    def lose(self, hand: Hand) -> None:
+        keeps_slots = any(filler._parked for filler in hand.fillers.values())
+        deaths = {task: task.deaths for task in self.scheduler.tasks_of(hand.number)}
+        at = None if hand.job is None else hand.job.task
+        self.crew.kill(hand.number)
+        self.blame(hand, False)
+        for task, before in deaths.items():
+            # Of one that is no stream's, nobody sees whether it is begun.
+            may_be = isinstance(task.work, IndexWork) and (hand.job is None or not self.is_wanted(hand.job))
+            # And of one who keeps a slot for a batch, it may look as if he were at that.
+            must_be = task is at and not keeps_slots
+            assert before + must_be <= task.deaths <= before + (task is at or may_be), "who is at it is blamed"
+
+    def blame(self, hand: Hand, stalled: bool) -> None:
+        if hand.job is not None and hand.job.stream != NO_STREAM:
+            self.consumers[hand.job.stream].blame(hand.job, stalled)
+        for stream, filler in hand.fillers.items():
+            self.consumers[stream].losses.update(map(step_of, filler._parked))
+
+    def is_wanted(self, job: Job) -> bool:
+        """Whether it is a task, or a batch that a consumer still waits for."""
+        return job.claim is None or job.claim.place[0] == self.consumers[job.stream].generation
+
+    @rule(times=st.sampled_from([1, 4, _STALL_TICKS, _STALL_TICKS + 1, _START_TICKS]))
+    def tick(self, times: int) -> None:
+        """Moments pass; who got nothing done for some of them is replaced."""
+        for _ in range(times):
+            self.listen()
+            self.tick_once()
+        self.settle(True)
+
+    def tick_once(self) -> None:
+        """Who is at something for so long must be found.
+
+        And nobody else but those who have been given something and have not begun, or are at what nobody waits for.
+        """
+        hands = self.crew.hands
+        must, may = set(), set()
+        for number, hand in hands.items():
+            is_ready, before = self.scheduler.is_ready(number), self.seen.get(number)
+            self.seen[number] = hand.job
+            has_waited = self.has_waited(number)
+            goes_on = is_ready and (hand.job is None or hand.job is not before)
+            self.ticks[number] = 0 if goes_on else self.ticks[number] + 1
+            is_late = self.ticks[number] >= (_STALL_TICKS if is_ready else _START_TICKS)
+            if is_late and (hand.job is None or self.is_wanted(hand.job)):
+                must.add(number)
+            elif is_late or has_waited:
+                may.add(number)
+        stalled = set(self.crew.tick())
+        assert must <= stalled <= must | may
+        for number in stalled:
+            self.blame(hands[number], True)
+
+    def has_waited(self, number: int) -> bool:
+        """Whether there has been the same for a worker to do for so many ticks: a task, or a batch that is due."""
+        due = [(stream, one.is_due_at(self.crew.hands[number].seat)) for stream, one in enumerate(self.consumers)]
+        things = [*self.scheduler.tasks_of(number)[:1], *[(stream, key) for stream, key in due if key]]
+        before = self.waits.get(number, {})
+        self.waits[number] = {thing: before.get(thing, -1) + 1 for thing in things}
+        return any(ticks >= _STALL_TICKS for ticks in self.waits[number].values())
+
+    @property
+    def working(self) -> list[Hand]:
+        """Workers that are at something."""
+        return [hand for hand in self.crew.hands.values() if hand.job is not None]
+
+    @rule(which=st.integers(1, 15), reads=st.booleans())
+    def begin(self, which: int, reads: bool) -> None:
+        """Workers who are at nothing begin with something, if they know of something."""
+        for position, hand in enumerate(self.crew.hands.values()):
+            if hand.job is None and which >> position & 1:
+                others = [other.job for other in self.working]
+                hand.begin(reads)
+                if hand.job is not None and hand.job.claim is not None:
+                    stream = hand.job.stream
+                    claims = [job.claim for job in others if job and job.claim and job.stream == stream]
+                    self.consumers[stream].begin_batch(hand.job.claim, claims)
+
+    @precondition(lambda self: self.working)
+    @rule(which=st.integers(0, 5), failed=st.sampled_from([False, False, True]), faults=some_faults)
+    def end(self, which: int, failed: bool, faults: list[int]) -> None:
+        """A worker is done."""
+        self.end_job(self.working[which % len(self.working)], failed, faults)
+
+    @precondition(lambda self: any(hand.job.claim for hand in self.working))
+    @rule(which=st.integers(0, 5))
+    def fail_batch(self, which: int) -> None:
+        making = [hand for hand in self.working if hand.job is not None and hand.job.claim is not None]
+        self.end_job(making[which % len(making)], True, [])
+
+    def end_job(self, hand: Hand, failed: bool, faults: list[int]) -> None:
+        job = hand.job
+        assert job is not None
+        result: Any = NO_RECORDS, None, [0] * 5
+        if job.stream != NO_STREAM:
+            result = self.consumers[job.stream].end(job, failed, faults)
+        hand.end(result, ShardReadError("unreadable") if failed else None)
+        self.settle()
+
+    @rule(num_jobs=st.integers(1, 12))
+    def work(self, num_jobs: int) -> None:
+        """Some way on."""
+        for number in range(num_jobs):
+            self.listen()
+            self.begin(15, True)
+            if self.working:
+                self.end(number, False, [])
+
+    # -------------------------------------------------------------------------------------------- sources
+
+    @rule(which=st.integers(0, 1), first_epoch=st.integers(0, 2), where=st.integers(0, 40) | st.just(0))
+    def start(self, which: int, first_epoch: int, where: int) -> None:
+        self.consumers[which].start(first_epoch, where)
+        self.settle(True)
+
+    @rule(which=st.integers(0, 1))
+    def stop(self, which: int) -> None:
+        self.consumers[which].stop()
+        self.settle(True)
+
+    @precondition(lambda self: any(consumer.lent for consumer in self.consumers))
+    @rule(which=st.integers(0, 17) | st.none())
+    def release(self, which: int | None) -> None:
+        """A slot of either consumer, or all of both."""
+        if which is None:
+            for consumer in self.consumers:
+                consumer.release(sorted(consumer.lent))
+        else:
+            lent = [(consumer, slot) for consumer in self.consumers for slot in sorted(consumer.lent)]
+            consumer, slot = lent[which % len(lent)]
+            consumer.release([slot])
+        self.settle(True)
+
+    @precondition(lambda self: self.index_pass is None)
+    @rule(num_files=st.integers(1, 9))
+    def index(self, num_files: int) -> None:
+        files = [ShardFile(f"shard {number}", 100, 0) for number in range(num_files)]
+        self.index_pass = IndexPass(files, IndexCache("none", 1024))
+        self.crew.add_source(self.index_pass)
+        self.settle(True)
+
+    @precondition(lambda self: self.index_pass is not None)
+    @rule()
+    def drop_index_pass(self) -> None:
+        """Before or behind its end: tasks of it may be with workers still."""
+        assert self.index_pass is not None
+        self.crew.workforce.remove_source(self.index_pass)
+        self.index_pass = None
+
+    # ----------------------------------------------------------------------------------- after each event
+
+    @rule()
+    def listen(self) -> None:
+        """What the daemon does when it is woken, or when a moment has passed."""
+        self.crew.hear()
+        self.go_on()
+
+    def go_on(self) -> None:
+        for consumer in self.consumers:
+            consumer.listen()
+        others = self.outstanding
+        for task in self.crew.assign():
+            assert task not in others
+            for consumer in self.consumers:
+                if task.source is consumer.stream:
+                    consumer.begin_load(task, [one for one in others if one.source is consumer.stream])
+            assert not isinstance(task.work, IndexWork) or task.source is self.index_pass, "of a source that is there"
+            others.append(task)
+
+    def settle(self, daemon_is_awake: bool = False) -> None:
+        """Have everybody do what there is to do."""
+        if not self.eager:
+            return
+        self.begin(15, True)
+        while self.crew.hear() or daemon_is_awake:
+            daemon_is_awake = False
+            self.go_on()
+            self.begin(15, True)
+        self.nobody_waits_without_need()
+
+    @property
+    def outstanding(self) -> list[Task]:
+        return [task for number in self.crew.hands for task in self.scheduler.tasks_of(number)]
+
+    def nobody_waits_without_need(self) -> None:
+        """Whoever waits, waits for a worker, or for the consumer to give a slot back."""
+        idle = [hand for hand in self.crew.hands.values() if hand.started and hand.job is None]
+        for hand in idle:
+            assert not self.scheduler.tasks_of(hand.number)
+            for stream, step in hand.overlooked():
+                # Of a batch that was on trial, its slot's worker alone knows when it can be made again.
+                assert self.consumers[stream].losses[step] >= MAX_DEATHS, "nobody sleeps who could work"
+        if not idle or not all(hand.started for hand in self.crew.hands.values()):
+            return
+        for stream, consumer in enumerate(self.consumers):
+            begun = any(hand.job and hand.job.stream == stream for hand in self.working)
+            begun = begun or any(task.source is consumer.stream for task in self.outstanding)
+            page = consumer.page
+            kept = any(page.is_free(slot) for hand in self.working for slot in page.slots_of(hand.seat))
+            assert consumer.ended or consumer.lent or begun or kept, "no event will ever come"
+        if self.index_pass is not None and not self.index_pass.finished:
+            assert any(task.source is self.index_pass for task in self.outstanding)
+
+    @invariant()
+    def the_scheduler_knows_what_each_worker_has(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for number, hand in self.crew.hands.items():
+            tasks = self.scheduler.tasks_of(number)
+            assert [task.number for task in tasks] == hand.task_numbers() and len(tasks) <= TASKS_PER_WORKER
+        numbers = [task.number for task in self.outstanding]
+        assert len(set(numbers)) == len(numbers)
+        assert [self.scheduler.work_of(number) for number in numbers] == [task.work for task in self.outstanding]
+
+    # ---------------------------------------------------------------------------------------------- the end
+
+    def teardown(self) -> None:
+        if hasattr(self, "crew"):
+            try:
+                self.eager = True
+                self.run_to_the_end()
+                self.everything_is_free_again()
+            finally:
+                self.crew.close()
+
+    def run_to_the_end(self) -> None:
+        """From any state everything comes to its end if workers work and consumers give back what they get."""
+        if len(self.crew.hands) < _MOST_WORKERS:
+            self.add_workers(1, False)
+        self.settle(True)
+        self.all_get_ready()
+        last_steps = [one.generation >= 0 and one.next_step + _STEPS_OF_AN_ENDLESS_PASS for one in self.consumers]
+        turn = 0
+        while not all(
+            consumer.ended or (consumer.epochs is None and consumer.next_step >= last_step)
+            for consumer, last_step in zip(self.consumers, last_steps, strict=True)
+        ):
+            if any(consumer.lent for consumer in self.consumers):
+                self.release(None)
+            if self.working:
+                self.end(turn, False, [])
+            turn += 1
+            assert turn < _MOST_TURNS, "it comes to its end"
+
+    def everything_is_free_again(self) -> None:
+        for consumer in self.consumers:
+            consumer.stop()
+            consumer.release(sorted(consumer.lent))
+        self.settle(True)
+        while self.working:
+            self.end(0, False, [])
+        if self.index_pass is not None:
+            assert self.index_pass.finished and self.index_pass.done_bytes == self.index_pass.total_bytes
+        assert not self.outstanding
+        for consumer in self.consumers:
+            consumer.taker.stop(MAX_GENERATION)
+            assert all(consumer.page.is_free(slot) for slot in range(consumer.page.num_slots))
+            assert sorted(consumer.stream._windows._free_arenas) == list(range(consumer.num_arenas))
+
+
+def name_of(hand: Hand) -> Any:
+    """What a worker is at, whichever worker it is."""
+    assert hand.job is not None
+    return hand.job.task or (hand.job.stream, hand.job.claim and hand.job.claim.key)
+
+
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
+TestScheduler = SchedulerMachine.TestCase

@@ -1,0 +1,303 @@
+"""The table of all blocks: what indexes hold, less what a selection leaves out; and the digest of that."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderd.daemon.preparing.block_table import BlockTable
+from loaderd.errors import NoShardsError
+from loaderd.plan.epoch import Slice
+from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Skip, Take, numbers_that
+from loaderd.randomness import key_of
+from loaderd.shards.crc import masked_crc
+from loaderd.shards.files import list_shards
+from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
+
+Write = Callable[..., list[Path]]
+Record = tuple[int, int]  # shard, number in it
+
+
+def files_of(paths: list[Path]) -> list[ShardFile]:
+    return list_shards([str(path) for path in paths])
+
+
+@pytest.fixture
+def indexes(write_numbered: Write) -> list[ShardIndex]:
+    """Of 100 records, none, 40 of which number 13 is damaged, and 70; in blocks of up to 33."""
+    paths = write_numbered([100, 0, 40, 70])
+    data = bytearray(paths[2].read_bytes())
+    offset = 0
+    for _ in range(13):
+        offset += int.from_bytes(data[offset : offset + 8], "little") + 16
+    data[offset + 20] ^= 1
+    paths[2].write_bytes(data)
+    return [build_index(file, 33) for file in files_of(paths)]
+
+
+def check_table(table: BlockTable, indexes: list[ShardIndex], kept: list[int]) -> None:
+    """Each block of the table is that of an index, in order, with the anchors of its own records."""
+    number = 0
+    for shard in kept:
+        index = indexes[shard]
+        data = Path(index.file.uri).read_bytes()
+        for offset, num_bytes, count, first in zip(
+            index.offsets, index.num_bytes, index.counts, index.first_records, strict=True
+        ):
+            *place, anchors, left = table.block(number)
+            assert left is None
+            assert place == [shard, offset, num_bytes, count, first]
+            assert all(type(value) is int for value in place), "as msgpack wants it"
+            starts = [int(offset)]
+            for _ in range(count):
+                starts.append(starts[-1] + int.from_bytes(data[starts[-1] : starts[-1] + 8], "little") + 16)
+            assert starts[-1] == offset + num_bytes
+            expected = [start - offset for start in starts[:-1:ANCHOR_RECORDS]]
+            assert np.frombuffer(anchors, "<u4").tolist() == expected
+            number += 1
+    assert number == len(table.counts)
+
+
+def test_the_table_holds_the_blocks_of_all_shards(indexes: list[ShardIndex]):
+    table = BlockTable(indexes, "skip_record")
+    assert table.counts.tolist() == [33, 33, 33, 1, 13, 26, 33, 33, 4]
+    assert table.num_records == 209 and table.compressions == ["none"] * 4
+    check_table(table, indexes, [0, 1, 2, 3])
+    key = key_of("record", 11, 2, "002.tfrecord")
+    assert table.slice(Slice(5, 4, 20, 7, epoch=2), seed=11) == [*table.block(5), 4, 20, 7, key]
+
+
+def test_damaged_shards_can_be_left_out_whole(indexes: list[ShardIndex]):
+    table = BlockTable(indexes, "skip_shard")
+    assert table.num_records == 170 and len(table.compressions) == 4
+    check_table(table, indexes, [0, 1, 3])
+    nothing = BlockTable(indexes[2:3], "skip_shard")
+    assert nothing.num_records == 0 and len(nothing.counts) == 0
+
+
+def test_a_compressed_shard_between_plain_ones_has_no_anchors(indexes: list[ShardIndex], tmp_path: Path):
+    packed = tmp_path / "packed.gz"
+    packed.write_bytes(gzip.compress(Path(indexes[0].file.uri).read_bytes()))
+    (file,) = files_of([packed])
+    table = BlockTable([indexes[0], build_index(file, 33), indexes[3]], "raise")
+    assert table.compressions == ["none", "gzip", "none"]
+    assert table.counts.tolist() == [33, 33, 33, 1, 100, 33, 33, 4]
+    assert [len(table.block(number)[5]) // 4 for number in range(8)] == [2, 2, 2, 1, 0, 2, 2, 1]
+    plain = BlockTable([indexes[0], indexes[3]], "raise")
+    assert [table.block(number)[1:] for number in (5, 6, 7)] == [plain.block(number)[1:] for number in (4, 5, 6)]
+
+
+# ---------------------------------------------------------------------------------------------- selections
+
+
+def made_up(name: str, blocks: list[tuple[int, int]], digest: int = 0) -> ShardIndex:
+    """An index of blocks of so many records, each behind so many damaged ones; a record takes 10 bytes."""
+    counts = np.array([count for count, _ in blocks], dtype=np.int64)
+    firsts = np.cumsum([count + gap for count, gap in blocks], dtype=np.int64) - counts
+    # 0 in front of each block's, a run for every 32 records but the last ones
+    runs = [10 * ANCHOR_RECORDS * (run > 0) for count, _ in blocks for run in range(-(-count // ANCHOR_RECORDS))]
+    columns = (10 * firsts, 10 * counts, counts, firsts, np.array(runs, dtype=np.int64))
+    return ShardIndex(ShardFile(f"/data/{name}", 0, 0), "none", digest, (), *map(shrunk, columns))
+
+
+def records_of(table: BlockTable) -> list[Record]:
+    """What the blocks of a table hold, as a worker finds it."""
+    found = []
+    for number, expected in enumerate(table.counts):
+        shard, offset, num_bytes, count, first, anchors, left = table.block(number)
+        assert (offset, num_bytes) == (10 * first, 10 * count)
+        assert np.frombuffer(anchors, "<u4").tolist() == list(range(0, num_bytes, 10 * ANCHOR_RECORDS))
+        low, high, conditions = left or (first, first + count, [])
+        assert first <= low < high <= first + count
+        of_block = [(shard, n) for n in numbers_that(conditions, low, high).tolist()]
+        assert len(of_block) == expected > 0
+        found += of_block
+    return found
+
+
+def plainly(records: list[Record], names: list[str], selection: list[Operation]) -> list[Record]:
+    """What a selection leaves of a list."""
+    for operation in selection:
+        if isinstance(operation, Take):
+            records = records[: operation.count]
+        elif isinstance(operation, Skip):
+            records = records[operation.count :]
+        elif isinstance(operation, Newest):
+            records = records[max(0, len(records) - operation.count) :]
+        elif operation.by == "shard":
+            records = [(shard, n) for shard, n in records if operation.has_shard(names[shard])]
+        else:
+            conditions = [operation.condition(name) for name in names]
+            records = [(shard, n) for shard, n in records if len(numbers_that([conditions[shard]], n, n + 1))]
+    return records
+
+
+counts_to_cut = st.integers(0, 400)
+operations = st.one_of(
+    st.builds(Take, counts_to_cut),
+    st.builds(Skip, st.integers(0, 100)),
+    st.builds(Newest, counts_to_cut),
+    st.builds(
+        lambda by, seed, level, edges: Hashed(by, seed, level, *sorted(edges)),
+        st.sampled_from(["record", "shard"]),
+        st.integers(0, 3),
+        st.integers(0, 2),
+        st.tuples(st.integers(0, HASHES // 2), st.integers(HASHES // 2, HASHES)),
+    ),
+)
+shards_of_blocks = st.lists(
+    st.lists(st.tuples(st.integers(1, 70), st.sampled_from([0, 0, 3])), max_size=4), max_size=6
+)
+
+
+@given(shards=shards_of_blocks, selection=st.lists(operations, max_size=4))
+def test_a_selection_leaves_what_it_leaves_of_the_list_of_records(
+    shards: list[list[tuple[int, int]]], selection: list[Operation]
+):
+    names = [f"{number}.tfrecord" for number in range(len(shards))]
+    indexes = [made_up(name, blocks) for name, blocks in zip(names, shards, strict=True)]
+    every = records_of(BlockTable(indexes, "raise"))
+    assert len(every) == sum(count for blocks in shards for count, _ in blocks)
+    expected = plainly(every, names, selection)
+    if every and not expected:
+        with pytest.raises(NoShardsError, match=r"holds no (record|shard), of"):
+            BlockTable(indexes, "raise", tuple(selection))
+        return
+    table = BlockTable(indexes, "raise", tuple(selection))
+    assert records_of(table) == expected
+    assert table.num_records == len(expected) and table.num_shards == len({shard for shard, _ in expected})
+    assert len(table.compressions) == len(shards)
+
+
+@given(
+    shards=shards_of_blocks,
+    edges=st.lists(st.integers(0, HASHES), max_size=2),
+    by=st.sampled_from(["record", "shard"]),
+    data=st.data(),
+)
+def test_parts_are_disjoint_and_cover_and_stay_when_shards_are_added(
+    shards: list[list[tuple[int, int]]], edges: list[int], by: Literal["record", "shard"], data: st.DataObject
+):
+    """Before, between or behind those that were there first."""
+    indexes = [made_up(f"{number}.tfrecord", blocks) for number, blocks in enumerate(shards)]
+    there_first = data.draw(st.lists(st.sampled_from(range(len(shards))), unique=True).map(sorted)) if shards else []
+
+    def part_of(numbers: Sequence[int], part: Hashed) -> list[Record]:
+        try:
+            table = BlockTable([indexes[number] for number in numbers], "raise", (part,))
+        except NoShardsError:
+            return []
+        return [(numbers[shard], n) for shard, n in records_of(table)]
+
+    everything = []
+    for ends in itertools.pairwise([0, *sorted(edges), HASHES]):
+        part = Hashed(by, 3, 0, *ends)
+        found = part_of(range(len(shards)), part)
+        assert part_of(there_first, part) == [(shard, n) for shard, n in found if shard in there_first]
+        everything += found
+    assert sorted(everything) == records_of(BlockTable(indexes, "raise"))
+
+
+def test_the_error_says_which_operation_leaves_nothing():
+    indexes = [made_up(f"{number}.tfrecord", [(10, 0)]) for number in range(3)]
+    nothing = Hashed("shard", 5, 0, HASHES - 1, HASHES)
+    with pytest.raises(NoShardsError) as caught:
+        BlockTable(indexes, "raise", (Take(25), nothing, Take(3)))
+    assert str(caught.value).startswith(
+        'the part from 1 to 1 of split(by="shard", seed=5) holds no shard, of 25 records in 3 shards'
+    )
+    assert 'by="record"' in caught.value.hint
+    with pytest.raises(NoShardsError, match=r"^skip\(30\) holds no record, of 30 records in 3 shards"):
+        BlockTable(indexes, "raise", (Skip(30),))
+
+
+def test_a_block_costs_the_messages_more_only_where_something_is_left_out():
+    table = BlockTable(
+        [made_up("a", [(40, 0), (50, 0), (60, 0), (70, 0)])], "raise", (Skip(50), Newest(100), Take(80))
+    )
+    assert [table.block(number)[-1] for number in range(2)] == [[120, 150, []], [150, 200, []]]
+    assert table.slice(Slice(1, 4, 20, 7, epoch=0), seed=11)[:-1] == [*table.block(1), 4, 20, 7]
+    table = BlockTable([made_up("a", [(40, 0), (50, 0), (60, 0)])], "raise", (Skip(40),))
+    assert [table.block(number)[-1] for number in range(2)] == [None, None]
+
+
+# ---------------------------------------------------------------------------------------------- the digest
+
+HALF = Hashed("record", 0, 0, 0, HASHES // 2)
+
+
+def digest(shards: list[ShardIndex], *selection: Operation) -> str:
+    found = BlockTable(shards, "skip_record", selection).digest
+    assert len(found) == 8 and int(found, 16) >= 0
+    return found
+
+
+def test_the_digest_never_changes():
+    """A position that was saved by one version must be taken by the next."""
+    shards = [made_up("a", [(40, 0), (30, 2)], 7), made_up("b", [(20, 0)], 8)]
+    assert [digest(shards), digest(shards, HALF), digest(shards, Take(50))] == ["dd0e1bb9", "1b589c2b", "a34b16b1"]
+
+
+def test_what_changes_the_digest():
+    blocks = [(40, 0), (30, 2)]
+    shards = [made_up("a", blocks, 7), made_up("b", blocks, 8)]
+    different = [
+        digest(shards),
+        digest(shards[::-1]),
+        digest(shards[:1]),
+        digest([*shards, made_up("c", [(1, 0)], 9)]),
+        digest([made_up("a", blocks, 6), shards[1]]),
+        digest([made_up("a", [(40, 0), (30, 3)], 7), shards[1]]),
+        digest([made_up("a", [(30, 0), (40, 2)], 7), shards[1]]),
+        digest(shards, HALF),
+        digest(shards, Hashed("record", 1, 0, 0, HASHES // 2)),
+        digest(shards, Hashed("record", 0, 0, HASHES // 2, HASHES)),
+        digest([made_up("z", blocks, 7), shards[1]], HALF),
+        digest(shards, Take(100)),
+        digest(shards, Skip(1)),
+    ]
+    assert len(set(different)) == len(different)
+
+
+def test_what_does_not_change_the_digest():
+    blocks = [(40, 0), (30, 2)]
+    shards = [made_up("a", blocks, 7), made_up("b", blocks, 8)]
+    assert digest([made_up("elsewhere/x", blocks, 7), shards[1]]) == digest(shards), "names, where no hash uses them"
+    assert digest([made_up("elsewhere/a", blocks, 7), shards[1]], HALF) == digest(shards, HALF), "folders"
+    assert digest(shards, Take(140)) == digest(shards), "what leaves everything"
+    assert digest(shards, Take(70)) == digest(shards[:1]), "what is not in the data set"
+
+
+def test_the_digest_of_real_shards(write_numbered: Write, tmp_path: Path):
+    """It stays when shards are copied, and does not when a byte of a payload and its CRC change."""
+    paths = write_numbered([500, 300])
+
+    def digest_of(paths: list[Path]) -> str:
+        return digest([build_index(file, 64) for file in files_of(paths)])
+
+    original = digest_of(paths)
+    copies = [tmp_path / f"other-{path.name}" for path in paths]
+    for path, copy in zip(paths, copies, strict=True):
+        copy.write_bytes(path.read_bytes())
+        os.utime(copy, ns=(1, 1))
+    assert digest_of(copies) == original
+    data = bytearray(copies[1].read_bytes())
+    start = 12
+    for _ in range(200):
+        start += int.from_bytes(data[start - 12 : start - 4], "little") + 16
+    stop = start + int.from_bytes(data[start - 12 : start - 4], "little")
+    data[stop - 1] ^= 1
+    data[stop : stop + 4] = masked_crc(bytes(data[start:stop])).to_bytes(4, "little")
+    copies[1].write_bytes(data)
+    assert build_index(files_of(copies)[1], 64).damages == ()
+    assert digest_of(copies) != original
