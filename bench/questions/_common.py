@@ -23,10 +23,10 @@ from rich.table import Table
 
 import loaderd
 from loaderd.bench.command import warm_page_cache
-from loaderd.bench.compare import circumstances_of, take_turns
 from loaderd.bench.interface import Config
 from loaderd.bench.measured import Window
 from loaderd.bench.report import Spread, markdown
+from loaderd.bench.rounds import circumstances_of, take_turns
 from loaderd.bench.run_candidate import run_candidate
 from loaderd.bench.synthetic import cached_shards
 

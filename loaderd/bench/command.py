@@ -16,12 +16,12 @@ from typing import Any
 from rich.console import Console
 
 from loaderd.bench import chart
-from loaderd.bench.compare import Failures, check, cold_starts, facts_of, grouped, take_turns
 from loaderd.bench.display import Display
 from loaderd.bench.inputs import Inputs, from_user, synthetic
 from loaderd.bench.interface import CHESS, Config, configure
 from loaderd.bench.measured import FIRST_BATCH, Window
 from loaderd.bench.report import COLUMNS, Summary, markdown, summarise
+from loaderd.bench.rounds import Failures, check, cold_starts, facts_of, grouped, take_turns
 from loaderd.bench.run_candidate import add_options, run_candidate
 from loaderd.bench.synthetic import COMPRESSIONS
 from loaderd.errors import LoaderdError

@@ -24,28 +24,6 @@ from loaderd.bench.report import best_tfdata
 from loaderd.bench.run_candidate import CandidateError, LeftOut
 from loaderd.shards.files import list_shards
 
-# What needs nothing but loaderd and, where its name says so, TensorFlow.
-CANDIDATES = (
-    "tfdata_seed",
-    "tfdata_batched",
-    "tfdata_tuned",
-    "tfdata_expert",
-    "tfdata_expert:noshuffle",
-    "tfdata_xla",
-    "tfdata_xla:noshuffle,graph",
-    "tfdata_service",
-    "loaderd_python",
-    "loaderd_batches",
-    "loaderd_tfdata",
-    "loaderd_tfdata:graph",
-    "floor",
-    "tfdata_expert:int8",
-    "loaderd_python:int8",
-    "floor:int8",
-    "tfdata_parse:packed",
-    "loaderd_python:packed",
-    "floor:packed",
-)
 BUSY_CORES = 0.1  # beyond this, something else was running
 
 Item = TypeVar("Item")
