@@ -19,7 +19,7 @@ from loaderd.bench import chart
 from loaderd.bench.display import Display
 from loaderd.bench.inputs import Inputs, from_user, synthetic
 from loaderd.bench.interface import CHESS, Config, configure
-from loaderd.bench.measured import FIRST_BATCH, Window
+from loaderd.bench.measured import FIRST_BATCH, Timing
 from loaderd.bench.report import COLUMNS, Summary, markdown, summarise
 from loaderd.bench.rounds import Failures, check, cold_starts, facts_of, grouped, take_turns
 from loaderd.bench.run_candidate import add_options, run_candidate
@@ -48,7 +48,7 @@ class _Pace:
     attempts: int
 
 
-_FULL, _QUICK = _Pace(5, Window.seconds, Window.warmup_s, 2), _Pace(2, 1.0, 0.5, 1)
+_FULL, _QUICK = _Pace(5, Timing.seconds, Timing.warmup_s, 2), _Pace(2, 1.0, 0.5, 1)
 
 
 def _shown(pace: _Pace) -> str:
@@ -157,10 +157,10 @@ def _compare(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
 
-    def measured(spec: str, config: Config, window: Window | None, what: str) -> dict[str, Any]:
+    def measured(spec: str, config: Config, timing: Timing | None, what: str) -> dict[str, Any]:
         display.begin(f"{what}: {spec}")
-        index_cache = scratch / ("check" if window is None else f"index of {spec}")
-        return run_candidate(spec, config, window, timeout_s=options.timeout, index_cache=index_cache)
+        index_cache = scratch / ("check" if timing is None else f"index of {spec}")
+        return run_candidate(spec, config, timing, timeout_s=options.timeout, index_cache=index_cache)
 
     def keep(run: dict[str, Any]) -> None:
         with log.open("a") as file:
@@ -197,7 +197,7 @@ def _compare(
         if so_far:
             left_s = (time.monotonic() - began) / len(so_far) * (pace.rounds * len(specs) - len(so_far))
             place += f", {max(1, round(left_s / 60))} min to go"
-        return measured(spec, inputs.timed, Window(seconds=pace.seconds, warmup_s=pace.warmup_seconds), place)
+        return measured(spec, inputs.timed, Timing(seconds=pace.seconds, warmup_s=pace.warmup_seconds), place)
 
     def report(run: dict[str, Any]) -> None:
         keep(run)
