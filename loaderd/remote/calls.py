@@ -77,7 +77,7 @@ class Calls:
             return b"".join(result.body.to_pybytes() for result in results)
 
     def why_not(self) -> str:
-        """What is wrong with the way there, in words; "" if nothing is. Raises ServerError if it is not trusted."""
+        """Why the server cannot be reached, in words; "" if it can. Raises ServerError: a wrong certificate."""
         try:
             probe(self._host, self._port, self._tls)
         except ConnectionError as error:
