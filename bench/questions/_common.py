@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import loaderd
-from loaderd.bench.command import warm_page_cache
+from loaderd.bench.comparison import warm_page_cache
 from loaderd.bench.interface import Config
 from loaderd.bench.measured import Timing
 from loaderd.bench.report import Spread, markdown
