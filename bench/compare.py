@@ -1,4 +1,4 @@
-"""Compare loaderd with everything, the candidates of ``candidates/`` too: ``python bench/compare.py [SHARDS …]``."""
+"""Compare loaderd with all candidates of ``competitors.py``: ``python bench/compare.py [SHARDS …]``."""
 
 from __future__ import annotations
 
@@ -6,21 +6,12 @@ import argparse
 import shlex
 import sys
 
-from loaderd.bench import command
-from loaderd.bench.compare import CANDIDATES
+from competitors import CANDIDATES
 
-ALTERNATIVES = (
-    "mp_queue",
-    "torch_dataloader",
-    "grain_loader",
-    "spdl_pipeline",
-    "spdl_checked",
-    "lczero",
-    "loaderd_torch_batches",
-    "loaderd_jax_batches",
-)
+from loaderd.bench import command
+from loaderd.bench.registry import specs_of
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=command.DESCRIPTION)
-    command.add_arguments(parser, (*ALTERNATIVES, *CANDIDATES), "bench/results")
+    command.add_arguments(parser, specs_of(CANDIDATES), "bench/results")
     sys.exit(command.run(parser.parse_args(), shlex.join(["python", *sys.argv])))

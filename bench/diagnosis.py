@@ -29,11 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from slow_bucket import CREDENTIALS
+from distant_s3 import ENVIRONMENT, DistantS3
 
 import loaderd
 
-FOLDER = Path(__file__).parent
 BATCH_SIZE = 512
 
 
@@ -162,7 +161,7 @@ def run(name: str, shards: str, seconds: float, advice: str = "") -> dict[str, A
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **CREDENTIALS},
+        env={**os.environ, **ENVIRONMENT},
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -177,12 +176,11 @@ def storage(folder: Path, records: int, delay_ms: float = 100) -> Iterator[dict[
     plain = f"{folder}/plain/*.tfrecord"
     for path in map(Path, glob.glob(plain)):
         (folder / "gzip" / path.name).write_bytes(gzip.compress(path.read_bytes(), 6))
-    bucket = [sys.executable, str(FOLDER / "slow_bucket.py"), plain, "--delay-ms", str(delay_ms)]
-    with subprocess.Popen(bucket, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
-        assert server.stdout is not None
-        uri = server.stdout.readline().decode().strip()
-        yield {"plain": plain, "gzip": f"{folder}/gzip/*.tfrecord", "bucket": uri}
-        server.communicate()
+    with DistantS3() as bucket:
+        for path in map(Path, glob.glob(plain)):
+            bucket.put(path.name, path.read_bytes())
+        bucket.delay_s = delay_ms / 1000
+        yield {"plain": plain, "gzip": f"{folder}/gzip/*.tfrecord", "bucket": bucket.uri("*.tfrecord")}
 
 
 def measure(name: str, places: Mapping[str, str], args: argparse.Namespace) -> str:

@@ -52,10 +52,10 @@ import tensorflow as tf
 from questions._common import console_of, parser_of, publish, run_again
 
 import loaderd
-from loaderd.bench.compare import turns
 from loaderd.bench.measured import versions
 from loaderd.bench.process_tree import CpuMeter
 from loaderd.bench.report import Spread
+from loaderd.bench.rounds import turns
 
 BATCH, NUMBERS = 128, 1024
 NUM_SHARDS = 8

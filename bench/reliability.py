@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/reliability.py [--rounds 5] [--libraries loaderd_loader …] [--accidents kill_worker …] [--jobs 2]
+    python bench/reliability.py [--rounds 5] [--libraries loaderd …] [--accidents kill_worker …] [--jobs 2]
 
 Each run is a training in a process of its own (``trainers/``, a module a library, which says how it is configured)
 over one epoch of records that carry their number and are known. It is disturbed once, at a batch between 0.5 % and
@@ -40,10 +40,11 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+from competitors import LIBRARIES
 from questions._common import parser_of, publish
 from trainers import RECORD_BYTES, Task, keys_of, told
 from trainers.told import CTRL_C_S, LEFT_AFTER_S, Run
-from trainers.watched import LIBRARIES, SERVERS, STARTS_WITHIN_S, Training, has_open, training
+from trainers.training import SERVERS, STARTS_WITHIN_S, Training, has_open, training
 
 from loaderd.bench.synthetic import shard_records, write_shards
 

@@ -31,7 +31,7 @@ def configure(log_format: LogFormat, process: str) -> None:
 class _Lines(logging.Formatter):
     """``2026-11-21 22:10:03.123 INFO    daemon[4711]: text``; further lines of a text are indented.
 
-    What is not to be printed is escaped: consumers can have texts of theirs in the log, and it is read on terminals.
+    Characters that cannot be printed are escaped: consumers choose some of the texts, and terminals would obey them.
     """
 
     def __init__(self, process: str) -> None:

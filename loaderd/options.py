@@ -78,9 +78,9 @@ class Shuffle:
 
 
 def default_workers() -> int:
-    """Both of two cores; of more, all but one for the training process; eight at most, fewer where memory is short.
+    """One less than there are cores, at most eight; but both of two cores. Fewer where memory is short.
 
-    The order of records does not depend on it. So it may depend on the machine, which the window may not.
+    The order of records depends on the window, but not on the workers: so this may depend on the machine.
     """
     cores = usable_cores()
     of_cores = cores if cores <= 2 else min(cores - 1, _MAX_DEFAULT_WORKERS)
@@ -89,7 +89,7 @@ def default_workers() -> int:
 
 @dataclass(frozen=True)
 class Storage:
-    """How the place is asked where shards are.
+    """How shards are read from the storage that they are on.
 
     ``retry_s``: seconds for which a request that failed is tried again, with growing pauses, where the failure may
     pass: no answer, a dropped connection, "slow down", too many open files. Then there is a StorageError; nothing is
@@ -150,7 +150,7 @@ class StreamOptions:
         for name in ("epochs", "workers"):
             value = getattr(self, name)
             checked[name] = None if value is None else as_count(value, name, "a positive integer or None")
-        if self.workers is None:  # chosen once: sizes follow from it, and memory comes and goes
+        if self.workers is None:  # chosen once: the sizes of memory depend on it
             checked["workers"] = default_workers()
         require(isinstance(self.shuffle, (bool, Shuffle)), "shuffle", "True, False or loaderd.Shuffle", self.shuffle)
         checked["seed"] = as_seed(self.seed)

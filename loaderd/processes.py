@@ -14,12 +14,14 @@ _ROOT = Path("/")
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def cpu_ns(pid: int, thread: int | None = None, files: Path = _ROOT) -> int:
-    """Nanoseconds that a process, or one thread of it, has had a core; in steps of 10 ms as a rule."""
-    task = "" if thread is None else f"task/{thread}/"
-    # Behind the name, which may hold anything: the state is field 3, user and system time are fields 14 and 15.
-    found = _read(files / f"proc/{pid}/{task}stat").rpartition(")")[2].split()
-    return (int(found[11]) + int(found[12])) * _NS_PER_TICK if len(found) > 12 else 0
+def cpu_ns(pid: int, thread: int | None = None, files: Path = _ROOT, *, waited_for: bool = False) -> int:
+    """Nanoseconds that a process, or one thread of it, has had a core; in steps of 10 ms as a rule.
+
+    ``waited_for``: also its children that have ended and that it has waited for.
+    """
+    # User and system time are fields 14 and 15 of the file; those of the children that were waited for, 16 and 17.
+    found = _fields(files / f"proc/{pid}" / ("stat" if thread is None else f"task/{thread}/stat"))
+    return sum(map(int, found[14 - 3 : 18 - 3 if waited_for else 16 - 3])) * _NS_PER_TICK
 
 
 def idle_ns(files: Path = _ROOT) -> int:
@@ -52,8 +54,19 @@ def command_of(pid: int, files: Path = _ROOT) -> str:
 
 def parent_of(pid: int, files: Path = _ROOT) -> int:
     """The process that has started a process."""
-    found = _read(files / f"proc/{pid}/stat").rpartition(")")[2].split()
-    return int(found[1]) if len(found) > 1 else 0
+    found = _fields(files / f"proc/{pid}/stat")
+    return int(found[4 - 3]) if found else 0
+
+
+def pss_bytes(pid: int, files: Path = _ROOT) -> int:
+    """The memory of a process: of what it shares with n others, an n-th."""
+    found = re.search(r"^Pss: +(\d+) kB$", _read(files / f"proc/{pid}/smaps_rollup"), flags=re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _fields(stat: Path) -> list[str]:
+    """The fields of a ``stat`` file from the third on: those that follow the name, which may hold anything."""
+    return _read(stat).rpartition(")")[2].split()
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a consumer asks a server for, beside the name of a data set. Plain values: they come from other machines."""
+"""The options of a consumer's stream, as it sends them to a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Subscription:
     """Options of the same names as those of ``loaderd.connect``. Raises OptionError where one is out of range.
 
     ``packed``: batches hold stored features as far as possible, for the consumer to unpack (``schema.packed``).
-    ``name``: who this is, for people to read.
+    ``name``: of the consumer, for logs and reports.
     """
 
     batch_size: int
@@ -98,7 +98,7 @@ class Subscription:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Subscription:
-        """What :meth:`to_wire` made, or somebody who does not mean well; raises OptionError."""
+        """The way back from :meth:`to_wire`. The values may come from anybody; raises OptionError."""
         known = {each.name for each in fields(cls)}
         if not set(wire) <= known or "batch_size" not in wire:
             raise OptionError(

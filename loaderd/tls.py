@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
 from loaderd.errors import OptionError
 from loaderd.options import require
@@ -33,7 +32,3 @@ class TLS:
                 object.__setattr__(self, field.name, os.path.abspath(os.fspath(value)))
         if (self.cert is None) != (self.key is None):
             raise OptionError(f"TLS.cert and TLS.key belong together, got cert={self.cert!r} and key={self.key!r}")
-
-    def to_wire(self) -> dict[str, Any]:
-        """Plain values, for a message to a process on this machine; ``TLS(**wire)`` is the way back."""
-        return asdict(self)

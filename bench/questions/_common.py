@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 import loaderd
-from loaderd.bench.command import warm_page_cache
-from loaderd.bench.compare import circumstances_of, take_turns
+from loaderd.bench.comparison import warm_page_cache
 from loaderd.bench.interface import Config
-from loaderd.bench.measured import Window
+from loaderd.bench.measured import Timing
 from loaderd.bench.report import Spread, markdown
+from loaderd.bench.rounds import circumstances_of, take_turns
 from loaderd.bench.run_candidate import run_candidate
 from loaderd.bench.synthetic import cached_shards
 
@@ -80,10 +80,10 @@ def measure(cases: Sequence[Case], options: argparse.Namespace, console: Console
     Raises SystemExit where a case fails: without one of them the question has no answer.
     """
     by_label = {case.label: case for case in cases}
-    window = Window(1, options.seconds, warmup_steps=2, warmup_s=options.warmup_seconds)
+    timing = Timing(1, options.seconds, warmup_steps=2, warmup_s=options.warmup_seconds)
 
     def measure_one(label: str) -> Run:
-        return {"case": label, **run_candidate(by_label[label].spec, by_label[label].config, window)}
+        return {"case": label, **run_candidate(by_label[label].spec, by_label[label].config, timing)}
 
     def report(run: Run) -> None:
         place = f"round {run['round'] + 1}/{options.rounds}"

@@ -1,4 +1,6 @@
-"""Trainings to which accidents happen: one module a library, each a process of its own (``python -m trainers NAME``).
+"""Trainings to which accidents happen: a module a library, each a process of its own.
+
+``python -m trainers NAME`` runs that of ``NAME_epoch.py``.
 
 A module has a class ``Epoch``: an iterator over one epoch in batches of records that have ``d`` (``RECORD_BYTES``
 bytes) and ``s`` (int64), made as the library's documentation recommends, with two workers, shuffled at least by file

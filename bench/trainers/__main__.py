@@ -43,7 +43,7 @@ def train(library: str, task: Task, log: Log) -> None:
         found = json.loads(latest.read_text())
         saved, num_batches = Path(found["path"]), found["num_batches"]
         os.truncate(task.log, found["log_bytes"])  # weights are those of the checkpoint: what came later is undone
-    epoch: Epoch = importlib.import_module(f"trainers.{library}").Epoch(task, saved)
+    epoch: Epoch = importlib.import_module(f"trainers.{library}_epoch").Epoch(task, saved)
     while True:
         try:
             d, s = next(epoch)

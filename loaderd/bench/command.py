@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from loaderd.bench import chart
-from loaderd.bench.compare import Failures, check, cold_starts, facts_of, grouped, take_turns
+from loaderd.bench.comparison import Comparison, Pace
 from loaderd.bench.display import Display
 from loaderd.bench.inputs import Inputs, from_user, synthetic
 from loaderd.bench.interface import CHESS, Config, configure
-from loaderd.bench.measured import FIRST_BATCH, Window
-from loaderd.bench.report import COLUMNS, Summary, markdown, summarise
-from loaderd.bench.run_candidate import add_options, run_candidate
+from loaderd.bench.measured import Timing
+from loaderd.bench.run_candidate import add_options
 from loaderd.bench.synthetic import COMPRESSIONS
 from loaderd.errors import LoaderdError
 
@@ -40,18 +34,10 @@ _QUICK_RECORDS = 200_000
 _QUICK_GIB = 0.25
 
 
-@dataclass(frozen=True)
-class _Pace:
-    rounds: int
-    seconds: float
-    warmup_seconds: float
-    attempts: int
+_FULL, _QUICK = Pace(5, Timing.seconds, Timing.warmup_s, 2), Pace(2, 1.0, 0.5, 1)
 
 
-_FULL, _QUICK = _Pace(5, Window.seconds, Window.warmup_s, 2), _Pace(2, 1.0, 0.5, 1)
-
-
-def _shown(pace: _Pace) -> str:
+def _shown(pace: Pace) -> str:
     options = [f"--{name.replace('_', '-')} {value:g}" for name, value in vars(pace).items()]
     return " ".join(options)
 
@@ -143,100 +129,16 @@ def run(options: argparse.Namespace, command: str) -> int:
             inputs = inputs_of(options, Path(scratch))
             # Wide where it is no terminal: a log, a file.
             with Display(Console(width=None if sys.stdout.isatty() else 200)) as display:
-                return _compare(specs, inputs, options, command, Path(scratch), display)
+                name = options.name or f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
+                log = options.results_dir / f"{name}.jsonl"
+                comparison = Comparison(inputs, _pace_of(options), log, Path(scratch), options.timeout, display)
+                return 0 if comparison.run(specs, command, has_cold_starts=not options.quick) else 1
         except (ValueError, LoaderdError) as error:
             sys.stderr.write(f"{error}\n")
             return 2
 
 
-def _compare(
-    specs: list[str], inputs: Inputs, options: argparse.Namespace, command: str, scratch: Path, display: Display
-) -> int:
-    pace = _pace_of(options)
-    log: Path = options.results_dir / f"{options.name or f'{datetime.now(timezone.utc):%Y%m%d-%H%M%S}'}.jsonl"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("")
-
-    def measured(spec: str, config: Config, window: Window | None, what: str) -> dict[str, Any]:
-        display.begin(f"{what}: {spec}")
-        index_cache = scratch / ("check" if window is None else f"index of {spec}")
-        return run_candidate(spec, config, window, timeout_s=options.timeout, index_cache=index_cache)
-
-    def keep(run: dict[str, Any]) -> None:
-        with log.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-
-    def show_failures(failures: Failures) -> None:
-        for reason in failures.values():
-            display.say(reason, style="red")
-
-    display.say(f"{inputs.about}; batches of {options.batch_size}")
-    failed, left_out = check(specs, inputs.checked, lambda spec: measured(spec, inputs.checked, None, "checking"))
-    show_failures(failed)
-    if left_out:
-        display.say(f"left out: {grouped(left_out)}")
-    specs = [spec for spec in specs if spec not in failed and spec not in left_out]
-
-    warm_page_cache(inputs.timed.shards)
-    cold, burst = cold_starts(
-        [] if options.quick else specs,
-        lambda spec: measured(spec, inputs.timed, FIRST_BATCH, "first batch, no index"),
-        keep,
-    )
-    show_failures(burst)
-    failed |= burst
-    specs = [spec for spec in specs if spec not in failed]
-    if not specs:
-        return 1
-
-    so_far: list[dict[str, Any]] = []
-    began = time.monotonic()
-
-    def measure(spec: str) -> dict[str, Any]:
-        place = f"round {len(so_far) // len(specs) + 1} of {pace.rounds}"
-        if so_far:
-            left_s = (time.monotonic() - began) / len(so_far) * (pace.rounds * len(specs) - len(so_far))
-            place += f", {max(1, round(left_s / 60))} min to go"
-        return measured(spec, inputs.timed, Window(seconds=pace.seconds, warmup_s=pace.warmup_seconds), place)
-
-    def report(run: dict[str, Any]) -> None:
-        keep(run)
-        if run["attempt"]:
-            so_far.pop()
-        so_far.append(run)
-        display.done(run, summarise(so_far, cold))
-
-    runs, burst = take_turns(specs, pace.rounds, pace.attempts, measure, report)
-    show_failures(burst)
-    failed |= burst
-    if runs:
-        summaries = summarise(runs, cold)
-        facts = {"command": f"`{command}`", "shards": inputs.about, **facts_of(runs, failed, left_out)}
-        display.finish(summaries, facts)
-        log.with_suffix(".md").write_text(markdown(COLUMNS, map(Summary.cells, summaries), facts))
-        charts = [log.with_suffix(".png"), log.with_suffix(".svg")]
-        caption = (
-            f"{facts['machine']}; {facts['versions']}; {facts['date']}\n{inputs.about}, {options.workers} workers"
-        )
-        try:
-            chart.draw(summaries, caption, charts)
-        except ModuleNotFoundError as error:
-            display.say(f"no chart: it needs {error.name}, which is not installed")
-            charts = []
-        display.say("written: " + ", ".join(str(path) for path in (log.with_suffix(".md"), log, *charts)))
-    return 1 if failed or not runs else 0
-
-
-def _pace_of(options: argparse.Namespace) -> _Pace:
+def _pace_of(options: argparse.Namespace) -> Pace:
     given = {name: getattr(options, name) for name in vars(_FULL)}
     chosen = {name: value for name, value in given.items() if value is not None}
     return replace(_QUICK if options.quick else _FULL, **chosen)
-
-
-def warm_page_cache(shards: Iterable[str]) -> None:
-    """Read every shard once, so that no candidate pays for the disk."""
-    buffer = bytearray(8 << 20)
-    for shard in shards:
-        with open(shard, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass

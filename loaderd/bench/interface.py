@@ -24,11 +24,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from loaderd import Schema, Shuffle
+from loaderd.bench.registry import CANDIDATES, module_of
 
 CHESS = "loaderd.bench.reference:chess"
-# Where candidates are looked for, in this order: "candidates" is whatever folder of that name is on the path, and the
-# one whose package imports TensorFlow comes last, so that no other candidate pays for it.
-FOLDERS = ("loaderd.bench.candidates", "candidates", "loaderd_tf.bench")
 
 
 class Step(NamedTuple):
@@ -143,10 +141,11 @@ def load(name: str) -> ModuleType:
 
     Raises ImportError where that is not installed, ValueError where there is no such candidate.
     """
-    for folder in FOLDERS:
-        try:
-            return importlib.import_module(f"{folder}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name not in (folder, f"{folder}.{name}"):
-                raise
-    raise ValueError(f"there is no candidate {name!r} in {', '.join(FOLDERS)}")
+    module = module_of(name)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in ("candidates", module):
+            raise
+        known = ", ".join(CANDIDATES)
+        raise ValueError(f"there is no candidate {name!r}: neither {known}, nor {module} on the path") from None

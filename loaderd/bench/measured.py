@@ -1,7 +1,7 @@
 """The measured process: reads a job from standard input, runs one candidate, prints one JSON line.
 
 Started by ``run_candidate.py``, once a measurement, so that no candidate inherits another's threads, memory or
-imports. A job is ``{"candidate": …, "config": {…}, "window": {…} or null}``; without a window one epoch is
+imports. A job is ``{"candidate": …, "config": {…}, "timing": {…} or null}``; without a timing one epoch is
 read and digested instead of timed. Where the candidate cannot do the job, the line is ``{"left_out": reason}``.
 """
 
@@ -29,7 +29,7 @@ _VERSIONED = ("numpy", "tensorflow", "torch", "jax", "grain", "spdl", "loaderd")
 
 
 @dataclass(frozen=True)
-class Window:
+class Timing:
     """When to measure: after the warm-up, until both ``examples`` and ``seconds`` have been reached."""
 
     examples: int = 1
@@ -38,23 +38,23 @@ class Window:
     warmup_s: float = 1.5
 
 
-FIRST_BATCH = Window(examples=1, seconds=0.0, warmup_steps=0, warmup_s=0.0)  # and one more; the rates mean nothing
+FIRST_BATCH = Timing(examples=1, seconds=0.0, warmup_steps=0, warmup_s=0.0)  # and one more; the rates mean nothing
 
 
-def measure(stream: Iterator[Step], window: Window, batch_size: int) -> dict[str, Any]:
+def measure(stream: Iterator[Step], timing: Timing, batch_size: int) -> dict[str, Any]:
     """Time ``stream``; the keys of the result are described in bench/README.md. Raises RuntimeError if it ends."""
     opened = time.perf_counter()
     _take(stream)
     time_to_first_batch_s = time.perf_counter() - opened
     warm, steps = time.perf_counter(), 0
-    while steps < window.warmup_steps or time.perf_counter() - warm < window.warmup_s:
+    while steps < timing.warmup_steps or time.perf_counter() - warm < timing.warmup_s:
         _take(stream)
         steps += 1
 
     by_name = cpu_s_by_name(process_tree(os.getpid()))
     meter, own_cpu, started = CpuMeter(), time.process_time(), time.perf_counter()
     examples, seconds = 0, 0.0
-    while examples < window.examples or seconds < window.seconds:
+    while examples < timing.examples or seconds < timing.seconds:
         examples += _take(stream)
         seconds = time.perf_counter() - started
     own_cpu = time.process_time() - own_cpu
@@ -108,10 +108,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if reason is not None:
         return {"left_out": reason}
     with closing(candidate.steps(config)) as stream:
-        if job["window"] is None:
+        if job["timing"] is None:
             result: dict[str, Any] = {"digest": digest(stream, config.delivered())}
         else:
-            result = {"import_s": import_s, **measure(stream, Window(**job["window"]), config.batch_size)}
+            result = {"import_s": import_s, **measure(stream, Timing(**job["timing"]), config.batch_size)}
     dtype = config.dtype if config.has_dtype() else "as the schema says"
     about = {"delivered": "packed" if config.packed else dtype, "note": getattr(candidate, "NOTE", "")}
     return {**result, **about, "versions": versions()}

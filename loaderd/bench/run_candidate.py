@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from loaderd.bench.interface import CHESS, Config, configure
-from loaderd.bench.measured import Window
+from loaderd.bench.measured import Timing
 from loaderd.bench.process_tree import process_tree, pss_bytes
 from loaderd.options import default_workers
 
@@ -41,15 +41,15 @@ class LeftOut(CandidateError):
 
 
 def run_candidate(
-    spec: str, base: Config, window: Window | None, *, timeout_s: float = 600.0, index_cache: Path | None = None
+    spec: str, base: Config, timing: Timing | None, *, timeout_s: float = 600.0, index_cache: Path | None = None
 ) -> dict[str, Any]:
-    """Measure ``spec`` (digest one epoch of it, if ``window`` is None) and return what its process printed.
+    """Measure ``spec`` (digest one epoch of it, if ``timing`` is None) and return what its process printed.
 
     Adds the candidate, its configuration and ``peak_pss_bytes``. ``index_cache`` is where loaderd keeps its indexes;
     None: where it always does. Raises LeftOut, CandidateError, or ValueError for an option that is none.
     """
     name, config = configure(spec, base)
-    job = {"candidate": name, "config": asdict(config), "window": window and asdict(window)}
+    job = {"candidate": name, "config": asdict(config), "timing": timing and asdict(timing)}
     output, peak_pss = _run(spec, json.dumps(job), timeout_s, index_cache)
     result = json.loads(output.splitlines()[-1])
     if "left_out" in result:
@@ -136,8 +136,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("candidate", help="a module, then options: tfdata_expert:noshuffle")
     parser.add_argument("shards", nargs="+")
     parser.add_argument("--compression", choices=("", "GZIP", "ZLIB"), default="", help="of the shards")
-    parser.add_argument("--seconds", type=float, default=Window.seconds)
-    parser.add_argument("--warmup-seconds", type=float, default=Window.warmup_s)
+    parser.add_argument("--seconds", type=float, default=Timing.seconds)
+    parser.add_argument("--warmup-seconds", type=float, default=Timing.warmup_s)
     add_options(parser)
     options = parser.parse_args(arguments)
     config = Config(
@@ -147,9 +147,9 @@ def main(arguments: list[str] | None = None) -> None:
         workers=options.workers,
         schema=options.schema or CHESS,
     )
-    window = Window(seconds=options.seconds, warmup_s=options.warmup_seconds)
+    timing = Timing(seconds=options.seconds, warmup_s=options.warmup_seconds)
     try:
-        result = run_candidate(options.candidate, config, window, timeout_s=options.timeout)
+        result = run_candidate(options.candidate, config, timing, timeout_s=options.timeout)
     except (CandidateError, ValueError) as error:
         sys.exit(str(error))
     sys.stdout.write(json.dumps(result) + "\n")

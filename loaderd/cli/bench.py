@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from loaderd.bench import command
-from loaderd.bench.compare import CANDIDATES
+from loaderd.bench.registry import CANDIDATES, specs_of
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -22,7 +22,7 @@ def add_to(commands: Commands) -> None:
         help="compare loaderd with tf.data, on your shards or on synthetic ones",
         description=command.DESCRIPTION,
     )
-    command.add_arguments(parser, CANDIDATES, "loaderd-bench")
+    command.add_arguments(parser, specs_of(CANDIDATES), "loaderd-bench")
     parser.set_defaults(run=run)
 
 

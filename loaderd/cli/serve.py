@@ -30,7 +30,6 @@ def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser("serve", help="serve data sets to several consumers", description=_DESCRIPTION)
     parser.set_defaults(run=run)
-    default = ServerOptions
     parser.add_argument("targets", nargs="+", metavar="MODULE:DATASET", help="such as mypackage.datasets:train")
     parser.add_argument("--workers", type=int, metavar="N", help="processes for all of them; default: of the cores")
     parser.add_argument(
@@ -38,7 +37,12 @@ def add_to(commands: Commands) -> None:
         metavar="PATH",
         help=f"the Unix socket, for consumers of this user on this machine; default: {default_socket_path()}",
     )
-    net = parser.add_argument_group("network")
+    _add_network(parser.add_argument_group("network"))
+    _add_limits(parser.add_argument_group("limits"))
+    _add_operation(parser.add_argument_group("operation"))
+
+
+def _add_network(net: argparse._ArgumentGroup) -> None:
     net.add_argument("--listen", metavar="HOST:PORT", help="such as 0.0.0.0:8471; default: no network")
     net.add_argument("--tls-cert", metavar="FILE", help="the server's certificate and what leads to its CA, PEM")
     net.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
@@ -61,14 +65,16 @@ def add_to(commands: Commands) -> None:
         help="memory for answers that others may ask for too; 0: none; default: %(default)s",
     )
     net.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS and a token")
-    limits = parser.add_argument_group("limits")
+
+
+def _add_limits(limits: argparse._ArgumentGroup) -> None:
     limits.add_argument(
-        "--max-consumers", type=int, default=default.max_consumers, metavar="N", help="default: %(default)s"
+        "--max-consumers", type=int, default=ServerOptions.max_consumers, metavar="N", help="default: %(default)s"
     )
     limits.add_argument(
         "--max-held-batches",
         type=int,
-        default=default.max_held_batches,
+        default=ServerOptions.max_held_batches,
         metavar="N",
         help="that a consumer may ask to hold at a time (held_batches); default: %(default)s",
     )
@@ -86,27 +92,29 @@ def add_to(commands: Commands) -> None:
         metavar="S",
         help="part with consumers that leave their batches untaken for so long; default: never",
     )
-    looks = parser.add_argument_group("operation")
-    looks.add_argument(
+
+
+def _add_operation(operation: argparse._ArgumentGroup) -> None:
+    operation.add_argument(
         "--health", metavar="HOST:PORT", help="/livez, /readyz, /healthz and /metrics over HTTP; default: none"
     )
-    looks.add_argument(
+    operation.add_argument(
         "--log-format",
         choices=logs.FORMATS,
-        default=default.log_format,
+        default=ServerOptions.log_format,
         help="on standard error; default: %(default)s",
     )
-    looks.add_argument(
+    operation.add_argument(
         "--watchdog",
         type=float,
-        default=default.watchdog,
+        default=ServerOptions.watchdog,
         metavar="S",
         help="replace a daemon or a gateway that says nothing for so long; default: %(default)g",
     )
-    looks.add_argument(
+    operation.add_argument(
         "--grace",
         type=float,
-        default=default.grace,
+        default=ServerOptions.grace,
         metavar="S",
         help="for consumers to take note of the end; default: %(default)g",
     )

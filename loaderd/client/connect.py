@@ -187,7 +187,7 @@ def network_settings(
     if tls is not None and not all(network_address(address)[2] for address in addresses):
         raise OptionError(f"tls is for addresses grpc+tls://HOST:PORT, got {', '.join(addresses)}")
     token = os.environ.get(TOKEN_VARIABLE) if token is None else token
-    return Settings(token, None if tls is None else tls.to_wire(), compression, consumer)
+    return Settings(token, tls, compression, consumer)
 
 
 def ask_status(

@@ -11,7 +11,7 @@ The grammar, each ``n`` being a varint that counts the bytes behind it::
     Int64List  ( 0x08 varint )*   |  0x0a n varint*, then anything
 
 It is TensorFlow's (tensorflow/core/util/example_proto_fast_parsing.cc), which reads less than protobuf would: of a
-packed list its first piece, of a feature its first list, and nothing of a feature that is not asked for. Of two
+packed list its first part, of a feature its first list, and nothing of a feature that is not asked for. Of two
 features with the same name the last one counts that is not empty. What is read here, TensorFlow reads alike. What
 it reads beyond that is damaged (a length that points past the end of what contains it, say), and is a fault here.
 
@@ -48,7 +48,7 @@ class RecordFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Span:
     """``record[start:stop]``: raw bytes of a value (a bytes value, some floats), or one varint."""
 
     start: int
@@ -58,11 +58,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A stored feature of one record. ``data``: its bytes in the row. ``pieces``: where they come from, in order;
-    none if the default stands in."""
+    """A stored feature of one record.
+
+    ``data``: its bytes in the row. ``spans``: where they come from, in order; none if the default stands in.
+    """
 
     data: bytes
-    pieces: tuple[Piece, ...]
+    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def parse_example(
     """
     record = bytes(record)
     wanted = {name.encode(): name for name in features}
-    spans: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int]] = {}
     names: list[bytes] = []
     unread: list[tuple[int, int]] = []
     try:
@@ -103,9 +105,9 @@ def parse_example(
                     raise _Mismatch(
                         f"a list in feature {wanted[name]!r}", f"tag {record[start]:#04x} at byte {start}"
                     )
-                spans[wanted[name]] = start, stop
+                places[wanted[name]] = start, stop
         values = {
-            name: _value(record, name, feature, *spans[name]) if name in spans else _default(name, feature, names)
+            name: _value(record, name, feature, *places[name]) if name in places else _default(name, feature, names)
             for name, feature in features.items()
         }
     except _Mismatch as mismatch:
@@ -144,7 +146,7 @@ def list_features(record: bytes) -> dict[str, Listed] | RecordFault:
 def _plain(kind: str, record: bytes, value: Value) -> tuple[bytes | float | int, ...]:
     match kind:
         case "bytes":
-            return tuple(record[piece.start : piece.stop] for piece in value.pieces)
+            return tuple(record[span.start : span.stop] for span in value.spans)
         case "float":
             return tuple(number for (number,) in struct.iter_unpack("<f", value.data))
         case _:
@@ -188,8 +190,8 @@ def _value(record: bytes, name: str, feature: Feature, start: int, stop: int) ->
     if record[start] != tag:
         raise _Mismatch(f"{_LIST_TEXTS[tag]} in feature {name!r}", _LIST_TEXTS[record[start]])
     value = _LIST_READERS[feature.wire_kind](record, *_delimited(record, start + 1, stop))
-    if feature.wire_kind == "bytes" and len(value.pieces) != 1:
-        raise _Mismatch(f"one value in feature {name!r}", _count(len(value.pieces), "value"))
+    if feature.wire_kind == "bytes" and len(value.spans) != 1:
+        raise _Mismatch(f"one value in feature {name!r}", _count(len(value.spans), "value"))
     item_bytes, unit = (feature.value_dtype.itemsize, "value") if isinstance(feature, Int64 | Float) else (1, "byte")
     if len(value.data) != feature.num_bytes:
         raise _Mismatch(
@@ -213,30 +215,30 @@ def _default(name: str, feature: Feature, names: list[bytes]) -> Value:
 
 
 def _bytes_list(record: bytes, at: int, stop: int) -> Value:
-    pieces = []
+    spans = []
     while at < stop:
         _expect_tag(record, at, (_DELIMITED_1,))
         start, at = _delimited(record, at + 1, stop)
-        pieces.append(Piece(start, at, False))
-    return _joined(record, pieces)
+        spans.append(Span(start, at, False))
+    return _joined(record, spans)
 
 
 def _float_list(record: bytes, at: int, stop: int) -> Value:
-    pieces = []
+    spans = []
     if at < stop and _expect_tag(record, at, (_DELIMITED_1, _FIXED32_1)) == _DELIMITED_1:
         start, end = _delimited(record, at + 1, stop)
         if (end - start) % 4:
             raise _malformed(f"packed floats of {end - start} bytes", at)
-        return _joined(record, [Piece(start, end, False)])
+        return _joined(record, [Span(start, end, False)])
     while at < stop:
         _expect_tag(record, at, (_FIXED32_1,))
         start, at = at + 1, _fixed(at + 1, 4, stop)
-        pieces.append(Piece(start, at, False))
-    return _joined(record, pieces)
+        spans.append(Span(start, at, False))
+    return _joined(record, spans)
 
 
 def _int64_list(record: bytes, at: int, stop: int) -> Value:
-    pieces = []
+    spans = []
     data = bytearray()
     packed = at < stop and _expect_tag(record, at, (_DELIMITED_1, _VARINT_1)) == _DELIMITED_1
     if packed:
@@ -246,14 +248,14 @@ def _int64_list(record: bytes, at: int, stop: int) -> Value:
             _expect_tag(record, at, (_VARINT_1,))
             at += 1
         number, end = _varint(record, at, stop)
-        pieces.append(Piece(at, end, True))
+        spans.append(Span(at, end, True))
         data += number.to_bytes(8, "little")
         at = end
-    return Value(bytes(data), tuple(pieces))
+    return Value(bytes(data), tuple(spans))
 
 
-def _joined(record: bytes, pieces: list[Piece]) -> Value:
-    return Value(b"".join(record[piece.start : piece.stop] for piece in pieces), tuple(pieces))
+def _joined(record: bytes, spans: list[Span]) -> Value:
+    return Value(b"".join(record[span.start : span.stop] for span in spans), tuple(spans))
 
 
 _LIST_READERS: dict[str, Callable[[bytes, int, int], Value]] = {

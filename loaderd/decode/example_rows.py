@@ -256,16 +256,16 @@ def _learn(record: Bytes, parsed: Example, row_offsets: dict[str, int]) -> _Temp
         mask[start:stop] = 0
     for name, value in parsed.values.items():
         offset = row_offsets[name]
-        if not value.pieces:
+        if not value.spans:
             template.constants.append((offset, np.frombuffer(value.data, dtype=np.uint8)))
-        for piece in value.pieces:
-            mask[piece.start : piece.stop] = 0x80 if piece.is_varint else 0
-            width = piece.stop - piece.start
-            if piece.is_varint:
-                _add_varint(template.varints, offset, piece.start, width)
+        for span in value.spans:
+            mask[span.start : span.stop] = 0x80 if span.is_varint else 0
+            width = span.stop - span.start
+            if span.is_varint:
+                _add_varint(template.varints, offset, span.start, width)
                 offset += 8
             else:
-                template.copies.append((offset, piece.start, width))
+                template.copies.append((offset, span.start, width))
                 offset += width
     steps = np.count_nonzero(mask) // _WORD_BYTES + len(template.copies) + sum(run.width for run in template.varints)
     if len(record) < _WORD_BYTES or steps > _MAX_STEPS:

@@ -1,12 +1,13 @@
-"""Memory for answers, which are also kept for others who ask for the same: each is made once.
+"""Memory for answers to tickets. Each answer is made once, and kept for others who send the same ticket.
 
 ::
 
     cell     free ──first to ask──► being made ──► there ──nobody sends it, and room is needed──► free
                                        └─ failed ──► free
 
-All cells are of one size. Makers write to them, the gateway sends from them without a copy; which cell holds what,
-the gateway alone knows. What is sent last is kept longest. Where all cells are in use, the server is full.
+All cells have the same size. Makers write to them, and the gateway sends from them without a copy; only the gateway
+knows which cell holds what. Where it needs a cell, it takes the one that was not sent for the longest time. Where all
+cells are being sent, the server is full.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MAKING_LIMIT_S = 60.0
 
 
 class NotReady(Exception):
-    """Not now: ask later, or somebody else."""
+    """The answer cannot be had now: ask later, or ask another server."""
 
 
 @dataclass(eq=False)

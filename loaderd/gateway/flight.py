@@ -92,14 +92,14 @@ def _only(headers: dict[str, list[str | bytes]], name: str) -> str:
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """What goes wrong in a call, as Flight says it. A consumer of loaderd makes the error again of its details."""
+    """Raise errors as Flight's; their ``extra_info`` is the error, which a consumer of loaderd raises again."""
     try:
         yield
     except flight.FlightError:
         raise
     except (LinkLost, NotReady, BusyError) as error:
         raise flight.FlightUnavailableError(str(error)) from None
-    except LoaderdError as error:  # of Flight's errors, which carry no traceback: that would tell where files lie
+    except LoaderdError as error:  # without its traceback, which would tell a consumer where files are
         error.traceback = ""
         raise flight.FlightServerError(str(error), extra_info=msgpack.packb(to_wire(error))) from None
     except Exception as error:
@@ -149,9 +149,9 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
-        """One of those that the server has for consumers of batches; raises BusyError."""
+        """Take one of the ``max_consumers`` places for consumers of batches; raises BusyError."""
         if not self._places.acquire(blocking=False):
-            raise BusyError("the server has its consumers", hint="See --max-consumers.")
+            raise BusyError("the server has as many consumers as it may have", hint="See --max-consumers.")
         try:
             yield
         finally:
@@ -193,7 +193,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         return {"address": self.address, "makers_restarted": self._makers.restarts, **self.tally.report()}
 
     def _hold_back(self, num_bytes: int) -> None:
-        """Wait as long as the limit of bandwidth wants it."""
+        """Wait until the limit of bandwidth lets so many bytes go."""
         if self._bandwidth is None:
             return
         with self._sending:

@@ -12,8 +12,6 @@ import os
 import select
 import threading
 
-import msgpack
-
 from loaderd.client.link import LinkLost
 from loaderd.errors import LoaderdError, ServerError, to_wire
 from loaderd.gateway.answers import CELL_BYTES, NotReady, check_size
@@ -23,7 +21,7 @@ from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Made, Make, Making
 from loaderd.protocol.process import enter_process
-from loaderd.remote.tickets import RowsTicket, TableRequest, parse
+from loaderd.remote.tickets import RowsTicket, TableRequest, faults_to_wire, parse
 
 _logger = logging.getLogger("loaderd")
 
@@ -59,7 +57,7 @@ class Maker:
         rows, faults = served.maker.make(ticket)
         start = wanted.cell * CELL_BYTES
         self._memory.bytes[start : start + rows.size] = rows.reshape(-1)
-        return Made(len(rows), served.row_bytes, msgpack.packb(faults) if faults else b"")
+        return Made(len(rows), served.row_bytes, faults_to_wire(faults))
 
 
 def _end_with(parent: int) -> None:

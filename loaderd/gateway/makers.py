@@ -26,7 +26,7 @@ _logger = logging.getLogger("loaderd")
 
 
 class _Maker:
-    """One process. Raises DaemonError where the machine lets us have none."""
+    """One process. Raises DaemonError where it cannot be started."""
 
     def __init__(self, settings: dict[str, Any], memory: SharedMemory) -> None:
         self.process, sock = start_process("loaderd.gateway.maker")
@@ -67,9 +67,9 @@ class Makers:
             self._idle.put(_Maker(settings, memory))
 
     def make(self, wanted: Make) -> Made:
-        """What a maker says to it. Raises NotReady, and the error that the maker has met.
+        """A maker's answer. Raises NotReady, and the error that the maker has met.
 
-        What one process after the other dies of is given up, with WorkerError.
+        Raises WorkerError where three makers, one after the other, have died while they made it.
         """
         if self._deaths[wanted.text] >= _MAX_DEATHS:
             raise WorkerError(

@@ -8,7 +8,6 @@ are stored where that takes fewer bytes than the fields, and fields that only th
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +18,11 @@ from loaderd.decode.unpack import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError, to_wire
 from loaderd.plan.epoch import Slice
 from loaderd.remote.tables import table_to_wire
-from loaderd.remote.tickets import RowsTicket
+from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
 from loaderd.workers.file_rows import FileRows
 
 Rows = npt.NDArray[np.uint8]
-Faults = list[tuple[list[int], dict[str, Any]]]
 
 
 class ServedSet:
@@ -81,7 +79,7 @@ class RowMaker:
         """Close the shards' files."""
         self._files.close()
 
-    def make(self, ticket: RowsTicket) -> tuple[Rows, Faults]:
+    def make(self, ticket: RowsTicket) -> tuple[Rows, list[Fault]]:
         """uint8, (ticket.num_rows, row bytes); and places of rows that could not be had, with why. These are 0."""
         slices, row = [], 0
         for epoch, block, first, stop in ticket.rows:
@@ -93,7 +91,7 @@ class RowMaker:
         there = np.delete(np.arange(row), lost)
         found = np.zeros(row, self._row_dtype)
         return found.view(np.uint8).reshape(row, self._served.row_bytes), [
-            (numbers, to_wire(error)) for numbers, error in [*faults, *self._pack(window, there, found)]
+            Fault(numbers, to_wire(error)) for numbers, error in [*faults, *self._pack(window, there, found)]
         ]
 
     def _pack(

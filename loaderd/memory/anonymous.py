@@ -44,7 +44,7 @@ class SharedMemory:
         try:
             fd = os.memfd_create(f"loaderd-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, max(size, mmap.PAGESIZE))
-            # Whoever may write must not be able to cut it off: a process that reads behind the end dies of SIGBUS.
+            # Nobody may make it shorter: a process that reads behind the end dies of SIGBUS.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except OSError as error:
             if fd >= 0:

@@ -9,9 +9,10 @@
 
 A slot holds one batch. An arena holds one window of packed rows, each at the place that the shuffle gives it.
 
-TensorFlow takes an array over without a copy only if it starts at a multiple of 64 bytes, and then it may write
-there: into a slice that it believes nobody else needs. That is fine where one consumer has the slot for itself. Where
-several consumers read the same slots, every field starts 32 bytes behind a multiple of 64: TensorFlow makes a copy.
+TensorFlow takes over an array without a copy only if it starts at a multiple of 64 bytes. It may then write to this
+memory, where it believes that nothing else uses the tensor. That is harmless as long as one consumer has the slot for
+itself. Where several consumers read the same slot, every field starts 32 bytes behind a multiple of 64, so that
+TensorFlow makes a copy.
 """
 
 from __future__ import annotations

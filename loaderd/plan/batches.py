@@ -1,15 +1,16 @@
 """Which rows are in batch k: arithmetic on integers, no state.
 
-A **pass** is what one iteration delivers: ``epochs`` epochs (for ever, if that is None); of the first of them it may
-be only what is left. Its windows are numbered through, and so are its batches, the **steps**. What becomes of the end
-of an epoch is the ``remainder``:
+A **pass** is what one iteration delivers: ``epochs`` epochs (for ever, if that is None). It may begin in the middle
+of its first epoch. Its windows are numbered from 0 through all of its epochs, and so are its batches: the number of a
+batch is its **step**. ``remainder`` says what becomes of an epoch's last rows, which do not fill a batch:
 
-- ``"drop"``: the rows that fill no batch are left out (another few each epoch, when shuffled);
+- ``"drop"``: they are left out (with shuffling, other rows each epoch);
 - ``"short"``: they make a smaller batch;
-- ``"carry"``: they are completed from the next epoch; only the last batch of the last epoch may be smaller.
+- ``"carry"``: the next epoch's first rows complete their batch; only the last batch of the pass may be smaller.
 
-All hosts have the same number of batches. Where one has a row less than another and so would have a batch less, its
-last batch takes a row from the one before. (Only if there are fewer rows than batches is a host's last batch empty.)
+All hosts have the same number of batches. A host that has one row less than another, and would have one batch less,
+takes a row from its last batch but one to make a last batch. (Where a host has fewer rows than batches, its last ones
+are empty.)
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class BatchPlan:
     def rows_of(self, step: int) -> tuple[int, int]:
         """The rows of ``step`` as (start, stop), counted through all epochs of the pass."""
         if self.remainder == "carry":
-            return self._cut(step, self._size, self.num_steps)
+            return self._rows_of_batch(step, self._size, self.num_steps)
         epoch, batch = self.place_of(step)
         start, stop = self._rows_in_epoch(epoch, batch)
         before = self._rows_before(epoch, self.first.host)
@@ -157,10 +158,10 @@ class BatchPlan:
 
     def _rows_in_epoch(self, epoch: int, batch: int) -> tuple[int, int]:
         num_batches = self._first_steps if epoch == 0 else self.steps_per_epoch
-        return self._cut(batch, self.share_of(epoch).size, num_batches)
+        return self._rows_of_batch(batch, self.share_of(epoch).size, num_batches)
 
-    def _cut(self, batch: int, size: int | None, num_batches: int | None) -> tuple[int, int]:
-        """The rows of ``batch`` when ``size`` rows are cut into ``num_batches``: see the end of the essay above."""
+    def _rows_of_batch(self, batch: int, size: int | None, num_batches: int | None) -> tuple[int, int]:
+        """The rows (start, stop) of ``batch`` where ``size`` rows make ``num_batches``: see the module."""
         start, stop = batch * self.batch_size, (batch + 1) * self.batch_size
         if size is None or num_batches is None or self.remainder == "drop":
             return start, stop
@@ -221,12 +222,12 @@ class BatchPlan:
         return self._first_step_of(epoch) + self._batch_of(row, share.size, self._steps_in(share))
 
     def _batch_of(self, row: int, size: int | None, num_batches: int | None) -> int:
-        """The batch that ``row`` is in, cut as :meth:`_cut` does; for a row that is in none, the last."""
+        """The batch that ``row`` is in, as :meth:`_rows_of_batch` has it; the last one for a row that is in none."""
         batch = row // self.batch_size
         if num_batches is None:
             return batch
         following = batch + 1  # which may begin a row earlier
-        if following < num_batches and self._cut(following, size, num_batches)[0] <= row:
+        if following < num_batches and self._rows_of_batch(following, size, num_batches)[0] <= row:
             return following
         return min(batch, num_batches - 1)
 

@@ -73,8 +73,8 @@ class EpochOrder:
 class WindowOrder:
     """Where the rows of a window go: permuted by ``key``, or each to its own place if that is None.
 
-    ``size``: rows of the window. Of their places, those from ``first`` to ``stop - 1`` are used, and counted from
-    ``first``; the others are used up already.
+    ``size``: rows of the window. Only the places from ``first`` to ``stop - 1`` are still to be delivered; they are
+    counted from ``first``. Other hosts have delivered the others.
     """
 
     key: int | None
@@ -83,7 +83,10 @@ class WindowOrder:
     stop: int
 
     def places(self, begin: int = 0, end: int | None = None) -> Int64s:
-        """int64, (end - begin,): the places of rows ``begin`` to ``end - 1`` (None: to the last); -1: used up."""
+        """int64, (end - begin,): the places of rows ``begin`` to ``end - 1`` (None: the last).
+
+        -1: the place was delivered before.
+        """
         end = self.size if end is None else end
         found = np.arange(begin, end) if self.key is None else places(self.key, self.size, begin, end)
         if self.stop - self.first == self.size:

@@ -1,4 +1,4 @@
-"""The plan of one pass: what its windows are made of and what its batches are cut from.
+"""The plan of one pass: which records its windows hold, and where in them the rows of its batches lie.
 
 Joins the rows of each epoch (:mod:`loaderd.plan.rows`) with the batches (:mod:`loaderd.plan.batches`). Everything
 here is a function of the constructor's arguments.
@@ -87,7 +87,7 @@ class PassPlan:
         self._seed = seed
         self._shuffle = shuffle
         self._first_epoch = first_epoch
-        # A batch is asked for when it is considered and when it is begun, and so are its neighbours.
+        # The daemon asks for a batch's segments several times: when it looks whether to grant it, and when it does.
         self._segments_of = lru_cache(maxsize=16)(batches.segments)
         self._locate = lru_cache(maxsize=16)(self._find)
 
@@ -114,10 +114,6 @@ class PassPlan:
     def rows_of(self, window: int) -> int:
         """Rows to be loaded for ``window``: more than its places, if others have used a part of it."""
         return self._locate(window)[1].size
-
-    def places_of(self, window: int) -> int:
-        """Places of ``window``."""
-        return self._locate(window)[1].num_places
 
     def slices_of(self, window: int) -> list[Slice]:
         """The records that make up ``window``, in order of row."""

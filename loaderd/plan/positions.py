@@ -1,8 +1,9 @@
 """Where a consumer stands, and how it goes on from there.
 
-A position is an epoch and the number of a batch in it. Everything else in it says what those numbers mean: for how
-many hosts and for which batch size they count, what was taken of the epoch before by other numbers of hosts, and of
-which data and order it is. So it can be kept in a file, read by another process, and refused by one with other data.
+A position is an epoch and the number of a batch in it. Its other fields say what these numbers mean: the number of
+hosts and the batch size that they were counted with, what a different number of hosts had taken of the epoch before,
+and which data and order they belong to. So a position can be kept in a file and read by another process, and a loader
+of other data refuses it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def listing_in(start: str | None) -> Listing | None:
 
 
 class Course:
-    """All passes of a loader, one behind the other, and where in them a position is. Pure arithmetic."""
+    """The sequence of all passes of a loader, and where in it a position is. Pure arithmetic."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class Course:
         rest = Rest(self._num_records)
         for taken in past:
             all_have = all(rows <= split_evenly(rest.size, len(taken), host) for host, rows in enumerate(taken))
-            even = max(taken) - min(taken) <= self._window_records  # for they have taken as many batches
+            even = max(taken) - min(taken) <= self._window_records  # all have taken the same number of batches
             if not all_have or not even or sum(taken) >= rest.size:
                 raise OptionError(f"{len(taken)} hosts cannot have taken {taken!r:.200} of {rest.size} records")
             rest = rest.after(taken, self._window_records)

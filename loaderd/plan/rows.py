@@ -82,7 +82,7 @@ class ConcatRows:
 
 
 @dataclass(frozen=True)
-class Shares:
+class Proportions:
     """How many of the first rows of an epoch are of each set: in exact proportion, and never fewer for more rows."""
 
     weights: tuple[Fraction, ...]
@@ -121,31 +121,33 @@ class MixRows:
         self._anew = anew
         self.num_records = num_records
         self.num_blocks = sum(one.num_blocks for one in sets)
-        self._shares = [(epoch, Shares(tuple(weights[epoch]))) for epoch in sorted(weights)]
+        self._proportions = [(epoch, Proportions(tuple(weights[epoch]))) for epoch in sorted(weights)]
 
-    def shares(self, epoch: int) -> Shares:
+    def proportions(self, epoch: int) -> Proportions:
         """The weights of an epoch."""
-        return [shares for first, shares in self._shares if first <= epoch][-1]
+        return [proportions for first, proportions in self._proportions if first <= epoch][-1]
 
     def rows_before(self, epoch: int) -> list[int]:
         """How many rows of each set were used in front of an epoch."""
         used = [0] * len(self._sets)
-        for number, (first, shares) in enumerate(self._shares):
-            following = self._shares[number + 1][0] if number + 1 < len(self._shares) else epoch
+        for number, (first, proportions) in enumerate(self._proportions):
+            following = self._proportions[number + 1][0] if number + 1 < len(self._proportions) else epoch
             epochs = max(0, min(following, epoch) - first)
-            used = [rows + epochs * part for rows, part in zip(used, shares.of_first(self.num_records), strict=True)]
+            used = [
+                rows + epochs * part for rows, part in zip(used, proportions.of_first(self.num_records), strict=True)
+            ]
         return used
 
     def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
         found: list[Slice] = []
         first_block = row = 0
-        shares = self.shares(epoch)
+        proportions = self.proportions(epoch)
         for one, anew, used, begin, end in zip(
             self._sets,
             self._anew,
             self.rows_before(epoch),
-            shares.of_first(start),
-            shares.of_first(stop),
+            proportions.of_first(start),
+            proportions.of_first(stop),
             strict=True,
         ):
             first_epoch = epoch * _MOST_EPOCHS_OF_A_SET if anew else 0

@@ -60,8 +60,8 @@ class Hashed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of the list; called as the method of ``loaderd.Dataset`` that makes it, which errors name."""
+class _Range:
+    """A range of the list; called as the method of ``loaderd.Dataset`` that makes it, which errors name."""
 
     count: int
 
@@ -77,7 +77,7 @@ class _Part:
         return type(self).__name__.lower()
 
 
-class Take(_Part):
+class Take(_Range):
     """The first ``count`` records."""
 
     __slots__ = ()
@@ -87,7 +87,7 @@ class Take(_Part):
         return 0, min(self.count, total)
 
 
-class Skip(_Part):
+class Skip(_Range):
     """All but the first ``count`` records."""
 
     __slots__ = ()
@@ -97,7 +97,7 @@ class Skip(_Part):
         return min(self.count, total), total
 
 
-class Newest(_Part):
+class Newest(_Range):
     """The last ``count`` records: of shards that are appended, the newest."""
 
     __slots__ = ()

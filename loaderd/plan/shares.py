@@ -1,17 +1,17 @@
 """What each host gets of an epoch, as windows.
 
-The rows of an epoch are cut into rounds; each round holds one window for each host, side by side, so that after any
-round all hosts together have taken a front part of the epoch. Over all hosts every row is in exactly one window, and
-the hosts' shares differ by one row at most.
+An epoch is divided into **rounds**. A round is a range of rows, with one window for each host; all hosts work on the
+same round at a time. So when a round is over, the hosts together have taken all rows up to its end, and no others.
+Every row is in exactly one window of one host, and the hosts' **shares** differ by one row at most.
 
-Where the number of hosts changes in the middle of an epoch, there is a :class:`Rest`: parts of the windows that were
-begun, and all rows behind the last round that was begun. It is shared out in the same way: first those parts, laid
-end to end and cut evenly, then the rows, in rounds.
+Where the number of hosts changes in the middle of an epoch, what is left of it is a :class:`Rest`: **parts** of the
+windows that hosts had begun, and the **tail**, which is all rows of the rounds that no host had begun. The new hosts
+divide it among them: each gets an equal share of the parts, and then a window of each round of the tail.
 
 ::
 
     2 hosts   │ window 0.0 ▓▓▓▓░░ │ window 0.1 ▓▓▓▓░░ │ window 1.0       │ window 1.1       │ …
-    rest                     ░░                  ░░   └──────── tail ──────────────────────────
+    Rest                     ░░                  ░░   └──────── tail ──────────────────────────
     3 hosts   each a third of ░░░░, and then rounds of three windows over the tail
 """
 
@@ -78,7 +78,7 @@ class Rest:
         parts = [
             part
             for share, rows in zip(shares, taken, strict=True)
-            for part in share.windows_left(rows, share.num_cuts + begun)
+            for part in share.windows_left(rows, share.num_parts + begun)
         ]
         return Rest(self.num_records, tuple(parts), shares[0].round_start(begun))
 
@@ -113,32 +113,32 @@ class HostShare:
     @cached_property
     def num_windows(self) -> int:
         """Windows; none of them is empty."""
-        return self.num_cuts + (self._num_rounds if self._tail_size else 0)
+        return self.num_parts + (self._num_rounds if self._tail_size else 0)
 
     @cached_property
     def largest_window(self) -> int:
         """Rows of the largest window: ``window_records`` at most (one more where hosts differ by a row)."""
         tail = split_evenly(self._tail_size, self._num_rounds, 0) if self._num_rounds else 0
-        return max([tail, *[cut.num_places for cut in self._cuts]])
+        return max([tail, *[part.num_places for part in self._parts]])
 
     def begin_of(self, window: int) -> int:
         """How many of this host's rows come before ``window``."""
-        if window <= self.num_cuts:
-            return self._cut_ends[window]
-        return self._cut_ends[-1] + evenly_before(self._tail_size, self._num_rounds, window - self.num_cuts)
+        if window <= self.num_parts:
+            return self._part_ends[window]
+        return self._part_ends[-1] + evenly_before(self._tail_size, self._num_rounds, window - self.num_parts)
 
     def size_of(self, window: int) -> int:
         """Rows of ``window``."""
-        if window < self.num_cuts:
-            return self._cuts[window].num_places
-        return split_evenly(self._tail_size, self._num_rounds, window - self.num_cuts)
+        if window < self.num_parts:
+            return self._parts[window].num_places
+        return split_evenly(self._tail_size, self._num_rounds, window - self.num_parts)
 
     def window(self, number: int) -> Window:
         """Where window ``number`` lies in the epoch."""
-        if number < self.num_cuts:
-            return self._cuts[number]
+        if number < self.num_parts:
+            return self._parts[number]
         size = self.size_of(number)
-        round_ = number - self.num_cuts
+        round_ = number - self.num_parts
         start = self.rest.tail
         for host in range(self.num_hosts):
             rows = split_evenly(self.rest.num_tail, self.num_hosts, host)
@@ -149,43 +149,43 @@ class HostShare:
 
     def find(self, row: int) -> tuple[int, int, int]:
         """(number, first row, number of rows) of the window in which this host's row ``row`` is."""
-        cut_ends = self._cut_ends
-        lead = cut_ends[-1]
+        part_ends = self._part_ends
+        lead = part_ends[-1]
         if row < lead:
-            cut = bisect_right(cut_ends, row) - 1
-            return cut, cut_ends[cut], cut_ends[cut + 1] - cut_ends[cut]
-        larger, rest = self._tail_sizes
-        of_larger = larger * (rest + 1)
+            part = bisect_right(part_ends, row) - 1
+            return part, part_ends[part], part_ends[part + 1] - part_ends[part]
+        larger, small = self._tail_sizes
+        of_larger = larger * (small + 1)
         row -= lead
         if row < of_larger:
-            number = row // (rest + 1)
-            return len(cut_ends) - 1 + number, lead + number * (rest + 1), rest + 1
-        number = (row - of_larger) // rest
-        return len(cut_ends) - 1 + larger + number, lead + of_larger + number * rest, rest
+            number = row // (small + 1)
+            return self.num_parts + number, lead + number * (small + 1), small + 1
+        number = (row - of_larger) // small
+        return self.num_parts + larger + number, lead + of_larger + number * small, small
 
     # ------------------------------------------------------------------- parts of windows that others began
 
     @cached_property
-    def _cuts(self) -> tuple[Window, ...]:
+    def _parts(self) -> tuple[Window, ...]:
         begin = evenly_before(self.rest.num_begun, self.num_hosts, self.host)
         end = begin + split_evenly(self.rest.num_begun, self.num_hosts, self.host)
-        cuts = []
+        own = []
         at = 0
         for part in self.rest.parts:
             first, stop = max(begin - at, 0), min(end - at, part.num_places)
             if first < stop:
-                cuts.append(replace(part, first=part.first + first, stop=part.first + stop))
+                own.append(replace(part, first=part.first + first, stop=part.first + stop))
             at += part.num_places
-        return tuple(cuts)
+        return tuple(own)
 
     @property
-    def num_cuts(self) -> int:
-        """How many of the windows are parts of others."""
-        return len(self._cuts)
+    def num_parts(self) -> int:
+        """How many of the windows are parts of windows that others began: they come first."""
+        return len(self._parts)
 
     @cached_property
-    def _cut_ends(self) -> list[int]:
-        return list(accumulate((cut.num_places for cut in self._cuts), initial=0))
+    def _part_ends(self) -> list[int]:
+        return list(accumulate((part.num_places for part in self._parts), initial=0))
 
     def windows_left(self, rows: int, stop: int) -> list[Window]:
         """What is left of the windows in front of window ``stop`` when ``rows`` rows are taken."""
@@ -219,7 +219,7 @@ class HostShare:
 
     def rounds_begun(self, rows: int) -> int:
         """Of how many rounds this host has taken a row, ``rows`` being all that it took."""
-        return 0 if rows <= self._cut_ends[-1] else self.find(rows - 1)[0] - self.num_cuts + 1
+        return 0 if rows <= self._part_ends[-1] else self.find(rows - 1)[0] - self.num_parts + 1
 
     def round_start(self, number: int) -> int:
         """The row of the epoch at which round ``number`` begins (the number of rounds: the end)."""

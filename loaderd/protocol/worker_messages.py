@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 ATTACH_TASK = -1
 NO_STREAM = -1
-FILES, SERVERS = "files", "servers"
 
 
 class Seat(NamedTuple):
@@ -29,14 +28,14 @@ class Attach(NamedTuple):
     """Daemon: what a worker needs for a stream; ``description`` as in Open.
 
     The memory of its windows, of its slots and of its page comes along, and the bell of its consumer.
-    ``source``: [FILES, files, compressions], or [SERVERS, …] (``remote.source.RemoteRows``).
+    ``source``: [files (as in IndexTask), compressions], or a pickle of ``remote.source.RemoteRows``.
     ``num_slots`` and ``num_seats`` are the page's; ``news``: how many Granted and Withdrawn were sent to the seat
     before. It may come again for the same stream, with other files.
     """
 
     stream: int
     description: bytes
-    source: list[Any]
+    source: list[Any] | bytes
     max_rows: int
     num_slots: int
     num_seats: int
@@ -78,10 +77,10 @@ class ListTask(NamedTuple):
 
 
 class AskTask(NamedTuple):
-    """Daemon: ask servers (``remote.source.RemoteSet``) what a data set is; ``listing`` as in a ticket."""
+    """Daemon: ask servers what a data set is: a pickle of ``remote.source.RemoteSet``. ``listing`` as in a ticket."""
 
     task: int
-    of: list[Any]
+    of: bytes
     listing: Any
 
 

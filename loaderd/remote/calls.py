@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -16,11 +15,10 @@ from loaderd.errors import LoaderdError, ServerError, from_wire
 from loaderd.remote.address import network_address
 from loaderd.remote.security import bearer, check_token, probe, read_pem, trusted_roots
 from loaderd.remote.source import Settings
-from loaderd.remote.tickets import AUTHORIZATION, COLUMN, CONSUMER
+from loaderd.remote.tickets import AUTHORIZATION, COLUMN, CONSUMER, Fault, faults_from_wire
 from loaderd.tls import TLS
 
 Rows = npt.NDArray[np.uint8]
-RemoteFaults = list[tuple[list[int], dict[str, Any]]]
 
 
 class OutOfReach(Exception):
@@ -43,7 +41,7 @@ class Calls:
     def __init__(self, address: str, settings: Settings) -> None:
         self.address = address
         self._host, self._port, is_secure = network_address(address)
-        self._tls = TLS(**(settings.tls or {})) if is_secure else None
+        self._tls = (settings.tls or TLS()) if is_secure else None
         headers = [(CONSUMER.encode(), settings.consumer.encode("ascii", "replace"))]
         if settings.token is not None:
             headers.append((AUTHORIZATION.encode(), bearer(check_token(settings.token, "token")).encode()))
@@ -60,8 +58,8 @@ class Calls:
             **({} if self._tls is None else _tls_options(self._tls)),
         )
 
-    def rows(self, ticket: bytes, timeout_s: float) -> tuple[Rows, RemoteFaults]:
-        """What a ``RowsTicket`` asks for: uint8, (rows, row_bytes), and the places in it that could not be had."""
+    def rows(self, ticket: bytes, timeout_s: float) -> tuple[Rows, list[Fault]]:
+        """What a ``RowsTicket`` asks for: uint8, (rows, row_bytes), and those of them that could not be had."""
         with self._in_words():
             reader = self._client.do_get(flight.Ticket(ticket), self._options(timeout_s))
             found, metadata = [], None
@@ -69,8 +67,8 @@ class Calls:
                 found.append(chunk.data)
                 metadata = chunk.app_metadata
         rows = [_rows_of(batch) for batch in found]
-        faults = [] if metadata is None else msgpack.unpackb(metadata.to_pybytes())
-        return (rows[0] if len(rows) == 1 else np.concatenate(rows)), [(places, error) for places, error in faults]
+        faults = faults_from_wire(b"" if metadata is None else metadata.to_pybytes())
+        return (rows[0] if len(rows) == 1 else np.concatenate(rows)), faults
 
     def act(self, name: str, body: bytes, timeout_s: float) -> bytes:
         """The answer to an action."""
@@ -79,16 +77,12 @@ class Calls:
             return b"".join(result.body.to_pybytes() for result in results)
 
     def why_not(self) -> str:
-        """What is wrong with the way there, in words; "" if nothing is. Raises ServerError if it is not trusted."""
+        """Why the server cannot be reached, in words; "" if it can. Raises ServerError: a wrong certificate."""
         try:
             probe(self._host, self._port, self._tls)
         except ConnectionError as error:
             return str(error)
         return ""
-
-    def close(self) -> None:
-        """End the connection."""
-        self._client.close()
 
     def _options(self, timeout_s: float) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from loaderd.errors import LoaderdError, RecordMismatchError, ServerError, from_wire
 from loaderd.remote.ask_once import wait_telling
-from loaderd.remote.calls import Calls, RemoteFaults, Rows
+from loaderd.remote.calls import Calls, Rows
 from loaderd.remote.servers import Servers
 from loaderd.remote.source import RemoteRows
-from loaderd.remote.tickets import Range, RowsTicket, to_json
+from loaderd.remote.tickets import Fault, Range, RowsTicket, to_json
 
 _BYTES_A_REQUEST = 512 << 10
 _MOST_ROWS_A_REQUEST = 4096
@@ -30,7 +30,7 @@ _MOST_AHEAD = 4
 
 Places = npt.NDArray[np.intp]
 Faults = list[tuple[list[int], LoaderdError]]
-Answer = futures.Future[tuple[Rows, RemoteFaults]]
+Answer = futures.Future[tuple[Rows, list[Fault]]]
 
 
 @dataclass
@@ -125,13 +125,13 @@ class RowFetcher:
         if request.num_rows:
             yield request
 
-    def _rows(self, request: _Request) -> tuple[Rows, RemoteFaults]:
+    def _rows(self, request: _Request) -> tuple[Rows, list[Fault]]:
         data = self._data
         compression = data.of.settings.compression
         ticket = to_json(RowsTicket(data.of.name, data.data, tuple(request.ranges), data.listing, compression))
         expected = request.num_rows, data.row_bytes
 
-        def call(calls: Calls, timeout_s: float) -> tuple[Rows, RemoteFaults]:
+        def call(calls: Calls, timeout_s: float) -> tuple[Rows, list[Fault]]:
             rows, faults = calls.rows(ticket, timeout_s)
             if rows.shape != expected:
                 raise ServerError(f"the server at {calls.address} sent rows of {rows.shape}, expected {expected}")

@@ -5,10 +5,10 @@
     server   good ──fails, is too slow, is full──► away, for 0.1 s, 0.2 s, … ──► tried again ──► good
                └──refuses (token, certificate, other data)──► refused, with the reason, for 5 s
 
-Which one is asked is drawn by lot: the sooner it would be done with the requests that are on their way and this one,
-by the time that its last answers took, the likelier. So a slow server gets fewer requests, a new one its part at
-once, and one that was slow once is tried again. An attempt waits longer the more have failed: a slow answer is better
-than none. What is wrong with a request, and not with the server, is no reason to ask another one.
+The server is drawn at random. Its weight is the inverse of the time that it would need for the requests that are on
+their way to it and for one more, judged by how long its last answers took. So a slow server gets fewer requests, a
+new one gets its share at once, and a server that was slow once is tried again. Each attempt that fails makes the next
+one wait longer: a slow answer is better than none. Where the request itself is wrong, no other server is asked.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class _Way:
 
 
 def draw(ways: Sequence[tuple[int, float]], rng: random.Random | ModuleType) -> int:
-    """Which of some servers to ask: of each, the requests on their way, and the seconds that its answers take.
+    """The index of the server to ask; ``ways``: (requests on their way, seconds that an answer takes) of each.
 
-    0 s: it has given none yet, and is taken for as quick as the quickest.
+    0 s: it has given no answer yet, and counts as the quickest of them.
     """
     usual_s = min((answer_s for _, answer_s in ways if answer_s), default=1.0)
     weights = [1 / ((1 + on_the_way) * (answer_s or usual_s)) for on_the_way, answer_s in ways]
@@ -75,7 +75,7 @@ class Servers:
         self.use(addresses)
 
     def use(self, addresses: tuple[str, ...]) -> None:
-        """Ask these from now on; what is on its way to others may still arrive."""
+        """Ask these servers from now on; answers of others that were asked before are still taken."""
         with self._lock:
             self._ways = [way for way in self._ways if way.address in addresses]
             known = {way.address for way in self._ways}
@@ -165,7 +165,7 @@ class Servers:
             return refusal
 
     def _set_aside(self, way: _Way, why: LoaderdError | str, lost_s: float) -> None:
-        """``lost_s``: how long it took to find out: no more than a part of the time may go into that."""
+        """Do not ask this server for a while: several times ``lost_s``, the seconds of the attempt that failed."""
         now_s = time.monotonic()
         with self._lock:
             is_first = way.away_s == _FIRST_AWAY_S

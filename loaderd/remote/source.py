@@ -1,21 +1,24 @@
-"""Where a consumer elsewhere finds its data: what its processes on this machine tell each other of servers."""
+"""Where a consumer elsewhere finds its data.
+
+Its processes tell each other by pickles, which only its own daemon and that one's workers read.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from loaderd.options import StreamOptions
-from loaderd.plan.passes import Listing, listing_of
+from loaderd.plan.passes import Listing
 from loaderd.remote.tickets import Compression
+from loaderd.tls import TLS
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to call servers. ``tls``: as ``TLS.to_wire()``; ``consumer``: a name, for people to read."""
+    """How to call servers. ``consumer``: a name, for people to read."""
 
     token: str | None = None
-    tls: dict[str, Any] | None = None
+    tls: TLS | None = None
     compression: Compression = None
     consumer: str = ""
 
@@ -29,18 +32,6 @@ class RemoteSet:
     name: str
     limit_s: float
 
-    def to_wire(self) -> list[Any]:
-        """Plain values, for a message to a process of ours."""
-        settings = self.settings
-        calling = [settings.token, settings.tls, settings.compression, settings.consumer]
-        return [list(self.addresses), calling, self.name, self.limit_s]
-
-    @classmethod
-    def from_wire(cls, wire: list[Any]) -> RemoteSet:
-        """The way back."""
-        addresses, calling, name, limit_s = wire
-        return cls(tuple(addresses), Settings(*calling), name, limit_s)
-
 
 @dataclass(frozen=True)
 class RemoteRows:
@@ -50,16 +41,6 @@ class RemoteRows:
     data: str
     row_bytes: int
     listing: Listing | None = None
-
-    def to_wire(self) -> list[Any]:
-        """Plain values, for a message to a process of ours."""
-        return [self.of.to_wire(), self.data, self.row_bytes, self.listing]
-
-    @classmethod
-    def from_wire(cls, wire: list[Any]) -> RemoteRows:
-        """The way back."""
-        of, data, row_bytes, listing = wire
-        return cls(RemoteSet.from_wire(of), data, row_bytes, listing_of(listing))
 
 
 @dataclass(frozen=True)

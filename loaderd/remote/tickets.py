@@ -3,7 +3,7 @@
 ::
 
     DoGet      ticket: a RowsTicket as JSON             ──► one record batch: COLUMN, a row a record;
-                                                            app_metadata: the records that could not be had, and why
+                                                            app_metadata: the Faults, as msgpack; none: no metadata
     DoAction   TABLE, body: a TableRequest as JSON      ──► what the data set holds, and how its blocks are cut
     header     authorization: Bearer TOKEN;  loaderd-consumer: a name, for people to read
 
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import msgpack
 
 from loaderd.errors import OptionError
 from loaderd.options import is_count, require
@@ -114,6 +116,24 @@ def parse_object(text: bytes, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise OptionError(f"{what} must be a JSON object, got {text[:100]!r}")
     return found
+
+
+class Fault(NamedTuple):
+    """Rows of an answer that could not be had: their numbers in it; and why, as ``errors.to_wire`` says it."""
+
+    rows: list[int]
+    error: dict[str, Any]
+
+
+def faults_to_wire(faults: list[Fault]) -> bytes:
+    """The ``app_metadata`` of an answer."""
+    packed: bytes = msgpack.packb(faults) if faults else b""
+    return packed
+
+
+def faults_from_wire(metadata: bytes) -> list[Fault]:
+    """The way back."""
+    return [Fault(*fault) for fault in msgpack.unpackb(metadata)] if metadata else []
 
 
 def check_compression(value: Any) -> Compression:

@@ -44,7 +44,7 @@ def to_wire(schema: Schema) -> dict[str, Any]:
 
 
 def from_wire(wire: Any) -> Schema:
-    """What :func:`to_wire` made, or somebody who does not mean well; raises SchemaError."""
+    """The way back from :func:`to_wire`. The values may come from anybody; raises SchemaError."""
     try:
         return _schema_from_wire(wire)
     except SchemaError:
@@ -201,7 +201,7 @@ _VALUES: dict[type, dict[str, Callable[[Any], Any]]] = {
     Fill: {"value": _number, "shape": _shape, "dtype": _dtype},
     Planes: {"parts": _planes},
 }
-# Left out where they are these: so that who knows nothing of them need not.
+# Sent only where they differ from these values: so an older version understands all other schemas.
 _SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None}
 _FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
 _FIELDS = {kind.__name__: kind for kind in (Bits, Packed, Array, Spread, Fill, Planes)}

@@ -23,7 +23,7 @@ class Child:
 
     ``captures``: what it prints becomes the log's.
 
-    Raises DaemonError where the machine lets us have no process.
+    Raises DaemonError where the process cannot be started.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Child:
         return f"{self.name} {self.process.pid}"
 
     def tell(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """If it is gone, ``pid_fd`` says so."""
+        """Send a message. A process that is gone is no error here: ``pid_fd`` shows that."""
         with contextlib.suppress(ChannelClosed):
             self.channel.send(message, fds)
 
     def ask(self, passed_s: float) -> None:
-        """Ask how it is, unless it has not answered the last time, ``passed_s`` ago."""
+        """Ask for a Status, unless the last question is unanswered; then add ``passed_s`` to ``silent_s``."""
         if self._is_asked:
             self.silent_s += passed_s
         else:
@@ -72,7 +72,7 @@ class Child:
             self.tell(AskStatus())
 
     def hear(self) -> bool:
-        """Take what has come; returns whether there was a Status. Raises ChannelClosed when it speaks no more."""
+        """Take the messages that have come; returns whether there was a Status. Raises ChannelClosed."""
         reported = False
         for message in self.channel.receive():
             if isinstance(message, Status):
@@ -88,7 +88,7 @@ class Child:
     def bury(self) -> str:
         """How the process ended, in words; kills it if it is alive."""
         with contextlib.suppress(ChannelClosed):
-            while select.select([self.channel], [], [], 0)[0]:  # a fork of it may have the other end open still
+            while select.select([self.channel], [], [], 0)[0]:  # its forks may keep the pipe open
                 self.hear()
         self.channel.close()
         self.process.kill()

@@ -1,8 +1,9 @@
-"""The health of a server over HTTP: a few pages, for those who look after it.
+"""The health of a server over HTTP: a few pages for monitoring.
 
-No thread and no wait: the supervisor's loop calls :meth:`HealthServer.serve` when something has come. A client that
-is slow, sends much, or comes in numbers loses its own connection. One request a connection, of which nothing but the
-first line is read.
+It has no thread and never waits: the supervisor's loop calls :meth:`HealthServer.serve` when a socket is ready. A
+client that is slow or sends too much loses its connection, and so does the oldest one where there are too many. A
+connection carries one request, of which only the first line is read. (``http.server``, and prometheus_client's server
+that is made of it, would take a thread for each connection, with no limit to their number or to how long they last.)
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class HealthServer:
             key.data()
 
     def drop_slow(self) -> None:
-        """Part with those who have had their time; to be called about once a second."""
+        """Close connections that are older than 5 s; to be called about once a second."""
         now_s = time.monotonic()
         for client in [client for client in self._clients.values() if client.until_s < now_s]:
             self._drop(client)

@@ -30,7 +30,7 @@ class Output:
         return self._read_fd
 
     def close_write_end(self) -> None:
-        """The child has it now."""
+        """To be called when the child has inherited it."""
         os.close(self.write_fd)
 
     def take(self) -> bool:

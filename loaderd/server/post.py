@@ -1,4 +1,4 @@
-"""A place in the server that is always to be filled by one process, and when another one takes it."""
+"""A task of the server that one process has at a time (the daemon's, the gateway's), and when to start another."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Post:
     module: str
     child: Child | None = None
     due_s: float | None = None
-    """When another one is to be started; None: there is one, or none is wanted yet."""
+    """When to start another process; None: one runs, or none is needed yet."""
     began_s: float = 0.0
     delay_s: float = _FIRST_DELAY_S
     in_vain: int = 0
     restarts: int = 0
     is_renewed: bool = False
-    """The process was told to end, for another one to take its place."""
+    """The process was told to end, so that a new one takes its place."""
 
     def missed(self, has_served: bool) -> bool:
-        """The process has ended, or was not to be had: plan for another one. False: that was in vain too often."""
+        """The process has ended, or did not start: plan the next one. False: too many in a row have failed."""
         self.child = None
         self.in_vain = 0 if has_served else self.in_vain + 1
         if self.in_vain >= _MAX_STARTS_IN_VAIN:
@@ -43,7 +43,7 @@ class Post:
         return True
 
     def slow_down(self) -> None:
-        """The one after the next comes later."""
+        """Double the pause before the process after the next."""
         self.delay_s = min(2 * self.delay_s, _MAX_DELAY_S)
 
     def why_not(self) -> str:

@@ -1,14 +1,14 @@
-"""Asking object stores: the file systems, the threads, the objects that were looked at, and the counts of it all.
+"""Reading object stores: requests by many threads, tried again while a failure may pass, counted and cached.
 
 ::
 
     fetch(file, offset, size) ──► askers' threads ──► parts on the local disk (range_cache), if the user wants that
                                                   └──► GET, asked again while the failure may pass (retries)
 
-**An object that was replaced** has another time, or another ETag, if not another size. To look costs a request, and
-the read that follows may still be of another object. So it is looked at when it is first read, and then behind a read
-if the last look was two seconds or more ago: what was read in between is then refused, or at least all that follows.
-What is read from the local disk is of the object that was listed, whatever became of it.
+**An object that was replaced** differs from the one that was listed in its size, its time or its ETag. To look at
+these costs a request. So they are looked at before the first read of an object, and later after a read, if the last
+look is two seconds old or more. What was read from a replaced object is then refused, except for reads within two
+seconds of a look. Parts that come from the local disk are always those of the object that was listed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PIECE_BYTES = 4 * PART_BYTES
 
 _LOOK_EVERY_S = 2.0
 _MOST_OBJECTS = 4096
-# One request may take so long beside all trials: pyarrow gives the time of none.
+# For a request that is under way when ``retry_s`` is over: pyarrow cannot say how long one has taken.
 _GRACE_S = 30.0
 _NS = 10**9
 
@@ -96,7 +96,7 @@ class Access:
     # ------------------------------------------------------------------------------------------- asking
 
     def ask(self, question: Callable[[], _Answer]) -> Future[_Answer]:
-        """Have it asked by a thread, once."""
+        """Have ``question`` called in one of the threads, once."""
         return self._askers.ask(question)
 
     def insist(self, uri: str, question: Callable[[], _Answer]) -> _Answer:
@@ -126,7 +126,7 @@ class Access:
         return self.storage.retry_s + _GRACE_S
 
     def abandon(self) -> None:
-        """Leave the threads that wait to themselves; others answer what is asked from here on."""
+        """Give up the threads that wait for storage; new threads take what is asked from now on."""
         self._askers.abandon()
 
     # ------------------------------------------------------------------------------------------ objects
@@ -145,7 +145,7 @@ class Access:
         return self._ahead.pop(file, None)
 
     def look_at(self, file: ShardFile) -> None:
-        """Raise ShardReadError if the object is not the one that was listed; it is seldom looked at."""
+        """Raise ShardReadError if the object is not the one that was listed; it is looked at every 2 s at most."""
         since_s = time.monotonic() - _LOOK_EVERY_S
         self.wait(file.uri, self.ask(lambda: self.insist(file.uri, lambda: self._look(file, since_s))))
 

@@ -1,14 +1,14 @@
 """Reading blocks of an index again: their records in memory, checked.
 
-Plain blocks are read together (:meth:`BlockReader.read_together`): the steps that cost by the call, not by the
-record, are then fewer. A compressed block is inflated from the start of its shard and comes in pieces, and so does a
-plain one in which something is wrong (:meth:`BlockReader.read`). What was healthy at the index pass may be damaged
-now; then the records before and behind the damage are still found, at their old numbers, and those between are named
-as damaged. Of a plain block, damage costs at most the records between two anchors.
+Several plain blocks are read in one call (:meth:`BlockReader.read_together`), because many steps cost by the call and
+not by the record. A compressed block is inflated from the start of its shard and comes in pieces, and so does a plain
+block in which something is wrong (:meth:`BlockReader.read`). Records may have been damaged since the index pass. Then
+the records before and behind the damage are still found, with their old numbers, and those between are named as
+damaged: in a plain block at most those between two anchors.
 
-A file whose size or time is not what it was is not read, be it that records were only appended: those that stand at
-the old places may be others, with CRCs as right as the old ones'. So it is looked at after each read. Who has a file
-open that was deleted, or replaced by another of its name, goes on reading it.
+A file whose size or time has changed is not read, even if records were only appended: there may be other records at
+the old places, with right CRCs of their own. So size and time are compared after each read. A worker that has a file
+open goes on reading it after it was deleted, or replaced by another file of its name.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ import zlib
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
-
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
 from loaderd.shards.shard_file import OpenFile
@@ -89,6 +87,16 @@ def open_stream(
     if compression == "none":
         return PlainStream(file, on_read)
     return InflatedStream(shard, file, compression, on_read)
+
+
+def read_over(read_into: Callable[[memoryview], int], num_bytes: int) -> None:
+    """Read so many bytes, or all that there are, and forget them."""
+    scratch = memoryview(bytearray(min(num_bytes, _READ_BYTES)))
+    while num_bytes:
+        got = read_into(scratch[: min(num_bytes, len(scratch))])
+        if not got:
+            break
+        num_bytes -= got
 
 
 class PlainStream:
@@ -191,12 +199,7 @@ class InflatedStream:
 
     def skip(self, num_bytes: int) -> None:
         """Inflate and forget so many bytes, or all that there are."""
-        scratch = np.empty(min(num_bytes, _READ_BYTES), dtype=np.uint8).data
-        while num_bytes:
-            got = self.read_into(scratch[: min(num_bytes, len(scratch))])
-            if not got:
-                break
-            num_bytes -= got
+        read_over(self.read_into, num_bytes)
 
     def _fail(self, expected: str, found: str) -> None:
         self.damage = Damage(

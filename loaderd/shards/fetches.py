@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from loaderd.shards.access import Access
 from loaderd.shards.shard_file import ShardFile
 
-# To read over so much costs less than another request.
+# Blocks that are no further apart are fetched in one request: to read the gap costs less than a second request.
 _MOST_GAP_BYTES = 64 << 10
-# More than that comes faster in several requests at a time.
+# Larger requests are slower than several smaller ones at a time.
 _MOST_JOINED_BYTES = 2 << 20
 _MOST_AHEAD_BYTES = 64 << 20
 

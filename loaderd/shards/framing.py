@@ -146,19 +146,19 @@ def scan(
     begins with record ``first_record`` of the shard, at byte ``first_offset``. Records that a :class:`Damage` names
     are in no :class:`Piece`, or are ``bad`` in the one that follows.
     """
-    window = _Window(read_into, first_offset)
+    scanned = _ScanBuffer(read_into, first_offset)
     record = first_record
-    while window.fill():
-        ends = walk(window.buffer, window.start, window.stop)
-        broken = find_bad_length_crc(window.buffer, ends) if len(ends) > 1 else None
+    while scanned.fill():
+        ends = walk(scanned.buffer, scanned.start, scanned.stop)
+        broken = find_bad_length_crc(scanned.buffer, ends) if len(ends) > 1 else None
         if broken is not None:
             ends = ends[: broken + 1]
         if len(ends) > 1:
-            offset = window.offset
-            bad = check_data_crcs(window.buffer, ends)
+            offset = scanned.offset
+            bad = check_data_crcs(scanned.buffer, ends)
             lost = np.diff(ends)
             if bad and bad[-1][0] == len(ends) - 2:
-                ends, lost[-1] = _look_behind(window, ends, bad[-1][1])
+                ends, lost[-1] = _look_behind(scanned, ends, bad[-1][1])
             advance = int(lost.sum())
             damages = [
                 Damage(
@@ -176,21 +176,21 @@ def scan(
             ends = ends[: len(ends) - len(lies)]
             yield from named
             if len(ends) > 1:
-                yield Piece(window.buffer, ends, offset, record, tuple(damage.record - record for damage in named))
+                yield Piece(scanned.buffer, ends, offset, record, tuple(damage.record - record for damage in named))
             yield from lies
             record += len(ends) - 1 + len(lies)
-            window.advance(advance)
+            scanned.advance(advance)
             if lies or broken is None:
                 continue
-        damage = _step_over(shard, window, record)
+        damage = _step_over(shard, scanned, record)
         if damage is None:
             continue
         yield damage
         record += 1
 
 
-class _Window:
-    """A sliding piece of a stream: ``buffer[start:stop]`` holds its bytes from ``offset`` on."""
+class _ScanBuffer:
+    """Where a scan is: ``buffer[start:stop]`` holds the bytes of the stream from ``offset`` on."""
 
     def __init__(self, read_into: ReadInto, offset: int) -> None:
         self._read_into = read_into
@@ -226,69 +226,69 @@ class _Window:
         self.offset += num_bytes
 
 
-def _look_behind(window: _Window, ends: Ends, stored: int) -> tuple[Ends, int]:
+def _look_behind(scanned: _ScanBuffer, ends: Ends, stored: int) -> tuple[Ends, int]:
     """Whether the last of ``ends`` is where the next frame begins, that record's data being damaged.
 
     Returns the ends, which may lie elsewhere in the buffer now, and how many bytes behind the last record's start
     the next frame begins. ``stored``: what :func:`check_data_crcs` has put in place of the record's masked CRC.
     """
-    window.fill(wanted_bytes=int(ends[-1] - ends[0]) + HEADER_BYTES)
-    ends = ends - ends[0] + window.start
+    scanned.fill(wanted_bytes=int(ends[-1] - ends[0]) + HEADER_BYTES)
+    ends = ends - ends[0] + scanned.start
     start, stop = int(ends[-2]), int(ends[-1])
-    if find_header(window.buffer[stop : min(stop + HEADER_BYTES, window.stop)]) is not None:
+    if find_header(scanned.buffer[stop : min(stop + HEADER_BYTES, scanned.stop)]) is not None:
         return ends, stop - start
-    footer = window.buffer[stop - FOOTER_BYTES : stop]
+    footer = scanned.buffer[stop - FOOTER_BYTES : stop]
     unmasked = footer.copy()
     footer[:] = np.frombuffer(mask(stored).to_bytes(FOOTER_BYTES, "little"), dtype=np.uint8)
-    found = _find_between(window.buffer, start + 1, min(stop + HEADER_BYTES - 1, window.stop))
+    found = _find_between(scanned.buffer, start + 1, min(stop + HEADER_BYTES - 1, scanned.stop))
     if found is not None:
         return ends, found - start
     footer[:] = unmasked
     return ends, stop - start
 
 
-def _step_over(shard: str, window: _Window, record: int) -> Damage | None:
-    """Get past a frame that is not whole in the window: None if more bytes made it whole, else the damage."""
-    window.fill()
-    start = window.offset
-    header = window.buffer[window.start : window.stop][:HEADER_BYTES]
+def _step_over(shard: str, scanned: _ScanBuffer, record: int) -> Damage | None:
+    """Get past a frame that is not whole in the buffer: None if more bytes made it whole, else the damage."""
+    scanned.fill()
+    start = scanned.offset
+    header = scanned.buffer[scanned.start : scanned.stop][:HEADER_BYTES]
     if len(header) < HEADER_BYTES:
         damage = Damage(
             shard, record, start, f"a header of {HEADER_BYTES} bytes", f"{len(header)} bytes", len(header)
         )
-        window.advance(len(header))
+        scanned.advance(len(header))
         return damage
     (length,) = _unpack_length(header.data)
     stored = int.from_bytes(header[8:].tobytes(), "little")
     computed = masked_crc(header[:8])
     if stored == computed and length <= MAX_RECORD_BYTES:
-        window.fill(wanted_bytes=length + FRAME_BYTES)
-        if len(window) >= length + FRAME_BYTES:
+        scanned.fill(wanted_bytes=length + FRAME_BYTES)
+        if len(scanned) >= length + FRAME_BYTES:
             return None
-        left = len(window)
-        following = _find_between(window.buffer, window.start + 1, window.stop)
-        window.advance(left if following is None else following - window.start)
+        left = len(scanned)
+        following = _find_between(scanned.buffer, scanned.start + 1, scanned.stop)
+        scanned.advance(left if following is None else following - scanned.start)
         expected = f"a record of {length + FRAME_BYTES} bytes"
-        return Damage(shard, record, start, expected, f"{left} bytes", window.offset - start)
-    _seek_header(window)
+        return Damage(shard, record, start, expected, f"{left} bytes", scanned.offset - start)
+    _seek_header(scanned)
     if stored == computed:
         expected, found = f"a length of at most {MAX_RECORD_BYTES} bytes", f"{length}"
     else:
         expected, found = f"a length with masked CRC32C {stored:#010x}", f"length {length} with {computed:#010x}"
-    return Damage(shard, record, start, expected, found, lost_bytes=window.offset - start)
+    return Damage(shard, record, start, expected, found, lost_bytes=scanned.offset - start)
 
 
-def _seek_header(window: _Window) -> None:
-    """Move the window to the next bytes that are a length with a matching CRC, or to the end of the stream."""
-    window.advance(1)
-    while len(window) >= HEADER_BYTES or window.fill():
-        # In steps: the next header is near as a rule, and the whole window takes 4 ms.
-        part = window.buffer[window.start : window.stop][:_SEEK_BYTES]
+def _seek_header(scanned: _ScanBuffer) -> None:
+    """Go to the next bytes that are a length with a matching CRC, or to the end of the stream."""
+    scanned.advance(1)
+    while len(scanned) >= HEADER_BYTES or scanned.fill():
+        # In steps: as a rule the next header is near, and to search the whole buffer takes 4 ms.
+        part = scanned.buffer[scanned.start : scanned.stop][:_SEEK_BYTES]
         found = find_header(part)
         if found is not None:
-            window.advance(found)
+            scanned.advance(found)
             return
-        window.advance(len(part) - HEADER_BYTES + 1 if len(part) >= HEADER_BYTES else len(part))
+        scanned.advance(len(part) - HEADER_BYTES + 1 if len(part) >= HEADER_BYTES else len(part))
 
 
 def _find_between(buffer: Bytes1D, start: int, stop: int) -> int | None:

@@ -1,7 +1,7 @@
 """Reading a shard that has a path on this machine, be it of a network file system.
 
 By ``pread`` (never mapped: a file that is cut short while it is mapped is a SIGBUS, with ``pread`` it is a short
-read). What a network file system or a full table of open files answers may pass, and is asked again.
+read). Errors that may pass, as those of a network file system or of too many open files, are tried again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NEW_DESCRIPTOR = (errno.ESTALE, errno.EBADF, errno.ENOTCONN)
 
 
 class LocalFile:
-    """``on_retry`` is called whenever something is asked again, and ``make_room`` where it cannot be opened.
+    """``on_retry`` is called before something is tried again; ``make_room``, before the file is opened again.
 
-    There may be too many open files.
+    ``make_room`` is to close other files: there may be too many.
     """
 
     def __init__(

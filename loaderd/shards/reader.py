@@ -49,7 +49,7 @@ class Reader(Protocol):
 
     @property
     def fetches(self) -> bool:
-        """Whether :meth:`begin` is of use: some of the shards are remote."""
+        """Whether any shard is remote: else :meth:`begin` does nothing."""
 
     def begin(self, blocks: list[Block]) -> None:
         """Have blocks of remote shards fetched, each for one :meth:`read_together`."""
@@ -64,7 +64,7 @@ class Reader(Protocol):
         """All records of ``blocks``, and the ends of their frames, in order; None where anything is wrong."""
 
     def memory_bytes(self, block: Block) -> int:
-        """What it takes to read a block with others."""
+        """Bytes of memory that :meth:`read_together` needs for a block."""
 
     def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
         """int64, (n,): where each record's data starts, and its bytes, of frames with these ends."""

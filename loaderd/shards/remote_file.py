@@ -1,7 +1,7 @@
-"""Reading a shard of an object store from front to back, or here and there: what is not hot, and the index pass.
+"""A shard of an object store as a file: for the index pass, and for all reading that need not be fast.
 
-It is fetched in pieces of 1 MiB. Where pieces follow each other, those behind are asked for ahead, twice as many each
-time, up to as many requests as there may be.
+It is fetched in pieces of 1 MiB. Where a reader goes from piece to piece, the next pieces are requested ahead: two,
+then four, and so on up to ``Storage.requests``.
 """
 
 from __future__ import annotations

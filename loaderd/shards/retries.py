@@ -28,7 +28,7 @@ _PASSING = {
     *(errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ESHUTDOWN),
 }
 # In what pyarrow says of object stores, whose errors have no number. All else is tried again: what it is, nobody
-# knows beforehand, and to try in vain costs a minute, but not to try costs the training.
+# knows beforehand; and to try again in vain costs a minute, where to give up too soon would cost the training.
 _REFUSALS = re.compile(
     r"ACCESS_DENIED|NO_SUCH_BUCKET|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE_DOES_NOT_MATCH|MALFORMED"
     r"|UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION|PERMISSION_DENIED|UNAUTHENTICATED|INVALID_ARGUMENT|NOT_SIGNED_UP"

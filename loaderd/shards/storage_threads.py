@@ -56,7 +56,7 @@ class Askers:
                 self._open -= 1
 
     def abandon(self) -> None:
-        """Threads that get no answer are left to themselves; new ones take their place."""
+        """Forget all threads, and what they were asked: new threads take what is asked from now on."""
         self._begin()
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import numpy as np
-
 from loaderd.errors import Damage
-from loaderd.shards.compression import OnRead
+from loaderd.shards.compression import OnRead, read_over
 from loaderd.shards.shard_file import OpenFile
 
 _READ_BYTES = 1 << 18
@@ -96,9 +94,4 @@ class ZstdStream:
 
     def skip(self, num_bytes: int) -> None:
         """Inflate and forget so many bytes, or all that there are."""
-        scratch = np.empty(min(num_bytes, _READ_BYTES), dtype=np.uint8).data
-        while num_bytes:
-            got = self.read_into(scratch[: min(num_bytes, len(scratch))])
-            if not got:
-                break
-            num_bytes -= got
+        read_over(self.read_into, num_bytes)

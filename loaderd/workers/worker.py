@@ -34,7 +34,6 @@ from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
-    FILES,
     NO_STREAM,
     Advanced,
     AskTask,
@@ -55,7 +54,7 @@ from loaderd.protocol.worker_messages import (
     UseServers,
     Withdrawn,
 )
-from loaderd.remote.source import RemoteRows, RemoteSet
+from loaderd.remote.source import RemoteRows
 from loaderd.shards.access import Access
 from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.workers.execute import Executor, index_shard, list_set
@@ -193,17 +192,18 @@ class Worker:
         self._turns.append(stream)
 
     def _rows_of(
-        self, description: StreamDescription, source: list[Any], spent: memoryview[int]
+        self, description: StreamDescription, source: list[Any] | bytes, spent: memoryview[int]
     ) -> FileRows | RowFetcher:
         """What reads the records of a stream; ``source`` as in Attach."""
-        if source[0] == FILES:
-            _, files, compressions = source
+        if not isinstance(source, bytes):
+            files, compressions = source
             shards = [ShardFile(*file) for file in files]
             access = self._access_of(description.options.storage)
             return FileRows(description.schema, shards, compressions, self._tell, access, spent)
         from loaderd.remote.row_fetcher import RowFetcher  # Arrow Flight, for those who need it
 
-        return RowFetcher(RemoteRows.from_wire(source[1:]), self._tell, self._say, lambda: ring(self._bell))
+        rows: RemoteRows = pickle.loads(source)
+        return RowFetcher(rows, self._tell, self._say, lambda: ring(self._bell))
 
     def detach(self, stream: int) -> None:
         """Forget a stream, if there is one of that number."""
@@ -342,7 +342,7 @@ class Worker:
         if isinstance(task, AskTask):
             from loaderd.remote.ask_once import ask_table  # Arrow Flight, for those who need it
 
-            return ask_table(RemoteSet.from_wire(task.of), listing_of(task.listing), self._tell, self._say)
+            return ask_table(pickle.loads(task.of), listing_of(task.listing), self._tell, self._say)
         if isinstance(task, IndexTask):
             return index_shard(task, self._tell, self._access_of(pickle.loads(task.storage)))
         executor = self._streams[task.stream].executor

@@ -25,7 +25,7 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
         "compression",
         {"plain, 2 shards": "", "GZIP, 2 shards": "GZIP", "ZLIB, 2 shards": "ZLIB"},
     ),
-    "crc": ("", "workers", {"loaderd in Python": 2}),
+    "crc_cost": ("", "workers", {"loaderd in Python": 2}),
     "dtype": (
         "--dtypes bfloat16 bool packed",
         "dtype",
@@ -41,7 +41,7 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-QUICK = ("crc", "window")
+QUICK = ("crc_cost", "window")
 CRC_ROWS = ("both CRCs checked", "that of the data alone", "that of the length alone", "neither")
 
 
@@ -59,13 +59,13 @@ def test_a_question_is_answered(question: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     runs = [json.loads(line) for line in (tmp_path / f"{question}.jsonl").read_text().splitlines()]
-    if question == "crc":
+    if question == "crc_cost":
         costs = runs.pop()["load_step_ns"]
         assert list(costs) == list(CRC_ROWS) and all(len(of_one) == 15 for of_one in costs.values())
     assert {run["case"]: run["config"][varied] for run in runs} == expected and len(runs) == len(expected)
     page = (tmp_path / f"{question}.md").read_text()
     rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
-    assert rows[2:] == list(CRC_ROWS if question == "crc" else expected)
+    assert rows[2:] == list(CRC_ROWS if question == "crc_cost" else expected)
     assert "- machine: " in page and f"{question}.py --records 4096" in page
     if question == "dtype":
         assert "packed: 202 bytes an example" in page and "bool: 1,550 bytes an example" in page
@@ -97,7 +97,7 @@ def test_what_is_left_out_of_the_load_step_is_the_check(
     damaged_byte: int, finders: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(QUESTIONS)
-    crc = importlib.import_module("crc")
+    crc = importlib.import_module("crc_cost")
     [shard] = write_shards(tmp_path, 3000, num_shards=1)
     step = crc.LoadStep([str(shard)])
     assert step.run()[1] == 0

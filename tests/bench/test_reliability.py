@@ -27,16 +27,16 @@ def test_loaderd_and_tfdata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     runs = run(
         monkeypatch,
         tmp_path,
-        *("--libraries", "loaderd_loader", "tfdata"),
+        *("--libraries", "loaderd", "tfdata"),
         *("--accidents", "undisturbed", "kill_worker", "flip", "flip_skip"),
     )
-    for name in ("loaderd_loader", "tfdata"):
+    for name in ("loaderd", "tfdata"):
         whole = runs[name, "undisturbed"]
         assert (whole["outcome"], whole["delivered"], whole["lost"], whole["repeated"]) == ("ends", 4000, 0, 0)
         flip = runs[name, "flip"]
         assert (flip["outcome"], flip["num_errors"], flip["altered"]) == ("error", 1, 0)
     assert runs["tfdata", "kill_worker"]["outcome"] == "no processes"
-    killed, flipped, skipped = (runs["loaderd_loader", kind] for kind in ("kill_worker", "flip", "flip_skip"))
+    killed, flipped, skipped = (runs["loaderd", kind] for kind in ("kill_worker", "flip", "flip_skip"))
     assert (killed["outcome"], killed["lost"], killed["repeated"], killed["same_order"]) == ("ends", 0, 0, True)
     assert flipped["names"] == ["shard", "record", "offset"] == skipped["names"]
     assert (skipped["outcome"], skipped["delivered"], skipped["lost"]) == ("ends", 3999, 0)
@@ -47,8 +47,8 @@ def test_loaderd_and_tfdata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_a_killed_training_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    runs = run(monkeypatch, tmp_path, "--libraries", "loaderd_loader", "--accidents", "kill_training", "resume")
-    killed, resumed = (runs["loaderd_loader", kind] for kind in ("kill_training", "resume"))
+    runs = run(monkeypatch, tmp_path, "--libraries", "loaderd", "--accidents", "kill_training", "resume")
+    killed, resumed = (runs["loaderd", kind] for kind in ("kill_training", "resume"))
     assert set(killed["left"]) == {"2", "10"} and killed["delivered"] < 4000
     assert not any(killed["left"]["10"].values())
     assert (resumed["saved"], resumed["lost"], resumed["repeated"]) == (True, 0, 0)

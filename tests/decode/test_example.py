@@ -170,7 +170,7 @@ LAYOUTS: dict[str, tuple[bytes, dict[str, Any]]] = {
         {"s": [4]},
     ),
     "an empty Feature": (example(*REQUIRED, entry("v", b"")), {"v": [-1, -1, -1]}),
-    "a second packed piece, not read": (
+    "a second packed span, not read": (
         example(D, F, entry("s", field(0x1A, field(0x0A, b"\x05") + field(0x0A, b"\x06")))),
         {"s": [5]},
     ),
@@ -274,7 +274,7 @@ def test_pieces_say_where_the_values_lie(record: bytes, seed: int) -> None:
     noise = np.random.default_rng(seed).integers(0, 256, len(record), dtype=np.uint8)
     spans = [(start, stop, 0xFF) for start, stop in before.unread]
     for value in before.values.values():
-        spans += [(piece.start, piece.stop, 0x7F if piece.is_varint else 0xFF) for piece in value.pieces]
+        spans += [(span.start, span.stop, 0x7F if span.is_varint else 0xFF) for span in value.spans]
     for start, stop, mask in spans:
         changed[start:stop] ^= noise[start:stop] & mask
     after = parse_example(changed.tobytes(), SCHEMA.features)
@@ -282,12 +282,12 @@ def test_pieces_say_where_the_values_lie(record: bytes, seed: int) -> None:
     assert check(changed.tobytes())
     assert after.unread == before.unread
     for name, value in after.values.items():
-        assert value.pieces == before.values[name].pieces
-        if not value.pieces:
+        assert value.spans == before.values[name].spans
+        if not value.spans:
             assert value.data == before.values[name].data
-        elif not value.pieces[0].is_varint:
-            assert value.data == b"".join(changed[piece.start : piece.stop].tobytes() for piece in value.pieces)
-        assert all(piece.stop - piece.start <= 10 for piece in value.pieces if piece.is_varint)
+        elif not value.spans[0].is_varint:
+            assert value.data == b"".join(changed[span.start : span.stop].tobytes() for span in value.spans)
+        assert all(span.stop - span.start <= 10 for span in value.spans if span.is_varint)
 
 
 def test_all_features_are_listed_as_tensorflow_wrote_them():

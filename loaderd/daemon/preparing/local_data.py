@@ -23,7 +23,6 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
-from loaderd.protocol.worker_messages import FILES
 from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.shards.shard_index import ShardIndex
 
@@ -120,7 +119,7 @@ class Data:
     @property
     def source(self) -> list[Any]:
         """As in Attach."""
-        return [FILES, [[file.uri, file.size_bytes, file.mtime_ns] for file in self.files], self.compressions]
+        return [[[file.uri, file.size_bytes, file.mtime_ns] for file in self.files], self.compressions]
 
     def use_servers(self, addresses: tuple[str, ...]) -> None:
         """There are none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,6 @@ from loaderd.errors import Damage, LoaderdError, WorkerError
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.rows import SetRows
-from loaderd.protocol.worker_messages import SERVERS
 from loaderd.remote.source import RemoteRows, RemoteSet
 from loaderd.remote.tables import Table
 from loaderd.shards.shard_file import ShardFile
@@ -39,11 +39,10 @@ class RemoteData:
     compressions: Sequence[str] = ()
 
     @property
-    def source(self) -> list[Any]:
+    def source(self) -> bytes:
         """As in Attach."""
         table = self._table
-        rows = RemoteRows(self._of, table.digest, table.schema.row_bytes, table.listing)
-        return [SERVERS, *rows.to_wire()]
+        return pickle.dumps(RemoteRows(self._of, table.digest, table.schema.row_bytes, table.listing))
 
     def use_servers(self, addresses: tuple[str, ...]) -> None:
         """Workers that come are to ask these."""

@@ -5,6 +5,7 @@ It stands in for a ``Preparation``: what comes of it are data, whose records are
 
 from __future__ import annotations
 
+import pickle
 import time
 from dataclasses import replace
 from typing import Any
@@ -60,7 +61,7 @@ class Asking:
         return StreamDescription(table.dataset, options, row_bytes=table.row_bytes)
 
     def _message(self, task: Task) -> AskTask:
-        return AskTask(task.number, self._stream.of.to_wire(), self._listing)
+        return AskTask(task.number, pickle.dumps(self._stream.of), self._listing)
 
     def next_task(self) -> Task | None:
         if self._is_begun:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loaderd.bench.compare import CANDIDATES, check, cold_starts, grouped, take_turns
-from loaderd.bench.interface import FOLDERS, Config, Step, configure
+from loaderd.bench import registry
+from loaderd.bench.interface import Config, Step, configure
 from loaderd.bench.measured import FIRST_BATCH, digest
 from loaderd.bench.reference import Arrays, decode, parse, read
+from loaderd.bench.rounds import check, cold_starts, grouped, take_turns
 from loaderd.bench.run_candidate import CandidateError, LeftOut, run_candidate
 from loaderd.bench.synthetic import write_shards
 from loaderd.shards.files import list_shards
@@ -130,11 +132,28 @@ def test_a_candidate_that_fails_in_the_middle_is_left_out_from_then_on() -> None
     assert [(run["round"], run["candidate"]) for run in runs] == [(0, "a"), (0, "b"), (1, "b"), (2, "b")]
 
 
-def test_every_candidate_that_there_is_runs_by_default() -> None:
-    from compare import ALTERNATIVES  # bench/compare.py
-    from server import SPECS  # bench/server.py
+def test_every_module_is_registered_and_in_the_table_of_the_readme() -> None:
+    from competitors import CANDIDATES, LIBRARIES  # bench/competitors.py
 
-    named = {spec.partition(":")[0] for spec in (*CANDIDATES, *ALTERNATIVES, *SPECS.values())}
-    folders = [ROOT / "loaderd/bench/candidates", ROOT / "bindings/loaderd_tf/bench", ROOT / "bench/candidates"]
-    assert len(folders) == len(FOLDERS)
-    assert named == {path.stem for folder in folders for path in folder.glob("[!_]*.py")}
+    for package, folder in (
+        ("candidates", "bench/candidates"),
+        ("loaderd_tf.bench", "bindings/loaderd_tf/bench"),
+    ):
+        there = {path.stem for path in (ROOT / folder).glob("[!_]*.py")}
+        assert there == {name for name, candidate in CANDIDATES.items() if candidate.package == package}
+    of_loaderd = [name for name, candidate in CANDIDATES.items() if candidate.package == "loaderd.bench"]
+    assert of_loaderd and all((ROOT / f"loaderd/bench/{name}.py").exists() for name in of_loaderd)
+    trainings = {path.stem for path in (ROOT / "bench/trainers").glob("*_epoch.py")}
+    assert trainings == {f"{name}_epoch" for name in LIBRARIES}
+
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "bench/README.md").read_text(), flags=re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)", row)} >= set(CANDIDATES)
+
+
+def test_a_comparison_of_all_has_each_candidate_of_one_process(config: Config) -> None:
+    from competitors import CANDIDATES
+
+    specs = registry.specs_of(CANDIDATES)
+    assert set(registry.specs_of(registry.CANDIDATES)) < set(specs)
+    left_out = set(CANDIDATES) - {configure(spec, config)[0] for spec in specs}
+    assert left_out == {"loaderd_served", "loaderd_served_twice", "loaderd_flight"}

@@ -1,9 +1,9 @@
 """tf.data service: tf.data's pipeline in two worker servers, files dealt out to them as they ask (DYNAMIC).
 
 The servers are a deployment of their own that serves many trainings, and are started and ended apart from the
-training. As this module runs, it is one of them: ``python -m trainers.tfdata_service dispatcher FILE`` writes its
-address to a file once it serves, ``… worker ADDRESS FILE`` an empty file. A worker server that died is not started
-again, as an orchestrator would do: what happens until then is what is looked at.
+training. Run as a program, this module is one of them: ``python -m trainers.tfdata_service_epoch dispatcher FILE``
+writes its address to a file once it serves, ``… worker ADDRESS FILE`` an empty file. A worker server that died is not
+started again, as an orchestrator would do: what happens until then is what is looked at.
 """
 
 from __future__ import annotations

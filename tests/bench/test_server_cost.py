@@ -10,10 +10,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-import server
+import server_cost as server
 
-from loaderd.bench.compare import expected_digest
 from loaderd.bench.interface import Config
+from loaderd.bench.rounds import expected_digest
 from loaderd.bench.run_candidate import run_candidate
 from loaderd.bench.synthetic import write_shards
 
@@ -71,9 +71,9 @@ def test_the_script_says_what_it_found(tmp_path: Path) -> None:
     command += ["--warmup-seconds", "0", "--attempts", "1", "--batch-size", "64", "--workers", "1"]
     command += ["--work-dir", str(tmp_path), "--results-dir", str(tmp_path), "--cases", "one", "two"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
-    page = (tmp_path / "server.md").read_text()
+    page = (tmp_path / "server_cost.md").read_text()
     assert done.returncode == ("MISSED" in page), done.stdout + done.stderr
-    runs = [json.loads(line) for line in (tmp_path / "server.jsonl").read_text().splitlines()]
+    runs = [json.loads(line) for line in (tmp_path / "server_cost.jsonl").read_text().splitlines()]
     assert [(run["case"], run["config"]["batch_size"]) for run in runs] == [("one", 64), ("two", 64)]
     rates, own = ([run[key] for run in runs] for key in ("examples_per_s", "consumer_cpu_us_per_batch"))
     assert page.count("round by round: ") == 1

@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/device.py [--batch-size 1024] [--steps 200] [--rounds 5] [--filters 48] [--workers 2]
+    python bench/device_cost.py [--batch-size 1024] [--steps 200] [--rounds 5] [--filters 48] [--workers 2]
 
 A small convolutional network judges chess positions, in one function that XLA compiles, fed in several ways:
 
@@ -41,11 +41,11 @@ from loaderd_tf.bench.tfdata_expert import decode, expansion_of
 from questions._common import console_of, parser_of, publish, run_again, shards_of
 
 import loaderd
-from loaderd.bench.compare import turns
 from loaderd.bench.interface import Config
 from loaderd.bench.measured import versions
 from loaderd.bench.process_tree import CpuMeter
 from loaderd.bench.report import Spread
+from loaderd.bench.rounds import turns
 
 SCHEMA = loaderd.schemas.chess_eval()
 WARMUP_STEPS = 10  # the first compiles

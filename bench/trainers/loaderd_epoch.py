@@ -31,13 +31,10 @@ class Epoch:
             index_cache=str(Path(task.folder, "index")),
             start=loaderd.Position.from_json(saved.read_text()) if saved else None,
         )
-        self._pass, self._step = self._loader.new_pass()
+        self._iterator = iter(self._loader)
 
     def __next__(self) -> Batch:
-        step, self._step = self._step, self._step + 1
-        batch = self._loader.fetch(self._pass, step)
-        if batch is None:
-            raise StopIteration
+        batch = next(self._iterator)
         return np.asarray(batch["d"]), np.asarray(batch["s"])
 
     def save(self, path: Path) -> None:

@@ -24,28 +24,6 @@ from loaderd.bench.report import best_tfdata
 from loaderd.bench.run_candidate import CandidateError, LeftOut
 from loaderd.shards.files import list_shards
 
-# What needs nothing but loaderd and, where its name says so, TensorFlow.
-CANDIDATES = (
-    "tfdata_seed",
-    "tfdata_batched",
-    "tfdata_tuned",
-    "tfdata_expert",
-    "tfdata_expert:noshuffle",
-    "tfdata_xla",
-    "tfdata_xla:noshuffle,graph",
-    "tfdata_service",
-    "loaderd_python",
-    "loaderd_batches",
-    "loaderd_tfdata",
-    "loaderd_tfdata:graph",
-    "floor",
-    "tfdata_expert:int8",
-    "loaderd_python:int8",
-    "floor:int8",
-    "tfdata_parse:packed",
-    "loaderd_python:packed",
-    "floor:packed",
-)
 BUSY_CORES = 0.1  # beyond this, something else was running
 
 Item = TypeVar("Item")
@@ -64,7 +42,7 @@ def expected_digest(config: Config) -> Digest:
     return Digest().updated(schema, decode(schema, parse(schema, records)))
 
 
-def check(specs: list[str], checked: Config, digest: Measure) -> tuple[Failures, Failures]:
+def check(specs: Sequence[str], checked: Config, digest: Measure) -> tuple[Failures, Failures]:
     """What is wrong with those that do not deliver the records of ``checked``, and why others are left out.
 
     ``digest`` runs a candidate over them. What a ``tf.function`` takes cannot be seen: for "graph", the same pipeline
@@ -100,7 +78,7 @@ def _eager(spec: str) -> str:
 
 
 def cold_starts(
-    specs: list[str], first_batch: Measure, report: Callable[[dict[str, Any]], None]
+    specs: Sequence[str], first_batch: Measure, report: Callable[[dict[str, Any]], None]
 ) -> tuple[list[dict[str, Any]], Failures]:
     """A run of each up to its first batch, marked as ``cold``; and what failed."""
     runs, failures = [], {}
@@ -120,7 +98,7 @@ def turns(items: Sequence[Item], rounds: int) -> Iterator[tuple[int, Item]]:
 
 
 def take_turns(
-    specs: list[str],
+    specs: Sequence[str],
     rounds: int,
     attempts: int,
     measure: Measure,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tensorflow as tf
+from loaderd_tf.bench._tfdata import CHESS_FEATURES, SHUFFLE_RECORDS, Tensors, consume, only_chess
 
 from loaderd.bench.interface import Config, Step
 from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN, VALUE_A, VALUE_B, VALUE_K
-from loaderd_tf.bench._tfdata import CHESS_FEATURES, SHUFFLE_RECORDS, Tensors, consume, only_chess
 
 NOTE = ""
 

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator
 
 import tensorflow as tf
+from loaderd_tf.bench._tfdata import READ_BYTES, SHUFFLE_RECORDS, Tensors, consume, only_chess, parser
+from loaderd_tf.bench.tfdata_expert import decode, expansion_of
 from tensorflow.data.experimental import service
 
 from loaderd.bench.interface import Config, Step
-from loaderd_tf.bench._tfdata import READ_BYTES, SHUFFLE_RECORDS, Tensors, consume, only_chess, parser
-from loaderd_tf.bench.tfdata_expert import decode, expansion_of
 
 NOTE = ""
 
@@ -46,8 +46,7 @@ def steps(config: Config) -> Iterator[Step]:
     dispatcher = service.DispatchServer()
     address = dispatcher.target.removeprefix("grpc://")
     workers = [
-        subprocess.Popen([sys.executable, "-m", "loaderd_tf.bench.tfdata_service", address])
-        for _ in range(config.workers)
+        subprocess.Popen([sys.executable, "-m", "candidates.tfdata_service", address]) for _ in range(config.workers)
     ]
     try:
         distributed = _dataset(config).apply(

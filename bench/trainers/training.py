@@ -17,6 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from competitors import LIBRARIES, Library
+
+from loaderd import processes
 from loaderd.bench.process_tree import process_tree
 from trainers import Task
 
@@ -25,35 +28,10 @@ STARTS_WITHIN_S = 120
 SERVERS = 2
 
 
-@dataclass(frozen=True)
-class Library:
-    """``worker``: what the names or command lines of its workers have in them; None: it has threads."""
-
-    title: str
-    packages: tuple[str, ...]
-    worker: str | None
-    service: bool = False
-
-
-LIBRARIES = {
-    "loaderd_loader": Library("loaderd", ("loaderd",), "loaderd-worker"),
-    "tfdata": Library("tf.data", ("tensorflow",), None),
-    "tfdata_service": Library("tf.data service", ("tensorflow",), "trainers.tfdata_service worker", service=True),
-    "torch_loader": Library("DataLoader", ("torch", "tfrecord", "torchdata"), "-m trainers torch_loader"),
-    "torch_timeout": Library(
-        "DataLoader(timeout=5)", ("torch", "tfrecord", "torchdata"), "-m trainers torch_timeout"
-    ),
-    "grain_loader": Library("Grain", ("grain", "tfrecord"), "multiprocessing.spawn import spawn_main"),
-}
-
-
 def command_line(pid: int) -> str:
     """With the process's name in front; empty where it is gone, or has ended and is not waited for."""
-    try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        return line and Path(f"/proc/{pid}/comm").read_text().replace("\n", " ") + line
-    except OSError:
-        return ""
+    line = processes.command_of(pid)
+    return line and f"{processes.name_of(pid)} {line}"
 
 
 def marked(mark: str) -> set[int]:
@@ -157,7 +135,7 @@ def training(name: str, task: Task) -> Iterator[Training]:
                 start = partial(
                     subprocess.Popen, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder
                 )
-                module = [sys.executable, "-m", "trainers.tfdata_service"]
+                module = [sys.executable, "-m", "trainers.tfdata_service_epoch"]
                 servers.append(start([*module, "dispatcher", str(folder / "address")]))
                 wait_for(folder / "address")
                 address = (folder / "address").read_text()

@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/server.py [--rounds 5] [--workers 2] [--batch-size 512] [--cases …]
+    python bench/server_cost.py [--rounds 5] [--workers 2] [--batch-size 512] [--cases …]
 
 ===========  ========================================================================================================
 embedded     ``loaderd.Loader``: no server

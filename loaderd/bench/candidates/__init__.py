@@ -1,1 +1,0 @@
-"""Candidates that need nothing but loaderd, a module each; ``loaderd.bench.interface`` says what one holds."""

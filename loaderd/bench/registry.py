@@ -1,0 +1,43 @@
+"""The candidates of ``loaderd bench``. Those of ``make bench`` besides are in ``bench/competitors.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A module ``NAME.py``, of the folder ``package``.
+
+    ``variants``: how it runs where no candidates are named, once with each of these options.
+    """
+
+    package: str = "candidates"
+    variants: tuple[str, ...] = ("",)
+
+
+CANDIDATES = {
+    "tfdata_tuned": Candidate("loaderd_tf.bench"),
+    "tfdata_expert": Candidate("loaderd_tf.bench", ("", "noshuffle", "int8")),
+    "tfdata_xla": Candidate("loaderd_tf.bench", ("", "noshuffle,graph")),
+    "tfdata_parse": Candidate("loaderd_tf.bench", ("packed",)),
+    "loaderd_python": Candidate("loaderd.bench", ("", "int8", "packed")),
+    "loaderd_batches": Candidate("loaderd_tf.bench"),
+    "loaderd_tfdata": Candidate("loaderd_tf.bench", ("", "graph")),
+    "floor": Candidate("loaderd.bench", ("", "int8", "packed")),
+}
+
+
+def specs_of(candidates: Mapping[str, Candidate]) -> tuple[str, ...]:
+    """All variants of all of them, as they are named on the command line: ``tfdata_expert:noshuffle``."""
+    return tuple(
+        f"{name}:{options}" if options else name
+        for name, candidate in candidates.items()
+        for options in candidate.variants
+    )
+
+
+def module_of(name: str) -> str:
+    """The module of candidate ``name``; one that is not known here is in a folder ``candidates`` on the path."""
+    return f"{CANDIDATES.get(name, Candidate()).package}.{name}"
