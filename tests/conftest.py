@@ -28,6 +28,22 @@ settings.load_profile("few")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# By CPU, of `make test`: what begins last is what all wait for in the end.
+_LONG = ["usage", "test_readme.py", "endings", "bindings/test_unpack.py", "bindings/test_dataset.py", "server"]
+_LONG += ["daemon/test_processes.py", "remote", "bindings", "client", "daemon", "bench", "cli", "reliability"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take long come first. They are given out in this order (--dist loadfile)."""
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        path = item.path.relative_to(here)
+        return next((number for number, each in enumerate(_LONG) if path.is_relative_to(each)), len(_LONG))
+
+    items.sort(key=rank)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
