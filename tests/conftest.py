@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import settings
+from record_bytes import field, varint
 
 import loaderd
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import framed
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
 # How many examples a property is tried on: few in `make test`, and more in `make torture`.
@@ -25,6 +26,22 @@ settings.register_profile("many", max_examples=500, deadline=None)
 settings.load_profile("few")
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# By CPU, of `make test`: what begins last is what all wait for in the end.
+_LONG = ["usage", "test_readme.py", "endings", "bindings/test_unpack.py", "bindings/test_dataset.py", "server"]
+_LONG += ["daemon/test_processes.py", "remote", "bindings", "client", "daemon", "bench", "cli", "reliability"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take long come first. They are given out in this order (--dist loadfile)."""
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        path = item.path.relative_to(here)
+        return next((number for number, each in enumerate(_LONG) if path.is_relative_to(each)), len(_LONG))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -49,28 +66,8 @@ def mirrored() -> Any:
     return tf.distribute.MirroredStrategy([device.name for device in tf.config.list_logical_devices("CPU")])
 
 
-def frame(payload: bytes) -> bytes:
-    """A record as TFRecord stores it."""
-    length = struct.pack("<Q", len(payload))
-    return b"".join((length, struct.pack("<I", masked_crc(length)), payload, struct.pack("<I", masked_crc(payload))))
-
-
-def varint(number: int) -> bytes:
-    """An int64 as protobuf writes it."""
-    number &= (1 << 64) - 1
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 def numbered_example(number: int) -> bytes:
     """A tf.train.Example: ``number`` as an int64, and its 32 bits, the most significant first, as two bytes each."""
-
-    def field(key: int, data: bytes) -> bytes:
-        return bytes([key]) + varint(len(data)) + data
 
     bits = field(0x0A, field(0x0A, b"bits") + field(0x12, field(0x0A, field(0x0A, struct.pack(">I", number)))))
     ids = field(0x0A, field(0x0A, b"id") + field(0x12, field(0x1A, field(0x0A, varint(number)))))
@@ -87,7 +84,7 @@ def write_numbered_to() -> Callable[[Path, Sequence[int]], list[Path]]:
         paths = []
         for shard, size in enumerate(sizes):
             path = target / f"{shard:03}.tfrecord"
-            path.write_bytes(b"".join(frame(numbered_example(number + i)) for i in range(size)))
+            path.write_bytes(b"".join(framed(numbered_example(number + i)) for i in range(size)))
             number += size
             paths.append(path)
         return paths

@@ -1,4 +1,4 @@
-"""The scripts of bench/ find one another as they do when run; the command runs as a user runs it, in their folder."""
+"""The command runs as a user runs it, in their folder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 _BRIEF = ("--seconds", "0.2", "--warmup-seconds", "0", "--attempts", "1", "--batch-size", "128", "--name", "x")
 

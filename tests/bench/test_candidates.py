@@ -54,8 +54,8 @@ def delivered(spec: str, config: Config) -> Any:
 @pytest.mark.parametrize(
     "spec",
     [
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("tfdata_expert", "tfdata_service")),
-        "mp_queue",
+        # TensorFlow is imported anew in their processes, which takes longer than all the others.
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("tfdata_expert", "tfdata_service", "mp_queue")),
         "torch_dataloader",
         "grain_loader",
         "spdl_pipeline",

@@ -17,6 +17,7 @@ import keras
 import loaderd_tf
 import numpy as np
 import pytest
+import slots
 import tensorflow as tf
 from restarted import Restarted
 
@@ -79,9 +80,7 @@ def address(tensor: tf.Tensor) -> int:
 
 
 def lies_in_a_slot(tensor: tf.Tensor) -> bool:
-    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:loaderd-slots" in line]
-    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
-    return any(start <= address(tensor) < stop for start, stop in ranges)
+    return slots.lies_in_a_slot(address(tensor))
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

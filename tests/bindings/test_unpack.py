@@ -23,6 +23,8 @@ from loaderd.errors import OptionError
 
 AnyArray = npt.NDArray[Any]
 MODES = {"eager": None, "graph": False, "xla": True}
+# A graph is what XLA compiles, too: test_bits_of_any_kind and the data sets have one that TensorFlow runs itself.
+QUICK_MODES = ["eager", pytest.param("graph", marks=pytest.mark.slow), "xla"]
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DTYPES += ["float16", "bfloat16", "float32", "float64"]
 
@@ -109,7 +111,7 @@ def test_reordered_channels_that_fill_their_bytes_or_do_not(shape: tuple[int, ..
     assert_same(unpacked(schema, stored(schema, rows), "eager"), decoded(schema, rows))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", QUICK_MODES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8"])
 def test_chess(mode: str, dtype: str) -> None:
     schema = loaderd.schemas.chess_eval(dtype=dtype)
@@ -124,7 +126,7 @@ def test_chess(mode: str, dtype: str) -> None:
 # -------------------------------------------------------------------------------------------- Packed and Array
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", QUICK_MODES)
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -153,7 +155,7 @@ def test_every_value_of_one_or_two_bytes(mode: str, dtype: str) -> None:
     assert_same(unpacked(schema, stored(schema, rows), mode), decoded(schema, rows))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", QUICK_MODES)
 def test_wide_integers_shapes_and_what_is_packed(mode: str) -> None:
     fields: dict[str, Any] = {"packed": Packed("bits"), "as stored": Array("f", shape=(2, 3))}
     for source in ("i", "u", "w"):
@@ -286,6 +288,9 @@ def test_unpacked_elements_are_those_of_the_workers(kind: tuple[str, Schema]) ->
             assert_same(unpacked(schema, arrays, mode), {name: tensor.numpy() for name, tensor in expected.items()})
 
 
+@pytest.mark.parametrize(
+    "kind", ["chess", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mnist", "go"))], indirect=True
+)
 def test_packed_elements_on_a_device(kind: tuple[str, Schema]) -> None:
     path, schema = kind
     options: dict[str, Any] = {"batch_size": 64, "shuffle": False, "workers": 1, "remainder": "drop"}

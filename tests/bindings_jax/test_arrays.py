@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import slots
+from restarted import Restarted
 
 import loaderd
 from loaderd.errors import ClosedError, OptionError
@@ -77,9 +79,7 @@ def check(bits: jax.Array, ids: jax.Array) -> list[int]:
 
 
 def lies_in_a_slot(array: jax.Array) -> bool:
-    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:loaderd-slots" in line]
-    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
-    return any(start <= array.unsafe_buffer_pointer() < stop for start, stop in ranges)
+    return slots.lies_in_a_slot(array.unsafe_buffer_pointer())
 
 
 # ------------------------------------------------------------------------------------ what there is
@@ -291,11 +291,8 @@ def test_training_steps_learn_as_from_copies(loader: loaderd.Loader):
     assert loader.statistics().batches_copied == before
 
 
-def test_of_a_server(tmp_path: Path, write_numbered_to: Write, monkeypatch: pytest.MonkeyPatch):
+def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
     """Even what several consumers read is not copied: JAX does not write to it. Donated, it stays as it is."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "server"))
-    from restarted import Restarted
-
     write_numbered_to(tmp_path / "shards", [100, 50])
     double = jax.jit(lambda bits: bits * 2, donate_argnums=0)
     server = Restarted(tmp_path)

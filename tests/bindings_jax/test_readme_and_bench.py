@@ -30,7 +30,6 @@ def test_the_readme_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("options", ["", ":int8", ":packed"])
 def test_the_candidate_delivers_what_loaderd_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str):
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
     paths = write_shards(tmp_path, 1000, num_shards=2)
     config = Config(tuple(map(str, paths)), batch_size=128, epochs=1, workers=1)
     own, others = (

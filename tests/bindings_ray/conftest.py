@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from ray_cluster import MARK, MODULE, SIZES, LocalCluster, check_nothing_is_left  # of this folder
+from ray_cluster import MARK, MODULE, SIZES, LocalCluster, check_nothing_is_left
 
 
 @pytest.fixture(scope="session")

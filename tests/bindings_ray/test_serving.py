@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from certificates import make_certificates
 from ray_cluster import MARK, actors, expected, marked, wait_until
 
 import loaderd
@@ -19,9 +19,6 @@ ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray in
 import loaderd_ray
 from loaderd_ray.loaders import Addresses
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "remote"))
-from certificates import make_certificates
 
 
 @pytest.fixture

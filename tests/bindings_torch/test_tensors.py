@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import slots
+from restarted import Restarted
 
 import loaderd
 from loaderd.errors import ClosedError, OptionError
@@ -61,9 +63,7 @@ def check(bits: torch.Tensor, ids: torch.Tensor) -> list[int]:
 
 
 def lies_in_a_slot(tensor: torch.Tensor) -> bool:
-    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:loaderd-slots" in line]
-    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
-    return any(start <= tensor.data_ptr() < stop for start, stop in ranges)
+    return slots.lies_in_a_slot(tensor.data_ptr())
 
 
 # ------------------------------------------------------------------------------------ what there is
@@ -269,11 +269,8 @@ def test_training_steps_learn_as_from_copies(loader: loaderd.Loader, compiled: b
     assert loader.statistics().batches_copied == before
 
 
-def test_of_a_server(tmp_path: Path, write_numbered_to: Write, monkeypatch: pytest.MonkeyPatch):
+def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
     """Alone, a consumer has slots without a copy; what several read is copied, for it may be written to."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "server"))
-    from restarted import Restarted
-
     write_numbered_to(tmp_path / "shards", [100, 50])
     server = Restarted(tmp_path)
     try:

@@ -20,7 +20,7 @@ from loaderd.errors import (
     WorkerError,
 )
 from loaderd.plan.passes import Pass
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import framed
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -115,8 +115,7 @@ def test_a_first_record_that_does_not_fit_is_left_out_as_any_other(
 ):
     """Here all of the first shard: the schema is not wrong, for others fit it."""
     shards = write_numbered([30, 30, 30])
-    first = b"".join([bytes(8), masked_crc(bytes(8)).to_bytes(4, "little"), masked_crc(b"").to_bytes(4, "little")])
-    shards[0].write_bytes(30 * first)
+    shards[0].write_bytes(30 * framed(b""))
     options = {"batch_size": 10, "workers": 1}
     with pytest.raises(RecordMismatchError, match="record 0 at byte 0"):
         loaderd.Loader(shards, numbered_schema, **options)

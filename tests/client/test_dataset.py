@@ -16,7 +16,7 @@ from damage import damage_data
 import loaderd
 from loaderd.errors import NoShardsError, OptionError, RecordMismatchError
 from loaderd.plan.selection import HASHES
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import framed
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -150,9 +150,7 @@ def test_the_record_that_is_tried_first_is_one_of_the_part(
 ):
     """A record that is skipped need not fit the schema."""
     (shard,) = write_numbered([50])
-    header = bytes(8)
-    empty = header + masked_crc(header).to_bytes(4, "little") + masked_crc(b"").to_bytes(4, "little")
-    shard.write_bytes(empty + shard.read_bytes())
+    shard.write_bytes(framed(b"") + shard.read_bytes())
     whole = loaderd.Dataset(shard, numbered_schema, shuffle=False)
     with pytest.raises(RecordMismatchError, match="record 0 at byte 0"):
         deliver(whole)

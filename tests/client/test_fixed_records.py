@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from fixed_files import SCHEMA, write_all
 
 import loaderd
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from fixed_files import SCHEMA, write_all
 
 OPTIONS: dict[str, Any] = {
     "batch_size": 16,

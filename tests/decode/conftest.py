@@ -1,12 +1,8 @@
-"""Puts this folder on the path, for its helper modules: ``--import-mode=importlib`` does not."""
+"""The kernels that unpack bits."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="module", params=["numpy", "compiled"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from hypothesis import strategies as st
+from record_bytes import field, varint
 
 from loaderd.schema import Array, Feature, Float, Int64, Packed, PackedBits, Raw, Schema
 
@@ -26,17 +27,6 @@ SCHEMA = Schema(
 EXTRA_NAMES = ["", "x", "comment"]
 
 # ------------------------------------------------------------------------------------------ wire format
-
-
-def varint(value: int, padding: int = 0) -> bytes:
-    """``value`` (of up to 64 bits; negative ones in two's complement), ``padding`` bytes longer than it need be."""
-    value = int(value) & (1 << 64) - 1
-    groups = [value >> shift & 0x7F for shift in range(0, max(1, value.bit_length()), 7)] + [0] * padding
-    return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
-
-
-def field(tag: int, payload: bytes, padding: int = 0) -> bytes:
-    return bytes([tag]) + varint(len(payload), padding) + payload
 
 
 def bytes_list(*values: bytes) -> bytes:

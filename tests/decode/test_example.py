@@ -14,7 +14,6 @@ from example_wire import (
     bytes_list,
     entry,
     example,
-    field,
     float_list,
     floats,
     int64_list,
@@ -23,10 +22,10 @@ from example_wire import (
     mutations,
     unpacked_float_list,
     unpacked_int64_list,
-    varint,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from record_bytes import field, varint
 
 from loaderd.decode.example import Example, RecordFault, list_features, parse_example
 from loaderd.schema import Schema

@@ -10,11 +10,11 @@ from ending import BUSY_LIMIT_S, Case, Runner, case
 from ends import ENDS, some_apart
 from specials import SPECIALS
 
-QUICK_ENDS = ["exception", "sys.exit", "exception in a thread", "SIGTERM in a loop", "SIGINT in a loop"]
-
+# One of each kind; test_loaders.py has more ends, and "several".
+QUICK_ENDS = ["exception", "SIGTERM in a loop", "SIGINT in a loop"]
 QUICK_USES = [
-    *("iterator", "tf.function", "shuffle", "map of a Python function", "from_generator", "fit left by an exception"),
-    *("several", "fit in a thread", "class with __del__ that reads", "atexit after", "daemon thread"),
+    *("iterator", "tf.function", "map of a Python function", "from_generator", "fit left by an exception"),
+    *("fit in a thread", "class with __del__ that reads", "atexit after", "daemon thread"),
 ]
 
 

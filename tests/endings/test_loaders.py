@@ -10,31 +10,26 @@ from ends import ENDS, some_apart
 from loader_uses import LOADERS
 from specials import SPECIALS
 
+# One of each kind. What is not here is near to one that is: a signal while nothing runs to one in a loop, a pool of
+# processes to multiprocessing, asyncio.to_thread and a filled queue to a daemon thread. Every use ends with the file.
 QUICK_ENDS = [
-    *("end of file", "exception", "exception in a thread", "sys.exit", "os._exit", "SIGTERM", "SIGTERM in a loop"),
-    *("SIGINT in a loop", "SIGINT, caught", "SIGKILL", "handler that takes a batch and exits"),
+    *("exception", "sys.exit", "SIGTERM in a loop", "SIGINT in a loop", "SIGINT, caught", "SIGKILL"),
+    "handler that takes a batch and exits",
 ]
 QUICK_USES = [
-    *("iterator", "batches held", "loop that was left", "with, inside", "closed", "several", "reference cycle"),
-    *(
-        "class with __del__ that reads",
-        "atexit after",
-        "daemon thread",
-        "asyncio.to_thread",
-        "queue filled by a thread",
-    ),
+    *("iterator", "batches held", "with, inside", "several", "reference cycle"),
+    *("class with __del__ that reads", "atexit after", "daemon thread"),
 ]
 QUICK_SPECIALS = [
+    *("a thread gets all its batches", "a thread that begins late gets all its batches"),
+    *("a job of a pool gets all its batches", "many loaders leave nothing"),
     *(
-        "a thread gets all its batches",
-        "a thread that begins late gets all its batches",
-        "many loaders leave nothing",
+        "a fork inherits a loader and exits",
+        "a fork inherits a loader, and makes its own",
+        "a fork outlives its parent",
     ),
-    *("a job of a pool gets all its batches", "asyncio.to_thread gets all its batches"),
-    *("a fork has a loader of its own", "a fork inherits a loader and exits", "a fork inherits a loader and raises"),
-    *("a fork inherits a loader, and makes its own", "a fork outlives its parent"),
-    *("multiprocessing, fork: loaders of their own beside their parent's", "a pool of processes"),
-    *("multiprocessing, spawn: loaders of their own", "multiprocessing, a daemon that iterates"),
+    *("multiprocessing, fork: loaders of their own beside their parent's", "multiprocessing, a daemon that iterates"),
+    "multiprocessing, spawn: loaders of their own",
     *("slow data, loader, a daemon thread waits", "slow data, loader, SIGTERM", "slow data, Ctrl-C"),
 ]
 

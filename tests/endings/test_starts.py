@@ -24,7 +24,14 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
         yield found
 
 
-@pytest.mark.parametrize("lines", [ITERATOR, OF_DATA_SET], ids=["loader", "data set"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(ITERATOR, id="loader"),
+        # TensorFlow is imported anew for it; in a process of its own it ends in the next test too.
+        pytest.param(OF_DATA_SET, id="data set", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     ("command", "as_stdin", "stderr"),
     [
@@ -88,7 +95,7 @@ def test_that_fails(batches):
 )
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])  # a worker is one more pytest
 def test_pytest(runner: Runner, workers: int):
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "--basetemp=own", "--tb=line", "{}"]
     end = End("", 1, stdout=r"(?s).*1 failed, 4 passed.*")

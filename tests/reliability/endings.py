@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("ROUNDS", "20")  # beside a busy machine, 50 take longer than a program may
-sys.path[:0] = [str(Path(__file__).parent.parent / "endings"), str(Path(__file__).parent.parent)]
+sys.path[:0] = [str(Path(__file__).parents[1] / room) for room in ("endings", "helpers")]
 
 # What follows is found on the path from here on.
 from ending import BUSY_LIMIT_S, Case, Result, Runner, every_use_and_end  # noqa: E402

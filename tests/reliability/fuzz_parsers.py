@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of what parses bytes that anybody may have written. Needs the extra ``fuzz``.
 
-``python -m tests.reliability.fuzz_parsers scan|inflate|index|rows [a folder for the corpus] [-max_total_time=600]``
+``python tests/reliability/fuzz_parsers.py scan|inflate|index|rows [a folder for the corpus] [-max_total_time=600]``
 (more: ``-help=1``). An exception that is none of ours, or a broken promise, ends it and leaves the input in a file.
 """
 
@@ -19,14 +19,16 @@ with atheris.instrument_imports(include=["loaderd.shards", "loaderd.decode"]):
     from loaderd.decode.example_rows import RowParser
     from loaderd.errors import Damage
     from loaderd.shards.compression import InflatedStream, tell_nobody
-    from loaderd.shards.crc import masked_crc
+    from loaderd.shards.crc import framed, masked_crc
     from loaderd.shards.framing import scan
     from loaderd.shards.shard_index import decode_index
 
 import numpy as np
 
-from tests.reliability.mutate import COMPRESS, HOSTILE, example, field, frame, header, healthy_shards, nest, varint
-from tests.reliability.mutations import SCHEMA, headers_in, row_of, valid_payloads
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+from mutate import COMPRESS, HOSTILE, example, healthy_shards, nest
+from mutations import SCHEMA, headers_in, row_of, valid_payloads
+from record_bytes import field, header, varint
 
 
 def fuzz_scan(data: bytes) -> None:
@@ -132,7 +134,7 @@ def seeds(name: str) -> list[bytes]:
     """Healthy inputs to begin with."""
     shards = [shard for shard in healthy_shards() if len(shard.payloads) < 40]
     if name == "scan":
-        forged = [header(length)[:8] + b"CRC!" + frame(b"x") for length in HOSTILE]
+        forged = [header(length)[:8] + b"CRC!" + framed(b"x") for length in HOSTILE]
         return [bytes([7]) + shard.stream[:2000] for shard in shards] + [b"\xff" + one for one in forged]
     if name == "inflate":
         return [

@@ -11,30 +11,13 @@ from functools import cached_property
 from itertools import accumulate
 from random import Random
 
-from loaderd.shards.crc import masked_crc
+from record_bytes import field, header, varint
+
+from loaderd.shards.crc import framed
 
 HOSTILE = [0, 1, 16, 2**20, 2**30, 2**30 + 1, 2**31, 2**32 - 1, 2**60, 2**63 - 1, 2**63, 2**64 - 17, 2**64 - 1]
 
 Compress = Callable[[bytes], bytes]
-
-
-def header(length: int) -> bytes:
-    raw = struct.pack("<Q", length)
-    return raw + struct.pack("<I", masked_crc(raw))
-
-
-def frame(payload: bytes) -> bytes:
-    """A record as TFRecord stores it."""
-    return header(len(payload)) + payload + struct.pack("<I", masked_crc(payload))
-
-
-def varint(value: int) -> bytes:
-    groups = [value >> shift & 0x7F for shift in range(0, max(1, value.bit_length()), 7)]
-    return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
-
-
-def field(tag: int, payload: bytes) -> bytes:
-    return bytes([tag]) + varint(len(payload)) + payload
 
 
 def example(number: int, comment: bytes = b"", packed: bool = True) -> bytes:
@@ -61,7 +44,7 @@ class Shard:
     @cached_property
     def stream(self) -> bytes:
         """The bytes without compression."""
-        return b"".join(map(frame, self.payloads))
+        return b"".join(map(framed, self.payloads))
 
     @cached_property
     def starts(self) -> list[int]:

@@ -47,10 +47,8 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
 from loaderd.workers.load import Part, WindowLoader
 
-try:
-    from tests.reliability.mutate import BYTES, COMPRESS, STREAM, Shard, healthy_shards
-except ImportError:  # pytest has this folder on the path, and not the project's
-    from mutate import BYTES, COMPRESS, STREAM, Shard, healthy_shards
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # for mutate
+from mutate import BYTES, COMPRESS, STREAM, Shard, healthy_shards
 
 LIMIT_S = 60  # of the clock, on a machine that may be busy; a case takes milliseconds
 SCHEMA = loaderd.Schema(

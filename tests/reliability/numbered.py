@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import loaderd
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import framed
 
 Int64s = npt.NDArray[np.int64]
 
@@ -46,8 +45,7 @@ def _record(number: int) -> bytes:
     varint = bytes([number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14])
     # features { feature { key: "n"  value { int64_list { value: number } } } }
     payload = b"\x0a\x0e\x0a\x0c\x0a\x01n\x12\x07\x1a\x05\x0a\x03" + varint
-    length = struct.pack("<Q", len(payload))
-    return b"".join((length, struct.pack("<I", masked_crc(length)), payload, struct.pack("<I", masked_crc(payload))))
+    return framed(payload)
 
 
 def numbers_of(batch: loaderd.Batch) -> Int64s:

@@ -70,11 +70,11 @@ def test_nothing_outlives_a_training_that_waits_for_it(
             assert len(marked(mark)) == 4
             training.send_signal(sign)
             began_s = time.monotonic()
-            assert training.wait(5) == (-sign if sign != signal.SIGINT else -signal.SIGINT)
+            assert training.wait(20) == (-sign if sign != signal.SIGINT else -signal.SIGINT)
             text = b""
-            while select.select([read_end], [], [], 5)[0] and (part := os.read(read_end, 1 << 16)):
+            while select.select([read_end], [], [], 20)[0] and (part := os.read(read_end, 1 << 16)):
                 text += part
-            assert time.monotonic() - began_s < 5  # of 0.3 s, on a machine that does nothing else
+            assert time.monotonic() - began_s < 20  # of 0.3 s, on a machine that does nothing else
             assert text.endswith(b"KeyboardInterrupt\n") == (sign == signal.SIGINT)
             assert marked(mark) == []
     finally:

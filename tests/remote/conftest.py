@@ -1,14 +1,10 @@
 """A server on the network as the supervisor starts it: a daemon and a gateway, real processes."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from certificates import Certificates, make_certificates  # of this folder
+from certificates import Certificates, make_certificates
 from network_server import NetworkServer
 
 

@@ -44,6 +44,20 @@ def start(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]])
         server.close()
 
 
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
+) -> Iterator[Server]:
+    """One for the tests that do no harm to it."""
+    folder = tmp_path_factory.mktemp("server")
+    write_numbered_to(folder / "shards", [100, 200])
+    (folder / "sets.py").write_text(MODULE)
+    started = Server(folder, "sets:train", "sets:valid", "--workers", "2")
+    started.wait_line("connect with")
+    yield started
+    started.close()
+
+
 def page(server: Server, name: str) -> tuple[int, str]:
     (line,) = (line for line in server.said if line.startswith("health: "))
     try:
@@ -112,17 +126,15 @@ def test_counters_of_the_network(start: Start):
     ],
 )
 def test_who_does_not_fit_is_refused_with_the_reason(
-    start: Start, first: dict[str, Any], second: dict[str, Any], error: type[LoaderdError], why: str
+    server: Server, first: dict[str, Any], second: dict[str, Any], error: type[LoaderdError], why: str
 ):
-    server = start()
     with connect(server, **first):
         with pytest.raises(error, match=why):
             connect(server, **second)
         connect(server, **{**second, "group": "another"}).close()
 
 
-def test_a_place_is_free_again(start: Start):
-    server = start()
+def test_a_place_is_free_again(server: Server):
     for _ in range(3):
         with connect(server, shard=(0, 2)) as loader:
             assert sum(batch.num_records for batch in loader) == 150
@@ -271,8 +283,7 @@ def test_memory_of_a_consumer_has_a_limit(start: Start):
 # ---------------------------------------------------------------------------------------------- the log
 
 
-def test_an_end_and_a_crash_are_told_apart(start: Start):
-    server = start()
+def test_an_end_and_a_crash_are_told_apart(server: Server):
     program = (
         "import os, sys, loaderd\nloader = loaderd.connect(sys.argv[1], 'train', batch_size=10, name=sys.argv[2])\n"
     )

@@ -16,7 +16,7 @@ import numpy as np
 from loaderd.errors import Damage
 from loaderd.shards import framing
 from loaderd.shards.blocks import Block, BlockReader
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex
@@ -25,18 +25,8 @@ Records = dict[int, bytes]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": gzip.compress, "zlib": zlib.compress}
 
 
-def header(length: int) -> bytes:
-    raw = struct.pack("<Q", length)
-    return raw + struct.pack("<I", masked_crc(raw))
-
-
-def frame(payload: bytes) -> bytes:
-    """A record as TFRecord stores it."""
-    return header(len(payload)) + payload + struct.pack("<I", masked_crc(payload))
-
-
 def frames(payloads: Iterable[bytes]) -> bytes:
-    return b"".join(map(frame, payloads))
+    return b"".join(map(framed, payloads))
 
 
 def starts_of(payloads: Sequence[bytes]) -> list[int]:

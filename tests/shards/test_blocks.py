@@ -17,7 +17,6 @@ from shard_bytes import (
     COMPRESS,
     Records,
     blocks_of,
-    frame,
     frames,
     make_shard,
     num_descriptors,
@@ -33,6 +32,7 @@ from loaderd.shards import framing
 from loaderd.shards import reader as reader_module
 from loaderd.shards.blocks import Block, BlockPiece, BlockReader
 from loaderd.shards.compression import Compression
+from loaderd.shards.crc import framed
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ANCHOR_RECORDS, build_index
 
@@ -131,7 +131,7 @@ def test_no_more_files_are_open_than_allowed(
     tmp_path: Path, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(reader_module, "_MAX_OPEN_FILES", 3)
-    files = [make_shard(tmp_path / f"{shard}", frame(bytes([shard]))) for shard in range(8)]
+    files = [make_shard(tmp_path / f"{shard}", framed(bytes([shard]))) for shard in range(8)]
     blocks = [blocks_of(build_index(file, 10), shard)[0] for shard, file in enumerate(files)]
     reader = make_reader(*files)
     before = num_descriptors()
@@ -240,7 +240,7 @@ def test_records_that_were_put_in_the_place_of_others_shift_none_behind_the_next
 ):
     """Two whole records of the same size where three were: whoever counted frames would be one off."""
     room = shard.starts[53] - shard.starts[50]
-    other = frame(b"x" * 5) + frame(b"y" * (room - 37))
+    other = framed(b"x" * 5) + framed(b"y" * (room - 37))
     overwrite(shard.file, shard.data[: shard.starts[50]] + other + shard.data[shard.starts[53] :])
     records, _ = read_blocks(make_reader(shard.file), shard.blocks)
     kept = shard.without(set(range(50, 80)))
@@ -250,7 +250,7 @@ def test_records_that_were_put_in_the_place_of_others_shift_none_behind_the_next
 def test_a_frame_more_than_there_were_is_not_counted_from_the_end(shard: Shard, make_reader: MakeReader):
     """Behind the damage are as many frames as the index has records there: which of them is which?"""
     start, stop = shard.starts[48], shard.starts[49]
-    other = b"\xff" * (stop - start - 18) + frame(b"zz")
+    other = b"\xff" * (stop - start - 18) + framed(b"zz")
     overwrite(shard.file, shard.data[:start] + other + shard.data[stop:])
     records, damages = read_blocks(make_reader(shard.file), shard.blocks)
     lost = set(range(48, 72))
@@ -269,7 +269,7 @@ def test_a_file_that_is_cut_while_it_is_open(shard: Shard, make_reader: MakeRead
 
 def test_a_file_that_is_appended_to_or_written_anew_while_it_is_open(shard: Shard, make_reader: MakeReader):
     """Others of the same sizes have right CRCs at the old places."""
-    for mode, data in (("ab", frame(b"one more")), ("wb", frames([payload[::-1] for payload in shard.payloads]))):
+    for mode, data in (("ab", framed(b"one more")), ("wb", frames([payload[::-1] for payload in shard.payloads]))):
         shard = Shard(Path(shard.file.uri))
         reader = make_reader(shard.file)
         assert together(reader, shard.blocks) == shard.payloads
@@ -335,7 +335,7 @@ def test_a_changed_byte_of_a_compressed_shard(tmp_path: Path, make_reader: MakeR
     file = make_shard(tmp_path / "a", whole)
     blocks = blocks_of(build_index(file, 40))
     changed = bytearray(whole)
-    changed[whole.index(frame(payloads[hit])) + where] ^= 1
+    changed[whole.index(framed(payloads[hit])) + where] ^= 1
     overwrite(file, bytes(changed))
     records, (damage,) = read_blocks(make_reader(file, compression="gzip"), blocks)
     assert records == {number: payload for number, payload in enumerate(payloads) if number != hit}
@@ -392,7 +392,7 @@ def test_a_compressed_block_behind_damage_has_its_offsets(tmp_path: Path, make_r
     file = make_shard(tmp_path / "a", whole)
     _, block = blocks_of(build_index(file, 40))
     changed = bytearray(whole)
-    changed[whole.index(frame(payloads[60])) + 14] ^= 1
+    changed[whole.index(framed(payloads[60])) + 14] ^= 1
     overwrite(file, bytes(changed))
     records, (damage,) = read_blocks(make_reader(file, compression="gzip"), [block])
     assert (damage.record, damage.offset) == (60, starts[60])

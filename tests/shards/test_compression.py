@@ -19,10 +19,12 @@ import pyarrow
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_bytes import COMPRESS, frame, frames, header, make_shard, payloads_of, random_payloads, starts_of
+from record_bytes import header
+from shard_bytes import COMPRESS, frames, make_shard, payloads_of, random_payloads, starts_of
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.compression import _OTHERS, InflatedStream, PlainStream, detect_compression, open_stream
+from loaderd.shards.crc import framed
 from loaderd.shards.files import open_shard
 from loaderd.shards.shard_index import build_index
 
@@ -80,7 +82,7 @@ def test_every_level_is_told(tmp_path: Path, level: int):
         assert detected(tmp_path / "a", zlib.compress(data, level)) == "zlib"
         assert detected(tmp_path / "a", gzip.compress(data, level, mtime=0)) == "gzip"
     flushed = zlib.compressobj(level)
-    data = flushed.flush(zlib.Z_SYNC_FLUSH) + flushed.compress(frame(b"x")) + flushed.flush()
+    data = flushed.flush(zlib.Z_SYNC_FLUSH) + flushed.compress(framed(b"x")) + flushed.flush()
     assert detected(tmp_path / "a", data) == "zlib"
 
 
@@ -118,7 +120,7 @@ def test_a_file_that_is_no_shard(tmp_path: Path):
     parts=st.lists(st.binary(max_size=50).map(lambda part: part * 20), min_size=1, max_size=4),
 )
 def test_any_way_of_reading_gives_the_same(tmp_path: Path, compression: str, most: int, parts: list[bytes]):
-    start = frame(b"so that it is told")
+    start = framed(b"so that it is told")
     data = COMPRESS[compression](start + parts[0]) + b"".join(COMPRESS[compression](part) for part in parts[1:])
     assert inflated(tmp_path / "a", data, most) == (start + b"".join(parts), None)
 
@@ -132,7 +134,7 @@ def test_members_that_follow_each_other_cut_records_anywhere(tmp_path: Path):
 
 
 def test_zeros_that_compress_a_thousandfold(tmp_path: Path):
-    data = frame(bytes(30 << 20))
+    data = framed(bytes(30 << 20))
     assert inflated(tmp_path / "a", gzip.compress(data, 9)) == (data, None)
 
 
@@ -282,7 +284,7 @@ def test_all_that_is_in_front_of_damage_comes_whatever_is_read_at_a_time(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "data", [bytes(40 << 20), header(1 << 60) + bytes(40 << 20), frame(b"x") + b"\xff" * (40 << 20)]
+    "data", [bytes(40 << 20), header(1 << 60) + bytes(40 << 20), framed(b"x") + b"\xff" * (40 << 20)]
 )
 def test_a_bomb_takes_no_more_memory_than_any_other_file(tmp_path: Path, data: bytes):
     """40 MiB in 40 KB."""

@@ -12,9 +12,10 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard_bytes import frame, frames, starts_of
+from shard_bytes import frames, starts_of
 
 from loaderd.shards import crc
+from loaderd.shards.crc import framed
 
 Run = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
@@ -35,7 +36,7 @@ def test_the_masked_crc_is_that_of_tensorflow(tmp_path: Path, payload: bytes):
     path = tmp_path / "a.tfrecord"
     with tf.io.TFRecordWriter(str(path)) as writer:
         writer.write(payload)
-    assert path.read_bytes() == frame(payload)
+    assert path.read_bytes() == framed(payload)
 
 
 def test_the_crc_of_the_standard():

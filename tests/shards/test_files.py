@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shard_bytes import COMPRESS, blocks_of, frame, frames, num_descriptors, payloads_of, read_blocks
+from shard_bytes import COMPRESS, blocks_of, frames, num_descriptors, payloads_of, read_blocks
 
 from loaderd.errors import NoShardsError, OptionError, ShardReadError, StorageError
 from loaderd.options import Storage
 from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
+from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards, open_shard
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import build_index
@@ -42,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
     for name in NAMES:
         path = tmp_path / "tree" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(frame(name.encode()))
+        path.write_bytes(framed(name.encode()))
     return tmp_path / "tree"
 
 
@@ -88,7 +89,7 @@ def test_a_file_uri(tree: Path):
 
 
 def test_a_file_that_exists_is_no_pattern(tree: Path):
-    (tree / "a[b].rec").write_bytes(frame(b"with brackets"))
+    (tree / "a[b].rec").write_bytes(framed(b"with brackets"))
     assert names_of(tree / "a[b].rec") == ["with brackets"]
     assert names_of(f"{tree}/a[[]*.rec") == ["with brackets"]
 
@@ -136,7 +137,7 @@ def test_what_names_no_file(tree: Path, monkeypatch: pytest.MonkeyPatch, shards:
 def test_reading_at_any_offset(tree: Path):
     (file,) = list_shards(tree / "a.rec")
     opened = open_shard(file)
-    data = frame(b"a.rec")
+    data = framed(b"a.rec")
     for offset in range(len(data) + 3):
         for size in (0, 1, 5, 100):
             view = memoryview(bytearray(size))
@@ -221,7 +222,7 @@ def bucket() -> Iterator[Bucket]:
             host, port = server.get_host_and_port()
             found = Bucket(f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1")
             for name in NAMES:
-                found.put(f"tree/{name}", frame(name.encode()))
+                found.put(f"tree/{name}", framed(name.encode()))
             yield found
         finally:
             server.stop()
@@ -230,7 +231,7 @@ def bucket() -> Iterator[Bucket]:
 def test_an_object(bucket: Bucket):
     (file,) = list_shards(bucket.uri("tree/a.rec"))
     assert file.uri == bucket.uri("tree/a.rec") and file.size_bytes == 21 and file.mtime_ns > 10**18
-    assert content(file) == frame(b"a.rec")
+    assert content(file) == framed(b"a.rec")
     assert names_of([bucket.uri("tree/sub/d.rec"), bucket.uri("tree/a.rec")]) == ["a.rec", "sub/d.rec"]
     assert names_of(bucket.uri("tree/with%20blank.rec")) == ["with blank.rec"]
     assert names_of(bucket.uri("tree/100%2525.rec")) == ["100%25.rec"]
@@ -311,14 +312,14 @@ def test_an_object_named_twice(bucket: Bucket):
 
 
 def test_an_object_that_changed_is_noticed(bucket: Bucket):
-    bucket.put("changing.rec", frame(b"as it was"))
+    bucket.put("changing.rec", framed(b"as it was"))
     (file,) = list_shards(bucket.uri("changing.rec"))
     opened = open_shard(file)
     view = memoryview(bytearray(30))
-    assert view[: opened.read_at(12, view)] == frame(b"as it was")[12:]
+    assert view[: opened.read_at(12, view)] == framed(b"as it was")[12:]
     assert opened.read_at(25, view) == opened.read_at(1000, view) == 0
     opened.check_unchanged()
-    bucket.put("changing.rec", frame(b"as it is now"))
+    bucket.put("changing.rec", framed(b"as it is now"))
     with pytest.raises(ShardReadError, match="expected 25 bytes, found 28"):
         open_shard(file)
     bucket.delete("changing.rec")

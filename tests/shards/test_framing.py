@@ -10,13 +10,15 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_bytes import frame, frames, header, payloads_of, reader, scanned, starts_of
+from record_bytes import header
+from shard_bytes import frames, payloads_of, reader, scanned, starts_of
 
 from loaderd.errors import Damage
 from loaderd.shards import crc, framing
+from loaderd.shards.crc import framed
 
 PAYLOADS = [b"first record", b"", b"third" * 9, b"\x00" * 40, b"fifth"]
-FRAMES = [frame(payload) for payload in PAYLOADS]
+FRAMES = [framed(payload) for payload in PAYLOADS]
 *STARTS, _ = starts_of(PAYLOADS)
 FILE = b"".join(FRAMES)
 
@@ -122,7 +124,7 @@ def test_what_is_untouched_is_found(small_buffers: None, count: int, hits: list[
     untouched = [
         p
         for p, (start, stop) in zip(payloads, itertools.pairwise(starts), strict=True)
-        if data[start:stop] == frame(p)
+        if data[start:stop] == framed(p)
     ]
     records, damages = scanned(bytes(data))
     assert list(records.values()) == untouched
@@ -141,7 +143,7 @@ def test_numbers_behind_a_lost_stretch_count_it_as_one_record():
 
 def test_frames_in_the_payload_of_a_lost_record_are_taken_for_records():
     """What the module's docstring says is not sure: bytes that are frames cannot be told from frames."""
-    data = bytearray(frame(FRAMES[0] + FRAMES[2]) + FRAMES[3])
+    data = bytearray(framed(FRAMES[0] + FRAMES[2]) + FRAMES[3])
     data[3] ^= 1
     records, damages = scanned(bytes(data))
     assert list(records.values()) == [PAYLOADS[0], PAYLOADS[2], PAYLOADS[3]] and damages
@@ -167,7 +169,7 @@ def test_a_record_of_the_greatest_length_that_is_cut():
 @pytest.mark.parametrize("missing", [1, 4, 11, 12, 20, 26, 27])
 def test_bytes_that_are_missing_in_the_data_cost_no_other_record(small_buffers: None, missing: int):
     """The length leads into the next record, or behind it, or behind the end of the file."""
-    for behind in ([], FRAMES[3:4], [frame(b""), *FRAMES[3:]]):
+    for behind in ([], FRAMES[3:4], [framed(b""), *FRAMES[3:]]):
         data = FRAMES[0] + FRAMES[2][:12] + FRAMES[2][12 + missing :] + b"".join(behind)
         records, damages = scanned(data, 50)
         assert list(records.values()) == [PAYLOADS[0], *[part[12:-4] for part in behind]]

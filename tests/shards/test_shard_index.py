@@ -11,24 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_bytes import (
-    COMPRESS,
-    blocks_of,
-    frame,
-    frames,
-    make_shard,
-    payloads_of,
-    random_payloads,
-    read_blocks,
-    starts_of,
-)
+from shard_bytes import COMPRESS, blocks_of, frames, make_shard, payloads_of, random_payloads, read_blocks, starts_of
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards import shard_index as index_module
 from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.compression import PlainStream
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import framed, masked_crc
 from loaderd.shards.shard_file import OpenFile, ShardFile
 from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, decode_index
 
@@ -161,7 +151,7 @@ def test_a_file_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: py
     def open_and_append(listed: ShardFile, access: Access) -> OpenFile:
         opened = open_shard(listed, access)
         with open(listed.uri, "ab") as shard:
-            shard.write(frame(b"one more"))
+            shard.write(framed(b"one more"))
         return opened
 
     open_shard = index_module.open_shard

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from serving import Server
+from usage_runner import Programs
 
 import loaderd
 from loaderd.bench.synthetic import write_shards
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "reliability"), str(HERE.parent / "server")]
-
-from serving import Server  # noqa: E402
-from usage_runner import Program, Programs, check, check_refusal  # noqa: E402
 
 _SHUFFLED_EPOCHS = 8
 
@@ -60,19 +58,3 @@ def programs(usage_folder: Path) -> Iterator[Programs]:
     started = Programs({"USAGE_FOLDER": str(usage_folder), "USAGE_SERVER": str(usage_folder / "x.sock")})
     yield started
     started.close()
-
-
-@pytest.fixture
-def judge(programs: Programs, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[Program, str], None]:
-    """Runs a program on batches from a source, and on the same in memory, and compares."""
-
-    def judge(program: Program, source: str) -> None:
-        if source != "loaderd":
-            request.getfixturevalue("usage_server")
-        if program.says:
-            check_refusal(program, programs.run(program, source, tmp_path))
-            return
-        twin = programs.run(program, "memory", tmp_path)
-        check(program, programs.run(program, source, tmp_path), twin, sized=source != "shared")
-
-    return judge

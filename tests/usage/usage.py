@@ -134,6 +134,12 @@ def _without_lists(structure: Any) -> Any:
     return tuple(map(_without_lists, structure)) if isinstance(structure, (list, tuple)) else structure
 
 
+def close_loaders() -> None:
+    """For the next program in this process, which may connect to the same data set."""
+    while _held:
+        _held.pop().close()
+
+
 def report(*values: Any) -> None:
     """Say what was seen. Of a data set: its specification, its cardinality and all its elements."""
     with Path(os.environ["USAGE_REPORT"]).open("ab") as file:

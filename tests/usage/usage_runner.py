@@ -6,6 +6,7 @@ A file is a preamble (imports; and ``# through:``, from where its programs get t
     # %% name: where it is from
     # through: loaderd, mirrored         (optional: from where it gets its batches, if not as the preamble says)
     # apart: it takes long               (optional, of all if in the preamble: only `make torture` runs it; and why)
+    # alone: it is global                (optional, likewise: it must not share its process with others; and why)
     # fails: 1                           (optional: the exit status, where it isn't 0)
     # says: OptionError: structure must  (instead of a twin: it is refused, and this is what is said of it)
 """
@@ -31,9 +32,10 @@ from zygote import Zygote, start_fresh
 
 HERE = Path(__file__).parent
 LIMIT_S = 60.0  # of a run, on a machine that is busy with other tests
+_MORE_S = 10.0  # for each program that runs in the same process
 _LEFT_S = 3.0  # for the processes of a program to end after it
 _CELL = re.compile(r"^# %% (\w+): (.+)$")
-_REMARK = re.compile(r"^# (through|apart|fails|says): (.+)$")
+_REMARK = re.compile(r"^# (through|apart|alone|fails|says): (.+)$")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Program:
     source: str  # with the preamble, on the lines where the file has it
     through: tuple[str, ...] = ("loaderd",)
     apart: str = ""
+    alone: str = ""
     fails: int = 0
     says: str = ""
 
@@ -52,6 +55,11 @@ class Program:
     def code(self) -> str:
         """The cell alone."""
         return self.source[self.source.index("# %%") :]
+
+    @property
+    def is_sociable(self) -> bool:
+        """Whether it may run in one process with others: the end of that is not what it is about."""
+        return not (self.alone or self.fails or self.says)
 
     def __str__(self) -> str:
         return self.name
@@ -84,8 +92,8 @@ def programs_of(file: str) -> list[Program]:
         through = tuple(remarks["through"].split(", "))
         name = _CELL.match(lines[begin])[1]  # type: ignore[index]
         fails, says = int(remarks.get("fails", 0)), remarks.get("says", "")
-        source, apart = "\n".join(kept) + "\n", remarks.get("apart", "")
-        found.append(Program(file, name, source, through, apart, fails, says))
+        source, apart, alone = "\n".join(kept) + "\n", remarks.get("apart", ""), remarks.get("alone", "")
+        found.append(Program(file, name, source, through, apart, alone, fails, says))
     assert len({program.name for program in found}) == len(found), f"two programs of {file} have the same name"
     return found
 
@@ -99,21 +107,30 @@ def files() -> list[str]:
     return sorted(path.stem for path in (HERE / "programs").glob("*.py"))
 
 
-def cases_of(file: str) -> list[Any]:
-    """Parameters for pytest: each program of the file, and each way that it gets its batches.
+def cases() -> list[Any]:
+    """Parameters for pytest: each program, and each way that it gets its batches.
 
     Those that get them from a server are run with ``loaderd`` too, apart (slow): a daemon for each takes its second.
     """
     return [
-        pytest.param(program, source, id=f"{program.name}-{source}", marks=[pytest.mark.slow] * is_slow)
+        pytest.param(program, source, id=f"{file}.{program.name}-{source}", marks=[pytest.mark.slow] * is_slow)
+        for file in files()
         for program in programs_of(file)
         for source in dict.fromkeys(("loaderd", *program.through))
-        for is_slow in [bool(program.apart) or source not in program.through]
+        for is_slow in [bool(program.apart) or source not in program.through or _is_shown_by_another(program, source)]
     ]
 
 
+# The other programs of in_place.py run quickly in one way to share a data set, and apart (slow) in all.
+_IN_EVERY_WAY = ("slice_times_two", "chain", "accumulate")
+
+
+def _is_shown_by_another(program: Program, source: str) -> bool:
+    return program.file == "in_place" and program.name not in _IN_EVERY_WAY and source != program.through[0]
+
+
 class Programs:
-    """Runs programs, each in a fork of a process that has TensorFlow."""
+    """Runs programs, in forks of a process that has TensorFlow."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = {
@@ -124,6 +141,7 @@ class Programs:
         }
         self._zygote = Zygote("tensorflow", "keras", "loaderd_tf", environment=self.environment)
         self._twins: dict[Program, Outcome] = {}
+        self._together: dict[tuple[tuple[Program, ...], str], dict[Program, Outcome]] = {}
 
     def run(self, program: Program, source: str, folder: Path) -> Outcome:
         """Run it on batches from ``source``, in a folder of its own in ``folder``; in memory, once for all."""
@@ -132,6 +150,20 @@ class Programs:
         if program not in self._twins:
             self._twins[program] = self._run(program, source, folder)
         return self._twins[program]
+
+    def run_together(self, programs: tuple[Program, ...], source: str, folder: Path) -> dict[Program, Outcome]:
+        """Run them one after another in one process, once for all."""
+        key = (programs, source)
+        if key not in self._together:
+            self._together[key] = self._run_together(programs, folder / source)
+        return self._together[key]
+
+    def _run_together(self, programs: tuple[Program, ...], folder: Path) -> dict[Program, Outcome]:
+        paths = [_write(program, folder / program.name) for program in programs]
+        environment = self._environment_for(folder.name, folder)
+        started = self._zygote.start(HERE / "together.py", *map(str, paths), environment=environment, folder=folder)
+        whole = _outcome(started, environment, folder, LIMIT_S + len(programs) * _MORE_S)
+        return {program: _one_of(whole, path.parent) for program, path in zip(programs, paths, strict=True)}
 
     def run_fresh(self, program: Program, source: str, folder: Path) -> Outcome:
         """``python program.py``, in a process that imports TensorFlow itself."""
@@ -168,22 +200,40 @@ def _write(program: Program, folder: Path) -> Path:
     return path
 
 
-def _outcome(started: Running, environment: dict[str, str], folder: Path) -> Outcome:
+def _outcome(started: Running, environment: dict[str, str], folder: Path, limit_s: float = LIMIT_S) -> Outcome:
     """What the run in ``folder`` did."""
     stacks: list[str] = []
-    ended = started.wait(LIMIT_S, lambda pid: stacks.append(stacks_of(pid)))
+    ended = started.wait(limit_s, lambda pid: stacks.append(stacks_of(pid)))
     left = wait_for_none(environment[MARK], started.pid, ended.time_s + _LEFT_S)
     named = [f"{pid} ({name_of(pid)})" for pid in left]
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    stdout, stderr = (_without_times(said.replace(str(folder), "")) for said in (ended.stdout, ended.stderr))
+    return Outcome(ended.status, ended.hung, named, stdout, "".join([stderr, *stacks]), _reported(folder))
+
+
+def _reported(folder: Path) -> list[Any]:
     reported = []
     if (folder / "report").exists():
         with (folder / "report").open("rb") as file:
             while file.peek(1):
                 reported.append(pickle.load(file))
-    stdout, stderr = (_without_times(said.replace(str(folder), "")) for said in (ended.stdout, ended.stderr))
-    return Outcome(ended.status, ended.hung, named, stdout, "".join([stderr, *stacks]), reported)
+    return reported
+
+
+def _one_of(whole: Outcome, folder: Path) -> Outcome:
+    """What the program in ``folder`` did, of those that ran in one process: which must have ended well itself."""
+    stdout, stderr = (_text(folder / name).replace(str(folder), "") for name in ("stdout", "stderr"))
+    status = int(_text(folder / "status") or -1)
+    if whole.status or whole.hung or status == -1:
+        return replace(whole, status=whole.status or -1, stderr=f"in one process with others: {whole}\n{stderr}")
+    said = {"stdout": _without_times(stdout), "stderr": whole.stderr + _without_times(stderr)}
+    return replace(whole, status=status, reported=_reported(folder), **said)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 _VARYING = [

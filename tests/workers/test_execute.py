@@ -23,7 +23,7 @@ from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
 from loaderd.protocol.worker_messages import IndexTask, LoadTask, ProbeTask
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_index import build_index, decode_index
@@ -249,7 +249,7 @@ def test_a_probe_reads_the_first_record(write_numbered: Write, stage: Stage, any
 
 def test_a_probe_of_many_finds_the_one_that_fits(write_numbered: Write, numbered_schema: loaderd.Schema):
     (path,) = write_numbered([1])
-    empty = b"".join([bytes(8), masked_crc(bytes(8)).to_bytes(4, "little"), masked_crc(b"").to_bytes(4, "little")])
+    empty = framed(b"")
     path.write_bytes(empty + empty + path.read_bytes() + empty)
     stage = Stage([path], numbered_schema)
     stage.executor.probe(ProbeTask(0, 0, stage.table.block(0), True))

@@ -19,7 +19,7 @@ from loaderd.decode.example import Example, parse_example
 from loaderd.errors import CorruptRecordError, LoaderdError, RecordMismatchError, ShardReadError
 from loaderd.plan.permutation import random_words
 from loaderd.shards.blocks import Block, BlockReader
-from loaderd.shards.crc import masked_crc
+from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import ShardIndex, build_index
 from loaderd.workers import load
@@ -60,13 +60,6 @@ def change(path: Path, offset: int, data: bytes) -> None:
         file.seek(offset)
         file.write(data)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def frame(payload: bytes) -> bytes:
-    length = len(payload).to_bytes(8, "little")
-    return b"".join(
-        (length, masked_crc(length).to_bytes(4, "little"), payload, masked_crc(payload).to_bytes(4, "little"))
-    )
 
 
 class Shards:
@@ -198,7 +191,7 @@ def test_a_record_that_does_not_fit_costs_its_place_alone(
     records = payloads(paths[0])
     rows = [plain_row(payload, numbered_schema) for payload in records]
     records[33] = records[33].replace(b"bits", b"bats")
-    content = b"".join(map(frame, records))
+    content = b"".join(map(framed, records))
     paths[0].write_bytes(compress(content) if callable(compress) else content)
     files = list_shards(str(paths[0]))
     index = build_index(files[0], 40)

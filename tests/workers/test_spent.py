@@ -33,12 +33,15 @@ def test_stages_add_up(
         Part(block, np.arange(start, start + block.count)) for block, start in zip(blocks, starts[:-1], strict=True)
     ]
     window = np.zeros((20_000, numbered_schema.row_bytes), np.uint8)
-    spent = [0] * len(Stage)
-    loader = WindowLoader(numbered_schema, files, [index.compression], spent=spent)
-    began_ns = time.monotonic_ns()
-    assert not loader.load(parts, window)
-    took_ns = time.monotonic_ns() - began_ns
-    loader.close()
+    for _ in range(10):  # until it was not interrupted between two stages, on a machine that does other things, too
+        spent = [0] * len(Stage)
+        loader = WindowLoader(numbered_schema, files, [index.compression], spent=spent)
+        began_ns = time.monotonic_ns()
+        assert not loader.load(parts, window)
+        took_ns = time.monotonic_ns() - began_ns
+        loader.close()
+        if sum(spent) > 0.6 * took_ns:
+            break
     by_stage = dict(zip(Stage, spent, strict=True))
     idle = {Stage.FRAMES} if compressed else {Stage.INFLATE}
     assert {stage for stage, ns in by_stage.items() if ns == 0} == idle

@@ -395,6 +395,7 @@ with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 report(make())
 
 # %% debug_mode: tf.data.experimental.enable_debug_mode
+# alone: it is of the process
 tf.data.experimental.enable_debug_mode()
 report(make().map(lambda x, y: (x * 2, y)))
 

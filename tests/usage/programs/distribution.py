@@ -1,6 +1,7 @@
 """Guide "distributed_training", "custom training with tf.distribute", "input": two replicas, on two logical CPUs."""
 
 # through: independent
+# alone: of two strategies in one process, TensorFlow confuses the collectives
 
 import keras
 import tensorflow as tf
@@ -72,6 +73,7 @@ for batch in distributed:
     report(batch)
 
 # %% auto_shard_off: guide "input", Sharding
+# apart: others show as much
 strategy, options = mirrored(), tf.data.Options()
 options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
 report(list(strategy.experimental_distribute_dataset(make(batch_size=32).with_options(options))))
@@ -202,12 +204,14 @@ for x, y in make():
         report(x[:8] * 2 + y[0], tf.identity(y) + 1)
 
 # %% to_second_device: make_dataset(device=…), and tf.data's own prefetch_to_device
+# apart: others show as much
 report(
     list(make(device="/CPU:1")),
     [x.device[-5:] for x, _ in make().apply(tf.data.experimental.prefetch_to_device("/CPU:1"))],
 )
 
 # %% copy_to_device: tf.data.experimental.copy_to_device
+# apart: others show as much
 report(list(make().apply(tf.data.experimental.copy_to_device("/CPU:1")).prefetch(1)))
 
 # %% metrics: guide "distributed_training", a metric in each replica

@@ -82,6 +82,7 @@ ds = make(shuffle=True)
 report(net().fit(ds, validation_data=ds, epochs=2, verbose=0).history)
 
 # %% validation_split: refused for every data set, and it says so
+# apart: others show as much
 ds = make()
 try:
     net().fit(ds, validation_split=0.2, verbose=0)
@@ -184,6 +185,7 @@ ds = make((("board", "flags"), "score"), chess=True)
 report(model.fit(ds, epochs=2, verbose=0).history, model.predict(ds, verbose=0))
 
 # %% preprocessing_layers: guide "preprocessing_layers", in the data set
+# apart: others show as much
 normal = keras.layers.Normalization()
 normal.adapt(make("bits"))
 report(make().map(lambda x, y: (normal(x), y)))
@@ -214,6 +216,7 @@ report(net().fit(make(epochs=None), steps_per_epoch=8, epochs=5, callbacks=[Stop
 
 
 # %% interrupted: an exception in a callback, caught; and fit again
+# apart: others show as much
 class Fails(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 3:

@@ -1,12 +1,16 @@
-"""No method of tf.data is forgotten, the programs notice wrong batches, and a fork is like a fresh process."""
+"""The programs of ``programs/``, with loaderd and in memory: they do the same, whoever makes the batches.
+
+And no method of tf.data is forgotten, the programs notice wrong batches, and a fork is like a fresh process.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from usage_runner import Program, Programs, check, files, programs_of
+from usage_runner import Program, Programs, cases, check, check_refusal, files, programs_of
 
 _NAMES = """
 import tensorflow as tf
@@ -37,6 +41,68 @@ _SLOW_SAMPLE = [
     *("dataset_methods.map", "dataset_methods.__iter__", "in_place.slice_times_two", "structures.keeping_some"),
     *("keras_fit.fit", "custom_training.threads", "checkpoints.another_iterator"),
 ]
+
+
+@pytest.fixture
+def ensure_server(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Starts a server for those that get their batches from one."""
+    return lambda source: None if source == "loaderd" else request.getfixturevalue("usage_server")
+
+
+@pytest.fixture
+def run_alone(
+    programs: Programs, tmp_path: Path, ensure_server: Callable[[str], None]
+) -> Callable[[Program, str], None]:
+    """Runs a program in a process of its own, and its twin in memory in another, and compares."""
+
+    def run(program: Program, source: str) -> None:
+        ensure_server(source)
+        if program.says:
+            check_refusal(program, programs.run(program, source, tmp_path))
+            return
+        twin = programs.run(program, "memory", tmp_path)
+        check(program, programs.run(program, source, tmp_path), twin, sized=source != "shared")
+
+    return run
+
+
+@pytest.fixture
+def run_with_others(
+    programs: Programs, tmp_path: Path, request: pytest.FixtureRequest, ensure_server: Callable[[str], None]
+) -> Callable[[Program, str], None]:
+    """The same in one process with the others of its file that are tested now, in the same way."""
+
+    def run(program: Program, source: str) -> None:
+        ensure_server(source)
+        others = _programs_tested(request.session.items, program.file, source)
+        twin = programs.run_together(others, "memory", tmp_path)[program]
+        check(program, programs.run_together(others, source, tmp_path)[program], twin, sized=source != "shared")
+
+    return run
+
+
+def _programs_tested(items: list[pytest.Item], file: str, source: str) -> tuple[Program, ...]:
+    parameters = [item.callspec.params for item in items if getattr(item, "originalname", "") == "test_program"]
+    found = [each["program"] for each in parameters if each["source"] == source]
+    return tuple(program for program in found if program.file == file and program.is_sociable)
+
+
+@pytest.mark.parametrize(("program", "source"), [case for case in cases() if not case.marks])
+def test_program(
+    program: Program,
+    source: str,
+    run_alone: Callable[[Program, str], None],
+    run_with_others: Callable[[Program, str], None],
+):
+    (run_with_others if program.is_sociable else run_alone)(program, source)
+
+
+@pytest.mark.slow  # most of them test_program runs with others in one process; what is apart says why
+@pytest.mark.parametrize(
+    ("program", "source"), [case for case in cases() if case.marks or case.values[0].is_sociable]
+)
+def test_program_in_a_process_of_its_own(program: Program, source: str, run_alone: Callable[[Program, str], None]):
+    run_alone(program, source)
 
 
 @pytest.fixture
