@@ -30,7 +30,7 @@ LAYERS = [
     ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
     ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
     ["loaderd.shards", "loaderd.decode", "loaderd.encode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
-    ["loaderd.dataset", "loaderd.testing"],
+    ["loaderd.dataset", "loaderd.testing", "loaderd.convert"],
     ["loaderd.remote"],
     ["loaderd.workers"],
     ["loaderd.daemon"],
