@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
 from loaderd.schema import Array, Bits, Feature, Float, Int64, PackedBits, Raw, Schema
@@ -54,7 +55,7 @@ def write_shards(
     """
     require(compression in ("none", *_WINDOW_BITS), "compression", "one of none, gzip, zlib", compression)
     num_shards = as_count(num_shards, "num_shards")
-    payloads = list(_examples(_checked(records)) if isinstance(records, Mapping) else records)
+    payloads = list(_examples(records) if isinstance(records, Mapping) else records)
     Path(folder).mkdir(parents=True, exist_ok=True)
     paths = []
     for shard in range(num_shards):
@@ -127,38 +128,18 @@ def _checked(arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
     return made
 
 
-def _examples(arrays: dict[str, np.ndarray[Any, Any]]) -> Iterator[bytes]:
-    """Serialized tf.train.Examples: the grammar is drawn in :mod:`loaderd.decode.example`."""
-    for values in zip(*arrays.values(), strict=True):
-        entries = (
-            _field(1, _field(1, name.encode()) + _field(2, _feature(value)))
-            for name, value in zip(arrays, map(np.asarray, values), strict=True)
-        )
-        yield _field(1, b"".join(entries))
+def _examples(arrays: Arrays) -> Iterator[bytes]:
+    schema = schema_of(arrays)
+    return encode_examples(_rows(_checked(arrays), schema), schema.features)
 
 
-def _feature(value: np.ndarray[Any, Any]) -> bytes:
-    if value.dtype == np.bool_:
-        return _field(1, _field(1, np.packbits(value.reshape(-1)).tobytes()))
-    if value.dtype == np.float32:
-        return _field(2, _field(1, value.astype("<f4").tobytes()))
-    if value.dtype == np.int64:
-        return _field(3, _field(1, b"".join(map(_varint, value.reshape(-1).tolist()))))
-    return _field(1, _field(1, value.tobytes()))
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(data)) + data
-
-
-def _varint(number: int) -> bytes:
-    number &= (1 << 64) - 1
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+def _rows(arrays: dict[str, np.ndarray[Any, Any]], schema: Schema) -> Rows:
+    """(n,): the arrays as rows of the schema's stored features."""
+    rows = np.zeros(len(next(iter(arrays.values()))), schema.row_dtype)
+    for name, array in arrays.items():
+        is_bits = array.dtype == np.bool_
+        rows[name] = np.packbits(array.reshape(len(rows), -1), axis=1) if is_bits else array
+    return rows
 
 
 def _length_at(content: bytearray, offset: int) -> int:

@@ -9,14 +9,14 @@ from typing import Any
 
 import ray
 
+from loaderd import Schema
 from loaderd.client.progress import IndexProgress
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, anchored
-from loaderd.errors import Damage, LoaderdError, OptionError, ShardReadError
+from loaderd.errors import Damage, LoaderdError, OptionError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, Shuffle, as_count, require
 from loaderd.shards.files import list_shards
-from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.indexer import Indexer, Stored
 from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex, build_index
 
 _TASK = {"num_cpus": 1, "max_retries": 3, "scheduling_strategy": "SPREAD"}
 
@@ -34,6 +34,7 @@ class Findings:
 def index(
     shards: Any,
     *,
+    schema: Schema | None = None,
     index_cache: str | os.PathLike[str] | None = None,
     block_records: int = DEFAULT_BLOCK_RECORDS,
     progress: bool | None = None,
@@ -41,6 +42,8 @@ def index(
     """Have all shards indexed into a folder that all nodes share, so that no training has to.
 
     - ``shards``: as of :class:`loaderd.Loader`; or a ``Dataset``, ``Mix`` or ``Concat``.
+    - ``schema``: what the records are. None: what the data set says; or else each shard's content tells whether it is
+      TFRecord, or of Leela Chess Zero or KataGo.
     - ``index_cache``: that folder, or ``"beside"`` the shards. None: what the data set says.
     - ``block_records``: of the ``Shuffle`` that will be used; of a data set, its own.
     - ``progress``: a bar; None: if standard error is a terminal.
@@ -52,16 +55,25 @@ def index(
         where, block_records, names = _of_dataset(shards, index_cache)
     must = 'a folder that all nodes share, or "beside"'
     require(where not in (None, "none"), "index_cache", must, where, "It is what indexes are kept in.")
-    return _run(names, IndexCache(_absolute(where), as_count(block_records, "block_records")), progress)
+    indexer = Indexer(_absolute(where), as_count(block_records, "block_records"), _stored_of(shards, schema))
+    return _run(names, indexer, progress, "indexing shards")
 
 
-def verify(shards: Any, *, progress: bool | None = None) -> Findings:
-    """Read all shards from front to back, and check both CRCs of each record. ``shards``: as of :func:`index`.
+def verify(shards: Any, *, schema: Schema | None = None, progress: bool | None = None) -> Findings:
+    """Read all shards from front to back, and check both CRCs of each record. The arguments: as of :func:`index`.
 
-    A shard that cannot be read at all is a damage with what is wrong with it. Raises as :func:`index`.
+    Of records of fixed size, what wraps them is checked. A shard that cannot be read at all is a damage with what is
+    wrong with it. Raises as :func:`index`.
     """
     names = _of_dataset(shards, None)[2] if isinstance(shards, (Dataset, Concat, Mix)) else [shards]
-    return _run(names, IndexCache("none", DEFAULT_BLOCK_RECORDS), progress, "checking shards")
+    indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, _stored_of(shards, schema))
+    return _run(names, indexer, progress, "checking shards")
+
+
+def _stored_of(shards: Any, schema: Schema | None) -> Stored:
+    if isinstance(shards, (Dataset, Concat, Mix)):
+        return (schema or shards.schema).records
+    return "told" if schema is None else schema.records
 
 
 def _of_dataset(dataset: AnyDataset, index_cache: Any) -> tuple[Any, int, list[Any]]:
@@ -76,7 +88,7 @@ def _absolute(where: Any) -> str:
     return str(where) if where in ("user", "beside") else os.path.abspath(os.path.expanduser(where))
 
 
-def _run(names: list[Any], cache: IndexCache, progress: bool | None, what: str = "indexing shards") -> Findings:
+def _run(names: list[Any], indexer: Indexer, progress: bool | None, what: str) -> Findings:
     files = sorted({file for each in names for file in list_shards(each)}, key=lambda file: file.uri)
     if not ray.is_initialized():
         ray.init()
@@ -84,7 +96,7 @@ def _run(names: list[Any], cache: IndexCache, progress: bool | None, what: str =
     found: dict[ShardFile, _Found] = {}
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
     try:
-        for file, one in _results(files, cache):
+        for file, one in _results(files, indexer):
             found[file] = one
             done_bytes += file.size_bytes
             bar(done_bytes, total_bytes)
@@ -105,10 +117,10 @@ class _Found:
     is_cached: bool = False
 
 
-def _results(files: list[ShardFile], cache: IndexCache) -> Iterator[tuple[ShardFile, _Found]]:
+def _results(files: list[ShardFile], indexer: Indexer) -> Iterator[tuple[ShardFile, _Found]]:
     """As they come."""
     task = ray.remote(_read).options(**_TASK)
-    running = {task.remote(file, cache): file for file in files}
+    running = {task.remote(file, indexer): file for file in files}
     try:
         while running:
             (done, *_), _ = ray.wait(list(running), num_returns=1)
@@ -128,17 +140,12 @@ def _result(done: Any) -> _Found:
     return found
 
 
-def _read(file: ShardFile, cache: IndexCache) -> _Found:
+def _read(file: ShardFile, indexer: Indexer) -> _Found:
     """A task: index a shard, unless its index is kept already."""
-    if (kept := cache.load(file)) is not None:
-        return _Found(kept.num_records, kept.damages, is_cached=True)
-    try:
-        made = build_index(file, cache.block_records)
-    except ShardReadError as error:
-        return _Found(0, ShardIndex.of_unreadable(file, error).damages)
-    if (unstored := cache.store(made)) is not None:
+    found = indexer(file)
+    if found.unkept is not None:
         raise OptionError(
-            f"the index of {file.uri} cannot be kept: {unstored}",
+            f"the index of {file.uri} cannot be kept: {found.unkept}",
             hint="index_cache must be a folder that every node can write.",
         )
-    return _Found(made.num_records, made.damages)
+    return _Found(found.index.num_records, found.index.damages, found.is_known)

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 import chess
 import chess.engine
-import features
 import numpy as np
 import numpy.typing as npt
+
+from loaderd.convert import chess_boards
 
 MAX_PLIES = 240
 OPENING_PLIES = 8
@@ -98,12 +99,12 @@ def play(task: Task) -> Positions:
                 if board.ply() >= OPENING_PLIES and rng.random() < KEPT_SHARE and position not in seen:
                     seen.add(position)
                     channels.append(turn.channels)
-                    flag_bits.append(features.flags(board))
+                    flag_bits.append(chess_boards.flags(board))
                     scores.append(score(turn, results.total()))
                 board.push(choose(turn, rng))
             outcome = board.outcome()
             results[outcome.result() if outcome else STOPPED] += 1
-    return Positions(features.pack(channels, flag_bits, [each.mate for each in scores]), scores, results)
+    return Positions(chess_boards.pack(channels, flag_bits, [each.mate for each in scores]), scores, results)
 
 
 # --------------------------------------------------------------------------------------------- the players
@@ -111,7 +112,7 @@ def play(task: Task) -> Positions:
 
 def look_ahead(board: chess.Board) -> Turn:
     """The legal moves of a position that is not over, and what each gains within one ply."""
-    channels = features.bitboards(board)
+    channels = chess_boards.bitboards(board)
     white_attacks, black_attacks = _union(channels[2::4]), _union(channels[3::4])
     own, theirs = (white_attacks, black_attacks) if board.turn else (black_attacks, white_attacks)
     hanging = theirs & ~own

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import loaderd
-from loaderd.cli import bench, dashboard, doctor, index, inspect, serve, status, top, verify
+from loaderd.cli import bench, convert, dashboard, doctor, index, inspect, serve, status, top, verify
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,6 +16,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="version", version=f"loaderd {loaderd.__version__}")
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     bench.add_to(commands)
+    convert.add_to(commands)
     dashboard.add_to(commands)
     doctor.add_to(commands)
     index.add_to(commands)

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
+from loaderd.cli.schemas import load_schema
 from loaderd.client.progress import IndexProgress
-from loaderd.errors import ShardReadError
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
 from loaderd.shards.files import list_shards
+from loaderd.shards.indexer import Indexed, Stored
 from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
 
-MakeIndex = Callable[[ShardFile, OnRead, Access], ShardIndex]
+Look = Callable[[ShardFile, OnRead, Access], Indexed]
 _SHOW_EVERY_S = 0.1
 
 
@@ -34,17 +34,28 @@ class _Stopped(Exception):
 
 
 def add_shards(parser: argparse.ArgumentParser) -> None:
-    """Which shards, and how many at a time."""
+    """Which shards, what is in them, and how many at a time."""
     parser.add_argument("shards", nargs="+", metavar="SHARDS", help="paths, globs in quotes, or URIs")
+    parser.add_argument(
+        "--schema",
+        metavar="MODULE:NAME",
+        help="a loaderd.Schema, or a function that returns one: what the records are; default: each shard's content "
+        "tells TFRecord, and the files of Leela Chess Zero and KataGo",
+    )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="shards that are read at a time; default: the cores there are"
     )
 
 
-def read_all(arguments: argparse.Namespace, doing: str, make: MakeIndex) -> Iterator[ShardIndex]:
-    """What ``make`` says of each shard, in the order of their paths; a shard that cannot be read is one damage.
+def stored_of(schema: str | None) -> Stored:
+    """What the schema of that name says of the records; without one, each shard tells. Raises OptionError."""
+    return "told" if schema is None else load_schema(schema).records
 
-    ``make`` is called in threads, with something to call as it reads. ``doing``: what stands beside the progress bar.
+
+def read_all(arguments: argparse.Namespace, doing: str, look: Look) -> Iterator[Indexed]:
+    """What ``look``, as an ``Indexer``, finds of each shard, in the order of their paths.
+
+    It is called in threads, with something to call as it reads. ``doing``: what stands beside the progress bar.
     Raises OptionError, NoShardsError and StorageError. Whoever stops to iterate stops the threads.
     """
     threads = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--threads")
@@ -62,11 +73,9 @@ def read_all(arguments: argparse.Namespace, doing: str, make: MakeIndex) -> Iter
         go_on()
         done_bytes[number] = offset
 
-    def read(number: int) -> ShardIndex:
+    def read(number: int) -> Indexed:
         try:
-            return make(files[number], partial(note, number), access)
-        except ShardReadError as error:
-            return ShardIndex.of_unreadable(files[number], error)
+            return look(files[number], partial(note, number), access)
         finally:
             done_bytes[number] = files[number].size_bytes
 
@@ -83,7 +92,7 @@ def read_all(arguments: argparse.Namespace, doing: str, make: MakeIndex) -> Iter
             progress.close()
 
 
-def _result(future: Future[ShardIndex], show: Callable[[], None]) -> ShardIndex:
+def _result(future: Future[Indexed], show: Callable[[], None]) -> Indexed:
     while not wait([future], _SHOW_EVERY_S).done:
         show()
     return future.result()

@@ -1,4 +1,4 @@
-"""``loaderd verify``: both CRCs of every record, and every damage with its place."""
+"""``loaderd verify``: every record is read and checked, and every damage named with its place."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from loaderd.cli.reading import add_shards, count, rate, read_all, say
+from loaderd.cli.reading import add_shards, count, rate, read_all, say, stored_of
 from loaderd.errors import LoaderdError
 from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.redaction import redacted
-from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex, build_index
+from loaderd.shards.indexer import Indexer
+from loaderd.shards.shard_index import ShardIndex
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
 Read all shards, check both CRCs of every record, and name every damage: shard, record, offset, what was expected and
-what was found. The exit status is 0 where all is well, 1 where there is damage, 2 for wrong arguments, no shards, or
-storage that does not answer.
+what was found. Records of a fixed size have no CRCs of their own: there, what wraps them is checked (gzip, zstd, tar,
+npz), and that none is cut. The exit status is 0 where all is well, 1 where there is damage, 2 for wrong arguments, no
+shards, or storage that does not answer.
 """
 _EXAMPLE = "example: loaderd verify 'shards/*.tfrecord' --json | grep '\"damage\"'"
 
@@ -45,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     began_s = time.monotonic()
     checked, damages, damaged, records, num_bytes = 0, 0, 0, 0, 0
     try:
-        for index in read_all(arguments, "checking shards", _check):
+        indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, stored_of(arguments.schema))
+        for found in read_all(arguments, "checking shards", indexer):
+            index = found.index
             _tell(index, arguments.json)
             checked += 1
             damages += len(index.damages)
@@ -60,14 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
         total = {"shards": checked, "records": records, "bytes": num_bytes, "damages": damages, "seconds": seconds}
         say(json.dumps({"kind": "total", **total}))
     else:
-        found = f"{count(damages, 'damage')} in {damaged:,} of them" if damages else "all is well"
-        say(f"{count(checked, 'shard')}, {count(records, 'healthy record')}, {num_bytes:,} bytes: {found}")
+        sum_up = f"{count(damages, 'damage')} in {damaged:,} of them" if damages else "all is well"
+        say(f"{count(checked, 'shard')}, {count(records, 'healthy record')}, {num_bytes:,} bytes: {sum_up}")
         say(rate(records, num_bytes, seconds))
     return int(damages > 0)
-
-
-def _check(file: ShardFile, on_read: OnRead, access: Access) -> ShardIndex:
-    return build_index(file, DEFAULT_BLOCK_RECORDS, on_read, access)
 
 
 def _tell(index: ShardIndex, as_json: bool) -> None:

@@ -90,6 +90,23 @@ class Schema:
         }
         return cls(features, fields)
 
+    def as_examples(self) -> Schema:
+        """The same for TFRecord shards of the stored features, as ``loaderd convert`` writes them.
+
+        What a record must hold (``FixedRecords.expect``) was checked when it was converted.
+        """
+        return Schema(dict(self.features), self.fields, self.intermediates)
+
+    def as_records(self) -> Schema:
+        """The same for records of fixed size, and npz, as ``loaderd convert --format records`` (``npz``) writes them.
+
+        The stored features stand one behind the other, without gaps; an Int64 is 8 bytes a number, little-endian.
+        """
+        dtype = np.dtype([(name, each.row_dtype.base, each.row_dtype.shape) for name, each in self.features.items()])
+        bits = [name for name, each in self.features.items() if isinstance(each, PackedBits)]
+        expect = None if self.records is None else self.records.expect
+        return Schema(FixedRecords(dtype, bits, expect), self.fields, self.intermediates)
+
     def definition_of(self, name: str) -> Field:
         """The field or intermediate of that name."""
         return self.fields[name] if name in self.fields else self.intermediates[name]

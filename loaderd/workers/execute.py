@@ -21,10 +21,9 @@ from loaderd.protocol.worker_messages import IndexTask, ListTask, LoadTask, Prob
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import list_shards
-from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.indexer import make_index
 from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import build_index
 from loaderd.stages import Stage
 from loaderd.statistics import Kernels
 from loaderd.workers.file_rows import FileRows
@@ -47,10 +46,7 @@ def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access |
     """As Done says of it."""
     access = access or Access()
     file, records = ShardFile(*task.file), pickle.loads(task.records)
-    if records is None:
-        index = build_index(file, task.block_records, on_read, access)
-    else:
-        index = build_fixed_index(file, records, task.block_records, on_read, access)
+    index = make_index(file, records, task.block_records, on_read, access)
     unstored = IndexCache(task.index_cache, task.block_records, records).store(index)
     return [index.encode(), None if unstored is None else str(unstored), list(astuple(access.take_counts()))]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+
+import numpy as np
 import pytest
 
 import loaderd
+from loaderd.schemas.leela import RECORD
 
 ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 
@@ -51,3 +55,22 @@ def test_a_cache_that_cannot_be_kept_is_an_error(cluster, shards, tmp_path):
         loaderd_ray.index([str(path) for path in shards], index_cache=tmp_path / "file")
     with pytest.raises(loaderd.errors.OptionError, match="a folder that all nodes share"):
         loaderd_ray.index([str(path) for path in shards])
+
+
+def test_records_of_fixed_size(cluster, tmp_path):
+    """Told by the data set's schema, by a schema that is given, and by what the shards hold."""
+    games = np.zeros(30, RECORD)
+    games["version"], games["input_format"] = 6, 1
+    for number in range(3):
+        (tmp_path / f"{number}.gz").write_bytes(gzip.compress(games.tobytes()))
+    (tmp_path / "2.gz").write_bytes(gzip.compress(games.tobytes()[:-1]))
+    schema, cache = loaderd.schemas.lc0(), str(tmp_path / "cache")
+    dataset = loaderd.Dataset(str(tmp_path / "*.gz"), schema, on_corrupt="skip_record", index_cache=cache)
+    assert loaderd_ray.index(dataset).num_cached == 0
+    again = loaderd_ray.index(str(tmp_path / "*.gz"), schema=schema, index_cache=cache)
+    assert (again.num_cached, again.num_records, len(again.damages)) == (3, 89, 1)
+    told = loaderd_ray.verify(str(tmp_path / "*.gz"))
+    assert (told.num_cached, told.num_records, told.damages) == (0, 89, again.damages)
+    with loaderd.Loader(dataset, batch_size=89, workers=1) as loader:
+        assert loader.statistics().index_cached == 3
+        assert [len(batch["policy"]) for batch in loader] == [89]

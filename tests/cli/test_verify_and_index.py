@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from loaderd import testing
+from loaderd.schemas import kata, leela
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
 
@@ -127,3 +131,80 @@ def test_ctrl_c_ends_it_at_once_and_quietly(tmp_path: Path, command: str):
     assert process.wait(20) == 130 and time.monotonic() - began_s < 10
     assert b"Traceback" not in shown
     os.close(terminal)
+
+
+def write_game(folder: Path, count: int = 20) -> Path:
+    """A gzip file of records of Leela Chess Zero; all but versions and counts is zeros."""
+    records = np.zeros(count, leela.RECORD)
+    records["version"], records["input_format"], records["rule50_count"] = 6, 1, np.arange(count)
+    path = folder / "game.gz"
+    path.write_bytes(gzip.compress(records.tobytes()))
+    return path
+
+
+def write_rows(folder: Path, count: int = 30) -> Path:
+    """An npz of KataGo, of a smaller board and more targets than it has by default."""
+    rows = np.zeros(count, kata.rows(9, 80))
+    np.savez_compressed(folder / "rows.npz", **{name: rows[name] for name in rows.dtype.names or ()})
+    return folder / "rows.npz"
+
+
+def totals(*arguments: str) -> dict[str, Any]:
+    """Of all shards, as verify has them."""
+    return json.loads(run("verify", *arguments, "--json").stdout.splitlines()[-1])
+
+
+def test_content_tells_what_records_are(tmp_path: Path, paths: list[Path]):
+    game, rows = write_game(tmp_path), write_rows(tmp_path)
+    tar = tmp_path / "games.tar"
+    with tarfile.open(tar, "w") as out:
+        out.add(game, "1.gz")
+        out.add(paths[0], "LICENSE")
+        out.add(game, "2.gz")
+    plain = tmp_path / "plain"
+    plain.write_bytes(gzip.decompress(game.read_bytes()))
+    packed = testing.write_shards(tmp_path / "packed", {"number": np.arange(7)}, compression="gzip")
+    every = [game, rows, tar, plain, *paths, *packed]
+    found = totals(*map(str, every))
+    assert (found["records"], found["damages"]) == (20 + 30 + 40 + 20 + 1000 + 7, 0)
+
+
+def test_a_schema_says_what_content_does_not_tell(tmp_path: Path):
+    (tmp_path / "records").write_bytes(b"abcd" * 9 + b"abc")
+    (tmp_path / "mine.py").write_text(
+        "import loaderd\n"
+        "records = loaderd.FixedRecords([('letters', 'S4')])\n"
+        "schema = loaderd.Schema(records, {'letters': loaderd.Array('letters')})\n"
+    )
+    command = [COMMAND, "verify", "records", "--schema", "mine:schema", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    damage, shard, _ = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 1 and shard["records"] == 9
+    assert (damage["record"], damage["offset"], damage["found"]) == (9, 36, "3 bytes")
+
+
+def test_damage_of_records_of_fixed_size_is_named(tmp_path: Path):
+    game, rows = write_game(tmp_path), write_rows(tmp_path)
+    game.write_bytes(game.read_bytes()[:-9])
+    data = bytearray(rows.read_bytes())
+    data[90] ^= 1  # in what is compressed of the first array
+    rows.write_bytes(data)
+    done = run("verify", str(game), str(rows))
+    assert done.returncode == 1
+    assert f"{game}: record " in done.stdout and f"{rows}: record 0" in done.stdout
+
+
+def test_a_loader_takes_the_index_of_games_and_rows(tmp_path: Path):
+    import loaderd
+
+    write_game(tmp_path)
+    rows = write_rows(tmp_path)
+    for options in ([], ["--schema", "loaderd.schemas:lc0"]):
+        kept = str(tmp_path / f"kept{len(options)}")
+        assert run("index", str(tmp_path / "*.gz"), "--index-cache", kept, *options).returncode == 0
+        with loaderd.Loader(tmp_path / "*.gz", loaderd.schemas.lc0(), batch_size=10, index_cache=kept) as loader:
+            assert loader.statistics().index_cached == 1
+    assert run("index", str(rows), "--index-cache", kept).returncode == 0
+    schema = loaderd.schemas.katago(board_size=9, num_targets=80)
+    with loaderd.Loader(rows, schema, batch_size=10, index_cache=kept) as loader:
+        assert loader.statistics().index_cached == 1

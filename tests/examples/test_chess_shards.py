@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from loaderd.convert import chess_boards
 from loaderd.schema import Bits
 from loaderd.schemas import chess_eval, chess_score
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chess"
 sys.path.insert(0, str(EXAMPLE))
 
-import features  # noqa: E402  (the example is a folder of scripts, not a package)
-import games  # noqa: E402
+import games  # noqa: E402  (the example is a folder of scripts, not a package)
 import make_shards  # noqa: E402
 
 WHITE_TO_MOVE, WHITE_OO, WHITE_OOO, BLACK_OO, BLACK_OOO, CHECK, EN_PASSANT, QUIET, REPEATED, ENDGAME = range(10)
@@ -50,8 +50,8 @@ FLAGGED = {
 
 def encode(board: chess.Board, mate: bool = False) -> npt.NDArray[np.uint8]:
     """The stored bits of one position, one a value: uint8, (1552,)."""
-    packed = features.pack([features.bitboards(board)], [features.flags(board)], [mate])
-    assert packed.shape == (1, features.NUM_BYTES) and packed.dtype == np.uint8
+    packed = chess_boards.pack([chess_boards.bitboards(board)], [chess_boards.flags(board)], [mate])
+    assert packed.shape == (1, chess_boards.NUM_BYTES) and packed.dtype == np.uint8
     return np.unpackbits(packed[0])
 
 
@@ -97,9 +97,9 @@ def test_planes_show_random_positions(seed: int) -> None:
 
 def test_positions_are_packed_together_as_they_are_alone() -> None:
     boards = [board for board, _ in FLAGGED.values()]
-    together = features.pack(
-        [features.bitboards(board) for board in boards],
-        [features.flags(board) for board in boards],
+    together = chess_boards.pack(
+        [chess_boards.bitboards(board) for board in boards],
+        [chess_boards.flags(board) for board in boards],
         [True] * len(boards),
     )
     np.testing.assert_array_equal(np.unpackbits(together, axis=1), [encode(board, mate=True) for board in boards])

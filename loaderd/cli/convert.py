@@ -1,0 +1,264 @@
+"""``loaderd convert``: shards of any kind, and games of chess, to shards of another kind."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaderd.cli.reading import count, read_all, say
+from loaderd.cli.schemas import load_schema
+from loaderd.client.progress import IndexProgress
+from loaderd.convert import pgn
+from loaderd.convert.conversion import convert
+from loaderd.convert.journal import Written
+from loaderd.convert.lots import Games, Lot, plan_games, plan_lots
+from loaderd.convert.shard_writers import COMPRESSIONS
+from loaderd.convert.write_lot import Task
+from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, ShardError, StorageError
+from loaderd.machine import usable_cores
+from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
+from loaderd.schema import FixedRecords, Schema
+from loaderd.shards.files import list_shards
+from loaderd.shards.indexer import Indexer
+from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
+from loaderd.shards.told import tell_records
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_DESCRIPTION = """\
+Convert shards that loaderd reads (TFRecord, records of fixed size, tars of these, npz), or chess games in PGN, to
+TFRecord shards of tf.train.Examples with the schema's stored features; or to npz, or records of fixed size. Each
+shard is written under another name, read back, compared, and renamed; a conversion that is killed and started again
+goes on, and writes nothing twice. The exit status is 0; 1 where records are damaged or do not fit the schema; 2 for
+wrong arguments, no records, or storage that does not answer or is full.
+"""
+_EXAMPLE = "example: loaderd convert 'games/*.tar' --schema loaderd.schemas:lc0 --to shards --compression gzip"
+_SHARD_BYTES = 128 << 20
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is converted: the sources and their lots. ``damages``: of the sources, which are left out."""
+
+    files: list[ShardFile]
+    indexes: list[ShardIndex]
+    features: Any
+    lots: list[Lot]
+    damages: list[Damage]
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the others."""
+    parser = commands.add_parser(
+        "convert", help="write shards of one kind from those of another", description=_DESCRIPTION, epilog=_EXAMPLE
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("shards", nargs="+", metavar="SOURCES", help="paths, globs in quotes, or URIs")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder of the new shards")
+    parser.add_argument(
+        "--schema",
+        metavar="MODULE:NAME",
+        help="a loaderd.Schema, or a function that returns one: its stored features are kept; needed for TFRecord; "
+        "PGN, and the files of Leela Chess Zero and KataGo, are told by their content",
+    )
+    parser.add_argument(
+        "--format", choices=list(COMPRESSIONS), default="tfrecord", help="of the new shards; default: %(default)s"
+    )
+    parser.add_argument(
+        "--compression", choices=["none", "gzip", "zlib"], default="none", help="of these; default: %(default)s"
+    )
+    parser.add_argument(
+        "--records-per-shard", type=int, metavar="N", help="default: as many as take 128 MiB without compression"
+    )
+    parser.add_argument("--games-per-shard", type=int, default=1000, metavar="N", help="of PGN; default: %(default)s")
+    parser.add_argument(
+        "--scores",
+        choices=["eval", "result"],
+        default="eval",
+        help="of PGN: what an engine said in comments, [%%eval 0.17], or how the game ended; default: %(default)s",
+    )
+    parser.add_argument(
+        "--on-corrupt",
+        choices=["raise", "skip_record"],
+        default="raise",
+        help="what becomes of records that are damaged or do not fit the schema: an error, or they are left out and "
+        "counted; default: %(default)s",
+    )
+    parser.add_argument(
+        "--processes", dest="threads", type=int, metavar="N", help="default: as many as there are cores"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="an object a line: of each damage, of each shard, and of all"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0; 1 where records are damaged or do not fit; 2 where it cannot be done."""
+    began_s = time.monotonic()
+    try:
+        found, num_damages = _convert(arguments)
+    except (NoShardsError, StorageError, OptionError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except ShardError as error:
+        _tell_damages(error.damages, arguments.json)
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except (LoaderdError, OSError) as error:
+        sys.stderr.write(f"{error}\nWhat is written stays: the same command goes on.\n")
+        return 2
+    if not any(written.records for written, _ in found):
+        sys.stderr.write(_nothing_in(found))
+        return 2
+    _tell_total(found, num_damages, time.monotonic() - began_s, arguments)
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]], int]:
+    """The shards; and the damages of the sources, which are left out."""
+    processes = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--processes")
+    if arguments.compression not in COMPRESSIONS[arguments.format]:
+        known = ", ".join(COMPRESSIONS[arguments.format])
+        raise OptionError(f"--compression of {arguments.format} must be one of {known}, got {arguments.compression}")
+    plan = _plan(arguments)
+    _tell_damages(plan.damages, arguments.json)
+    task = Task(
+        tuple(plan.files),
+        tuple(index.compression for index in plan.indexes),
+        plan.features,
+        arguments.to.expanduser().resolve(),
+        sum(len(lot.sizes) for lot in plan.lots),
+        arguments.format,
+        arguments.compression,
+        arguments.scores,
+        arguments.on_corrupt != "raise",
+    )
+    found, progress = [], IndexProgress(None, "converting")
+    try:
+        for written, was_there in convert(task, plan.lots, processes, progress):
+            found.append((written, was_there))
+            if arguments.json:
+                say(json.dumps({"kind": "shard", **asdict(written), "was_there": was_there}))
+    finally:
+        progress.close()
+    return found, len(plan.damages)
+
+
+# ---------------------------------------------------------------------------------------------- what there is
+
+
+def _plan(arguments: argparse.Namespace) -> _Plan:
+    files = list_shards(arguments.shards)
+    schema = None if arguments.schema is None else load_schema(arguments.schema)
+    if pgn.is_pgn(files[0]):
+        if schema is not None and dict(schema.features) != dict(pgn.SCHEMA.features):
+            raise OptionError(f"--schema of PGN must be loaderd.schemas:chess_eval, got {arguments.schema}")
+        return _plan_games(files, arguments)
+    features = _told(files[0]) if schema is None else schema.features
+    records = features if isinstance(features, FixedRecords) else None
+    indexer = Indexer("user", DEFAULT_BLOCK_RECORDS, records)
+    indexes = [one.index for one in read_all(arguments, "reading the sources", indexer)]
+    damages = [damage for index in indexes for damage in index.damages]
+    if damages and arguments.on_corrupt == "raise":
+        raise _damaged(damages, len(indexes))
+    default = max(1, _SHARD_BYTES // Schema.of_stored(features).row_bytes)
+    wanted = arguments.records_per_shard
+    lots = list(plan_lots(indexes, default if wanted is None else as_count(wanted, "--records-per-shard")))
+    if not lots:
+        raise NoShardsError(f"{count(len(files), 'source')} without a healthy record", hint="There is nothing to do.")
+    return _Plan(
+        [index.file for index in indexes], indexes, dict(features) if records is None else features, lots, damages
+    )
+
+
+def _plan_games(files: list[ShardFile], arguments: argparse.Namespace) -> _Plan:
+    progress, total = IndexProgress(None, "looking for games"), sum(file.size_bytes for file in files)
+    games: list[Games] = []
+    done_bytes = 0
+
+    def show(offset: int) -> None:
+        progress(done_bytes + offset, total)
+
+    try:
+        for number, file in enumerate(files):
+            games += pgn.find_games(number, file, show)
+            done_bytes += file.size_bytes
+    finally:
+        progress.close()
+    if not games:
+        raise NoShardsError(
+            f"{count(len(files), 'file')} without a game", hint='A game begins with a line "[Event …".'
+        )
+    lots = list(plan_games(games, as_count(arguments.games_per_shard, "--games-per-shard")))
+    return _Plan(files, [], dict(pgn.SCHEMA.features), lots, [])
+
+
+def _told(file: ShardFile) -> FixedRecords:
+    records = tell_records(file)
+    if records is None:
+        raise OptionError(
+            f"--schema is needed: {file.name} does not tell what its records are",
+            hint="It names a loaderd.Schema; of TFRecord shards, `loaderd inspect SHARD --features` proposes one.",
+        )
+    return records
+
+
+def _damaged(damages: Sequence[Damage], num_files: int) -> ShardError:
+    named = "".join(f"\n  {damage}" for damage in damages[:_MOST_NAMED])
+    return ShardError(
+        f"{count(len(damages), 'damage')} in {count(num_files, 'source')}, so nothing is written:{named}",
+        hint="Restore the files, or pass --on-corrupt skip_record to leave out what is damaged.",
+        damages=tuple(damages),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- what came of it
+
+
+def _tell_damages(damages: Sequence[Damage], as_json: bool) -> None:
+    for damage in damages if as_json else ():
+        say(json.dumps({"kind": "damage", **damage.to_wire()}))
+
+
+def _nothing_in(found: list[tuple[Written, bool]]) -> str:
+    without = sum(written.without for written, _ in found)
+    if not without:
+        return "No record is left: all of them are damaged, or do not fit.\n"
+    return (
+        f"No position has a score, {without:,} have none.\n"
+        "With --scores result, that of a position is how its game ended.\n"
+    )
+
+
+def _tell_total(
+    found: list[tuple[Written, bool]], num_damages: int, seconds: float, arguments: argparse.Namespace
+) -> None:
+    every = [written for written, _ in found]
+    total = {
+        "shards": sum(written.records > 0 for written in every),
+        "were_there": sum(was_there for _, was_there in found),
+        "records": sum(written.records for written in every),
+        "bytes": sum(written.num_bytes for written in every),
+        "left_out": num_damages + sum(written.left_out for written in every),
+        "without_score": sum(written.without for written in every),
+    }
+    if arguments.json:
+        say(json.dumps({"kind": "total", **total, "seconds": seconds}))
+        return
+    say(f"{count(total['shards'], 'shard')}, {count(total['records'], 'record')}, {total['bytes']:,} bytes: verified")
+    if total["were_there"]:
+        say(f"{total['were_there']:,} of them were there already")
+    if total["left_out"]:
+        say(f"{count(total['left_out'], 'record')} left out: damaged, or not what the schema says")
+    if total["without_score"]:
+        say(f"{count(total['without_score'], 'position')} left out: without a score")
+    say(f"{seconds:.1f} s, {arguments.to}/")

@@ -1,0 +1,126 @@
+"""A conversion from beginning to end: its lots, the processes that write them, and what was whole before.
+
+The order of records, and which of them are in which shard, follow from the sources and the options alone. So any
+process may write any lot, at any time, and one that is started again writes what is missing to the same bytes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from loaderd.convert.journal import Journal, Written
+from loaderd.convert.lots import Games, Lot, Span
+from loaderd.convert.write_lot import Task, write_lot
+from loaderd.errors import WorkerError
+from loaderd.protocol.process import die_with_parent
+from loaderd.redaction import redacted
+from loaderd.schema import Schema
+
+OnProgress = Callable[[int, int], None]
+
+_SHOW_EVERY_S = 0.1
+_AHEAD = 2  # lots for each process: enough that none waits for the next
+_counter: Any = None
+
+
+def job_of(task: Task, lots: Sequence[Lot]) -> dict[str, Any]:
+    """What a conversion is of, for its journal: as JSON's values, and without secrets."""
+    return {
+        "version": 1,
+        "sources": [[redacted(file.uri), file.size_bytes, file.mtime_ns] for file in task.files],
+        "features": {name: repr(feature) for name, feature in task.features.items()},
+        "shards": task.num_shards,
+        "records_per_shard": sorted({size for lot in lots for size in lot.sizes if size is not None}),
+        "format": task.format,
+        "compression": task.compression,
+        "scores": task.scores,
+        "on_corrupt": "skip_record" if task.skips else "raise",
+    }
+
+
+def convert(
+    task: Task, lots: Sequence[Lot], processes: int, on_progress: OnProgress
+) -> Iterator[tuple[Written, bool]]:
+    """Each shard that is whole, and whether it was so before; in any order.
+
+    Raises LoaderdError and OSError: what is whole by then stays, and is not written again. Whoever stops to iterate
+    ends the processes.
+    """
+    journal = Journal(task.folder, job_of(task, lots), task.ending)
+    try:
+        for written in journal.done.values():
+            yield written, True
+        done = frozenset(journal.done)
+        left = [lot for lot in lots if not _names_of(task, lot) <= done]
+        if left:
+            for written in _write_all(task, left, done, min(processes, len(left)), on_progress):
+                yield written, False
+    finally:
+        journal.close()
+
+
+def _names_of(task: Task, lot: Lot) -> set[str]:
+    return {task.name_of(lot.first_shard + number) for number in range(len(lot.sizes))}
+
+
+def _write_all(
+    task: Task, lots: list[Lot], done: frozenset[str], processes: int, on_progress: OnProgress
+) -> Iterator[Written]:
+    total = sum(_bytes_of(part, task) for lot in lots for part in lot.parts)
+    # A fresh interpreter each: this one has threads, which a fork would lose.
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("Q", 0)
+    waiting = iter(lots)
+    with ProcessPoolExecutor(processes, context, _begin, (os.getpid(), counter)) as pool:
+        try:
+            running: set[Future[list[Written]]] = set()
+            while True:
+                for lot in waiting:
+                    running.add(pool.submit(_write, task, lot, done))
+                    if len(running) >= _AHEAD * processes:
+                        break
+                if not running:
+                    break
+                finished, running = wait(running, _SHOW_EVERY_S, FIRST_COMPLETED)
+                on_progress(min(counter.value, total), total)
+                for future in finished:
+                    yield from future.result()
+        except BrokenProcessPool:
+            raise WorkerError(
+                "a process of the conversion was killed, as the kernel does where memory runs out",
+                hint="Start it again, it goes on; with fewer --processes, or a smaller --records-per-shard.",
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()  # what it has begun has no name yet
+
+
+def _bytes_of(part: Span | Games, task: Task) -> int:
+    """What is done when a part is, as a process counts it."""
+    if isinstance(part, Games):
+        return part.stop - part.start
+    return (part.stop - part.first) * Schema.of_stored(task.features).row_bytes
+
+
+def _begin(parent: int, counter: Any) -> None:
+    """In a process of the pool."""
+    global _counter
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    _counter = counter
+
+
+def _write(task: Task, lot: Lot, done: frozenset[str]) -> list[Written]:
+    return write_lot(task, lot, done, _count)
+
+
+def _count(num_bytes: int) -> None:
+    with _counter.get_lock():
+        _counter.value += num_bytes

@@ -1,0 +1,156 @@
+"""What a conversion has done, in its folder: a file that says which it is, and a line for each shard that is whole.
+
+A shard is written under another name, read back, renamed, and then noted. So what a line names is whole, whenever the
+conversion was killed; what has no line is written again. Each line is appended by one write, by any process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from loaderd.errors import OptionError
+
+NAME = ".loaderd-convert.jsonl"
+_PREFIX = "shard-"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A shard that is whole. ``num_bytes``: of the file; 0 where it has no record, and so no file.
+
+    ``digest``: SHA-256 of its records' stored features, the same in each format. ``left_out``: records that are
+    damaged, or are not what the schema says. ``without``: positions and games of a PGN that have no score.
+    """
+
+    shard: str
+    records: int
+    num_bytes: int
+    digest: str
+    left_out: int = 0
+    without: int = 0
+
+
+def shard_name(number: int, num_shards: int, ending: str) -> str:
+    """Such as "shard-00000-of-00012.tfrecord"."""
+    return f"{_PREFIX}{number:05}-of-{num_shards:05}{ending}"
+
+
+def temporary_of(path: Path) -> Path:
+    """Where a shard is written before it is whole: no glob finds it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def note(folder: Path, written: Written) -> None:
+    """Append the line of a shard that has its name."""
+    line = json.dumps({"kind": "shard", **asdict(written)}) + "\n"
+    journal = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(journal, line.encode())
+        os.fsync(journal)
+    finally:
+        os.close(journal)
+
+
+class Journal:
+    """The folder of one conversion, which no other one writes to while this object is there.
+
+    ``job``: what it is of, as JSON's values. Raises OptionError where the folder has another conversion, one that
+    runs, or files that would be taken for shards of this one.
+    """
+
+    def __init__(self, folder: Path, job: Mapping[str, Any], ending: str) -> None:
+        self._folder = folder
+        self.done: dict[str, Written] = {}
+        """By name: what was whole when this one began."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = open(folder / NAME, "a+b")  # noqa: SIM115  # close() does; while it is open, it is locked
+        try:
+            self._begin(job, ending)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _begin(self, job: Mapping[str, Any], ending: str) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OptionError(
+                f"--to {self._folder} is being written by another conversion", hint="Wait for it, or end it."
+            ) from None
+        self._file.seek(0)
+        lines = self._file.read().split(b"\n")
+        begin = {"kind": "job", "digest": _digest_of(job), **job}
+        if not lines[0] or not _is_whole(lines[0]):
+            self._check_empty(ending, "")
+            self._file.truncate(0)
+            self._file.write(json.dumps(begin).encode() + b"\n")
+        else:
+            _check_same(self._folder, json.loads(lines[0]), begin)
+            if lines[-1]:  # it was killed as it wrote that
+                self._file.write(b"\n")
+            for line in filter(_is_whole, lines[1:]):
+                written = Written(**{key: value for key, value in json.loads(line).items() if key != "kind"})
+                if self._is_there(written):
+                    self.done[written.shard] = written
+            self._check_empty(ending, _PREFIX)
+        self._file.flush()
+        for path in self._folder.glob(f".{_PREFIX}*.tmp"):
+            path.unlink()  # of a conversion that was killed
+
+    def _is_there(self, written: Written) -> bool:
+        try:
+            return not written.num_bytes or (self._folder / written.shard).stat().st_size == written.num_bytes
+        except FileNotFoundError:
+            return False
+
+    def _check_empty(self, ending: str, but: str) -> None:
+        """Raise OptionError for files that a glob over the shards would find, and that this conversion has not made.
+
+        ``but``: what the names of its own begin with; "": it has made none.
+        """
+        found = [path.name for path in sorted(self._folder.glob(f"*{ending}")) if not path.name.startswith(".")]
+        others = [name for name in found if not but or not name.startswith(but)]
+        if others:
+            raise OptionError(
+                f"--to {self._folder} holds other files: {others[0]}" + (", …" if len(others) > 1 else ""),
+                hint="A glob over the shards would find them, too. Choose another folder, or remove them.",
+            )
+
+    def close(self) -> None:
+        """Let others write there."""
+        self._file.close()
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether it was written to its end."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _digest_of(job: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
+
+
+def _check_same(folder: Path, kept: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if kept.get("digest") == now["digest"]:
+        return
+    differ = sorted(key for key in now if key not in ("kind", "digest") and kept.get(key) != now[key])
+    what = "; ".join(f"{key} was {_short(kept.get(key))}, and is {_short(now[key])}" for key in differ)
+    raise OptionError(
+        f"--to {folder} holds another conversion: {what}",
+        hint="Give the same arguments to go on with it; or choose another folder, or remove that one.",
+    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 60 else f"{text[:57]}…"

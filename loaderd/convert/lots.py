@@ -1,0 +1,112 @@
+"""Which records go into which shard, and which shards one process writes: pure arithmetic over indexes.
+
+::
+
+    sources     [ a.gz: 700 records ][ b.gz: 300 ]        healthy records, in the order of the paths
+    shards      [ 0: 250 ][ 1: 250 ][ 2: 250 ][ 3: 250 ]  of ``records_per_shard``
+    lots        [ 0, 1, 2                   ][ 3     ]    what one process does
+
+A shard may begin anywhere in a plain source. What is compressed cannot be entered in the middle; so shards that share
+a compressed block are one **lot**: it is inflated once, and they are written one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from loaderd.shards.reader import Block
+from loaderd.shards.shard_index import ShardIndex
+
+
+@dataclass(frozen=True)
+class Span:
+    """Records ``first`` to ``stop - 1`` of a block; ``block.shard`` counts the sources."""
+
+    block: Block
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Games:
+    """Bytes ``start`` to ``stop - 1`` of a PGN file, which begin with its game number ``first_game``."""
+
+    file: int
+    start: int
+    stop: int
+    first_game: int
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Shards ``first_shard``, … of ``sizes`` records each, from the records of ``parts``.
+
+    None: as many as the games of the parts have positions.
+    """
+
+    first_shard: int
+    sizes: tuple[int | None, ...]
+    parts: tuple[Span | Games, ...]
+
+
+def spans_of(number: int, index: ShardIndex) -> Iterator[Span]:
+    """All healthy records of a source."""
+    for block in range(len(index.offsets)):
+        made = Block(number, *index.block(block))
+        yield Span(made, 0, made.count)
+
+
+def plan_lots(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterator[Lot]:
+    """The lots, in order; their shards are numbered through."""
+    first_shard, sizes, parts, room = 0, [], list[Span](), records_per_shard
+    for number, index in enumerate(indexes):
+        can_be_entered = index.compression == "none"
+        for span in spans_of(number, index):
+            first = span.first
+            while first < span.stop:
+                take = min(room, span.stop - first)
+                parts.append(Span(span.block, first, first + take))
+                first, room = first + take, room - take
+                if room:
+                    continue
+                sizes.append(records_per_shard)
+                room = records_per_shard
+                if can_be_entered or first == span.stop:
+                    yield Lot(first_shard, tuple(sizes), tuple(_joined(parts)))
+                    first_shard, sizes, parts = first_shard + len(sizes), [], []
+    if room < records_per_shard:
+        sizes.append(records_per_shard - room)
+    if sizes:
+        yield Lot(first_shard, tuple(sizes), tuple(_joined(parts)))
+
+
+def plan_games(games: Iterable[Games], games_per_shard: int) -> Iterator[Lot]:
+    """A lot for each shard, of so many games; no game is in two of them."""
+    number, count, parts = 0, 0, list[Games]()
+    for game in games:
+        before = parts[-1] if parts else None
+        if before is not None and before.file == game.file and before.stop == game.start:
+            parts[-1] = replace(before, stop=game.stop)
+        else:
+            parts.append(game)
+        count += 1
+        if count == games_per_shard:
+            yield Lot(number, (None,), tuple(parts))
+            number, count, parts = number + 1, 0, []
+    if parts:
+        yield Lot(number, (None,), tuple(parts))
+
+
+def _joined(parts: list[Span]) -> Iterator[Span]:
+    """Neighbours in one block as one."""
+    before: Span | None = None
+    for part in parts:
+        if before is not None and before.block is part.block and before.stop == part.first:
+            before = Span(part.block, before.first, part.stop)
+            continue
+        if before is not None:
+            yield before
+        before = part
+    if before is not None:
+        yield before

@@ -1,0 +1,179 @@
+"""Positions of the games in PGN files, as records of ``loaderd.schemas.chess_eval``; read by python-chess.
+
+**Scores** are one of
+
+- ``"eval"``: what an engine said of the position, in a comment such as ``[%eval 0.17]`` (pawns) or ``[%eval #-3]``
+  (moves to mate), from white's side, behind the move that led to it; as in Lichess's database. Positions without are
+  left out, and counted.
+- ``"result"``: how the game ended, for each of its positions. White's win is stored as "white mates in 1", which
+  ``chess_eval`` delivers as 1.0; black's as -1.0; a draw as 0 centipawns, which is 0.0. Games without a result are
+  left out, and their positions counted.
+
+Positions of the main line are taken, from the first to the last in which there is a legal move. A game that
+python-chess cannot read (one of its moves is illegal, say), or of another variant, is a fault, and none of its
+positions is taken.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from loaderd.convert.lots import Games
+from loaderd.convert.row_source import RowsOrFault
+from loaderd.errors import Damage, OptionError, RecordMismatchError, at_damage
+from loaderd.schema import Schema
+from loaderd.schemas import chess_eval
+from loaderd.shards.access import Access
+from loaderd.shards.compression import OnRead
+from loaderd.shards.files import open_shard
+from loaderd.shards.shard_file import OpenFile, ShardFile
+
+Scores = Literal["eval", "result"]
+
+SCHEMA = Schema.of_stored(chess_eval().features)
+
+_BEGIN = b"[Event "
+_BEGIN_OF_LINE = b"\n" + _BEGIN
+_PIECE_BYTES = 1 << 20
+_HINT = 'Mend the game, or pass --on-corrupt "skip_record" to leave such games out.'
+_RESULTS = {"1-0": (1, True), "0-1": (-1, True), "1/2-1/2": (0, False)}
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """So many positions, or all of a game, have no score."""
+
+    count: int
+
+
+def is_pgn(file: ShardFile, access: Access | None = None) -> bool:
+    """Whether a file begins as PGN does. Raises ShardReadError and StorageError."""
+    opened = open_shard(file, access)
+    try:
+        return _without_mark(_read(opened, 0, 4096)).lstrip().startswith(_BEGIN)
+    finally:
+        opened.close()
+
+
+def find_games(number: int, file: ShardFile, on_read: OnRead, access: Access | None = None) -> Iterator[Games]:
+    """Each game of a file, in order: lines that begin with ``[Event `` tell where. ``number``: of the file.
+
+    Raises ShardReadError and StorageError.
+    """
+    opened = open_shard(file, access)
+    try:
+        start, game, offset, before = -1, 0, 0, b"\n"
+        while data := _read(opened, offset, _PIECE_BYTES):
+            text = before + (data if offset else _without_mark(data))
+            found = text.find(_BEGIN_OF_LINE)
+            while found >= 0:
+                at = offset - len(before) + found + 1
+                if start >= 0:
+                    yield Games(number, start, at, game)
+                    game += 1
+                start, found = at, text.find(_BEGIN_OF_LINE, found + 1)
+            offset += len(data)
+            before = text[-len(_BEGIN_OF_LINE) + 1 :]
+            on_read(offset)
+        if start >= 0:
+            yield Games(number, start, offset, game)
+    finally:
+        opened.close()
+
+
+def _without_mark(data: bytes) -> bytes:
+    """Of as many bytes, without the mark of UTF-8 that some files begin with."""
+    return b"\n\n\n" + data[3:] if data.startswith(b"\xef\xbb\xbf") else data
+
+
+def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOrFault | Unscored]:
+    """The rows of each of ``games``, in order, (positions,) of ``SCHEMA.row_dtype``; faults; and what has no score.
+
+    Raises OptionError where python-chess is not installed; ShardReadError and StorageError.
+    """
+    try:
+        import chess.pgn
+    except ImportError:
+        raise OptionError(
+            "to convert PGN, python-chess is needed", hint="Install it: pip install 'loaderd[examples]'"
+        ) from None
+
+    opened = open_shard(file)
+    try:
+        data = _read(opened, games.start, games.stop - games.start)
+    finally:
+        opened.close()
+
+    class Builder(chess.pgn.GameBuilder):  # type: ignore[misc]  # to mypy, chess is Any
+        """Errors are kept with the game; python-chess would log them, too."""
+
+        def handle_error(self, error: Exception) -> None:
+            self.game.errors.append(error)
+
+    # A character for each byte, so that places in the text are those in the file.
+    text = io.StringIO(data.decode("latin-1"))
+    number, offset = games.first_game, 0
+    while (game := chess.pgn.read_game(text, Visitor=Builder)) is not None:
+        problem = _problem_of(game)
+        if problem:
+            damage = Damage(file.uri, number, games.start + offset, "a game of standard chess", problem)
+            yield at_damage(RecordMismatchError, damage, hint=_HINT)
+        else:
+            yield from _positions(game, scores)
+        number, offset = number + 1, text.tell()
+
+
+def _problem_of(game: Any) -> str:
+    import chess
+
+    if game.errors:
+        return f"{game.errors[0]}"
+    return "" if type(game.board()) is chess.Board else f"variant {game.headers.get('Variant')!r}"
+
+
+def _positions(game: Any, scores: Scores) -> Iterator[RowsOrFault | Unscored]:
+    from loaderd.convert import chess_boards
+
+    result = _RESULTS.get(game.headers.get("Result", "*"))
+    channels, flag_bits, values, mates, unscored = [], [], [], [], 0
+    board = game.board()
+    node: Any = game
+    while node is not None:
+        if node.parent is not None:
+            board.push(node.move)
+        if not board.is_checkmate() and not board.is_stalemate():
+            score = result if scores == "result" else _eval_of(node)
+            if score is None:
+                unscored += 1
+            else:
+                channels.append(chess_boards.bitboards(board))
+                flag_bits.append(chess_boards.flags(board))
+                values.append(score[0])
+                mates.append(score[1])
+        node = node.next()
+    if channels:
+        rows = np.zeros(len(channels), SCHEMA.row_dtype)
+        rows["d"], rows["s"] = chess_boards.pack(channels, flag_bits, mates), values
+        yield rows
+    if unscored:
+        yield Unscored(unscored)
+
+
+def _eval_of(node: Any) -> tuple[int, bool] | None:
+    """(centipawns, or moves to mate; whether it is these), from white's side; None: there is no such comment."""
+    found = node.eval()
+    if found is None:
+        return None
+    white = found.white()
+    mate = white.mate()
+    return (mate, True) if mate is not None else (white.score(), False)
+
+
+def _read(opened: OpenFile, offset: int, size: int) -> bytes:
+    data = bytearray(size)
+    return bytes(data[: opened.read_at(offset, memoryview(data))])

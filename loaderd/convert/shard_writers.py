@@ -1,0 +1,138 @@
+"""Files of converted records, written a few rows at a time: TFRecord, records of fixed size, npz.
+
+=========  ====================================================  =================
+format     what is in the file                                   ``compression``
+=========  ====================================================  =================
+tfrecord   a framed ``tf.train.Example`` a record                none, gzip, zlib
+records    the stored features, one behind the other, no gaps    none, gzip
+npz        an array a feature, a row a record                    none, gzip (deflated)
+=========  ====================================================  =================
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from loaderd.encode.example_writer import Rows, encode_examples
+from loaderd.schema import Feature, Schema
+from loaderd.shards.crc import framed
+
+Format = Literal["tfrecord", "records", "npz"]
+OutCompression = Literal["none", "gzip", "zlib"]
+
+COMPRESSIONS: Mapping[str, tuple[str, ...]] = {
+    "tfrecord": ("none", "gzip", "zlib"),
+    "records": ("none", "gzip"),
+    "npz": ("none", "gzip"),
+}
+_WINDOW_BITS = {"gzip": 31, "zlib": 15}
+_ENDINGS = {"tfrecord": ".tfrecord", "records": ".bin", "npz": ".npz"}
+
+
+class ShardWriter(Protocol):
+    """Writes one file; what is there before ``close`` is no shard yet."""
+
+    def write(self, rows: Rows) -> None:
+        """Write so many records more."""
+
+    def close(self) -> None:
+        """Finish the file, and have it on the disk."""
+
+    def abort(self) -> None:
+        """Close the file as it is."""
+
+
+def ending_of(format: Format, compression: OutCompression) -> str:
+    """How the names of such files end."""
+    packed = {"gzip": ".gz", "zlib": ".zz"}.get(compression, "") if format != "npz" else ""
+    return _ENDINGS[format] + packed
+
+
+def schema_of_format(features: Mapping[str, Feature], format: Format) -> Schema:
+    """What a reader of such files has to know; rows have the same bytes in all formats."""
+    stored = Schema.of_stored(features)
+    return Schema.of_stored((stored.as_examples() if format == "tfrecord" else stored.as_records()).features)
+
+
+def open_writer(
+    path: Path, features: Mapping[str, Feature], format: Format, compression: OutCompression
+) -> ShardWriter:
+    """A writer of rows of ``features`` to a new file. Raises OSError."""
+    if format == "npz":
+        return _NpzWriter(path, schema_of_format(features, format), compression)
+    if format == "records":
+        dtype = _packed_dtype(schema_of_format(features, format))
+        return _StreamWriter(path, compression, lambda rows: _packed(rows, dtype).tobytes())
+    return _StreamWriter(path, compression, lambda rows: b"".join(map(framed, encode_examples(rows, features))))
+
+
+def _packed_dtype(schema: Schema) -> np.dtype[Any]:
+    assert schema.records is not None
+    return schema.records.dtype
+
+
+def _packed(rows: Rows, dtype: np.dtype[Any]) -> Rows:
+    packed = np.empty(len(rows), dtype)
+    for name in dtype.names or ():
+        packed[name] = rows[name]
+    return packed
+
+
+class _StreamWriter:
+    """Records one behind the other, in one stream."""
+
+    def __init__(self, path: Path, compression: OutCompression, encode: Callable[[Rows], bytes]) -> None:
+        self._file = open(path, "xb")  # noqa: SIM115  # closed by close() or abort()
+        self._encode = encode
+        self._compressor = None if compression == "none" else zlib.compressobj(wbits=_WINDOW_BITS[compression])
+
+    def write(self, rows: Rows) -> None:
+        data = self._encode(rows)
+        self._file.write(data if self._compressor is None else self._compressor.compress(data))
+
+    def close(self) -> None:
+        with self._file:
+            if self._compressor is not None:
+                self._file.write(self._compressor.flush())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def abort(self) -> None:
+        self._file.close()
+
+
+class _NpzWriter:
+    """Arrays follow each other in an npz, so records are kept in a file beside it until all have come."""
+
+    def __init__(self, path: Path, schema: Schema, compression: OutCompression) -> None:
+        self._path = path
+        self._dtype = _packed_dtype(schema)
+        self._method = zipfile.ZIP_STORED if compression == "none" else zipfile.ZIP_DEFLATED
+        self._kept_path = path.with_name(f"{path.name}.rows.tmp")
+        self._kept = open(self._kept_path, "xb+")  # noqa: SIM115  # closed by close() or abort()
+
+    def write(self, rows: Rows) -> None:
+        self._kept.write(_packed(rows, self._dtype).tobytes())
+
+    def close(self) -> None:
+        self._kept.flush()
+        records: Rows = np.memmap(self._kept_path, self._dtype, "r")
+        with open(self._path, "xb") as file:
+            with zipfile.ZipFile(file, "w", self._method) as archive:
+                for name in self._dtype.names or ():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                        np.lib.format.write_array(entry, records[name], allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        self.abort()
+
+    def abort(self) -> None:
+        self._kept.close()
+        self._kept_path.unlink(missing_ok=True)

@@ -1,0 +1,218 @@
+"""What one process of a conversion does: read the records of a lot, write its shards, and read these again.
+
+::
+
+    rows ──► .shard-00003….tmp ──► read by the loader's own reader: count, CRCs, digest ──► renamed ──► noted
+
+The digest is of the rows, the stored features of each record in the schema's layout. So that of what was read and
+that of what was written are equal only if nothing was lost, added or changed on the way, the format's own encoding
+and decoding included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from loaderd.convert.journal import Written, note, shard_name, temporary_of
+from loaderd.convert.lots import Games, Lot, Span, spans_of
+from loaderd.convert.pgn import Scores, Unscored, read_games
+from loaderd.convert.row_source import RowsOrFault, RowSource
+from loaderd.convert.shard_writers import (
+    Format,
+    OutCompression,
+    ShardWriter,
+    ending_of,
+    open_writer,
+    schema_of_format,
+)
+from loaderd.encode.example_writer import Rows
+from loaderd.errors import LoaderdError, ShardReadError
+from loaderd.options import DEFAULT_BLOCK_RECORDS
+from loaderd.schema import Feature, Schema
+from loaderd.shards.compression import Compression
+from loaderd.shards.files import list_shards
+from loaderd.shards.indexer import make_index
+from loaderd.shards.shard_file import ShardFile
+
+OnBytes = Callable[[int], None]
+"""Is told of bytes that are done, of ``Conversion.total_bytes``."""
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the processes of a conversion have in common.
+
+    ``features``: what is stored in the sources. ``compressions``: of the sources; none of PGN. ``skips``: whether
+    records that are damaged or do not fit are left out, and not an error.
+    """
+
+    files: tuple[ShardFile, ...]
+    compressions: tuple[Compression, ...]
+    features: Mapping[str, Feature]
+    folder: Path
+    num_shards: int
+    format: Format
+    compression: OutCompression
+    scores: Scores
+    skips: bool
+
+    @property
+    def ending(self) -> str:
+        """How the names of the shards end."""
+        return ending_of(self.format, self.compression)
+
+    def name_of(self, number: int) -> str:
+        """Of a shard."""
+        return shard_name(number, self.num_shards, self.ending)
+
+
+def write_lot(task: Task, lot: Lot, done: frozenset[str], on_bytes: OnBytes) -> list[Written]:
+    """Write the shards of a lot but for those in ``done``.
+
+    Raises LoaderdError and OSError; then no shard is half there.
+    """
+    output = _Output(task, lot, done)
+    try:
+        for found in _read_lot(task, lot, on_bytes):
+            if isinstance(found, Unscored):
+                output.without += found.count
+            elif isinstance(found, LoaderdError):
+                if not task.skips:
+                    raise found
+                output.leave_out()
+            else:
+                output.add(found)
+        output.end()
+    finally:
+        output.abort()
+    return output.written
+
+
+def _read_lot(task: Task, lot: Lot, on_bytes: OnBytes) -> Iterator[RowsOrFault | Unscored]:
+    games = [part for part in lot.parts if isinstance(part, Games)]
+    for part in games:
+        yield from read_games(task.files[part.file], part, task.scores)
+        on_bytes(part.stop - part.start)
+    spans = [part for part in lot.parts if isinstance(part, Span)]
+    if not spans:
+        return
+    schema = Schema.of_stored(task.features)
+    source = RowSource(schema, list(task.files), list(task.compressions))
+    try:
+        for found in source.read(spans):
+            yield found
+            if not isinstance(found, LoaderdError):
+                on_bytes(found.nbytes)
+    finally:
+        source.close()
+
+
+class _Output:
+    """The shards of a lot, one after the other; ``sizes`` of the lot say where one ends."""
+
+    def __init__(self, task: Task, lot: Lot, done: frozenset[str]) -> None:
+        self._task = task
+        self._done = done
+        self._left = list(lot.sizes)
+        self._number = lot.first_shard
+        self.written: list[Written] = []
+        self.without = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._room = self._left.pop(0) if self._left else 0
+        self._name = self._task.name_of(self._number)
+        self._writer: ShardWriter | None = None
+        self._records = self._left_out = 0
+        self._digest = hashlib.sha256()
+        self._is_wanted = self._name not in self._done
+
+    def add(self, rows: Rows) -> None:
+        """Write rows to this shard, and to the next ones where it is full."""
+        while len(rows):
+            take = len(rows) if self._room is None else min(self._room, len(rows))
+            if self._is_wanted:
+                self._write(rows[:take])
+            rows = rows[take:]
+            self._use(take)
+
+    def leave_out(self) -> None:
+        """A record that was planned has no place in any shard: the one that it would be in is smaller."""
+        self._left_out += 1
+        self._use(1)
+
+    def _use(self, count: int) -> None:
+        if self._room is not None:
+            self._room -= count
+            if self._room == 0:
+                self._finish()
+
+    def _write(self, rows: Rows) -> None:
+        if self._writer is None:
+            path = temporary_of(self._task.folder / self._name)
+            path.unlink(missing_ok=True)
+            self._writer = open_writer(path, self._task.features, self._task.format, self._task.compression)
+        step = max(1, _CHUNK_BYTES // rows.dtype.itemsize)
+        for begin in range(0, len(rows), step):
+            chunk = rows[begin : begin + step]
+            self._writer.write(chunk)
+            self._digest.update(chunk.tobytes())
+        self._records += len(rows)
+
+    def end(self) -> None:
+        """No more rows come."""
+        if self._room is None:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._is_wanted:
+            self._keep()
+        self._number += 1
+        self.without = 0
+        self._begin()
+
+    def _keep(self) -> None:
+        path, num_bytes, digest = self._task.folder / self._name, 0, self._digest.hexdigest()
+        if self._writer is not None:
+            temporary = temporary_of(path)
+            self._writer.close()
+            self._writer = None
+            check_shard(temporary, self._task, self._records, digest)
+            num_bytes = temporary.stat().st_size
+            temporary.rename(path)
+        written = Written(self._name, self._records, num_bytes, digest, self._left_out, self.without)
+        note(self._task.folder, written)
+        self.written.append(written)
+
+    def abort(self) -> None:
+        """Leave nothing half written."""
+        if self._writer is not None:
+            self._writer.abort()
+            temporary_of(self._task.folder / self._name).unlink(missing_ok=True)
+
+
+def check_shard(path: Path, task: Task, num_records: int, digest: str) -> None:
+    """Read a shard that was written. Raises ShardReadError where it does not hold these records."""
+    schema = schema_of_format(task.features, task.format)
+    (file,) = list_shards(path)
+    index = make_index(file, schema.records, DEFAULT_BLOCK_RECORDS)
+    source = RowSource(schema, [file], [index.compression])
+    found = hashlib.sha256()
+    problems = [str(damage) for damage in index.damages]
+    for rows in source.read(list(spans_of(0, index))):
+        if isinstance(rows, LoaderdError):
+            problems.append(str(rows))
+        else:
+            found.update(rows.tobytes())
+    source.close()
+    if problems or index.num_records != num_records or found.hexdigest() != digest:
+        what = problems[0] if problems else f"{index.num_records} records of digest {found.hexdigest()[:16]}"
+        raise ShardReadError(
+            f"{path}: expected {num_records} records of digest {digest[:16]}, as were written, found {what}",
+            hint="The disk, or the memory, of this machine changes what is written to it. Start again elsewhere.",
+        )
