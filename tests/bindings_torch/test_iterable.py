@@ -31,7 +31,7 @@ def taken(elements: Any) -> list[list[int]]:
 
 
 def test_a_data_loader_hands_batches_on(loader: loaderd.Loader, recwarn: pytest.WarningsRecorder):
-    expected = taken(loaderd_torch.tensors(loader, ("bits", "id")))
+    expected = taken(loaderd_torch.batches(loader, ("bits", "id")))
     loader.seek(loaderd.Position())
     data_loader = DataLoader(loaderd_torch.iterable(loader, ("bits", "id")), batch_size=None, num_workers=0)
     assert len(data_loader) == NUM_BATCHES
