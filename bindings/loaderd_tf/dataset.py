@@ -31,6 +31,7 @@ from loaderd.dataset import with_schema
 from loaderd.errors import ClosedError, OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
+from loaderd_tf.device import copy_ns, is_host
 from loaderd_tf.graphs import keep_with_graph, unconverted
 from loaderd_tf.hops import Hops, batches_per_hop, while_true
 from loaderd_tf.structure import check_element
@@ -159,11 +160,13 @@ def from_loader(
         dataset = _of_turns(weak_loader, names, specs).map(unconverted(lambda *tensors: element(list(tensors))))
         return attach(_ahead(dataset, prefetch, device), loader)
 
+    copying_ns = 0 if device is None or is_host(device) else copy_ns(specs, loader.batch_size, device)
+
     def fetch(text: bytes, step: int, wanted: int) -> list[np.ndarray[Any, Any]]:
         alive = weak_loader()
         if alive is None:  # the iterator is being destroyed, and its data set was first
             raise ProgramEnds
-        batch = alive.fetch(pass_of(text), step, wanted)
+        batch = alive.fetch(pass_of(text), step, wanted, copying_ns)
         assert batch is not None, "the range of steps ends where the pass does"
         return [batch[name] for name in names]
 

@@ -59,9 +59,13 @@ class BaseLoader:
 
         ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that what takes time
         can begin; what it returns is called when its batch is taken. :attr:`position` is that of what was taken. An
-        exception from either loses no batch: it is the next one.
+        exception from either loses no batch: it is the next one. Either may call :meth:`count_device_wait`.
         """
         return _Iteration(self, self._stream, hand_over, ahead)
+
+    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
+        """For :meth:`iterate`: the consumer has waited so long for a copy; ``ahead`` of them are begun in advance."""
+        self._stream.count_device_wait(waited_ns, ahead)
 
     @property
     def passes_of_an_iteration(self) -> int | None:
@@ -87,18 +91,21 @@ class BaseLoader:
         """The step behind the last one of a pass; None if it never ends."""
         return self._stream.course_of(pass_).batches(pass_).num_steps
 
-    def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | None:
+    def fetch(self, pass_: Pass, step: int, wanted: int = 1, copy_ns: int = 0) -> Batch | None:
         """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
 
         Any step can be asked for at any time and is always the same batch. Steps in order are fast; another one makes
         the workers start anew there. Raises the error of a batch that cannot be delivered. What is asked for by its
         step is known by it: there is no :attr:`position` then. ``wanted``: of how many steps in order this is the
-        first that are of use only together; they are waited for together then.
+        first that are of use only together; they are waited for together then. ``copy_ns``: how long it will take to
+        copy the batch to a device, for whoever takes it.
         """
         with self._stream.lock:
             if self._stream.watched is not None:
                 self._stream.watched.page.words[TAKES_AHEAD] = 1
             found = self._fetch(pass_, step, wanted)
+            if copy_ns:
+                self._stream.count_device_wait(copy_ns, 1)
             self._here = None
         if isinstance(found, LoaderdError):
             raise found
@@ -244,6 +251,7 @@ class BaseLoader:
             batches_copied=counts.copies,
             starts=counts.starts,
             wait_s=counts.wait_s,
+            device_wait_s=counts.device_wait_s,
             records_skipped=counts.records_skipped,
             damages=tuple(counts.report.first),
             stage_s={} if now is None else now.stage_s,

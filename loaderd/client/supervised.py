@@ -32,7 +32,7 @@ from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import Source
 from loaderd.errors import ClosedError, Damage, LoaderdError, OptionError
-from loaderd.memory.page import COPY_NS
+from loaderd.memory.page import COPIES_AHEAD, COPY_NS, DEVICE_WAIT_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Course, Position
@@ -189,6 +189,14 @@ class SupervisedStream:
         if connection.watched is not None:
             connection.watched.page.words[COPY_NS] += time.perf_counter_ns() - began_ns
         return batch
+
+    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
+        """The consumer has waited so long for a copy to a device, where ``ahead`` of them are begun in advance."""
+        self.counts.device_wait_s += waited_ns / 1e9
+        if self.watched is not None:
+            words = self.watched.page.words
+            words[DEVICE_WAIT_NS] += waited_ns
+            words[COPIES_AHEAD] = ahead
 
     # --------------------------------------------------------------------------------- another daemon
 

@@ -247,6 +247,18 @@ def test_batches_are_put_on_a_device_ahead(loader: loaderd.Loader):
     assert lies_in_a_slot(on_host) and loader.statistics().batches_delivered == before + 1
 
 
+def test_waits_for_copies_are_counted(loader: loaderd.Loader):
+    before_s = loader.statistics().device_wait_s
+    for _ in loaderd_jax.batches(loader, device=jax.devices()[0]):
+        pass
+    assert loader.statistics().device_wait_s == before_s
+    began_s = time.monotonic()
+    for _ in loaderd_jax.batches(loader, device=jax.devices()[1], prefetch=1):
+        pass
+    assert 0 < loader.statistics().device_wait_s - before_s < time.monotonic() - began_s
+    assert loader._stream.watched.now().copies_ahead == 1
+
+
 def test_batches_are_divided_by_a_sharding(shards: list[Path]):
     sharding = jax.sharding.NamedSharding(jax.make_mesh((2,), ("data",)), jax.sharding.PartitionSpec("data"))
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "remainder": "drop", "workers": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -219,6 +220,18 @@ def test_batches_are_taken_ahead_for_a_device(loader: loaderd.Loader):
     before = loader.statistics().batches_delivered
     on_host = next(iter(loaderd_torch.batches(loader, "id", device=torch.device("cpu"), prefetch=3)))
     assert lies_in_a_slot(on_host) and loader.statistics().batches_delivered == before + 1
+
+
+def test_waits_for_copies_are_counted(loader: loaderd.Loader):
+    before_s = loader.statistics().device_wait_s
+    for _ in loaderd_torch.batches(loader, device="cpu"):
+        pass
+    assert loader.statistics().device_wait_s == before_s
+    began_s = time.monotonic()
+    for _ in loaderd_torch.batches(loader, device="meta", prefetch=3):
+        pass
+    assert 0 < loader.statistics().device_wait_s - before_s < time.monotonic() - began_s
+    assert loader._stream.watched.now().copies_ahead == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here that PyTorch can use")
