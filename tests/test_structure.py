@@ -25,7 +25,7 @@ LAYERS = [
         "loaderd.stages",
         "loaderd.version",
     ],
-    ["loaderd.schema", "loaderd.randomness"],
+    ["loaderd.schema", "loaderd.randomness", "loaderd.grids"],
     ["loaderd.schemas", "loaderd.symmetry", "loaderd.options", "loaderd.statistics"],
     ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
     ["loaderd.shards", "loaderd.decode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
@@ -49,7 +49,7 @@ BINDINGS = {
 }
 # What a binding may use beside the face of the package.
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
-BELOW = {"loaderd_tf": ["loaderd.bench"], "loaderd_ray": ["loaderd.shards"]}
+BELOW = {"loaderd_tf": ["loaderd.bench", "loaderd.grids"], "loaderd_ray": ["loaderd.shards"]}
 MAX_LINES = 400
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
-from loaderd.client.elements import Structure
+from loaderd.client.elements import Structure, check_loader
 from loaderd.client.end import ProgramEnds, program_has_ended
 from loaderd.client.loader import as_dataset
 from loaderd.dataset import with_schema
@@ -134,8 +134,7 @@ def from_loader(
     ``fit``, which takes the steps of its first epoch for those of all, connect with ``epochs=None`` and give it
     ``steps_per_epoch``.
     """
-    is_loader = isinstance(loader, (loaderd.Loader, loaderd.ServedLoader))
-    require(is_loader, "loader", "a loaderd.Loader, or what loaderd.connect returned", loader)
+    check_loader(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
     names = list(dict.fromkeys(tf.nest.flatten(structure)))
     specs = [

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.end import ProgramEnds
+from loaderd.client.glimpse import Glimpse
 from loaderd.client.sources import Source
 from loaderd.client.supervised import SupervisedStream
 from loaderd.diagnosis import Diagnosis, diagnose_samples, nothing_yet
@@ -110,6 +111,12 @@ class BaseLoader:
         if isinstance(found, LoaderdError):
             raise found
         return found
+
+    def glimpse(self, num_records: int) -> Glimpse:
+        """A copy of the first records of the next batch that is taken; it is there when that was."""
+        glimpse = Glimpse(as_count(num_records, "num_records"))
+        self._stream.glimpses.append(glimpse)
+        return glimpse
 
     def headroom(self, batches: int = 10) -> None:
         """From now on, give copies of the next ``batches`` over and over, from memory, and never wait for data.
