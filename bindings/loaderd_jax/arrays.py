@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 import loaderd
+from loaderd.client.base import BaseLoader
 from loaderd.client.copies import CopyWaits
 from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
 from loaderd.errors import OptionError
@@ -36,7 +37,7 @@ _TIMED_COPIES = 3  # before the model has anything to do, as prefetch is 2 mostl
 
 
 def batches(
-    loader: loaderd.Loader | loaderd.ServedLoader,
+    loader: BaseLoader,
     structure: Structure = None,
     *,
     device: jax.Device | jax.sharding.Sharding | None = None,
@@ -74,7 +75,7 @@ class Batches(Elements):
 
     def __init__(
         self,
-        loader: loaderd.Loader | loaderd.ServedLoader,
+        loader: BaseLoader,
         structure: Structure,
         device: jax.Device | jax.sharding.Sharding | None,
         prefetch: int,

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import loaderd
 from loaderd.client.base import BaseLoader
 
 
-def attach(dataset: Any, loader: loaderd.Loader | loaderd.ServedLoader, batches_per_step: int = 1) -> Any:
+def attach(dataset: Any, loader: BaseLoader, batches_per_step: int = 1) -> Any:
     """Give ``dataset`` the names; ``batches_per_step``: of the loader, for an element of the data set."""
     dataset.loader = loader
     dataset.close = loader.close

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
+from loaderd.client.base import BaseLoader
 from loaderd.client.elements import Structure, check_loader
 from loaderd.client.end import ProgramEnds, program_has_ended
 from loaderd.client.loader import as_dataset
@@ -111,7 +112,7 @@ def make_dataset(
 
 @unconverted
 def from_loader(
-    loader: loaderd.Loader | loaderd.ServedLoader,
+    loader: BaseLoader,
     structure: Structure = None,
     *,
     prefetch: int = 2,
@@ -255,7 +256,7 @@ def _alive(weak_loader: weakref.ref[Any]) -> Any:
     return loader
 
 
-def _cardinality(loader: loaderd.Loader | loaderd.ServedLoader) -> int:
+def _cardinality(loader: BaseLoader) -> int:
     if loader.passes_of_an_iteration != 1:
         return int(
             tf.data.INFINITE_CARDINALITY if loader.passes_of_an_iteration is None else tf.data.UNKNOWN_CARDINALITY

@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
+from loaderd.client.base import BaseLoader
 from loaderd.client.copies import CopyWaits
 from loaderd.client.elements import Elements, Structure, check_loader
 from loaderd.errors import OptionError
@@ -42,7 +43,7 @@ _from_dlpack = tf.experimental.dlpack.from_dlpack
 
 @unconverted
 def batches(
-    loader: loaderd.Loader | loaderd.ServedLoader,
+    loader: BaseLoader,
     structure: Structure = None,
     *,
     device: str | None = None,
@@ -75,9 +76,7 @@ def batches(
 class Batches(Elements):
     """What :func:`batches` returns."""
 
-    def __init__(
-        self, loader: loaderd.Loader | loaderd.ServedLoader, structure: Structure, device: str | None, prefetch: int
-    ) -> None:
+    def __init__(self, loader: BaseLoader, structure: Structure, device: str | None, prefetch: int) -> None:
         """``structure`` as it was checked; ``device``: None is the host."""
         super().__init__(loader, structure)
         self._device = device

@@ -67,7 +67,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        loader_or_dataset: loaderd.Loader | loaderd.ServedLoader | tf.data.Dataset | tf.distribute.DistributedDataset,
+        loader_or_dataset: BaseLoader | tf.data.Dataset | tf.distribute.DistributedDataset,
         log_dir: str | os.PathLike[str],
         *,
         update_freq: int | Literal["epoch"] = "epoch",

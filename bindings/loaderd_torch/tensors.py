@@ -28,6 +28,7 @@ import numpy.typing as npt
 import torch
 
 import loaderd
+from loaderd.client.base import BaseLoader
 from loaderd.client.copies import CopyWaits
 from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
 from loaderd.errors import OptionError
@@ -47,7 +48,7 @@ _BY_BITS = {
 
 
 def batches(
-    loader: loaderd.Loader | loaderd.ServedLoader,
+    loader: BaseLoader,
     structure: Structure = None,
     *,
     device: str | torch.device | None = None,
@@ -82,7 +83,7 @@ class Batches(Elements):
 
     def __init__(
         self,
-        loader: loaderd.Loader | loaderd.ServedLoader,
+        loader: BaseLoader,
         structure: Structure,
         device: torch.device,
         prefetch: int,

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.end import ProgramEnds
 from loaderd.client.glimpse import Glimpse
-from loaderd.client.sources import Source
-from loaderd.client.supervised import SupervisedStream
+from loaderd.client.stream import Described, Stream
 from loaderd.diagnosis import Diagnosis, diagnose_samples, nothing_yet
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.memory.page import TAKES_AHEAD
@@ -26,16 +25,16 @@ _Any = TypeVar("_Any", bound="BaseLoader")
 
 
 class BaseLoader:
-    """A :class:`~loaderd.Loader` or a :class:`~loaderd.ServedLoader`."""
+    """A :class:`~loaderd.Loader`, a :class:`~loaderd.ServedLoader`, or one of ``loaderd.testing``."""
 
     sharing: Sharing = "independent"
     """How it shares its data set with other consumers; see ``loaderd.connect``."""
 
-    def __init__(self, source: Source, stream: SupervisedStream, start: Position) -> None:
-        """``stream`` is one of ``source``, opened at ``start``."""
-        self.schema = source.schema
-        self._options = source.options
-        self._grows = source.grows
+    def __init__(self, described: Described, stream: Stream, start: Position) -> None:
+        """``stream`` is of what is ``described``, opened at ``start``."""
+        self.schema = described.schema
+        self._options = described.options
+        self._grows = described.grows
         self._stream = stream
         self._next = stream.course.find(start)
         self._here: tuple[Pass, int] | None = self._next
@@ -276,7 +275,7 @@ class BaseLoader:
         """
         watched = self._stream.watched
         if watched is None:
-            return nothing_yet("batches come by messages here: ask the server, by `loaderd doctor`")
+            return nothing_yet("no workers make these batches here; of a server, ask it: by `loaderd doctor`")
         return diagnose_samples(watched.samples(), watched.facts)
 
     def serve_metrics(self, port: int, host: str = "") -> int:
@@ -317,7 +316,7 @@ class BaseLoader:
 class _Iteration(Iterator[Any]):
     """One pass; where data sets grow, as many as an iteration has. Of several threads, each batch goes to one."""
 
-    def __init__(self, loader: BaseLoader, stream: SupervisedStream, hand_over: HandOver, ahead: int) -> None:
+    def __init__(self, loader: BaseLoader, stream: Stream, hand_over: HandOver, ahead: int) -> None:
         self._loader = loader
         self._stream = stream
         self._hand_over = hand_over

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 import loaderd
+from loaderd import testing
 from loaderd.errors import OptionError
 from loaderd.grids import picture
 
@@ -189,13 +190,13 @@ def test_pictures_are_of_a_batch_that_is_taken_anyhow(open_boards: Callable[...,
         without = loaderd_tf.TensorBoard(loader, tmp_path / "without", pictures=0)
         board.write_pictures(0)  # of nothing yet
         taken = []
-        for number, batch in enumerate(loader, start=1):
+        for batch in loader:
             taken.append(batch.copy())
             del batch
             assert loader.statistics().slots_lent == 0, "none is held for a picture"
-            if number in (2, 4):
-                board.write_pictures(number)
-                without.write_pictures(number)
+            if len(taken) in (2, 4):
+                board.write_pictures(len(taken))
+                without.write_pictures(len(taken))
         assert loader.statistics().batches_delivered == len(taken) == 5
     assert not (tmp_path / "without").exists()
     written = read(tmp_path)["loaderd_pictures/board"]
@@ -206,20 +207,21 @@ def test_pictures_are_of_a_batch_that_is_taken_anyhow(open_boards: Callable[...,
 
 
 @pytest.mark.parametrize(("library", "update_freq"), [("keras", "epoch"), ("tf_keras", 2)])
-def test_fit_writes_pictures_once_an_epoch(
-    open_boards: Callable[..., Any], tmp_path: Path, library: str, update_freq: Any
-):
+def test_fit_writes_pictures_once_an_epoch(tmp_path: Path, library: str, update_freq: Any):
+    boards = np.random.default_rng(0).random((43, 4, 4, 2), np.float32)
+    batches = [{"board": boards[at : at + 10], "id": np.arange(43)[at : at + 10]} for at in range(0, 43, 10)]
     keras = importlib.import_module(library)
     inputs = keras.Input((4, 4, 2))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(inputs)))
     model.compile("sgd", "mse")
-    with open_boards() as loader:
+    with testing.loader_of(batches) as loader:
         dataset = loaderd_tf.from_loader(loader, ("board", "id"))
         board = loaderd_tf.TensorBoard(dataset, tmp_path, update_freq=update_freq)
         model.fit(dataset, epochs=2, shuffle=False, verbose=0, callbacks=[board])
     written = read(tmp_path)["loaderd_pictures/board"]
     assert sorted(written) == ([0, 1] if update_freq == "epoch" else [5, 10])
-    assert all(len(pictures_in(one)) == 4 for one in written.values())
+    expected = [picture(np.moveaxis(one, -1, 0)) for one in boards[:4]]
+    np.testing.assert_array_equal(pictures_in(written[min(written)]), expected)
 
 
 # --------------------------------------------------------------------------------------------------- fit
