@@ -45,6 +45,9 @@ class Statistics:
     """How often the workers had to begin at a place other than the next: once a pass, and once a jump."""
     wait_s: float
     """Seconds that the consumer waited for a batch."""
+    device_wait_s: float
+    """Seconds that it waited, besides, for copies of batches to a device. Where a ``tf.data.Dataset`` copies, it is
+    the time that they take, as a copy took that was tried when the data set was made."""
     records_skipped: int
     """Deliveries left out because of damage that the index pass had not seen. (What it saw is not in the plan.)"""
     damages: tuple[Damage, ...]
@@ -114,6 +117,10 @@ class Facts:
     """Where shards are: kinds of file systems, such as "ext4" and "nfs4", or the schemes of URIs, such as "s3"."""
     has_bits: bool
     """Whether any field unpacks bits."""
+    batch_bytes: int
+    """Of a whole batch as it is delivered."""
+    packed_bytes: int
+    """Of its records as they are stored in a window."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,10 @@ class Snapshot:
     """Whether who takes the batches is not who uses them: then a wait of the former need not be one of the latter."""
     stage_s: Mapping[str, float]
     field_s: Mapping[str, float]
+    device_wait_s: float = 0.0
+    """As in :class:`Statistics`."""
+    copies_ahead: int = 0
+    """Batches that are copied to a device before they are taken."""
     consumer_pid: int = 0
     """0: nobody has begun."""
     consumer_cpu_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Real shards for the tests of programs that use loaderd: written from arrays in one line, and damaged at will.
+"""Data for the tests of programs that use loaderd: shards written from arrays and damaged, and batches as they are.
 
 ::
 
@@ -7,6 +7,10 @@
     with loaderd.Loader(paths, loaderd.testing.schema_of(arrays), batch_size=32) as loader:
         ...                                            # the same arrays, shuffled
     loaderd.testing.damage(paths[0], record=5)         # CorruptRecordError, at shard, record and offset
+
+Or without shards and processes, for the tests of what takes batches:
+
+    loader = loaderd.testing.loader_of([{"board": boards[:32], "score": scores[:32]}, …])
 
 An array's dtype says how it is stored, and all come back as they were:
 
@@ -18,15 +22,17 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from loaderd.client.given import Given, GivenLoader
 from loaderd.encode.example_writer import Rows, encode_examples
-from loaderd.errors import OptionError
+from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import as_count, require
+from loaderd.plan.positions import Position
 from loaderd.schema import Array, Bits, Feature, Float, Int64, PackedBits, Raw, Schema
 from loaderd.schema.fields import Field
 from loaderd.shards.compression import detect_compression
@@ -86,6 +92,32 @@ def schema_of(arrays: Arrays) -> Schema:
         else:
             features[name] = Raw(array.dtype, shape)
     return Schema(features, fields)
+
+
+def loader_of(
+    batches: Sequence[Given],
+    schema: Schema | None = None,
+    *,
+    epochs: int | None = 1,
+    start: Position | None = None,
+) -> GivenLoader:
+    """A loader whose epochs are ``batches``, in this order: dicts of arrays (records, …) by field.
+
+    It has the face of a ``Loader``, and goes wherever one does: ``loaderd_tf.batches`` and ``from_loader``, their
+    like for PyTorch and JAX, TensorBoard. Positions, passes (of ``epochs`` epochs; ``start`` as in ``Loader``), the
+    count of what was delivered, and the end are as there; no process is started, and there is nothing to diagnose.
+    Each batch comes as a copy.
+
+    An exception of :mod:`loaderd.errors` in the place of a batch is raised in its turn, and the next batch comes
+    behind it. All batches have as many records as the first; the last may have fewer. ``schema``: with which the
+    program is used; None: one of fields as the first batch has. Raises OptionError for a batch that is none of it.
+    """
+    given = list(batches)
+    if schema is None:
+        first = next((one for one in given if not isinstance(one, LoaderdError)), None)
+        require(first is not None, "batches", "at least one batch that is no error", given)
+        schema = schema_of({name: np.asarray(array) for name, array in dict(first or {}).items()})
+    return GivenLoader(given, schema, epochs, start)
 
 
 def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data") -> int:

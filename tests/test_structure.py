@@ -25,12 +25,12 @@ LAYERS = [
         "loaderd.stages",
         "loaderd.version",
     ],
-    ["loaderd.schema", "loaderd.randomness"],
+    ["loaderd.schema", "loaderd.randomness", "loaderd.grids"],
     ["loaderd.symmetry"],
     ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
     ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
     ["loaderd.shards", "loaderd.decode", "loaderd.encode", "loaderd.memory", "loaderd.plan", "loaderd.protocol"],
-    ["loaderd.dataset", "loaderd.testing", "loaderd.convert"],
+    ["loaderd.dataset", "loaderd.convert"],
     ["loaderd.remote"],
     ["loaderd.workers"],
     ["loaderd.daemon.pool"],
@@ -39,7 +39,7 @@ LAYERS = [
     ["loaderd.daemon.groups"],
     ["loaderd.daemon"],
     ["loaderd.client"],
-    ["loaderd.gateway"],
+    ["loaderd.gateway", "loaderd.testing"],
     ["loaderd.server"],
     ["loaderd"],
     ["loaderd.bench"],
@@ -54,7 +54,7 @@ BINDINGS = {
 }
 # What a binding may use beside the face of the package.
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
-BELOW = {"loaderd_tf": ["loaderd.bench"], "loaderd_ray": ["loaderd.shards"]}
+BELOW = {"loaderd_tf": ["loaderd.bench", "loaderd.grids"], "loaderd_ray": ["loaderd.shards"]}
 MAX_LINES = 400
 
 

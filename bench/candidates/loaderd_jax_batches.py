@@ -15,5 +15,5 @@ jax.config.update("jax_enable_x64", True)  # packed, a chess record has an int64
 
 def steps(config: Config) -> Iterator[Step]:
     with loaderd.Loader(**config.loader_options()) as loader:
-        for batch in loaderd_jax.arrays(loader):
+        for batch in loaderd_jax.batches(loader):
             yield Step(len(next(iter(batch.values()))), batch)

@@ -12,5 +12,5 @@ from loaderd.bench.interface import Config, Step
 
 def steps(config: Config) -> Iterator[Step]:
     with loaderd.Loader(**config.loader_options()) as loader:
-        for batch in loaderd_torch.tensors(loader):
+        for batch in loaderd_torch.batches(loader):
             yield Step(len(next(iter(batch.values()))), batch)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import loaderd
+from loaderd.client.base import BaseLoader
 
 
-def attach(dataset: Any, loader: loaderd.Loader | loaderd.ServedLoader, batches_per_step: int = 1) -> Any:
+def attach(dataset: Any, loader: BaseLoader, batches_per_step: int = 1) -> Any:
     """Give ``dataset`` the names; ``batches_per_step``: of the loader, for an element of the data set."""
     dataset.loader = loader
     dataset.close = loader.close
@@ -21,10 +21,10 @@ def attach(dataset: Any, loader: loaderd.Loader | loaderd.ServedLoader, batches_
     return dataset
 
 
-def loader_of(dataset: Any) -> loaderd.Loader | loaderd.ServedLoader | None:
+def loader_of(dataset: Any) -> BaseLoader | None:
     """The loader behind ``dataset``, if it is one that loaderd returned."""
     loader = getattr(dataset, "loader", None)
-    return loader if isinstance(loader, (loaderd.Loader, loaderd.ServedLoader)) else None
+    return loader if isinstance(loader, BaseLoader) else None
 
 
 def batches_per_step(dataset: Any) -> int:

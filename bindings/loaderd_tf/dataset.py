@@ -24,13 +24,15 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
-from loaderd.client.elements import Structure
+from loaderd.client.base import BaseLoader
+from loaderd.client.elements import Structure, check_loader
 from loaderd.client.end import ProgramEnds, program_has_ended
 from loaderd.client.loader import as_dataset
 from loaderd.dataset import with_schema
 from loaderd.errors import ClosedError, OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
+from loaderd_tf.device import copy_ns, is_host
 from loaderd_tf.graphs import keep_with_graph, unconverted
 from loaderd_tf.hops import Hops, batches_per_hop, while_true
 from loaderd_tf.structure import check_element
@@ -110,7 +112,7 @@ def make_dataset(
 
 @unconverted
 def from_loader(
-    loader: loaderd.Loader | loaderd.ServedLoader,
+    loader: BaseLoader,
     structure: Structure = None,
     *,
     prefetch: int = 2,
@@ -133,8 +135,7 @@ def from_loader(
     ``fit``, which takes the steps of its first epoch for those of all, connect with ``epochs=None`` and give it
     ``steps_per_epoch``.
     """
-    is_loader = isinstance(loader, (loaderd.Loader, loaderd.ServedLoader))
-    require(is_loader, "loader", "a loaderd.Loader, or what loaderd.connect returned", loader)
+    check_loader(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
     names = list(dict.fromkeys(tf.nest.flatten(structure)))
     specs = [
@@ -159,11 +160,13 @@ def from_loader(
         dataset = _of_turns(weak_loader, names, specs).map(unconverted(lambda *tensors: element(list(tensors))))
         return attach(_ahead(dataset, prefetch, device), loader)
 
+    copying_ns = 0 if device is None or is_host(device) else copy_ns(specs, loader.batch_size, device)
+
     def fetch(text: bytes, step: int, wanted: int) -> list[np.ndarray[Any, Any]]:
         alive = weak_loader()
         if alive is None:  # the iterator is being destroyed, and its data set was first
             raise ProgramEnds
-        batch = alive.fetch(pass_of(text), step, wanted)
+        batch = alive.fetch(pass_of(text), step, wanted, copying_ns)
         assert batch is not None, "the range of steps ends where the pass does"
         return [batch[name] for name in names]
 
@@ -253,7 +256,7 @@ def _alive(weak_loader: weakref.ref[Any]) -> Any:
     return loader
 
 
-def _cardinality(loader: loaderd.Loader | loaderd.ServedLoader) -> int:
+def _cardinality(loader: BaseLoader) -> int:
     if loader.passes_of_an_iteration != 1:
         return int(
             tf.data.INFINITE_CARDINALITY if loader.passes_of_an_iteration is None else tf.data.UNKNOWN_CARDINALITY

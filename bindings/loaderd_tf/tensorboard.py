@@ -2,11 +2,12 @@
 
 ::
 
-    loader.statistics() ──► differences since the last write ──► log_dir/loaderd/events.out.tfevents…
+    loader.statistics() ──► differences since the last write ──┐
+    a batch that is taken ──► copies of its first records ─────┴──► log_dir/loaderd/events.out.tfevents…
 
 Figures are written as TensorBoard's plugins read them. ``tf.summary.scalar`` would do the same, but it needs the
-package ``tensorboard`` where the training runs, which TensorFlow does not bring. ``tf.summary.histogram`` takes
-single values, and what a loader has is counts of them.
+package ``tensorboard`` where the training runs, which TensorFlow does not bring; so would ``tf.summary.image``.
+``tf.summary.histogram`` takes single values, and what a loader has is counts of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
+from loaderd.client.base import BaseLoader
 from loaderd.errors import OptionError
+from loaderd.grids import picture, planes_of, png
 from loaderd.options import as_count, is_count, require
 from loaderd_tf.attached import loader_of
 from loaderd_tf.graphs import unconverted
@@ -30,7 +33,7 @@ from loaderd_tf.graphs import unconverted
 # last have one end only, and are drawn as wide as the others.
 _FIRST_CLASS_ENDS_AT = 12
 # Of tensorflow.DataClass, which has no public name.
-_SCALAR, _TENSOR = 1, 2
+_SCALAR, _TENSOR, _BLOBS = 1, 2, 3
 
 
 class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
@@ -44,28 +47,35 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
     ========================================  ======================================================================
     ``loaderd/examples_per_s``                records that were taken from the loader a second
     ``loaderd/waiting_share``                 of the time, from 0 to 1, that whoever takes batches waited for them
+    ``loaderd/device_waiting_share``          the same of copies to a device
     ``loaderd/workers_restarted``             with ``daemon_restarts`` and ``records_skipped``: since the loader began
     ``loaderd/waits_log10_s``                 a histogram of how long the waits were, log10 of seconds: -3 is 1 ms
     ``loaderd_stage_s/…``                     seconds of all workers by stage
     ``loaderd_field_s/…``                     seconds of all workers by field
+    ``loaderd_pictures/…``                    once an epoch, by field, ``pictures`` records of a batch: their planes
     ========================================  ======================================================================
 
     They mean what they mean in :class:`loaderd.Statistics`. Validation's time does not count. The last three are
     missing where ``statistics()`` does not have them. A loader that is closed is left out: nothing is written then.
+
+    ``pictures``: how many records; 0: none. They are copied from a batch that the training takes: none is taken or
+    held for it. A field has pictures if it has two or three axes, as a board has; planes are the last axis, unless
+    only the first can be. With ``unpack="device"``, fields are packed, and have none.
     """
 
     _supports_tf_logs = True  # to tf_keras: it need not fetch the logs of each step for this one
 
     def __init__(
         self,
-        loader_or_dataset: loaderd.Loader | loaderd.ServedLoader | tf.data.Dataset | tf.distribute.DistributedDataset,
+        loader_or_dataset: BaseLoader | tf.data.Dataset | tf.distribute.DistributedDataset,
         log_dir: str | os.PathLike[str],
         *,
         update_freq: int | Literal["epoch"] = "epoch",
+        pictures: int = 4,
     ) -> None:
         super().__init__()
         given = loader_or_dataset
-        loader = given if isinstance(given, (loaderd.Loader, loaderd.ServedLoader)) else loader_of(given)
+        loader = given if isinstance(given, BaseLoader) else loader_of(given)
         if loader is None:
             raise OptionError(
                 "loader_or_dataset must be a loader, or come from make_dataset, from_loader or distribute, "
@@ -78,6 +88,8 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
         self._loader = loader
         self._directory = os.path.join(os.fspath(log_dir), "loaderd")
         self._update_freq = update_freq
+        self._num_pictures = as_count(pictures, "pictures", "a number of records, 0 or more", 0)
+        self._glimpse = loader.glimpse(self._num_pictures) if self._num_pictures else None
         self._writer: Any = None  # made when there is something to write
         self._steps = self._seen = self._steps_since_write = 0
         # Keras 3 waits for each step where a callback wants to hear of its end, unless this is True.
@@ -97,9 +109,22 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
             return
         before, since_s = self._before, self._since_s
         self._begin()
+        self._add(_summary(before, self._before, self._since_s - since_s), step)
+
+    @unconverted
+    def write_pictures(self, step: int) -> None:
+        """Write pictures of a batch that was taken since the last time, as of ``step``; by ``fit``, once an epoch."""
+        step = as_count(step, "step", "an integer, 0 or more", 0)
+        if self._glimpse is None or self._glimpse.fields is None or self._loader.closed:
+            return
+        summary = _pictures(self._glimpse.fields)
+        self._glimpse = self._loader.glimpse(self._num_pictures)
+        if summary.value:
+            self._add(summary, step)
+
+    def _add(self, summary: tf.compat.v1.Summary, step: int) -> None:
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(self._directory)
-        summary = _summary(before, self._before, self._since_s - since_s)
         # A callback of Keras' may have said that this step is not to be recorded: that is of its own figures.
         with self._writer.as_default(), tf.summary.record_if(True):
             tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
@@ -127,13 +152,19 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_since_write += steps
         if self._steps_since_write >= self._update_freq:
             self._steps_since_write = 0
-            optimizer = self.model.optimizer
-            # The optimizer knows of the steps before a backup was restored.
-            self.write(self._steps if optimizer is None else int(tf.convert_to_tensor(optimizer.iterations)))
+            self.write(self._step_now())
+
+    def _step_now(self) -> int:
+        """That of the optimizer, which knows of the steps before a backup was restored; or of those since then."""
+        optimizer = self.model.optimizer
+        return self._steps if optimizer is None else int(tf.convert_to_tensor(optimizer.iterations))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._update_freq == "epoch":
             self.write(epoch)
+            self.write_pictures(epoch)
+        else:
+            self.write_pictures(self._step_now())
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._test_began_s = time.monotonic()
@@ -156,17 +187,29 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
 def _summary(before: loaderd.Statistics, now: loaderd.Statistics, elapsed_s: float) -> tf.compat.v1.Summary:
     """All that is written at a step: one message, for TensorFlow takes a millisecond for each."""
     summary = tf.compat.v1.Summary()
-
-    def add(tag: str, value: Any, plugin: str, data_class: int) -> None:
-        metadata = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value)).metadata
-        metadata.plugin_data.plugin_name = plugin
-        metadata.data_class = data_class
-
     for tag, value in _scalars(before, now, elapsed_s):
-        add(tag, np.float32(value), "scalars", _SCALAR)
+        _add_to(summary, tag, np.float32(value), "scalars", _SCALAR)
     waits = _since(before, now, "waits")
     if any(waits.values()):
-        add("loaderd/waits_log10_s", _histogram([*waits.values()]), "histograms", _TENSOR)
+        _add_to(summary, "loaderd/waits_log10_s", _histogram([*waits.values()]), "histograms", _TENSOR)
+    return summary
+
+
+def _add_to(summary: tf.compat.v1.Summary, tag: str, value: Any, plugin: str, data_class: int) -> None:
+    metadata = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value)).metadata
+    metadata.plugin_data.plugin_name = plugin
+    metadata.data_class = data_class
+
+
+def _pictures(fields: Mapping[str, np.ndarray[Any, Any]]) -> tf.compat.v1.Summary:
+    """Of each field with planes, width, height, and a PNG for each record, as TensorBoard's images are."""
+    summary = tf.compat.v1.Summary()
+    for name, values in fields.items():
+        drawn = [picture(planes) for value in values if (planes := planes_of(value)) is not None]
+        if drawn:
+            height, width, _ = drawn[0].shape
+            found = [b"%d" % width, b"%d" % height, *map(png, drawn)]
+            _add_to(summary, f"loaderd_pictures/{name}", found, "images", _BLOBS)
     return summary
 
 
@@ -176,6 +219,7 @@ def _scalars(before: loaderd.Statistics, now: loaderd.Statistics, elapsed_s: flo
     yield "loaderd/examples_per_s", (now.records_delivered - before.records_delivered) / elapsed_s
     # A wait counts when it ends, so one may be longer than what is looked at.
     yield "loaderd/waiting_share", min(1.0, (now.wait_s - before.wait_s) / elapsed_s)
+    yield "loaderd/device_waiting_share", min(1.0, (now.device_wait_s - before.device_wait_s) / elapsed_s)
     for name in ("workers_restarted", "daemon_restarts", "records_skipped"):
         yield f"loaderd/{name}", getattr(now, name)
     for name in ("stage_s", "field_s"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-import loaderd
+from loaderd.client.base import BaseLoader
 from loaderd.client.elements import Structure
 from loaderd.errors import OptionError
 from loaderd_torch.tensors import batches
@@ -19,7 +19,7 @@ from loaderd_torch.tensors import batches
 _HINT = "Use DataLoader(dataset, batch_size=None, num_workers=0); loaderd has workers of its own: Loader(workers=…)."
 
 
-def dataset(loader: loaderd.Loader | loaderd.ServedLoader, structure: Structure = None) -> Dataset:
+def dataset(loader: BaseLoader, structure: Structure = None) -> Dataset:
     """The batches of ``loader`` on the host, for ``DataLoader(dataset, batch_size=None, num_workers=0)``.
 
     ``structure`` is that of :func:`batches`; of tuples in it, the DataLoader makes lists. ``state_dict()`` and
@@ -32,7 +32,7 @@ def dataset(loader: loaderd.Loader | loaderd.ServedLoader, structure: Structure 
 class Dataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not there for mypy
     """What :func:`dataset` returns."""
 
-    def __init__(self, loader: loaderd.Loader | loaderd.ServedLoader, structure: Structure) -> None:
+    def __init__(self, loader: BaseLoader, structure: Structure) -> None:
         super().__init__()
         self._batches = batches(loader, structure)
 

@@ -11,11 +11,14 @@ of them. Writing in place changes the reader's own batch alone: a slot is filled
 
 A GPU copies beside the host's work only from pinned memory, and beside its own work only on another stream. PyTorch
 keeps pinned memory from being used anew before the copy out of it is over. The loop's stream waits for the copy, not
-the loop. (Tested with PyTorch's "meta" device; the lines for CUDA were not run yet.)
+the loop; how long, the GPU itself says later, by an event in front of that wait and one behind it. (Tested with
+PyTorch's "meta" device; the lines for CUDA were not run yet.)
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +28,8 @@ import numpy.typing as npt
 import torch
 
 import loaderd
+from loaderd.client.base import BaseLoader
+from loaderd.client.copies import CopyWaits
 from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
@@ -43,7 +48,7 @@ _BY_BITS = {
 
 
 def batches(
-    loader: loaderd.Loader | loaderd.ServedLoader,
+    loader: BaseLoader,
     structure: Structure = None,
     *,
     device: str | torch.device | None = None,
@@ -78,7 +83,7 @@ class Batches(Elements):
 
     def __init__(
         self,
-        loader: loaderd.Loader | loaderd.ServedLoader,
+        loader: BaseLoader,
         structure: Structure,
         device: torch.device,
         prefetch: int,
@@ -90,10 +95,11 @@ class Batches(Elements):
         self._readers = {name: _reader_of(name, loader.schema.specs[name].dtype) for name in self._names}
 
     def __iter__(self) -> Iterator[Any]:
-        begin_copy = _copier(self._device)
+        begin_copy = _copier(self._device, CopyWaits(self.loader, self._ahead))
 
         def hand_over(batch: loaderd.Batch) -> Callable[[], Any]:
-            ready = begin_copy({name: read(_own(batch, name)) for name, read in self._readers.items()})
+            tensors = {name: read(_own(batch, name)) for name, read in self._readers.items()}
+            ready = begin_copy(tensors, batch.num_records)
             return lambda: self._pack(ready())
 
         return self.loader.iterate(hand_over, self._ahead)
@@ -137,30 +143,46 @@ def _device_of(device: Any) -> torch.device:
         raise OptionError(f"device must be one that PyTorch has here, got {str(device)!r}: {reason}") from None
 
 
-def _copier(device: torch.device) -> Callable[[Tensors], _ReadyTensors]:
-    """Begins to copy tensors to ``device``; what it returns gives the copies."""
+def _copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, int], _ReadyTensors]:
+    """Begins to copy tensors of so many records to ``device``; what it returns gives the copies."""
+    if device.type == "cpu":
+        return lambda tensors, num_records: lambda: tensors
     if device.type == "cuda":
-        return _cuda_copier(device)
+        return _cuda_copier(device, waits)
 
-    def begin(tensors: Tensors) -> _ReadyTensors:
-        # On the host, this is the tensor itself.
+    def begin(tensors: Tensors, num_records: int) -> _ReadyTensors:
+        began_ns = time.perf_counter_ns()
         copies = {name: tensor.to(device) for name, tensor in tensors.items()}
+        took_ns = time.perf_counter_ns() - began_ns
+        waits.took(took_ns, num_records)
+        waits.waited(took_ns, num_records)
         return lambda: copies
 
     return begin
 
 
-def _cuda_copier(device: torch.device) -> Callable[[Tensors], _ReadyTensors]:
+def _cuda_copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, int], _ReadyTensors]:
     stream = torch.cuda.Stream(device)
+    waited: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
 
-    def begin(tensors: Tensors) -> _ReadyTensors:
+    def count() -> None:
+        while waited and waited[0][1].query():
+            reached, gone_on, num_records = waited.popleft()
+            waits.waited(1e6 * reached.elapsed_time(gone_on), num_records)
+
+    def begin(tensors: Tensors, num_records: int) -> _ReadyTensors:
+        count()
+        began_ns = time.perf_counter_ns()
         with torch.cuda.stream(stream):
             copies = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
             copied = stream.record_event()
+        waits.waited(time.perf_counter_ns() - began_ns, num_records)  # to write pinned memory, which is a copy, too
 
         def ready() -> Tensors:
             loop = torch.cuda.current_stream(device)
+            reached = loop.record_event(torch.cuda.Event(enable_timing=True))
             loop.wait_event(copied)
+            waited.append((reached, loop.record_event(torch.cuda.Event(enable_timing=True)), num_records))
             for copy in copies.values():
                 copy.record_stream(loop)  # or the next copy could get its memory while the loop's work reads it
             return copies

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loaderd.cli.doctor_shards import add_shard_options, examine
 from loaderd.client.connect import ask_status
 from loaderd.client.running import RunningStream, running_streams
-from loaderd.diagnosis import Diagnosis, diagnose_samples
+from loaderd.diagnosis import COPY_TO_DEVICE, Diagnosis, diagnose_samples
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.remote.security import read_token
@@ -131,5 +131,6 @@ def text_of(case: Case) -> str:
             f"{low:.0%} to {high:.0%}."
         )
         spent = sorted(found.stage_ns.items(), key=lambda item: -item[1])
+        spent = [(name, ns) for name, ns in spent if name != COPY_TO_DEVICE]  # which is the consumer's
         lines.append("Workers, ns a record: " + ", ".join(f"{name} {ns:,.0f}" for name, ns in spent if ns >= 1))
     return "\n".join(lines)

@@ -6,12 +6,12 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderd.cli.grids import Values, draw, planes_of, write_png
 from loaderd.cli.proposal import propose
 from loaderd.cli.reading import count, say
 from loaderd.cli.sample import FeatureSummary, Sample, find_record, take_sample
@@ -21,6 +21,7 @@ from loaderd.decode.example import Listed, RecordFault, list_features
 from loaderd.decode.example_rows import RowParser
 from loaderd.decode.unpack import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, RecordMismatchError
+from loaderd.grids import Values, draw, picture, planes_of, png, stacked
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.redaction import redacted
 from loaderd.schema import Schema
@@ -60,7 +61,10 @@ def add_to(commands: Commands) -> None:
         "--sample", type=int, default=1000, metavar="N", help="records to look at; default: %(default)s"
     )
     parser.add_argument(
-        "--png", type=Path, metavar="FILE", help="draw the planes of the record there; needs --schema"
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="draw the planes of the record there, six in a row; needs --schema",
     )
     parser.add_argument("--json", action="store_true", help="all of it, as one JSON object")
 
@@ -171,8 +175,7 @@ def _show_record(file: ShardFile, arguments: argparse.Namespace) -> None:
         raise _mismatch(file, number, features)
     fields = {} if arguments.schema is None else decode(file, number, record, load_schema(arguments.schema))
     if arguments.png is not None:
-        planes = {name: found for name, value in fields.items() if (found := planes_of(value)) is not None}
-        write_png(planes, arguments.png, f"{file.name}, record {number}")
+        _write_png(fields, arguments.png)
     if arguments.json:
         stored = {name: [_plain(value) for value in listed.values] for name, listed in features.items()}
         decoded = {name: _plain_array(value) for name, value in fields.items()}
@@ -187,6 +190,17 @@ def _show_record(file: ShardFile, arguments: argparse.Namespace) -> None:
         found = planes_of(value)
         shown = np.array2string(value, threshold=100) if found is None else draw(found, _terminal_width())
         say(shown)
+
+
+def _write_png(fields: Mapping[str, Values], path: Path) -> None:
+    """A picture of the planes of all fields. Raises OptionError."""
+    pictures = [picture(found) for value in fields.values() if (found := planes_of(value)) is not None]
+    if not pictures:
+        raise OptionError("--png needs a field with planes, of two or three axes, and the schema has none")
+    try:
+        path.write_bytes(png(stacked(pictures)))
+    except OSError as error:
+        raise OptionError(f"--png {path} cannot be written: {error}") from None
 
 
 def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[str, Values]:

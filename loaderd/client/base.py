@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.end import ProgramEnds
-from loaderd.client.sources import Source
-from loaderd.client.supervised import SupervisedStream
+from loaderd.client.glimpse import Glimpse
+from loaderd.client.stream import Described, Stream
 from loaderd.diagnosis import Diagnosis, diagnose_samples, nothing_yet
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.memory.page import TAKES_AHEAD
@@ -25,16 +25,16 @@ _Any = TypeVar("_Any", bound="BaseLoader")
 
 
 class BaseLoader:
-    """A :class:`~loaderd.Loader` or a :class:`~loaderd.ServedLoader`."""
+    """A :class:`~loaderd.Loader`, a :class:`~loaderd.ServedLoader`, or one of ``loaderd.testing``."""
 
     sharing: Sharing = "independent"
     """How it shares its data set with other consumers; see ``loaderd.connect``."""
 
-    def __init__(self, source: Source, stream: SupervisedStream, start: Position) -> None:
-        """``stream`` is one of ``source``, opened at ``start``."""
-        self.schema = source.schema
-        self._options = source.options
-        self._grows = source.grows
+    def __init__(self, described: Described, stream: Stream, start: Position) -> None:
+        """``stream`` is of what is ``described``, opened at ``start``."""
+        self.schema = described.schema
+        self._options = described.options
+        self._grows = described.grows
         self._stream = stream
         self._next = stream.course.find(start)
         self._here: tuple[Pass, int] | None = self._next
@@ -59,9 +59,13 @@ class BaseLoader:
 
         ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that what takes time
         can begin; what it returns is called when its batch is taken. :attr:`position` is that of what was taken. An
-        exception from either loses no batch: it is the next one.
+        exception from either loses no batch: it is the next one. Either may call :meth:`count_device_wait`.
         """
         return _Iteration(self, self._stream, hand_over, ahead)
+
+    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
+        """For :meth:`iterate`: the consumer has waited so long for a copy; ``ahead`` of them are begun in advance."""
+        self._stream.count_device_wait(waited_ns, ahead)
 
     @property
     def passes_of_an_iteration(self) -> int | None:
@@ -87,22 +91,31 @@ class BaseLoader:
         """The step behind the last one of a pass; None if it never ends."""
         return self._stream.course_of(pass_).batches(pass_).num_steps
 
-    def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | None:
+    def fetch(self, pass_: Pass, step: int, wanted: int = 1, copy_ns: int = 0) -> Batch | None:
         """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
 
         Any step can be asked for at any time and is always the same batch. Steps in order are fast; another one makes
         the workers start anew there. Raises the error of a batch that cannot be delivered. What is asked for by its
         step is known by it: there is no :attr:`position` then. ``wanted``: of how many steps in order this is the
-        first that are of use only together; they are waited for together then.
+        first that are of use only together; they are waited for together then. ``copy_ns``: how long it will take to
+        copy the batch to a device, for whoever takes it.
         """
         with self._stream.lock:
             if self._stream.watched is not None:
                 self._stream.watched.page.words[TAKES_AHEAD] = 1
             found = self._fetch(pass_, step, wanted)
+            if copy_ns:
+                self._stream.count_device_wait(copy_ns, 1)
             self._here = None
         if isinstance(found, LoaderdError):
             raise found
         return found
+
+    def glimpse(self, num_records: int) -> Glimpse:
+        """A copy of the first records of the next batch that is taken; it is there when that was."""
+        glimpse = Glimpse(as_count(num_records, "num_records"))
+        self._stream.glimpses.append(glimpse)
+        return glimpse
 
     def headroom(self, batches: int = 10) -> None:
         """From now on, give copies of the next ``batches`` over and over, from memory, and never wait for data.
@@ -244,6 +257,7 @@ class BaseLoader:
             batches_copied=counts.copies,
             starts=counts.starts,
             wait_s=counts.wait_s,
+            device_wait_s=counts.device_wait_s,
             records_skipped=counts.records_skipped,
             damages=tuple(counts.report.first),
             stage_s={} if now is None else now.stage_s,
@@ -261,7 +275,7 @@ class BaseLoader:
         """
         watched = self._stream.watched
         if watched is None:
-            return nothing_yet("batches come by messages here: ask the server, by `loaderd doctor`")
+            return nothing_yet("no workers make these batches here; of a server, ask it: by `loaderd doctor`")
         return diagnose_samples(watched.samples(), watched.facts)
 
     def serve_metrics(self, port: int, host: str = "") -> int:
@@ -302,7 +316,7 @@ class BaseLoader:
 class _Iteration(Iterator[Any]):
     """One pass; where data sets grow, as many as an iteration has. Of several threads, each batch goes to one."""
 
-    def __init__(self, loader: BaseLoader, stream: SupervisedStream, hand_over: HandOver, ahead: int) -> None:
+    def __init__(self, loader: BaseLoader, stream: Stream, hand_over: HandOver, ahead: int) -> None:
         self._loader = loader
         self._stream = stream
         self._hand_over = hand_over

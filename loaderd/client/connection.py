@@ -74,6 +74,7 @@ class Counts:
     copies: int = 0
     starts: int = 0
     wait_s: float = 0.0
+    device_wait_s: float = 0.0
     records_skipped: int = 0
     report: DamageReport = field(default_factory=DamageReport)
     workers_restarted: int = 0

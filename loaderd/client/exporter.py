@@ -61,6 +61,7 @@ def _families(found: Statistics) -> Iterator[Metric]:
         "batches": ("Batches that were delivered to consumers", found.batches_delivered),
         "records": ("Records that were delivered to consumers", found.records_delivered),
         "waiting_seconds": ("Time that consumers have waited for batches", found.wait_s),
+        "device_waiting_seconds": ("Time that consumers have waited for copies to a device", found.device_wait_s),
         "records_skipped": ("Deliveries left out because of damage", found.records_skipped),
     }
     for name, (about, value) in counted.items():

@@ -22,17 +22,19 @@ import os
 import subprocess
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from loaderd.client.batch import Batch
 from loaderd.client.connection import Connection, Counts
 from loaderd.client.damage_report import DamageReport
 from loaderd.client.end import ProgramEnds, program_has_ended, register
+from loaderd.client.glimpse import Glimpse
 from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import Source
 from loaderd.errors import ClosedError, Damage, LoaderdError, OptionError
-from loaderd.memory.page import COPY_NS
+from loaderd.memory.page import COPIES_AHEAD, COPY_NS, DEVICE_WAIT_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Course, Position
@@ -63,6 +65,8 @@ class SupervisedStream:
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
         self.counts = Counts(report=DamageReport(source.options.report))
+        self.glimpses: deque[Glimpse] = deque()
+        """Those that have not seen a batch yet."""
         register(self)
         try:
             self._open(start, None)
@@ -180,15 +184,30 @@ class SupervisedStream:
         slot, num_records = found
         counts.batches += 1
         counts.records += num_records
+        batch = self._lend(connection, slot, num_records)
+        while self.glimpses:
+            self.glimpses.popleft().see(batch)
+        return batch
+
+    def _lend(self, connection: Connection, slot: int, num_records: int) -> Batch:
+        """The batch in a slot; a copy, where the consumer holds too many."""
         if connection.reader.num_lent < self._source.options.held_batches:
             return connection.reader.lend(slot, num_records)
         began_ns = time.perf_counter_ns()
-        counts.copies += 1
+        self.counts.copies += 1
         batch = connection.reader.copy(slot, num_records)
         connection.release(slot)
         if connection.watched is not None:
             connection.watched.page.words[COPY_NS] += time.perf_counter_ns() - began_ns
         return batch
+
+    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
+        """The consumer has waited so long for a copy to a device, where ``ahead`` of them are begun in advance."""
+        self.counts.device_wait_s += waited_ns / 1e9
+        if self.watched is not None:
+            words = self.watched.page.words
+            words[DEVICE_WAIT_NS] += waited_ns
+            words[COPIES_AHEAD] = ahead
 
     # --------------------------------------------------------------------------------- another daemon
 

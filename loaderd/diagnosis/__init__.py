@@ -1,7 +1,7 @@
 """Why a training is as fast as it is: :func:`diagnose`, a pure function of what two moments say."""
 
-from loaderd.diagnosis.diagnose import Diagnosis, diagnose, diagnose_samples, nothing_yet
+from loaderd.diagnosis.diagnose import COPY_TO_DEVICE, Diagnosis, diagnose, diagnose_samples, nothing_yet
 from loaderd.diagnosis.rates import Rates, rates
 from loaderd.diagnosis.remedies import Verdict
 
-__all__ = ["Diagnosis", "Rates", "Verdict", "diagnose", "diagnose_samples", "nothing_yet", "rates"]
+__all__ = ["COPY_TO_DEVICE", "Diagnosis", "Rates", "Verdict", "diagnose", "diagnose_samples", "nothing_yet", "rates"]

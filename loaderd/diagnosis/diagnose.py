@@ -7,8 +7,9 @@
     advice = a change of one of them ──► the step would be the longer of the two ──► gain = step now / step then
 
 What is **limiting** is the stage that takes the workers most of their time; and where they spend it waiting for
-windows, the stage that takes the loads most. The consumer's own time is that of Python where its thread has kept a
-core busy, alone, all the while.
+windows, the stage that takes the loads most. Copies to a device are limiting where the consumer waits for them
+longer than for data; and where it takes batches ahead, where it does little else. The consumer's own time is that of
+Python where its thread has kept a core busy, alone, all the while.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ SECONDS = 5.5
 """How far back is looked: five samples, one a second."""
 _MIN_WAITING = 0.05
 _MIN_COPYING = 0.05
+_MOSTLY_COPYING = 0.7
+COPY_TO_DEVICE = "copy to the device"
+"""The limiting stage that is none of the workers'."""
 _MIN_SLOT_WAITING = 0.25
 _MOST_WINDOW_WAITING = 0.15
 _LESS = 0.7
@@ -50,8 +54,8 @@ class Diagnosis:
     """The same of single steps: a tenth of them wait less than the first, a tenth more than the second. How long each
     has waited is known to a factor of two."""
     limiting_stage: str
-    """What takes the workers most time: "read", "inflate", "check", "parse", "unpack", or a derived field's name. ""
-    where data are not what the training waits for."""
+    """What takes the workers most time: "read", "inflate", "check", "parse", "unpack", or a derived field's name; or
+    "copy to the device". "" where data are not what the training waits for."""
     cause: str
     """Why, where that can be known; else ""."""
     advice: str
@@ -61,7 +65,8 @@ class Diagnosis:
     steps_per_s: float
     records_per_s: float
     stage_ns: dict[str, float]
-    """Nanoseconds of workers' time a record, by the stages that may be limiting; waits: "slot", "window"."""
+    """Nanoseconds of workers' time a record, by the stages that may be limiting; waits: "slot", "window". And of the
+    consumer's time, where batches are copied there: "copy to the device"."""
     over_s: float
     """Of how many seconds all this is."""
 
@@ -93,6 +98,7 @@ _HEADLINES: dict[Verdict, str] = {
     "workers": "The training waits for the workers.",
     "one field": "The training waits for one field.",
     "too few batches held": "The training holds more batches than there is room for.",
+    "copies to the device": "The training waits for copies to the device.",
     "the consumer's Python": "The training is as fast as its own Python code.",
     "nothing yet": "",
 }
@@ -107,6 +113,8 @@ def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
         return nothing_yet(f"{found.batches} batches were taken in {found.over_s:.1f} s", found.over_s)
     verdict = _verdict(found)
     limiting = found.limiting if verdict in ("storage", "workers", "one field") else ""
+    if verdict == "copies to the device":
+        limiting = COPY_TO_DEVICE
     remedy = remedy_for(verdict, limiting, found)
     return _diagnosis(found, verdict, limiting, remedy, _spread(before, now, found))
 
@@ -115,8 +123,10 @@ def _diagnosis(
     found: Rates, verdict: Verdict, limiting: str, remedy: Remedy, spread: tuple[float, float]
 ) -> Diagnosis:
     per_record = 1e9 * found.batches / max(1, found.records)
-    waits = {"slot": found.slot_share, "window": found.window_share}
     worker_s = found.step_s * found.facts.workers
+    waits_s = {"slot": found.slot_share * worker_s, "window": found.window_share * worker_s}
+    if found.device_s:
+        waits_s[COPY_TO_DEVICE] = found.device_s
     return Diagnosis(
         verdict=verdict,
         waiting_share=found.wait_s / found.step_s,
@@ -128,8 +138,7 @@ def _diagnosis(
         gain=max(1.0, remedy.gain),
         steps_per_s=found.batches / found.over_s,
         records_per_s=found.records / found.over_s,
-        stage_ns={name: s * per_record for name, s in found.stage_s.items()}
-        | {name: share * worker_s * per_record for name, share in waits.items()},
+        stage_ns={name: s * per_record for name, s in (found.stage_s | waits_s).items()},
         over_s=found.over_s,
     )
 
@@ -137,6 +146,8 @@ def _diagnosis(
 def _verdict(found: Rates) -> Verdict:
     if found.copy_s > _MIN_COPYING * found.step_s:
         return "too few batches held"
+    if _waits_for_device(found):
+        return "copies to the device"
     if found.wait_s < _MIN_WAITING * found.step_s:
         own_cores = (found.thread_cpu + found.thread_delay) / (found.own_s / found.step_s)
         is_alone = found.other_cpu < _PYTHON_ALONE * found.thread_cpu
@@ -147,6 +158,16 @@ def _verdict(found: Rates) -> Verdict:
     if limiting in found.facts.derived:
         return "one field"
     return "storage" if limiting in ("read", "inflate") else "workers"
+
+
+def _waits_for_device(found: Rates) -> bool:
+    """Whether copies hold the training up more than data do.
+
+    Where batches are taken ahead, the time of copies is known, and not whether the model waits for them: it does if
+    whoever copies does little else.
+    """
+    least_s = _MOSTLY_COPYING * found.own_s if found.now.takes_ahead else _MIN_COPYING * found.step_s
+    return found.device_s > max(least_s, found.wait_s)
 
 
 def _comes_in_bursts(found: Rates) -> bool:

@@ -23,6 +23,8 @@ class Rates:
     step_s: float
     wait_s: float
     copy_s: float
+    device_s: float
+    """That the consumer has waited for copies to a device."""
     stage_s: dict[str, float]
     """Of all workers together."""
     slot_share: float
@@ -54,6 +56,11 @@ class Rates:
     def busy_s(self) -> float:
         """What all workers do for a batch."""
         return sum(self.stage_s.values())
+
+    @property
+    def data_s(self) -> float:
+        """What a batch takes the workers, all at work: no step can be shorter."""
+        return self.busy_s / self.facts.workers
 
     @property
     def workers_compute(self) -> bool:
@@ -98,6 +105,7 @@ def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
         step_s=over_s * per_batch,
         wait_s=min(over_s, now.wait_s - before.wait_s) * per_batch,
         copy_s=(now.copy_s - before.copy_s) * per_batch,
+        device_s=(now.device_wait_s - before.device_wait_s) * per_batch,
         stage_s={name: s * per_batch for name, s in by_stage.items()},
         slot_share=stages["slot"] / worker_s,
         window_share=stages["window"] / worker_s,

@@ -19,6 +19,7 @@ Verdict = Literal[
     "workers",
     "one field",
     "too few batches held",
+    "copies to the device",
     "the consumer's Python",
     "nothing yet",
 ]
@@ -45,6 +46,8 @@ def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
         return _of_python(found)
     if verdict == "too few batches held":
         return _of_held_batches(found)
+    if verdict == "copies to the device":
+        return _of_copies(found)
     if limiting == "inflate":
         return _of_inflating(found)
     if limiting == "read":
@@ -86,7 +89,7 @@ def _of_model(found: Rates) -> Remedy:
 
 def _of_python(found: Rates) -> Remedy:
     python_s = min((found.thread_cpu + found.thread_delay) * found.step_s, found.own_s)
-    data_s = (found.busy_s + python_s) / found.facts.workers
+    data_s = found.data_s + python_s / found.facts.workers
     return Remedy(
         f"the thread that takes the batches computes for {python_s * 1e3:.1f} ms of each step, and nothing else of "
         "its process does much",
@@ -102,8 +105,26 @@ def _of_held_batches(found: Rates) -> Remedy:
         cause = f"more than held_batches={found.facts.held_batches} batches are held, so that others are copied"
         return Remedy(cause, advice, found.step_s / max(1e-12, found.step_s - found.copy_s))
     cause = f"the workers wait for slots {found.slot_share:.0%} of the time: batches are taken many at a time"
-    data_s = found.busy_s / found.facts.workers
-    return Remedy(cause, advice, found.step_s / max(found.own_s, data_s))
+    return Remedy(cause, advice, found.step_s / max(found.own_s, found.data_s))
+
+
+def _of_copies(found: Rates) -> Remedy:
+    facts, copy_s = found.facts, found.device_s
+    size, share = f"{facts.batch_bytes / (1 << 20):.1f} MiB", f"{copy_s / found.step_s:.0%} of the time"
+    cause = f"whoever takes batches waits {copy_s * 1e3:.1f} ms for the copy of each, {size}: {share}"
+    rest_s = found.own_s - copy_s
+    if not found.now.copies_ahead:
+        advice = "prefetch=2: batches are copied while the model works on the one before."
+        return Remedy(cause, advice, found.step_s / max(rest_s, copy_s, found.data_s))
+    if facts.has_bits and facts.packed_bytes < facts.batch_bytes:
+        fewer = facts.packed_bytes / facts.batch_bytes
+        advice = (
+            f"Copy packed records, which are {1 / fewer:.0f} times smaller, and unpack them there: "
+            'make_dataset(…, unpack="device"), loaderd_tf.unpack; or fields of loaderd.Packed.'
+        )
+        return Remedy(cause, advice, found.step_s / max(rest_s + fewer * copy_s, found.data_s, 1e-9))
+    half_s = max(rest_s + copy_s / 2, found.data_s, 1e-9)
+    return Remedy(cause, "Choose a dtype of fewer bytes: of half as many, for this gain.", found.step_s / half_s)
 
 
 def _of_inflating(found: Rates) -> Remedy:

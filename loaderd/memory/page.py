@@ -19,6 +19,8 @@ when it is dead, the daemon writes what it leaves, until another one has the sea
     COPY_NS                  consumer  how long it has copied batches, because too many are held
     CONSUMER_PID, _THREAD    consumer  its process, and the thread that began the pass
     TAKES_AHEAD              consumer  1: who takes the batches is not who uses them (tf.data)
+    DEVICE_WAIT_NS           consumer  how long it has waited for copies of batches to a device
+    COPIES_AHEAD             consumer  how many batches are copied there before they are taken
     WAITS …                  consumer  how many waits there were of less than 4 µs, 8 µs, 16 µs …; the last: longer
     of each seat:
       NEWS                   daemon    how many Granted and Withdrawn it has sent there
@@ -79,10 +81,11 @@ _LINE = 8
 """Words of a cache line: what different processes write lies in different ones."""
 CONSUMER_NEWS, WAKE_DAEMON_AT, GRANTED, LAYOUT, NUM_SLOTS, NUM_SEATS, FACTS_BYTES, SAMPLES = range(_LINE)
 POSITION, CONSUMER_SLEEPS_FOR, TAKEN_BATCHES, TAKEN_RECORDS, CONSUMER_WAITED_NS = range(_LINE, _LINE + 5)
-COPY_NS, CONSUMER_PID, CONSUMER_THREAD, TAKES_AHEAD, WAITS = range(_LINE + 5, _LINE + 10)
+COPY_NS, CONSUMER_PID, CONSUMER_THREAD = range(_LINE + 5, _LINE + 8)
+TAKES_AHEAD, DEVICE_WAIT_NS, COPIES_AHEAD, WAITS = range(_LINE + 8, _LINE + 12)
 NUM_WAITS = 23
 """Of the histogram of the consumer's waits. The last but one counts those of less than 9 s."""
-_SEATS = 5 * _LINE
+_SEATS = 6 * _LINE
 CONSUMER = slice(POSITION, WAITS + NUM_WAITS)
 """All words of the consumer."""
 

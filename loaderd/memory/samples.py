@@ -28,7 +28,9 @@ from loaderd.memory.page import (
     CONSUMER,
     CONSUMER_PID,
     CONSUMER_WAITED_NS,
+    COPIES_AHEAD,
     COPY_NS,
+    DEVICE_WAIT_NS,
     FACTS_BYTES,
     LAYOUT,
     MAX_FIELDS,
@@ -52,7 +54,7 @@ from loaderd.statistics import Facts, Snapshot
 
 PAGE_NAME = "page"
 """Of its memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
-_LAYOUT = 0x10ADE4D0001
+_LAYOUT = 0x10ADE4D0002
 """To be changed whenever the words are: a page may be read by another version."""
 _NUM_CONSUMER = CONSUMER.stop - CONSUMER.start
 _COUNTED, _SEEN = 1 + _NUM_CONSUMER, 1 + _NUM_CONSUMER + NUM_COUNTERS
@@ -157,6 +159,8 @@ def _snapshot(words: Sequence[int], fields: Sequence[str]) -> Snapshot:
         waits=tuple(consumer[WAITS + number] for number in range(NUM_WAITS)),
         copy_s=consumer[COPY_NS] / 1e9,
         takes_ahead=bool(consumer[TAKES_AHEAD]),
+        device_wait_s=consumer[DEVICE_WAIT_NS] / 1e9,
+        copies_ahead=consumer[COPIES_AHEAD],
         stage_s=stage_s,
         field_s=field_s,
         consumer_pid=consumer[CONSUMER_PID],

@@ -271,6 +271,21 @@ def test_batches_are_copied_to_a_device_ahead(loader: loaderd.Loader):
     assert element["bits"].device.endswith("CPU:0")
 
 
+def test_waits_for_copies_are_counted(loader: loaderd.Loader):
+    """Of a second CPU these are waits for the thread that copies; and on the host there are none."""
+    before_s = loader.statistics().device_wait_s
+    for _ in loaderd_tf.batches(loader, device="/CPU:0"):
+        pass
+    assert loader.statistics().device_wait_s == before_s
+    began_s = time.monotonic()
+    for _ in loaderd_tf.batches(loader, device="/CPU:1", prefetch=0):
+        pass
+    waited_s = loader.statistics().device_wait_s - before_s
+    assert 0 < waited_s < time.monotonic() - began_s
+    now = loader._stream.watched.now()
+    assert now.device_wait_s >= waited_s and now.copies_ahead == 0
+
+
 def test_what_cannot_be_copied_is_an_error_for_who_takes_it(loader: loaderd.Loader, monkeypatch: pytest.MonkeyPatch):
     """As when a GPU's memory is full. The batch is not lost, nor are those behind it."""
     iterator = iter(loaderd_tf.batches(loader, "id", device="/CPU:1", prefetch=1))

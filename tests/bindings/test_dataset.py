@@ -213,6 +213,20 @@ def test_batches_are_copied_to_a_device(chess: list[str], schema: loaderd.Schema
         )
 
 
+def test_copies_to_a_device_are_counted(chess: list[str], schema: loaderd.Schema):
+    """By what one of them took when the data set was made; on the host there is none."""
+    for device in ("/CPU:0", "/CPU:1"):
+        ds = loaderd_tf.make_dataset(chess, schema, batch_size=100, device=device, workers=1)
+        batches = sum(1 for _ in ds)
+        found, now = ds.statistics(), ds.loader._stream.watched.now()
+        assert now.device_wait_s == pytest.approx(found.device_wait_s)
+        if device == "/CPU:0":
+            assert found.device_wait_s == 0
+        else:
+            assert 1e-6 < found.device_wait_s / batches < 1 and now.copies_ahead == 1
+        ds.close()
+
+
 @pytest.mark.parametrize("device", ["/GPU:7", "/CPU:2", "nonsense"])
 def test_a_device_that_is_not_there(chess: list[str], schema: loaderd.Schema, device: str):
     with pytest.raises(OptionError, match=r"device must be one of \['/device:CPU:0', '/device:CPU:1'\], got"):

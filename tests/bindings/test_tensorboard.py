@@ -15,7 +15,9 @@ import pytest
 import tensorflow as tf
 
 import loaderd
+from loaderd import testing
 from loaderd.errors import OptionError
+from loaderd.grids import picture
 
 COUNTS = ("workers_restarted", "daemon_restarts", "records_skipped")
 
@@ -27,8 +29,8 @@ def read(log_dir: Path) -> dict[str, dict[int, np.ndarray]]:
         for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
             event = tf.compat.v1.Event.FromString(record)
             for value in event.summary.value:
-                plugin = "histograms" if value.tag == "loaderd/waits_log10_s" else "scalars"
-                assert value.metadata.plugin_data.plugin_name == plugin
+                plugin = {"loaderd/waits_log10_s": "histograms", "loaderd_pictures/board": "images"}
+                assert value.metadata.plugin_data.plugin_name == plugin.get(value.tag, "scalars")
                 assert event.step not in found[value.tag], "each is written once"
                 found[value.tag][event.step] = tf.make_ndarray(value.tensor)
     return found
@@ -147,6 +149,8 @@ def test_what_is_refused(open_loader: Callable[..., Any], tmp_path: Path):
         for update_freq in ("epochs", "batch", 0, 1.5, True, None):
             with pytest.raises(OptionError, match=f'update_freq must be "epoch" or a .* steps, got {update_freq!r}'):
                 loaderd_tf.TensorBoard(loader, tmp_path, update_freq=update_freq)
+        with pytest.raises(OptionError, match="pictures must be a number of records, 0 or more, got -1"):
+            loaderd_tf.TensorBoard(loader, tmp_path, pictures=-1)
         with pytest.raises(OptionError, match="log_dir must be the path of a folder, got 3"):
             loaderd_tf.TensorBoard(loader, 3)
         derived = loaderd_tf.from_loader(loader).map(lambda batch: batch)
@@ -159,6 +163,65 @@ def test_what_is_refused(open_loader: Callable[..., Any], tmp_path: Path):
         with pytest.raises(OptionError, match="that is being traced"):
             tf.function(lambda: board.write(1), autograph=False)()
     assert not (tmp_path / "loaderd").exists()
+
+
+def pictures_in(written: np.ndarray) -> list[np.ndarray]:
+    """What TensorBoard shows of width, height, and PNG files."""
+    width, height, *files = written.tolist()
+    drawn = [tf.io.decode_png(file).numpy() for file in files]
+    assert {one.shape for one in drawn} == {(int(height), int(width), 3)}
+    return drawn
+
+
+@pytest.fixture
+def open_boards(write_numbered: Callable[..., list[Path]]) -> Callable[..., Any]:
+    """Makes loaders of 43 records in batches of 10, each with a board."""
+    schema = loaderd.Schema(
+        features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
+        fields={"board": loaderd.Bits("bits", (4, 4, 2), scale=(1, -1)), "id": loaderd.Array("id")},
+    )
+    shards = write_numbered([43])
+    return lambda: loaderd.Loader(shards, schema, batch_size=10, workers=1)
+
+
+def test_pictures_are_of_a_batch_that_is_taken_anyhow(open_boards: Callable[..., Any], tmp_path: Path):
+    with open_boards() as loader:
+        board = loaderd_tf.TensorBoard(loader, tmp_path, pictures=3)
+        without = loaderd_tf.TensorBoard(loader, tmp_path / "without", pictures=0)
+        board.write_pictures(0)  # of nothing yet
+        taken = []
+        for batch in loader:
+            taken.append(batch.copy())
+            del batch
+            assert loader.statistics().slots_lent == 0, "none is held for a picture"
+            if len(taken) in (2, 4):
+                board.write_pictures(len(taken))
+                without.write_pictures(len(taken))
+        assert loader.statistics().batches_delivered == len(taken) == 5
+    assert not (tmp_path / "without").exists()
+    written = read(tmp_path)["loaderd_pictures/board"]
+    assert sorted(written) == [2, 4]
+    for step, number in ((2, 0), (4, 2)):
+        expected = [picture(np.moveaxis(one, -1, 0)) for one in taken[number]["board"][:3]]
+        np.testing.assert_array_equal(pictures_in(written[step]), expected)
+
+
+@pytest.mark.parametrize(("library", "update_freq"), [("keras", "epoch"), ("tf_keras", 2)])
+def test_fit_writes_pictures_once_an_epoch(tmp_path: Path, library: str, update_freq: Any):
+    boards = np.random.default_rng(0).random((43, 4, 4, 2), np.float32)
+    batches = [{"board": boards[at : at + 10], "id": np.arange(43)[at : at + 10]} for at in range(0, 43, 10)]
+    keras = importlib.import_module(library)
+    inputs = keras.Input((4, 4, 2))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(inputs)))
+    model.compile("sgd", "mse")
+    with testing.loader_of(batches) as loader:
+        dataset = loaderd_tf.from_loader(loader, ("board", "id"))
+        board = loaderd_tf.TensorBoard(dataset, tmp_path, update_freq=update_freq)
+        model.fit(dataset, epochs=2, shuffle=False, verbose=0, callbacks=[board])
+    written = read(tmp_path)["loaderd_pictures/board"]
+    assert sorted(written) == ([0, 1] if update_freq == "epoch" else [5, 10])
+    expected = [picture(np.moveaxis(one, -1, 0)) for one in boards[:4]]
+    np.testing.assert_array_equal(pictures_in(written[min(written)]), expected)
 
 
 # --------------------------------------------------------------------------------------------------- fit

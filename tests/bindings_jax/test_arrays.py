@@ -86,7 +86,7 @@ def lies_in_a_slot(array: jax.Array) -> bool:
 
 
 def test_every_dtype_is_what_the_loader_has(loader: loaderd.Loader):
-    batches = loaderd_jax.arrays(loader)
+    batches = loaderd_jax.batches(loader)
     assert len(batches) == NUM_BATCHES
     aliased = {name for name, array in next(iter(batches)).items() if lies_in_a_slot(array)}
     assert aliased >= {"bits", "id", *NARROW}
@@ -106,7 +106,7 @@ Pair = namedtuple("Pair", ["x", "y"])
 
 def test_structures(loader: loaderd.Loader):
     structure = Pair((("bits", "id"), "int8"), {"a": ("id",), "b": ["id"]})
-    element = next(iter(loaderd_jax.arrays(loader, structure)))
+    element = next(iter(loaderd_jax.batches(loader, structure)))
     assert jax.tree.structure(element) == jax.tree.structure(structure)
     assert check(*element.x[0]) == element.y["a"][0].tolist() == element.y["b"][0].tolist()
 
@@ -122,7 +122,7 @@ def test_structures(loader: loaderd.Loader):
 )
 def test_mistakes(loader: loaderd.Loader, arguments: dict[str, Any], message: str):
     with pytest.raises(OptionError, match=message):
-        loaderd_jax.arrays(**{"loader": loader, **arguments})
+        loaderd_jax.batches(**{"loader": loader, **arguments})
 
 
 def test_what_jax_would_change_is_refused(shards: list[Path]):
@@ -134,12 +134,12 @@ def test_what_jax_would_change_is_refused(shards: list[Path]):
     with loaderd.Loader(shards, loaderd.Schema({"id": loaderd.Int64()}, fields), batch_size=50, workers=1) as loader:
         for name in WIDE:
             with pytest.raises(OptionError, match=f"field '{name}' is {name}, and JAX would make") as caught:
-                loaderd_jax.arrays(loader, name)
+                loaderd_jax.batches(loader, name)
             assert "jax_enable_x64" in caught.value.hint
         with pytest.raises(OptionError, match="dtypes that JAX has, got field 'text'"):
-            loaderd_jax.arrays(loader)
+            loaderd_jax.batches(loader)
         with jax.enable_x64(True):
-            for element in loaderd_jax.arrays(loader, WIDE):
+            for element in loaderd_jax.batches(loader, WIDE):
                 assert [array.dtype.name for array in element] == WIDE and all(map(lies_in_a_slot, element))
                 assert element[0].tolist() == element[3].real.tolist()
 
@@ -148,7 +148,7 @@ def test_what_jax_would_change_is_refused(shards: list[Path]):
 
 
 def test_a_slot_comes_back_with_the_last_array(loader: loaderd.Loader):
-    bits, ids = next(iter(loaderd_jax.arrays(loader, ("bits", "id"))))
+    bits, ids = next(iter(loaderd_jax.batches(loader, ("bits", "id"))))
     array = np.asarray(ids)
     assert lent(loader) == 1 and not array.flags.writeable
     del bits
@@ -163,7 +163,7 @@ def test_no_batch_is_overwritten_while_it_lives(loader: loaderd.Loader):
     before = loader.statistics().batches_copied
     kept = []
     for _ in range(5):
-        for number, (bits, ids) in enumerate(loaderd_jax.arrays(loader, ("bits", "id"))):
+        for number, (bits, ids) in enumerate(loaderd_jax.batches(loader, ("bits", "id"))):
             if number % 2 == 0:
                 kept.append(((bits, ids), check(bits, ids)))
     assert len(kept) == 25 and all(check(*element) == numbers for element, numbers in kept)
@@ -183,7 +183,7 @@ def test_what_is_computed_later_reads_the_batch_of_then(loader: loaderd.Loader):
     """JAX computes while Python goes on to the next batches, and has let go of this one."""
     results: list[tuple[jax.Array, np.ndarray]] = []
     for _ in range(5):
-        for bits, ids in loaderd_jax.arrays(loader, ("bits", "id")):
+        for bits, ids in loaderd_jax.batches(loader, ("bits", "id")):
             results.append((_slow(bits), np.array(ids)))
     del bits, ids
     for bits, ids in results:
@@ -206,7 +206,7 @@ def test_what_is_donated_is_not_written_to(loader: loaderd.Loader):
         assert np.array_equal(batch["bits"], before[0]) and np.array_equal(batch["id"], before[1])
     kept = []
     for _ in range(4):
-        for bits, ids in loaderd_jax.arrays(loader, ("bits", "id")):
+        for bits, ids in loaderd_jax.batches(loader, ("bits", "id")):
             numbers = check(bits, ids)
             kept.append((same(bits, ids), numbers))
     assert all(check(*element) == numbers for element, numbers in kept)
@@ -218,14 +218,14 @@ def test_what_is_donated_is_not_written_to(loader: loaderd.Loader):
 
 def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: list[Path]):
     """Of another loader, as in a program that was started again."""
-    batches = loaderd_jax.arrays(loader, "id", device=jax.devices()[1])
+    batches = loaderd_jax.batches(loader, "id", device=jax.devices()[1])
     states, expected = [batches.state_dict()], []
     for _ in range(2):
         for ids in batches:
             expected.append(ids.tolist())
             states.append(json.loads(json.dumps(batches.state_dict())))
     with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=2) as another:
-        again = loaderd_jax.arrays(another, "id")
+        again = loaderd_jax.batches(another, "id")
         for step, state in enumerate(states[:-1]):
             again.load_state_dict(state)
             rest = NUM_BATCHES - step % NUM_BATCHES
@@ -236,15 +236,27 @@ def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: li
 def test_batches_are_put_on_a_device_ahead(loader: loaderd.Loader):
     """On the second CPU of JAX."""
     before = loader.statistics().batches_delivered
-    iterator = iter(loaderd_jax.arrays(loader, ("bits", "id"), device=jax.devices()[1], prefetch=2))
+    iterator = iter(loaderd_jax.batches(loader, ("bits", "id"), device=jax.devices()[1], prefetch=2))
     bits, ids = next(iterator)
     assert bits.devices() == ids.devices() == {jax.devices()[1]}
     assert loader.statistics().batches_delivered == before + 3 and loader.position.batch == 1
     numbers = [*check(bits, ids), *(number for element in iterator for number in check(*element))]
     assert sorted(numbers) == list(range(RECORDS)) and loader.position.epoch == 1
     before = loader.statistics().batches_delivered
-    on_host = next(iter(loaderd_jax.arrays(loader, "id", device=jax.devices()[0], prefetch=3)))
+    on_host = next(iter(loaderd_jax.batches(loader, "id", device=jax.devices()[0], prefetch=3)))
     assert lies_in_a_slot(on_host) and loader.statistics().batches_delivered == before + 1
+
+
+def test_waits_for_copies_are_counted(loader: loaderd.Loader):
+    before_s = loader.statistics().device_wait_s
+    for _ in loaderd_jax.batches(loader, device=jax.devices()[0]):
+        pass
+    assert loader.statistics().device_wait_s == before_s
+    began_s = time.monotonic()
+    for _ in loaderd_jax.batches(loader, device=jax.devices()[1], prefetch=1):
+        pass
+    assert 0 < loader.statistics().device_wait_s - before_s < time.monotonic() - began_s
+    assert loader._stream.watched.now().copies_ahead == 1
 
 
 def test_batches_are_divided_by_a_sharding(shards: list[Path]):
@@ -252,7 +264,7 @@ def test_batches_are_divided_by_a_sharding(shards: list[Path]):
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "remainder": "drop", "workers": 1}
     with loaderd.Loader(shards, SCHEMA, **options) as loader:
         seen = []
-        for bits, ids in loaderd_jax.arrays(loader, ("bits", "id"), device=sharding):
+        for bits, ids in loaderd_jax.batches(loader, ("bits", "id"), device=sharding):
             assert bits.sharding == sharding and len(bits.addressable_shards[1].data) == BATCH_SIZE // 2
             seen += check(bits, ids)
         assert len(seen) == len(set(seen)) == 9 * BATCH_SIZE
@@ -260,7 +272,7 @@ def test_batches_are_divided_by_a_sharding(shards: list[Path]):
 
 def test_arrays_outlive_the_loader(shards: list[Path]):
     with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1) as loader:
-        iterator = iter(loaderd_jax.arrays(loader, ("bits", "id")))
+        iterator = iter(loaderd_jax.batches(loader, ("bits", "id")))
         element = next(iterator)
     with pytest.raises(ClosedError, match="the loader is closed"):
         next(iterator)
@@ -287,7 +299,7 @@ def test_training_steps_learn_as_from_copies(loader: loaderd.Loader):
     copies = [(batch["bits"].copy(), batch["id"].copy()) for batch in loader]
     before = loader.statistics().batches_copied
     loader.seek(loaderd.Position())
-    assert np.array_equal(train(loaderd_jax.arrays(loader, ("bits", "id"))), train(copies))
+    assert np.array_equal(train(loaderd_jax.batches(loader, ("bits", "id"))), train(copies))
     assert loader.statistics().batches_copied == before
 
 
@@ -300,7 +312,7 @@ def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
         for sharing in ("independent", "mirrored", "shared"):
             with jax.enable_x64(True), server.connect(BATCH_SIZE, sharing=sharing) as loader:
                 seen = []
-                for bits, ids in loaderd_jax.arrays(loader, ("bits", "id")):
+                for bits, ids in loaderd_jax.batches(loader, ("bits", "id")):
                     seen += check(bits, ids)
                     double(bits)
                 assert sorted(seen) == list(range(RECORDS))
@@ -320,7 +332,7 @@ sharding = jax.sharding.NamedSharding(jax.make_mesh((jax.device_count(),), ("dat
 options = {"batch_size": 14, "remainder": "drop", "shard": loaderd_jax.shard(), "workers": 1}
 with loaderd.Loader(f"{folder}/shards/*", schema, **options) as loader:
     steps, total = [], jax.jit(lambda ids: ids.sum())
-    for ids in loaderd_jax.arrays(loader, "id", device=sharding):
+    for ids in loaderd_jax.batches(loader, "id", device=sharding):
         assert ids.shape == (28,)
         own = [number for shard in ids.addressable_shards for number in shard.data.tolist()]
         steps.append((int(total(ids)), own))

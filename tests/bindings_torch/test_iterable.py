@@ -31,9 +31,9 @@ def taken(elements: Any) -> list[list[int]]:
 
 
 def test_a_data_loader_hands_batches_on(loader: loaderd.Loader, recwarn: pytest.WarningsRecorder):
-    expected = taken(loaderd_torch.tensors(loader, ("bits", "id")))
+    expected = taken(loaderd_torch.batches(loader, ("bits", "id")))
     loader.seek(loaderd.Position())
-    data_loader = DataLoader(loaderd_torch.iterable(loader, ("bits", "id")), batch_size=None, num_workers=0)
+    data_loader = DataLoader(loaderd_torch.dataset(loader, ("bits", "id")), batch_size=None, num_workers=0)
     assert len(data_loader) == NUM_BATCHES
     assert taken(data_loader) == expected
     assert sorted(number for ids in taken(data_loader) for number in ids) == list(range(RECORDS)), "another epoch"
@@ -44,7 +44,7 @@ def test_a_data_loader_hands_batches_on(loader: loaderd.Loader, recwarn: pytest.
 
 def test_one_that_would_batch_again_is_refused(loader: loaderd.Loader):
     for options in ({}, {"batch_size": 4}):
-        data_loader = DataLoader(loaderd_torch.iterable(loader), **options)
+        data_loader = DataLoader(loaderd_torch.dataset(loader), **options)
         with pytest.raises(OptionError, match="batch_size of the DataLoader must be None") as caught:
             iter(data_loader)
         assert "batch_size=None, num_workers=0" in caught.value.hint
@@ -54,18 +54,18 @@ def test_one_that_would_batch_again_is_refused(loader: loaderd.Loader):
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_one_with_workers_is_refused(loader: loaderd.Loader, start: str):
     data_loader = DataLoader(
-        loaderd_torch.iterable(loader), batch_size=None, num_workers=1, multiprocessing_context=start
+        loaderd_torch.dataset(loader), batch_size=None, num_workers=1, multiprocessing_context=start
     )
     with pytest.raises(OptionError, match="num_workers of the DataLoader must be 0"):
         next(iter(data_loader))
-    assert len(taken(loaderd_torch.iterable(loader, ("bits", "id")))) == NUM_BATCHES, "the loader is as it was"
+    assert len(taken(loaderd_torch.dataset(loader, ("bits", "id")))) == NUM_BATCHES, "the loader is as it was"
 
 
 def test_torchdata_goes_on_from_every_step(loader: loaderd.Loader):
     torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 
     def stateful() -> Any:
-        dataset = loaderd_torch.iterable(loader, ("bits", "id"))
+        dataset = loaderd_torch.dataset(loader, ("bits", "id"))
         return torchdata.StatefulDataLoader(dataset, batch_size=None, num_workers=0)
 
     before, states, expected = stateful(), [], []

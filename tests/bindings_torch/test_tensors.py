@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def lies_in_a_slot(tensor: torch.Tensor) -> bool:
 
 
 def test_every_dtype_is_what_the_loader_has_and_not_copied(loader: loaderd.Loader):
-    batches = loaderd_torch.tensors(loader)
+    batches = loaderd_torch.batches(loader)
     assert len(batches) == NUM_BATCHES
     elements = [{name: (t.dtype, t.shape, t.tolist()) for name, t in element.items()} for element in batches]
     assert len(elements) == NUM_BATCHES
@@ -90,9 +91,9 @@ Pair = namedtuple("Pair", ["x", "y"])
 
 
 def test_structures(loader: loaderd.Loader):
-    first = next(iter(loaderd_torch.tensors(loader, "id")))
+    first = next(iter(loaderd_torch.batches(loader, "id")))
     loader.seek(loaderd.Position())
-    element = next(iter(loaderd_torch.tensors(loader, Pair((("bits", "id"), "int8"), {"a": ("id",), "b": ["id"]}))))
+    element = next(iter(loaderd_torch.batches(loader, Pair((("bits", "id"), "int8"), {"a": ("id",), "b": ["id"]}))))
     assert type(element) is Pair and type(element.y["a"]) is tuple and type(element.y["b"]) is list
     assert check(*element.x[0]) == first.tolist() == element.y["a"][0].tolist() == element.y["b"][0].tolist()
     assert element.x[1].dtype == torch.int8
@@ -112,7 +113,7 @@ def test_structures(loader: loaderd.Loader):
 )
 def test_mistakes(loader: loaderd.Loader, arguments: dict[str, Any], message: str):
     with pytest.raises(OptionError, match=message):
-        loaderd_torch.tensors(**{"loader": loader, **arguments})
+        loaderd_torch.batches(**{"loader": loader, **arguments})
 
 
 def test_text_and_int4_are_left_out_or_refused(shards: list[Path]):
@@ -124,9 +125,9 @@ def test_text_and_int4_are_left_out_or_refused(shards: list[Path]):
     with loaderd.Loader(shards, loaderd.Schema({"id": loaderd.Int64()}, fields), batch_size=50, workers=1) as loader:
         for name in ("text", "int4"):
             with pytest.raises(OptionError, match=f"got field '{name}' of") as caught:
-                loaderd_torch.tensors(loader, ("id", name))
+                loaderd_torch.batches(loader, ("id", name))
             assert "structure" in caught.value.hint
-        seen = [number for ids in loaderd_torch.tensors(loader, "id") for number in ids.tolist()]
+        seen = [number for ids in loaderd_torch.batches(loader, "id") for number in ids.tolist()]
         assert sorted(seen) == list(range(RECORDS))
 
 
@@ -134,7 +135,7 @@ def test_text_and_int4_are_left_out_or_refused(shards: list[Path]):
 
 
 def test_a_slot_comes_back_with_the_last_tensor(loader: loaderd.Loader):
-    bits, ids = next(iter(loaderd_torch.tensors(loader, ("bits", "id"))))
+    bits, ids = next(iter(loaderd_torch.batches(loader, ("bits", "id"))))
     weights = torch.ones(32, requires_grad=True)
     total = (bits * weights).sum()  # autograd keeps bits for the way back
     expected = bits.sum(0).clone()
@@ -155,7 +156,7 @@ def test_no_batch_is_overwritten_while_it_lives(loader: loaderd.Loader):
     before = loader.statistics().batches_copied
     kept, parts = [], []
     for _ in range(5):
-        for number, (bits, ids) in enumerate(loaderd_torch.tensors(loader, ("bits", "id"))):
+        for number, (bits, ids) in enumerate(loaderd_torch.batches(loader, ("bits", "id"))):
             if number % 2 == 0:
                 kept.append(((bits, ids), check(bits, ids)))
             elif number % 3 == 0:
@@ -169,7 +170,7 @@ def test_no_batch_is_overwritten_while_it_lives(loader: loaderd.Loader):
 def test_writing_in_place_changes_no_other_batch(loader: loaderd.Loader):
     seen = []
     for _ in range(4):
-        for bits, ids in loaderd_torch.tensors(loader, ("bits", "id")):
+        for bits, ids in loaderd_torch.batches(loader, ("bits", "id")):
             seen += check(bits, ids)
             bits.mul_(-3).add_(7)
             ids.zero_()
@@ -185,7 +186,7 @@ def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: li
     def numbers(elements: Any) -> list[list[int]]:
         return [check(*element) for element in elements]
 
-    batches = loaderd_torch.tensors(loader, ("bits", "id"))
+    batches = loaderd_torch.batches(loader, ("bits", "id"))
     states, expected = [batches.state_dict()], []
     for _ in range(2):
         for bits, ids in batches:
@@ -195,7 +196,7 @@ def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: li
     path = shards[0].parent / "checkpoint.pt"
     torch.save({"data": states}, path)
     with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=2) as another:
-        again = loaderd_torch.tensors(another, ("bits", "id"))
+        again = loaderd_torch.batches(another, ("bits", "id"))
         for step, state in enumerate(torch.load(path, weights_only=True)["data"][:-1]):
             again.load_state_dict(state)
             assert again.state_dict() == state
@@ -210,22 +211,34 @@ def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: li
 def test_batches_are_taken_ahead_for_a_device(loader: loaderd.Loader):
     """The "meta" device keeps shapes alone: so much can be seen without a GPU."""
     before = loader.statistics().batches_delivered
-    iterator = iter(loaderd_torch.tensors(loader, ("bits", "id"), device="meta", prefetch=2))
+    iterator = iter(loaderd_torch.batches(loader, ("bits", "id"), device="meta", prefetch=2))
     bits, ids = next(iterator)
     assert bits.device.type == ids.device.type == "meta" and bits.shape == (BATCH_SIZE, 32)
     assert loader.statistics().batches_delivered == before + 3 and loader.position.batch == 1
     assert loader.statistics().slots_lent == 0, "what was copied is given back"
     assert [len(ids) for _, ids in iterator] == [BATCH_SIZE] * 8 + [6] and loader.position.epoch == 1
     before = loader.statistics().batches_delivered
-    on_host = next(iter(loaderd_torch.tensors(loader, "id", device=torch.device("cpu"), prefetch=3)))
+    on_host = next(iter(loaderd_torch.batches(loader, "id", device=torch.device("cpu"), prefetch=3)))
     assert lies_in_a_slot(on_host) and loader.statistics().batches_delivered == before + 1
+
+
+def test_waits_for_copies_are_counted(loader: loaderd.Loader):
+    before_s = loader.statistics().device_wait_s
+    for _ in loaderd_torch.batches(loader, device="cpu"):
+        pass
+    assert loader.statistics().device_wait_s == before_s
+    began_s = time.monotonic()
+    for _ in loaderd_torch.batches(loader, device="meta", prefetch=3):
+        pass
+    assert 0 < loader.statistics().device_wait_s - before_s < time.monotonic() - began_s
+    assert loader._stream.watched.now().copies_ahead == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here that PyTorch can use")
 def test_batches_are_copied_to_a_gpu_ahead(loader: loaderd.Loader):
     seen, busy = [], torch.ones(2000, 2000, device="cuda")
     for _ in range(5):
-        iterator = iter(loaderd_torch.tensors(loader, ("bits", "id"), device="cuda", prefetch=2))
+        iterator = iter(loaderd_torch.batches(loader, ("bits", "id"), device="cuda", prefetch=2))
         for bits, ids in iterator:
             busy @= busy / 2000  # so that the loop's stream is behind what it is given
             seen.append((bits * 1, ids * 1))
@@ -235,7 +248,7 @@ def test_batches_are_copied_to_a_gpu_ahead(loader: loaderd.Loader):
 
 def test_tensors_outlive_the_loader(shards: list[Path]):
     with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1) as loader:
-        iterator = iter(loaderd_torch.tensors(loader, ("bits", "id")))
+        iterator = iter(loaderd_torch.batches(loader, ("bits", "id")))
         element = next(iterator)
     with pytest.raises(ClosedError, match="the loader is closed"):
         next(iterator)
@@ -264,7 +277,7 @@ def test_training_steps_learn_as_from_copies(loader: loaderd.Loader, compiled: b
     copies = [(torch.tensor(batch["bits"]), torch.tensor(batch["id"])) for batch in loader]
     before = loader.statistics().batches_copied
     loader.seek(loaderd.Position())
-    learnt = train(loaderd_torch.tensors(loader, ("bits", "id")))
+    learnt = train(loaderd_torch.batches(loader, ("bits", "id")))
     assert all(map(torch.equal, learnt, train(copies)))
     assert loader.statistics().batches_copied == before
 
@@ -277,7 +290,7 @@ def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
         for sharing in ("independent", "mirrored", "shared"):
             with server.connect(BATCH_SIZE, sharing=sharing) as loader:
                 seen = []
-                for bits, ids in loaderd_torch.tensors(loader, ("bits", "id")):
+                for bits, ids in loaderd_torch.batches(loader, ("bits", "id")):
                     assert lies_in_a_slot(bits) == (sharing == "independent")
                     seen += check(bits, ids)
                     bits.fill_(3)
@@ -296,7 +309,7 @@ distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank
 assert loaderd_torch.shard() == (rank, 2)
 schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
 with loaderd.Loader(f"{folder}/shards/*", schema, batch_size=16, shard=loaderd_torch.shard(), workers=1) as loader:
-    print([number for ids in loaderd_torch.tensors(loader, "id") for number in ids.tolist()])
+    print([number for ids in loaderd_torch.batches(loader, "id") for number in ids.tolist()])
 distributed.destroy_process_group()
 """
 

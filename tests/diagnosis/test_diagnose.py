@@ -25,6 +25,8 @@ FACTS = Facts(
     compressed=0,
     storage=("ext4",),
     has_bits=True,
+    batch_bytes=640_000,
+    packed_bytes=20_000,
 )
 STAGES = ("read", "inflate", "frames", "check", "parse", "order", "fill", "slot", "window")
 START = Snapshot(
@@ -96,6 +98,12 @@ def found(now: Snapshot, **facts: Any) -> Diagnosis:
         (after(wait_s=2.5, slot=3.0, window=1.5, inflate=6.0), {}, "storage", "inflate"),
         (after(wait_s=2.5, slot=6.0, window=2.0, inflate=6.0), {}, "storage", "inflate"),
         (after(wait_s=0.0, copy_s=1.0), {}, "too few batches held", ""),
+        (after(wait_s=0.1, device_wait_s=2.0), {}, "copies to the device", "copy to the device"),
+        (after(wait_s=1.0, device_wait_s=2.0, board=9.0), {}, "copies to the device", "copy to the device"),
+        (after(wait_s=2.0, device_wait_s=1.0, board=9.0), {}, "workers", "unpack"),
+        (after(wait_s=0.1, device_wait_s=0.2), {}, "the model", ""),
+        (after(wait_s=0.1, device_wait_s=3.0, takes_ahead=True), {}, "the model", ""),
+        (after(wait_s=0.5, device_wait_s=4.0, takes_ahead=True), {}, "copies to the device", "copy to the device"),
         (after(wait_s=0.0, batches=1), {}, "nothing yet", ""),
         (after(wait_s=4.9, batches=0, read=9.0), {}, "storage", "read"),
     ],
@@ -146,6 +154,19 @@ def test_no_step_is_shorter_than_what_the_consumer_does():
 
 
 @pytest.mark.parametrize(
+    ("copies_ahead", "facts", "gain"),
+    [
+        (0, {}, 10 / 7),  # steps of 10 ms, of which 3 are copying: those of before are hidden
+        (2, {}, 10 / (7 + 3 / 32)),
+        (2, {"has_bits": False}, 10 / 8.5),
+    ],
+)
+def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: dict[str, Any], gain: float):
+    diagnosis = found(after(wait_s=0.0, device_wait_s=1.5, copies_ahead=copies_ahead), **facts)
+    assert diagnosis.gain == pytest.approx(gain) and diagnosis.stage_ns["copy to the device"] == 30_000
+
+
+@pytest.mark.parametrize(
     ("now", "facts", "cause", "advice"),
     [
         (after(wait_s=3.0, board=9.0), {"cores": 2}, "", "loaderd[compiled]"),
@@ -166,6 +187,14 @@ def test_no_step_is_shorter_than_what_the_consumer_does():
         (after(wait_s=3.0, read=9.0, memory_stall_s=2.0), {}, "memory pressure", "smaller windows"),
         (after(wait_s=0.0, slot=9.0), {}, "before they are asked for", "workers=1"),
         (after(wait_s=0.0, copy_s=1.0), {}, "more than held_batches=4", "held_batches=16"),
+        (after(wait_s=0.0, device_wait_s=2.5), {}, "5.0 ms for the copy of each, 0.6 MiB: 50%", "prefetch=2"),
+        (
+            after(wait_s=0.0, device_wait_s=2.5, copies_ahead=2),
+            {},
+            "50% of the time",
+            '32 times smaller, and unpack them there: make_dataset(…, unpack="device")',
+        ),
+        (after(wait_s=0.0, device_wait_s=2.5, copies_ahead=2), {"has_bits": False}, "", "dtype of fewer bytes"),
     ],
 )
 def test_causes_and_advice(now: Snapshot, facts: dict[str, Any], cause: str, advice: str):

@@ -40,6 +40,8 @@ FACTS = Facts(
     compressed=1,
     storage=("ext4", "s3"),
     has_bits=True,
+    batch_bytes=640_000,
+    packed_bytes=20_000,
 )
 
 

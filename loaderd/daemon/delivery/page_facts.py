@@ -35,6 +35,8 @@ def facts_of(
         compressed=sum(compression != "none" for compression in data.compressions),
         storage=_storage_of(data.files) or ("servers",),
         has_bits=any(isinstance(definition, Bits) for definition in made.values()),
+        batch_bytes=options.batch_size * schema.record_bytes,
+        packed_bytes=options.batch_size * schema.row_bytes,
     )
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import struct
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import OptionError
-
 Values = npt.NDArray[Any]
+Pixels = npt.NDArray[np.uint8]
+"""(height, width, 3): red, green, blue."""
+
 _GAP = "   "
 _MOST_SIDE = 64
+_TILE = 96
+_MARGIN = 4
+_RED, _BLUE, _WHITE = (np.array(colour, np.float64) for colour in ((103, 0, 31), (5, 48, 97), (255, 255, 255)))
+_GREY = 190
 
 
 def planes_of(value: Values) -> Values | None:
@@ -70,29 +77,44 @@ def _width(grid: list[str]) -> int:
     return max(map(len, grid))
 
 
-def write_png(fields: dict[str, Values], path: Path, title: str) -> None:
-    """A picture of all planes of all ``fields``, (planes, rows, columns). Raises OptionError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure  # without pyplot: no display is looked for
-    except ModuleNotFoundError:
-        raise OptionError("--png needs matplotlib", hint="pip install 'loaderd[pictures]'") from None
-    named = [(f"{name} {number}", plane) for name, planes in fields.items() for number, plane in enumerate(planes)]
-    if not named:
-        raise OptionError("--png needs a field with planes, of two or three axes, and the schema has none")
-    columns = min(6, len(named))
-    rows = -(-len(named) // columns)
-    figure = Figure(figsize=(1.6 * columns, 1.8 * rows + 0.4), layout="constrained")
-    figure.suptitle(title)
-    for place in range(rows * columns):
-        axes = figure.add_subplot(rows, columns, place + 1)
-        axes.set_axis_off()
-        if place < len(named):
-            name, plane = named[place]
-            values = np.asarray(plane, np.float64)
-            most = float(np.abs(values).max()) or 1.0
-            axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most)
-            axes.set_title(name, fontsize=8)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"--png {path} cannot be written: {error}") from None
+def picture(planes: Values, columns: int = 6) -> Pixels:
+    """(height, width, 3): grids of a plane each, ``columns`` side by side: red above 0, blue below, white 0.
+
+    A plane's strongest value has the full colour. Each value is a square of some pixels.
+    """
+    values = np.asarray(planes, np.float64)
+    most = np.abs(values).max(axis=(1, 2), keepdims=True, initial=0.0)
+    shares = np.nan_to_num(values / np.where(most > 0, most, 1.0))[..., None]
+    ends = np.where(shares > 0, _RED, _BLUE)
+    colours = (_WHITE + np.abs(shares) * (ends - _WHITE)).round().astype(np.uint8)
+    number, rows, width = colours.shape[:3]
+    side = max(2, _TILE // max(rows, width))
+    tiles = colours.repeat(side, axis=1).repeat(side, axis=2)
+    columns = min(columns, number)
+    lines = -(-number // columns)
+    high, wide = rows * side + _MARGIN, width * side + _MARGIN
+    sheet = np.full((lines * high + _MARGIN, columns * wide + _MARGIN, 3), _GREY, np.uint8)
+    for place, tile in enumerate(tiles):
+        line, column = divmod(place, columns)
+        top, left = line * high + _MARGIN, column * wide + _MARGIN
+        sheet[top : top + rows * side, left : left + width * side] = tile
+    return sheet
+
+
+def stacked(pictures: Sequence[Pixels]) -> Pixels:
+    """One below the other."""
+    width = max(one.shape[1] for one in pictures)
+    wide = [np.pad(one, ((0, 0), (0, width - one.shape[1]), (0, 0)), constant_values=_GREY) for one in pictures]
+    return np.concatenate(wide)
+
+
+def png(pixels: Pixels) -> bytes:
+    """As a PNG file: 8 bits a colour, lines unfiltered, by https://www.w3.org/TR/png-3/."""
+    height, width, _ = pixels.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )

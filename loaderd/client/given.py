@@ -1,0 +1,151 @@
+"""A loader of batches that are in memory: for tests, in which nothing shall be written, read or started.
+
+Passes, positions and the end are those of any loader: only what would come from workers is given.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.client.base import BaseLoader, checked_start
+from loaderd.client.batch import Batch
+from loaderd.client.connection import Counts
+from loaderd.client.end import ProgramEnds, program_has_ended, register
+from loaderd.client.glimpse import Glimpse
+from loaderd.errors import ClosedError, LoaderdError, OptionError
+from loaderd.options import StreamOptions, require
+from loaderd.plan.passes import Listing, Pass
+from loaderd.plan.positions import Course, Position
+from loaderd.schema import Schema
+from loaderd.statistics import StorageCounts
+
+Given = Mapping[str, npt.ArrayLike] | LoaderdError
+"""A batch, or the error that comes in its place."""
+
+
+class GivenLoader(BaseLoader):
+    """What ``loaderd.testing.loader_of`` returns: a loader of which the batches are given."""
+
+    def __init__(
+        self, batches: Sequence[Given], schema: Schema, epochs: int | None = 1, start: Position | None = None
+    ) -> None:
+        checked = [one if isinstance(one, LoaderdError) else _batch(one, schema, n) for n, one in enumerate(batches)]
+        sizes = [one.num_records for one in checked if isinstance(one, Batch)]
+        require(bool(sizes), "batches", "at least one batch that is no error", batches)
+        options = StreamOptions(sizes[0], epochs=epochs, shuffle=False, workers=1)
+        stream = _GivenStream(checked, options)
+        super().__init__(_Described(schema, options), stream, checked_start(start))
+
+
+@dataclass
+class _Described:
+    """See ``client.stream``."""
+
+    schema: Schema
+    options: StreamOptions
+    grows: bool = False
+
+
+def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> Batch:
+    """Raises OptionError for what is no batch of this schema."""
+    arrays = {name: np.asarray(array) for name, array in given.items()}
+    what = f"batches[{number}]"
+    require(arrays.keys() == schema.specs.keys(), what, f"of the fields {list(schema.specs)}", list(arrays))
+    for name, spec in schema.specs.items():
+        found = (arrays[name].dtype, arrays[name].shape[1:])
+        must = f"of {spec.dtype} and of shape (records, {', '.join(map(str, spec.shape))})"
+        if found != (spec.dtype, spec.shape) or not arrays[name].ndim:
+            raise OptionError(
+                f"{what}[{name!r}] must be {must}, got {arrays[name].dtype} {arrays[name].shape}",
+                hint="Without a schema, all batches must be as the first one is.",
+            )
+    lengths = {name: len(array) for name, array in arrays.items()}
+    require(len(set(lengths.values())) == 1, what, "of as many records in each field", lengths)
+    num_records = min(lengths.values())
+    require(num_records > 0, what, "of at least one record", num_records)
+    return Batch({name: arrays[name] for name in schema.specs}, num_records)
+
+
+class _GivenStream:
+    """A stream whose batches are there: see ``client.stream``, and ``client.end`` of how it ends."""
+
+    watched = None
+    num_lent = 0
+
+    def __init__(self, batches: list[Batch | LoaderdError], options: StreamOptions) -> None:
+        size = options.batch_size
+        sizes = [one.num_records if isinstance(one, Batch) else size for one in batches]
+        for number, found in enumerate(sizes):
+            is_last = number == len(sizes) - 1
+            must = (
+                f"of at most {size} records, as the first one" if is_last else f"of {size} records, as the first one"
+            )
+            require(found == size or (is_last and found < size), f"batches[{number}]", must, found)
+        self.lock = threading.Lock()
+        self.counts = Counts()
+        self.glimpses: deque[Glimpse] = deque()
+        self.facts = {
+            "num_shards": 0,
+            "num_records": sum(sizes),
+            "storage": StorageCounts(),
+            "kernels": "numpy",
+            **dict.fromkeys(("workers", "slots", "slot_bytes", "window_records", "window_bytes", "index_cached"), 0),
+            "index_s": 0.0,
+        }
+        self.course = Course(options, sum(sizes), sum(sizes), {"given_records": sum(sizes)})
+        self._batches = batches
+        self._over: str | type[ProgramEnds] | None = None
+        register(self)
+
+    def course_of(self, of: Pass | Position) -> Course:
+        return self.course
+
+    def list_shards(self, listing: Listing | None) -> None:
+        raise AssertionError("what is given does not grow")
+
+    def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
+        """In memory of its own each time: who gets it may write there."""
+        self.check()
+        plan = self.course.batches(pass_)
+        if plan.num_steps is not None and step >= plan.num_steps:
+            return None
+        given = self._batches[plan.place_of(step)[1]]
+        if isinstance(given, LoaderdError):
+            return given
+        self.counts.batches += 1
+        self.counts.records += given.num_records
+        while self.glimpses:
+            self.glimpses.popleft().see(given)
+        return given.copy()
+
+    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
+        self.counts.device_wait_s += waited_ns / 1e9
+
+    def check(self) -> None:
+        if isinstance(self._over, str):
+            raise ClosedError(self._over, hint="Make a new one.")
+        if self._over is not None or program_has_ended():
+            raise ProgramEnds
+
+    def close(self) -> None:
+        self.end("the loader is closed")
+
+    def end(self, why: str | type[ProgramEnds]) -> None:
+        self._over = self._over or why
+
+    @property
+    def is_over(self) -> bool:
+        return self._over is not None
+
+    def leave_to_parent(self) -> None:
+        """A fork has batches of its own."""
+
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        return []

@@ -1,0 +1,56 @@
+"""Of the waits for copies to a device, what counts as copying."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import loaderd
+from loaderd.client.copies import CopyWaits
+
+
+class Counted:
+    """What a loader is told."""
+
+    def __init__(self) -> None:
+        self.waits: list[tuple[int, int]] = []
+
+    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
+        self.waits.append((waited_ns, ahead))
+
+
+def test_a_wait_counts_as_far_as_a_copy_takes():
+    counted = Counted()
+    waits = CopyWaits(counted, 3)  # type: ignore[arg-type]
+    for copy_ns, num_records in [(9000, 10), (5000, 10), (7000, 10), (800, 1)]:
+        waits.took(copy_ns, num_records)
+    for waited_ns, num_records in [(400, 10), (5000, 10), (90_000, 10), (90_000, 4), (90_000, 0)]:
+        waits.waited(waited_ns, num_records)
+    assert counted.waits == [(400, 3), (5000, 3), (5000, 3), (2000, 3), (0, 3)] and waits.copies_timed == 4
+
+
+def test_who_waits_gets_what_was_waited_for():
+    counted = Counted()
+    waits = CopyWaits(counted, 0)  # type: ignore[arg-type]
+    waits.took(10**9, 10)
+    assert waits.wait(10, lambda: time.sleep(0.02) or "copies") == "copies"
+    ((waited_ns, _),) = counted.waits
+    assert 20e6 <= waited_ns < 1e9
+
+
+def test_a_training_that_waits_for_copies_is_told_so(
+    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
+):
+    """Copies that take 5 ms, begun when they are needed, of batches that are there."""
+    options = {"batch_size": 10, "epochs": None, "workers": 1}
+    with loaderd.Loader(write_numbered([1000]), numbered_schema, **options) as loader:
+        waits = CopyWaits(loader, 0)
+        waits.took(10**9, 10)
+        until_s = time.monotonic() + 20
+        for _ in loader.iterate(lambda batch: lambda: waits.wait(10, lambda: time.sleep(0.005))):
+            found = loader.diagnose()
+            if found.verdict != "nothing yet" or time.monotonic() > until_s:
+                break
+    assert found.verdict == "copies to the device" and found.limiting_stage == "copy to the device"
+    assert "prefetch=2" in found.advice and found.stage_ns["copy to the device"] > 0.4e6
