@@ -4,8 +4,8 @@
 
 Worker processes play the games (:mod:`games`); this process alone imports TensorFlow, and writes what they made,
 in order: the same arguments give the same bytes. Each record is a ``tf.train.Example`` with two features:
-``d``, 194 bytes (``loaderd.convert.chess_boards``), and ``s``, an int64: the score from white's side, in centipawns, or in moves
-to mate where bit 1546 of ``d`` says so.
+``d``, 194 bytes (``loaderd.convert.chess_boards``), and ``s``, an int64: the score from white's side, in centipawns,
+or in moves to mate where bit 1546 of ``d`` says so.
 """
 
 from __future__ import annotations
