@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 from loaderd.randomness import RecordRandom
-from loaderd.schema import Derived, Shape
+from loaderd.schema import Derived, Schema, Shape
 
 AnyArray = npt.NDArray[Any]
+Layout = Literal["NHWC", "NCHW"]
 
 
 def board_symmetry(
@@ -24,17 +25,20 @@ def board_symmetry(
     dtype: Any = "float32",
     symmetries: Sequence[int] = range(8),
     stream: str = "symmetry",
+    layout: Layout | None = None,
 ) -> Derived:
     """``field``, of the same ``shape``, under a symmetry of the square that is drawn anew for each record and epoch.
 
     ``shape`` says where the squares of the board of S × S are (8 × 8, 19 × 19, or any other):
 
     - (S, S) or (S, S, C): rows, columns, and C channels of each square, which stay together;
+    - (C, S, S): C planes, as PyTorch and KataGo have them; of (S, S, S), ``layout`` must say "NHWC" or "NCHW";
     - (S·S,), row by row, or (S·S + 1,) with a pass move behind them, which stays where it is: policies.
 
     Symmetry t of 0…7 mirrors left and right (``np.flip`` of the columns) if t >= 4, and then turns by t % 4 quarters
     as ``np.rot90`` does. ``symmetries`` are those to choose from, all equally likely: for chess ``(0, 4)``, with a
-    mirror but no turns (and not with castling rights, nor for moves by name: those are other functions).
+    mirror but no turns (and not with castling rights, nor for moves by name: those are other functions; that of Leela
+    Chess Zero's boards is ``loaderd.schemas.lc0(symmetries=(0, 4))``).
 
     Fields of the same ``stream`` and ``symmetries`` are turned alike. A function of your own joins in as
     ``Derived(function, …, random=stream)``: ``random.integers(0, len(symmetries))``, drawn first, is the number in
@@ -43,37 +47,88 @@ def board_symmetry(
     Costs 0.95 µs a record for (8, 8, 24) of float32, 2 for (19, 19, 8), 0.7 for (362,). A ``field`` of int8, cast to
     ``dtype`` when it is turned, costs 0.5 and 1.2.
     """
+    chosen = check_symmetries(symmetries, range(8), "board_symmetry")
+    planes_first, size, has_pass = _board_of(tuple(shape), layout)
+    sources = np.stack([_sources(size, has_pass, symmetry) for symmetry in chosen])
+    turn = _turn_planes if planes_first else _turn_squares
+    return Derived(partial(turn, sources), (field,), shape, dtype, random=stream)
+
+
+def with_symmetries(schema: Schema, names: Sequence[str], symmetries: Sequence[int], layout: Layout) -> Schema:
+    """``schema`` with the fields ``names``, as float32, of each record turned alike. Raises SchemaError."""
+    fields = dict(schema.fields)
+    intermediates = dict(schema.intermediates)
+    for name in names:
+        stored = f"{name} (stored)"
+        intermediates[stored] = schema.fields[name]
+        fields[name] = board_symmetry(stored, schema.spec_of(name).shape, symmetries=symmetries, layout=layout)
+    return Schema(schema.features, fields, intermediates)
+
+
+def check_symmetries(symmetries: Sequence[int], known: Sequence[int], of: str, why: str = "") -> tuple[int, ...]:
+    """``symmetries`` as a tuple, each of ``known``. Raises SchemaError; ``why``: there are no others."""
     chosen = tuple(int(t) for t in symmetries)
-    if not chosen or not set(chosen) <= set(range(8)):
-        raise SchemaError(f"board_symmetry: symmetries must be some of 0…7, got {symmetries!r}")
-    sources = np.stack([_sources(shape, symmetry) for symmetry in chosen])
-    return Derived(partial(_turn, sources), (field,), shape, dtype, random=stream)
+    if not chosen or not set(chosen) <= set(known):
+        some = "0…7" if len(known) == 8 else ", ".join(map(str, known))
+        raise SchemaError(f"{of}: symmetries must be some of {some}, got {symmetries!r}", hint=why)
+    return chosen
 
 
-def _sources(shape: Shape, symmetry: int) -> npt.NDArray[np.intp]:
+def _sources(size: int, has_pass: bool, symmetry: int) -> npt.NDArray[np.intp]:
     """intp, (squares,) with the pass move if there is one: from which square the symmetry takes each."""
-    size, has_pass = _board_of(shape)
     squares = np.arange(size * size, dtype=np.intp).reshape(size, size)
     turned = np.rot90(squares[:, ::-1] if symmetry >= 4 else squares, symmetry % 4).ravel()
     return np.append(turned, size * size) if has_pass else turned
 
 
-def _board_of(shape: Shape) -> tuple[int, bool]:
-    """The board's side, and whether there is a pass move behind it."""
-    dims = tuple(shape)
-    if len(dims) in (2, 3) and dims[0] == dims[1]:
-        return dims[0], False
-    if len(dims) == 1:
-        side = math.isqrt(dims[0])
-        if dims[0] - side * side in (0, 1):
-            return side, dims[0] > side * side
-    raise SchemaError(f"board_symmetry: shape must be (S, S), (S, S, C), (S·S,) or (S·S + 1,), got {shape!r}")
+def _board_of(shape: Shape, layout: Layout | None) -> tuple[bool, int, bool]:
+    """Whether planes come before squares; the board's side; whether there is a pass move behind it."""
+    if layout not in (None, "NHWC", "NCHW"):
+        raise SchemaError(f'board_symmetry: layout must be "NHWC" or "NCHW", got {layout!r}')
+    if len(shape) == 3:
+        can_be: list[Layout] = []
+        can_be += ["NHWC"] if shape[0] == shape[1] else []
+        can_be += ["NCHW"] if shape[1] == shape[2] else []
+        if len(can_be) == 2 and layout is None and shape[0] > 1:
+            raise SchemaError(
+                f"board_symmetry: shape {shape} may be of either layout", hint='Pass layout="NHWC" or "NCHW".'
+            )
+        fits = can_be if layout is None else [each for each in can_be if each == layout]
+        if fits:
+            return fits[0] == "NCHW", shape[1], False
+    if len(shape) == 2 and shape[0] == shape[1]:
+        return False, shape[0], False
+    if len(shape) == 1:
+        side = math.isqrt(shape[0])
+        if shape[0] - side * side in (0, 1):
+            return False, side, shape[0] > side * side
+    of = "" if layout is None else f" of layout {layout}"
+    raise SchemaError(
+        f"board_symmetry: shape must be (S, S), (S, S, C), (C, S, S), (S·S,) or (S·S + 1,){of}, got {shape!r}",
+        hint="A board that is no square cannot be turned; and what has no value a square, such as moves by name, "
+        "needs a function of its own: Derived(…, random=stream).",
+    )
 
 
-def _turn(sources: npt.NDArray[np.intp], board: AnyArray, random: RecordRandom) -> AnyArray:
+def _turn_squares(sources: npt.NDArray[np.intp], board: AnyArray, random: RecordRandom) -> AnyArray:
     """``board``, (n, …), each record's squares taken as a row of ``sources``, (symmetries, squares), says."""
     chosen = random.integers(0, len(sources))
     squares = sources[chosen]
     squares += np.arange(0, squares.size, squares.shape[1])[:, None]
     channels = math.prod(board.shape[1:]) // squares.shape[1]
     return board.reshape(squares.size, channels).take(squares.ravel(), axis=0, mode="clip").reshape(board.shape)
+
+
+def _turn_planes(sources: npt.NDArray[np.intp], board: AnyArray, random: RecordRandom) -> AnyArray:
+    """As :func:`_turn_squares`, of ``board`` (n, C, S, S): all records of one symmetry at a time.
+
+    An index of each value, as there, would be eight times the bytes of the planes.
+    """
+    chosen = random.integers(0, len(sources))
+    planes = board.reshape(*board.shape[:2], sources.shape[1])
+    turned = np.empty_like(planes)
+    for number, squares in enumerate(sources):
+        (records,) = np.nonzero(chosen == number)
+        if len(records):
+            turned[records] = planes[records].take(squares, axis=2, mode="clip")
+    return turned.reshape(board.shape)

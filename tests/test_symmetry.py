@@ -43,6 +43,10 @@ def test_each_symmetry_is_the_one_that_is_said(side: int, channels: tuple[int, .
     board = np.random.default_rng(0).integers(0, 100, (7, *shape)).astype(field.dtype)
     expected = turned(board, symmetry)
     assert np.array_equal(apply(field, board), expected)
+    if channels:
+        planes = loaderd.board_symmetry("x", (*channels, side, side), symmetries=[symmetry], layout="NCHW")
+        found = apply(planes, np.moveaxis(board, 3, 1).copy())
+        assert np.array_equal(found, np.moveaxis(expected, 3, 1))
     if not channels:
         flat = loaderd.board_symmetry("x", (side * side,), symmetries=[symmetry])
         assert np.array_equal(apply(flat, board.reshape(7, -1)), expected.reshape(7, -1))

@@ -193,26 +193,35 @@ class _Output:
         """Leave nothing half written."""
         if self._writer is not None:
             self._writer.abort()
-            temporary_of(self._task.folder / self._name).unlink(missing_ok=True)
+        temporary_of(self._task.folder / self._name).unlink(missing_ok=True)
 
 
 def check_shard(path: Path, task: Task, num_records: int, digest: str) -> None:
     """Read a shard that was written. Raises ShardReadError where it does not hold these records."""
+    try:
+        found = _read_back(path, task)
+    except ShardReadError as error:
+        found = str(error)
+    if found != (num_records, digest):
+        raise ShardReadError(
+            f"{path}: expected {num_records} records of digest {digest}, as were written, found {found}",
+            hint="The disk, or the memory, of this machine changes what is written to it. Start again elsewhere.",
+        )
+
+
+def _read_back(path: Path, task: Task) -> tuple[int, str] | str:
+    """(records, digest) of a shard; or what is wrong with it."""
     schema = schema_of_format(task.features, task.format)
     (file,) = list_shards(path)
     index = make_index(file, schema.records, DEFAULT_BLOCK_RECORDS)
-    source = RowSource(schema, [file], [index.compression])
-    found = hashlib.sha256()
-    problems = [str(damage) for damage in index.damages]
-    for rows in source.read(list(spans_of(0, index))):
-        if isinstance(rows, LoaderdError):
-            problems.append(str(rows))
-        else:
-            found.update(rows.tobytes())
-    source.close()
-    if problems or index.num_records != num_records or found.hexdigest() != digest:
-        what = problems[0] if problems else f"{index.num_records} records of digest {found.hexdigest()[:16]}"
-        raise ShardReadError(
-            f"{path}: expected {num_records} records of digest {digest[:16]}, as were written, found {what}",
-            hint="The disk, or the memory, of this machine changes what is written to it. Start again elsewhere.",
-        )
+    if index.damages:
+        return str(index.damages[0])
+    source, digest = RowSource(schema, [file], [index.compression]), hashlib.sha256()
+    try:
+        for rows in source.read(list(spans_of(0, index))):
+            if isinstance(rows, LoaderdError):
+                return str(rows)
+            digest.update(rows.tobytes())
+    finally:
+        source.close()
+    return index.num_records, digest.hexdigest()

@@ -6,12 +6,16 @@ python/katago/train/data_processing_pytorch.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from loaderd.schema import Array, Bits, FixedRecords, Schema
+from loaderd.schema import Array, Bits, Field, FixedRecords, Schema
+from loaderd.symmetry import with_symmetries
 
 NUM_PLANES = 22
 _WEIGHT = 25  # of globalTargetsNC
+_TURNED = ("planes", "policy", "next_policy", "value_targets")
 
 
 def rows(board_size: int = 19, num_targets: int = 64) -> np.dtype[np.void]:
@@ -29,7 +33,7 @@ def rows(board_size: int = 19, num_targets: int = 64) -> np.dtype[np.void]:
     )
 
 
-def katago(board_size: int = 19, num_targets: int = 64) -> Schema:
+def katago(board_size: int = 19, num_targets: int = 64, symmetries: Sequence[int] = ()) -> Schema:
     """Fields, all float32, for 19 × 19 points:
 
     ``planes`` (22, 19, 19) and ``global`` (19,): the inputs. ``policy`` and ``next_policy`` (362,): visits of the
@@ -37,22 +41,27 @@ def katago(board_size: int = 19, num_targets: int = 64) -> Schema:
     ``weight`` (): that of the row, which is number 25 of the targets. ``scores`` (842,): the final score's
     distribution. ``value_targets`` (5, 19, 19): the first is the final ownership, from -100 to 100.
 
+    ``symmetries``: some of 0…7, as ``loaderd.board_symmetry`` numbers them; ``range(8)`` for all. Planes, policies
+    and value targets of each record are turned by one of these, drawn anew in each epoch from the stream "symmetry".
+    A smaller board in a corner of the 19 × 19 points goes to another corner, as in KataGo's own training: the first
+    plane says where it is. None: as stored.
+
     ``num_targets``: 80 in files of version 3. Files of other shapes are each a ShardReadError that says which they
     have. History is not masked at random: columns 36 to 40 of ``targets`` are for that.
     """
     record = rows(board_size, num_targets)
     plane_bytes = (board_size * board_size + 7) // 8
     shape, moves = (NUM_PLANES, board_size, board_size), (board_size * board_size + 1,)
-    return Schema(
-        features=FixedRecords(record, bits=["binaryInputNCHWPacked"]),
-        fields={
-            "planes": Bits("binaryInputNCHWPacked", shape, plane_bytes=plane_bytes),
-            "global": Array("globalInputNC"),
-            "policy": Array("policyTargetsNCMove", "float32", shape=moves, first=0),
-            "next_policy": Array("policyTargetsNCMove", "float32", shape=moves, first=moves[0]),
-            "targets": Array("globalTargetsNC"),
-            "weight": Array("globalTargetsNC", shape=(), first=_WEIGHT),
-            "scores": Array("scoreDistrN", "float32"),
-            "value_targets": Array("valueTargetsNCHW", "float32"),
-        },
-    )
+    dtype = "int8" if symmetries else "float32"  # bytes are turned, and become floats as they are delivered
+    fields: dict[str, Field] = {
+        "planes": Bits("binaryInputNCHWPacked", shape, plane_bytes=plane_bytes, dtype=dtype),
+        "global": Array("globalInputNC"),
+        "policy": Array("policyTargetsNCMove", "float32", shape=moves, first=0),
+        "next_policy": Array("policyTargetsNCMove", "float32", shape=moves, first=moves[0]),
+        "targets": Array("globalTargetsNC"),
+        "weight": Array("globalTargetsNC", shape=(), first=_WEIGHT),
+        "scores": Array("scoreDistrN", "float32"),
+        "value_targets": Array("valueTargetsNCHW", dtype),
+    }
+    schema = Schema(FixedRecords(record, bits=["binaryInputNCHWPacked"]), fields)
+    return with_symmetries(schema, _TURNED, symmetries, layout="NCHW") if symmetries else schema

@@ -6,12 +6,17 @@ little-endian. How it becomes planes is ``convert_v6_to_tuple`` of LeelaChessZer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Fill, FixedRecords, Planes, Schema, Spread
+from loaderd.schemas.leela_moves import mirrored_moves
+from loaderd.symmetry import check_symmetries
 
 RECORD = np.dtype(
     [
@@ -54,12 +59,19 @@ _READ = [
 ]
 
 
-def lc0(dtype: Any = "float32") -> Schema:
+_WHY = "Pawns go up, so a board of chess has one symmetry beside itself: 4, files a to h mirrored."
+
+
+def lc0(dtype: Any = "float32", symmetries: Sequence[int] = ()) -> Schema:
     """Fields ``planes`` (112, 8, 8), ``policy`` (1858,), ``wdl`` (3,) and ``plies_left`` ().
 
     ``planes``: 104 of pieces and repetitions, 4 of castling rights, the side to move, the 50-move count / 99, zeros,
     ones; of ``dtype``. The others are float32. ``policy`` is as stored: -1 is an illegal move. ``wdl``: won, drawn,
     lost, of the game's result as the side to move sees it: ½(1 - d + q), d, ½(1 - d - q).
+
+    ``symmetries``: with ``(0, 4)``, planes and policy of every second record are mirrored left and right, which ones
+    is drawn anew in each epoch from the stream "symmetry". Positions with castling rights never are: mirrored, their
+    kings would stand on file d. None: as stored. Raises SchemaError for others.
 
     Records of another version, or of an input format other than 1 (classical), are each a RecordMismatchError.
     """
@@ -67,7 +79,7 @@ def lc0(dtype: Any = "float32") -> Schema:
     def plane(feature: str, scale: float = 1.0) -> Spread:
         return Spread(feature, (1, 8, 8), scale, dtype)
 
-    return Schema(
+    schema = Schema(
         features=FixedRecords(RECORD[_READ], bits=["planes"], expect={"version": 6, "input_format": 1}),
         fields={
             "planes": Planes(
@@ -86,8 +98,37 @@ def lc0(dtype: Any = "float32") -> Schema:
         },
         intermediates={"q": Array("result_q", "float64"), "d": Array("result_d", "float64")},
     )
+    return _mirrored(schema, check_symmetries(symmetries, (0, 4), "lc0", _WHY)) if symmetries else schema
+
+
+def _mirrored(schema: Schema, symmetries: tuple[int, ...]) -> Schema:
+    stored, fields = {}, dict(schema.fields)
+    for name, sources in (("planes", np.arange(8)[::-1]), ("policy", mirrored_moves())):
+        stored[f"{name} (stored)"] = schema.fields[name]
+        spec, function = schema.spec_of(name), partial(mirror, symmetries, sources)
+        inputs = (f"{name} (stored)", "castling")
+        fields[name] = Derived(function, inputs, spec.shape, spec.dtype, random="symmetry")
+    return Schema(schema.features, fields, {**schema.intermediates, **stored, "castling": Array("castling")})
 
 
 def win_draw_loss(q: npt.NDArray[np.float64], d: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """float64, (n, 3): the chances of a win, a draw and a loss. ``q``: win - loss, (n,); ``d``: draw, (n,)."""
     return np.stack([0.5 * (1.0 - d + q), d, 0.5 * (1.0 - d - q)], axis=1)
+
+
+def mirror(
+    symmetries: tuple[int, ...],
+    sources: npt.NDArray[np.intp],
+    values: npt.NDArray[Any],
+    castling: npt.NDArray[np.uint8],
+    random: RecordRandom,
+) -> npt.NDArray[Any]:
+    """``values``, (n, …, k), of which records without castling rights take the last axis from ``sources``, (k,).
+
+    ``castling``: (n, 4). Which records do is drawn: those whose symmetry of ``symmetries`` is 4.
+    """
+    drawn = np.asarray(symmetries)[random.integers(0, len(symmetries))]
+    (records,) = np.nonzero((drawn == 4) & ~castling.any(axis=1))
+    mirrored: npt.NDArray[Any] = values.copy()
+    mirrored[records] = values[records][..., sources]
+    return mirrored

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from loaderd.schema import Array, Float, Raw, Schema
+from loaderd.symmetry import with_symmetries
 
 
-def minigo(board_size: int = 19, num_planes: int = 17) -> Schema:
+def minigo(board_size: int = 19, num_planes: int = 17, symmetries: Sequence[int] = ()) -> Schema:
     """Fields, all float32: ``planes`` (19, 19, 17), ``policy`` (362,) and ``outcome`` ().
 
-    Reads the features ``x`` (uint8), ``pi`` (float32 as bytes) and ``outcome`` (float).
+    Reads the features ``x`` (uint8), ``pi`` (float32 as bytes) and ``outcome`` (float). ``symmetries``: some of 0…7,
+    as ``loaderd.board_symmetry`` numbers them: planes and policy of each record are turned by one of these, drawn
+    anew in each epoch from the stream "symmetry". None: as stored.
     """
     shape = (board_size, board_size, num_planes)
-    return Schema(
+    schema = Schema(
         features={
             "x": Raw("uint8", shape),
             "pi": Raw("float32", (board_size * board_size + 1,)),
             "outcome": Float(),
         },
-        fields={"planes": Array("x", "float32"), "policy": Array("pi"), "outcome": Array("outcome")},
+        fields={
+            "planes": Array("x", "uint8" if symmetries else "float32"),  # bytes are turned in a half of the time
+            "policy": Array("pi"),
+            "outcome": Array("outcome"),
+        },
     )
+    return with_symmetries(schema, ("planes", "policy"), symmetries, layout="NHWC") if symmetries else schema

@@ -1,0 +1,173 @@
+"""``loaderd convert`` as its users run it: what it says, what it refuses, and what a kill leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd import testing
+from loaderd.bench.process_tree import process_tree
+from loaderd.convert.journal import NAME, Journal
+
+COMMAND = [str(Path(sys.executable).with_name("loaderd")), "convert"]
+MODULE = """
+import numpy as np
+from loaderd import testing
+schema = testing.schema_of({"number": np.zeros(1, int), "bytes": np.zeros((1, 500), "u1")})
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a module ``mine`` that has a schema, and four shards of it."""
+    (tmp_path / "mine.py").write_text(MODULE)
+    arrays = {"number": np.arange(4000), "bytes": np.random.default_rng(0).integers(0, 256, (4000, 500), np.uint8)}
+    testing.write_shards(tmp_path / "from", arrays, num_shards=4)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)
+
+
+OPTIONS = ("from/*", "--schema", "mine:schema", "--records-per-shard", 150)
+
+
+def shards_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("shard-*")}
+
+
+def test_shards_are_written_by_several_processes_and_told_of(folder: Path):
+    done = run(folder, *OPTIONS, "--to", "to", "--json", "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    *shards, total = map(json.loads, done.stdout.splitlines())
+    assert (total["kind"], total["shards"], total["records"], total["were_there"]) == ("total", 27, 4000, 0)
+    assert sorted(one["shard"] for one in shards) == sorted(shards_in(folder / "to"))
+    assert sum(one["num_bytes"] for one in shards) == total["bytes"]
+    assert sum(map(len, shards_in(folder / "to").values())) == total["bytes"]
+    again = run(folder, *OPTIONS, "--to", "to")
+    assert again.returncode == 0 and "27 shards, 4,000 records" in again.stdout
+    assert "27 of them were there already" in again.stdout
+    run(folder, *OPTIONS, "--to", "alone", "--processes", 1)
+    assert shards_in(folder / "alone") == shards_in(folder / "to"), "whatever the number of processes"
+
+
+def test_one_that_is_killed_goes_on_where_it_was(folder: Path):
+    expected = run(folder, *OPTIONS, "--to", "whole", "--compression", "gzip")
+    assert expected.returncode == 0
+    arguments = [*COMMAND, *map(str, OPTIONS), "--to", "to", "--compression", "gzip"]
+    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None and len(shards_in(folder / "to")) < 2:
+        time.sleep(0.005)
+    handles = [os.pidfd_open(pid) for pid in process_tree(process.pid)[1:]]
+    process.kill()
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
+    for handle in handles:
+        check_it_ends(handle)
+    left = shards_in(folder / "to")
+    whole = shards_in(folder / "whole")
+    assert 2 <= len(left) < len(whole)
+    assert all(whole[name] == data for name, data in left.items()), "what has its name is whole"
+    times = {path.name: path.stat().st_mtime_ns for path in (folder / "to").glob("shard-*")}
+    noted = [json.loads(line) for line in (folder / "to" / NAME).read_text().splitlines()[1:]]
+    again = run(folder, *OPTIONS, "--to", "to", "--compression", "gzip", "--json")
+    total = json.loads(again.stdout.splitlines()[-1])
+    assert again.returncode == 0 and total["were_there"] == len(noted) >= 1
+    assert shards_in(folder / "to") == whole
+    assert all((folder / "to" / one["shard"]).stat().st_mtime_ns == times[one["shard"]] for one in noted)
+    assert not list((folder / "to").glob(".shard*"))
+
+
+def check_it_ends(handle: int) -> None:
+    """That a process ends with the one that was killed."""
+    assert select.select([handle], [], [], 10)[0], "a process is still there"
+    os.close(handle)
+
+
+def test_ctrl_c_ends_it_at_once_and_quietly(folder: Path):
+    """On a terminal, whose progress bar says that it has begun."""
+    terminal, end = pty.openpty()
+    arguments = [*COMMAND, *map(str, OPTIONS), "--to", "to", "--compression", "gzip"]
+    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=end)
+    os.close(end)
+    shown = b""
+    while b"converting" not in shown or not shards_in(folder / "to"):
+        shown += os.read(terminal, 1000)
+    process.send_signal(signal.SIGINT)
+    try:
+        while True:
+            shown += os.read(terminal, 1000)
+    except OSError:  # the other end is closed
+        pass
+    os.close(terminal)
+    assert process.wait(20) == 130 and b"Traceback" not in shown
+    again = run(folder, *OPTIONS, "--to", "to", "--compression", "gzip")
+    assert again.returncode == 0 and "were there already" in again.stdout
+
+
+def test_what_cannot_be_converted_is_refused(folder: Path):
+    paths = sorted((folder / "from").glob("*"))
+    testing.write_shards(folder / "other", [b"x"])
+    first = run(folder, *OPTIONS, "--to", "to")
+    assert first.returncode == 0
+    for arguments, status, said in [
+        (["from/*", "--to", "new"], 2, "--schema is needed: 00000.tfrecord does not tell"),
+        (["none/*", "--to", "new"], 2, "There is no folder"),
+        (
+            [*OPTIONS, "--to", "new", "--format", "npz", "--compression", "zlib"],
+            2,
+            "one of none, gzip, got zlib",
+        ),
+        ([*OPTIONS, "--to", "new", "--records-per-shard", "0"], 2, "--records-per-shard must be a positive integer"),
+        ([*OPTIONS, "--to", "new", "--processes", "0"], 2, "--processes must be"),
+        ([*OPTIONS, "--to", "other"], 2, "--to " + str(folder / "other") + " holds other files: 00000.tfrecord"),
+        ([*OPTIONS, "--to", "to", "--compression", "gzip"], 2, "compression was none, and is gzip"),
+        ([*OPTIONS, "--to", "to", "--records-per-shard", "9"], 2, "records_per_shard was [100, 150]"),
+    ]:
+        done = run(folder, *arguments)
+        assert done.returncode == status and said in done.stderr, (arguments, done.stderr)
+        assert "Traceback" not in done.stderr
+    testing.damage(paths[1], record=3)
+    damaged = run(folder, *OPTIONS, "--to", "new", "--json")
+    assert damaged.returncode == 1 and "so nothing is written" in damaged.stderr
+    (damage,) = map(json.loads, damaged.stdout.splitlines())
+    assert (damage["kind"], damage["shard"], damage["record"]) == ("damage", str(paths[1]), 3)
+    skipped = run(folder, *OPTIONS, "--to", "new", "--on-corrupt", "skip_record")
+    assert skipped.returncode == 0 and "3,999 records" in skipped.stdout and "1 record left out" in skipped.stdout
+
+
+def test_two_conversions_do_not_write_to_one_folder(folder: Path):
+    journal = Journal(folder / "to", {"version": 1}, ".tfrecord")
+    done = run(folder, *OPTIONS, "--to", "to")
+    assert done.returncode == 2 and "is being written by another conversion" in done.stderr
+    journal.close()
+
+
+def test_games_and_rows_are_told_by_their_content(
+    tmp_path: Path, lc0_games: list[Path], write_tar: Callable[..., Path]
+):
+    tar = write_tar(
+        tmp_path / "hour.tar", [(f"{number}.gz", game.read_bytes()) for number, game in enumerate(lc0_games)]
+    )
+    assert run(tmp_path, tar, "--to", "to").returncode == 0
+    schema = loaderd.schemas.lc0()
+    sums = []
+    for shards, one in ((tar, schema), (tmp_path / "to" / "*.tfrecord", schema.as_examples())):
+        with loaderd.Loader(shards, one, batch_size=50, shuffle=False, workers=1) as loader:
+            sums.append([{name: values.tobytes() for name, values in batch.items()} for batch in loader])
+    assert sums[0] == sums[1] and len(sums[0]) > 2

@@ -1,0 +1,226 @@
+"""Shards of every kind become shards of every other, and a loader delivers the very same batches from both."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fixed_files import SCHEMA, WRAPPINGS, records_from, wrapped
+
+import loaderd
+from loaderd import testing
+from loaderd.convert import shard_writers, write_lot
+from loaderd.convert.conversion import job_of
+from loaderd.convert.journal import Journal
+from loaderd.convert.lots import plan_lots
+from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError
+from loaderd.shards.files import list_shards
+from loaderd.shards.indexer import make_index
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+RNG = np.random.default_rng(0)
+ARRAYS = {
+    "number": np.arange(500),
+    "board": RNG.random((500, 3, 5)) < 0.5,  # 15 bits
+    "score": RNG.random((500, 2), np.float32),
+    "far": RNG.integers(-(1 << 62), 1 << 62, (500, 3)),
+    "policy": RNG.random((500, 7)).astype("<f2"),
+    "name": np.array([f"game-{number % 70}".encode() for number in range(500)]),
+}
+
+
+def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: Any) -> list[Any]:
+    """What the command does in its processes, in this one; returns what was written."""
+    files = list_shards(sources)
+    indexes = [make_index(file, schema.records, 64) for file in files]
+    lots = list(plan_lots(indexes, options.get("records_per_shard", 130)))
+    task = write_lot.Task(
+        tuple(files),
+        tuple(index.compression for index in indexes),
+        schema.records or dict(schema.features),
+        folder,
+        sum(len(lot.sizes) for lot in lots),
+        options.get("format", "tfrecord"),
+        options.get("compression", "none"),
+        "eval",
+        options.get("skips", False),
+    )
+    journal = Journal(folder, job_of(task, lots), task.ending)
+    done = frozenset(journal.done)
+    try:
+        return [one for lot in lots for one in write_lot.write_lot(task, lot, done, lambda num_bytes: None)]
+    finally:
+        journal.close()
+
+
+def batches_of(shards: Any, schema: loaderd.Schema) -> list[dict[str, Any]]:
+    with loaderd.Loader(shards, schema, batch_size=64, shuffle=False, workers=1, index_cache="none") as loader:
+        return [{name: values.copy() for name, values in batch.items()} for batch in loader]
+
+
+def assert_same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
+    assert len(one) == len(other) > 1
+    for first, second in zip(one, other, strict=True):
+        assert list(first) == list(second)
+        for name in first:
+            assert first[name].dtype == second[name].dtype and first[name].shape == second[name].shape
+            assert first[name].tobytes() == second[name].tobytes(), name
+
+
+def converted(schema: loaderd.Schema, format: str) -> loaderd.Schema:
+    return schema.as_examples() if format == "tfrecord" else schema.as_records()
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_records_of_fixed_size_become_tfrecord(wrapping: str, tmp_path: Path):
+    for number in range(3):
+        (tmp_path / f"{number}.source").write_bytes(wrapped(records_from(150 * number, 150), wrapping))
+    written = convert_here(tmp_path / "*.source", SCHEMA, tmp_path / "to", compression="gzip")
+    assert [one.records for one in written] == [130, 130, 130, 60]
+    shards = tmp_path / "to" / "*.tfrecord.gz"
+    assert_same(batches_of(tmp_path / "*.source", SCHEMA), batches_of(shards, SCHEMA.as_examples()))
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "zlib"])
+@pytest.mark.parametrize("format", ["tfrecord", "npz", "records"])
+def test_tfrecord_becomes_any_of_the_three(compression: Any, format: str, tmp_path: Path):
+    schema = testing.schema_of(ARRAYS)
+    paths = testing.write_shards(tmp_path / "from", ARRAYS, num_shards=2, compression=compression)
+    packed = "none" if compression == "none" else "gzip"
+    convert_here(paths, schema, tmp_path / "to", format=format, compression=packed)
+    shards = tmp_path / "to" / "shard-*"
+    assert_same(batches_of(paths, schema), batches_of(shards, converted(schema, format)))
+    if format == "npz":
+        for first, path in zip(range(0, 500, 130), sorted((tmp_path / "to").glob("*.npz")), strict=True):
+            with np.load(path) as arrays:
+                assert (arrays["far"] == ARRAYS["far"][first : first + 130]).all()
+                bits = np.unpackbits(arrays["board"], axis=1)[:, :15].reshape(-1, 3, 5)
+                assert (bits == ARRAYS["board"][first : first + 130]).all()
+
+
+def test_there_and_back_again(tmp_path: Path):
+    """The digests of the shards are those of their records, whatever they are written as."""
+    schema = testing.schema_of(ARRAYS)
+    digests, shards = [], testing.write_shards(tmp_path / "0", ARRAYS)
+    for number, format in enumerate(["npz", "tfrecord", "records", "tfrecord"], 1):
+        written = convert_here(shards, schema, tmp_path / f"{number}", format=format)
+        digests.append([one.digest for one in written])
+        shards, schema = list((tmp_path / f"{number}").glob("shard-*")), converted(schema, format)
+    assert len(digests[0]) == len(set(digests[0])) == 4
+    assert all(each == digests[0] for each in digests)
+    assert_same(batches_of(shards, schema), batches_of(tmp_path / "0" / "*", testing.schema_of(ARRAYS)))
+
+
+def test_a_tar_of_games_by_lc0(tmp_path: Path, lc0_games: list[Path], write_tar: Callable[..., Path]):
+    members = [(f"hour/training.{number}.gz", game.read_bytes()) for number, game in enumerate(lc0_games)]
+    tar = write_tar(tmp_path / "hour.tar", [("hour/LICENSE", b"ODbL\n" * 99), *members])
+    schema = loaderd.schemas.lc0()
+    convert_here(tar, schema, tmp_path / "to", records_per_shard=70)
+    assert_same(batches_of(tar, schema), batches_of(tmp_path / "to" / "*.tfrecord", schema.as_examples()))
+
+
+def test_a_shuffled_epoch_has_the_same_records(tmp_path: Path):
+    schema = testing.schema_of(ARRAYS)
+    paths = testing.write_shards(tmp_path / "from", ARRAYS, num_shards=2)
+    convert_here(paths, schema, tmp_path / "to")
+    with loaderd.Loader(tmp_path / "to" / "*.tfrecord", schema, batch_size=500, workers=1) as loader:
+        (batch,) = loader
+        assert sorted(batch["number"]) == list(range(500))
+        for name, array in ARRAYS.items():
+            assert (batch[name] == array[batch["number"]]).all()
+
+
+# ------------------------------------------------------------------------------------------- what is not right
+
+
+def test_shards_that_are_there_are_not_written_again_and_what_lacks_is(tmp_path: Path):
+    paths = testing.write_shards(tmp_path / "from", ARRAYS, compression="gzip")
+    schema, folder = testing.schema_of(ARRAYS), tmp_path / "to"
+    first = convert_here(paths, schema, folder)
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("shard*")}
+    assert convert_here(paths, schema, folder) == []
+    names = sorted(before)
+    (folder / names[1]).unlink()
+    (folder / names[3]).write_bytes(before[names[3]][0][:-1])  # as nobody but a user can
+    (folder / f".{names[2]}.1.tmp").touch()
+    again = convert_here(paths, schema, folder)
+    assert [one.shard for one in again] == [names[1], names[3]] and again == [first[1], first[3]]
+    after = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("shard*")}
+    assert {name: data for name, (data, _) in after.items()} == {name: data for name, (data, _) in before.items()}
+    assert after[names[0]] == before[names[0]] and after[names[2]] == before[names[2]]
+    assert not list(folder.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("format", ["tfrecord", "npz", "records"])
+def test_a_shard_that_is_not_as_it_was_written_gets_no_name(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One bit of it is turned between the last write and the first read, as by memory or a disk that fails."""
+    paths = testing.write_shards(tmp_path / "from", ARRAYS)
+    real = write_lot.check_shard
+
+    def damaged(path: Path, *others: Any) -> None:
+        data = bytearray(path.read_bytes())
+        data[2 * len(data) // 3] ^= 1
+        path.write_bytes(data)
+        real(path, *others)
+
+    monkeypatch.setattr(write_lot, "check_shard", damaged)
+    with pytest.raises(ShardReadError, match="expected 130 records of digest"):
+        convert_here(paths, testing.schema_of(ARRAYS), tmp_path / "to", format=format)
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [".loaderd-convert.jsonl"]
+
+
+def test_an_encoder_that_errs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The CRCs are right, the record is another."""
+    real = shard_writers.encode_examples
+
+    def wrong(rows: Any, features: Any) -> Any:
+        rows = rows.copy()
+        rows["number"][-1] += 1
+        return real(rows, features)
+
+    monkeypatch.setattr(shard_writers, "encode_examples", wrong)
+    paths = testing.write_shards(tmp_path / "from", ARRAYS)
+    with pytest.raises(ShardReadError, match=r"as were written, found \(130, "):
+        convert_here(paths, testing.schema_of(ARRAYS), tmp_path / "to")
+
+
+def test_records_that_do_not_fit_are_named_or_left_out(tmp_path: Path):
+    """Of every kind: of another version, of another length, damaged since it was indexed."""
+    records = records_from(0, 300)
+    records["version"][[5, 200]] = 4
+    (tmp_path / "records").write_bytes(records.tobytes())
+    with pytest.raises(RecordMismatchError, match=r"record 5 .*expected version 3, found version 4"):
+        convert_here(tmp_path / "records", SCHEMA, tmp_path / "a")
+    written = convert_here(tmp_path / "records", SCHEMA, tmp_path / "b", skips=True)
+    assert [(one.records, one.left_out) for one in written] == [(129, 1), (129, 1), (40, 0)]
+    numbers = np.concatenate([batch["number"] for batch in batches_of(tmp_path / "b" / "*", SCHEMA.as_examples())])
+    assert numbers.tolist() == [number for number in range(300) if number not in (5, 200)]
+
+
+def test_damage_that_appears_after_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    schema = testing.schema_of(ARRAYS)
+    (path,) = testing.write_shards(tmp_path / "from", ARRAYS)
+    real, status = make_index, path.stat()
+
+    def index_then_damage(*arguments: Any) -> Any:
+        index = real(*arguments)
+        if arguments[0].uri == str(path):
+            testing.damage(path, record=7)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        return index
+
+    monkeypatch.setitem(globals(), "make_index", index_then_damage)
+    with pytest.raises(CorruptRecordError, match="record 7 at byte"):
+        convert_here(path, schema, tmp_path / "a")
+    path.write_bytes(testing.write_shards(tmp_path / "again", ARRAYS)[0].read_bytes())
+    status = path.stat()
+    written = convert_here(path, schema, tmp_path / "b", skips=True)
+    assert (written[0].records, written[0].left_out) == (129, 1)

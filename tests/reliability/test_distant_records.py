@@ -1,0 +1,132 @@
+"""A tar of games and an npz of rows: in a bucket, on a web server, and whoever reads them killed in the middle."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from distant_s3 import ENVIRONMENT, DistantS3
+from web_files import Ranges, web_filesystem
+
+import loaderd
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
+from fixed_files import SCHEMA, records_from, wrapped
+
+COUNT = 900
+OPTIONS: dict[str, Any] = {
+    "batch_size": 30,
+    "shuffle": loaderd.Shuffle(window_records=200, block_records=16),
+    "seed": 5,
+    "workers": 2,
+}
+KINDS = ("tar", "npz")
+
+
+def numbers_of(batch: Any) -> list[int]:
+    """Of a batch whose values are those of its numbers."""
+    chosen = records_from(0, COUNT)[batch["number"]]
+    assert (batch["values"] == chosen["values"]).all()
+    return [int(number) for number in batch["number"]]
+
+
+@pytest.fixture
+def one(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """One shard with all records."""
+    path = tmp_path / f"records.{request.param}"
+    path.write_bytes(wrapped(records_from(0, COUNT), request.param))
+    return path
+
+
+@pytest.fixture
+def planned(one: Path) -> list[list[int]]:
+    with loaderd.Loader(one, SCHEMA, **OPTIONS) as loader:
+        batches = [numbers_of(batch) for batch in loader]
+    everything = [number for batch in batches for number in batch]
+    assert sorted(everything) == list(range(COUNT)) != everything
+    return batches
+
+
+# ------------------------------------------------------------------------------------------------- far away
+
+
+@pytest.mark.parametrize("one", KINDS, indirect=True)
+def test_in_a_bucket_that_fails_now_and_then(one: Path, planned: list[list[int]], monkeypatch: pytest.MonkeyPatch):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with DistantS3(failing=0.05) as store:
+        store.put(one.name, one.read_bytes())
+        with loaderd.Loader(store.uri("records.*"), SCHEMA, **OPTIONS) as loader:
+            found = []
+            for batch in loader:
+                found.append(numbers_of(batch))
+                if len(found) == 10:
+                    there = loader.position
+            statistics = loader.statistics()
+        assert found == planned and statistics.storage.requests > 2 and statistics.damages == ()
+        with loaderd.Loader(store.uri("records.*"), SCHEMA, start=there, **OPTIONS) as loader:
+            assert [numbers_of(batch) for batch in loader] == planned[10:]
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """A web server of the test's folder: its URL."""
+    handler = functools.partial(Ranges, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("one", KINDS, indirect=True)
+def test_on_a_web_server(one: Path, planned: list[list[int]], web: str):
+    storage = loaderd.Storage(filesystem=web_filesystem(web))
+    with loaderd.Loader(f"web://{one.name}", SCHEMA, storage=storage, **OPTIONS) as loader:
+        assert [numbers_of(batch) for batch in loader] == planned
+
+
+# ---------------------------------------------------------------------------------------------------- killed
+
+
+def processes(kind: str) -> list[int]:
+    """Of this program's loader, by what they are called."""
+    return [one.pid for one in psutil.Process().children(recursive=True) if kind in one.name()]
+
+
+@pytest.mark.parametrize("who", ["worker", "daemon"])
+@pytest.mark.parametrize("one", KINDS, indirect=True)
+def test_a_process_that_is_killed_in_the_middle_loses_nothing(one: Path, planned: list[list[int]], who: str):
+    with loaderd.Loader(one, SCHEMA, **OPTIONS) as loader:
+        found = []
+        for batch in loader:
+            found.append(numbers_of(batch))
+            if len(found) in (2, 9, 17):
+                os.kill(processes(who)[0], signal.SIGKILL)
+        statistics = loader.statistics()
+    assert found == planned
+    assert (statistics.daemon_restarts if who == "daemon" else statistics.workers_restarted) > 0
+    assert statistics.damages == ()
+
+
+@pytest.mark.parametrize("one", KINDS, indirect=True)
+def test_a_position_in_the_middle_is_gone_on_from(one: Path, planned: list[list[int]]):
+    with loaderd.Loader(one, SCHEMA, **OPTIONS) as loader:
+        batches = iter(loader)
+        positions = []
+        for _ in range(len(planned)):
+            positions.append(loader.position)
+            next(batches)
+    for step in (7, len(planned) - 1):
+        with loaderd.Loader(one, SCHEMA, start=positions[step], **{**OPTIONS, "workers": 1}) as loader:
+            assert [numbers_of(batch) for batch in loader] == planned[step:], step
