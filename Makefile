@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 BENCH := .venv-bench/bin
 RAY := .venv-ray/bin
 # With an NVIDIA GPU, TensorFlow with its CUDA libraries; without one, the smaller build for CPUs.
-TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[and-cuda]>=2.16' || echo 'tensorflow-cpu>=2.16')
+TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[and-cuda]>=2.18' || echo 'tensorflow-cpu>=2.18')
 TORCH ?= torch
 PIP := -m pip install --quiet --disable-pip-version-check
 SETUP := setup.cfg pyproject.toml
@@ -16,7 +16,7 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo demo-ray test test-ray test-torch torture newest lint bench clean
+.PHONY: help demo demo-ray test test-ray test-torch torture newest compat lint docs package bench clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -34,7 +34,7 @@ test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0  # else it waits for ever when one has died
 
 test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, which are downloaded; TORCH='torch==…' chooses a build, such as the small one for CPUs
-	.venv-torch/bin/python -m pytest tests/bindings_torch
+	.venv-torch/bin/python -m pytest tests/bindings_torch tests/docs/test_pages.py
 	.venv-torch/bin/python -m pytest tests/bindings_jax  # apart: JAX has threads, and a test of PyTorch's forks
 
 test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes
@@ -54,16 +54,27 @@ torture: $(VENV)/made-test ## tests that take long: of the benchmark scripts, a 
 newest: $(VENV)/made ## the tests of usage and endings on Python 3.13, the newest of TensorFlow's: yours, or Debian's (as root, with debootstrap)
 	tests/newest.sh
 
+compat: ## tests with the oldest versions that setup.cfg allows on OLDEST (python3.10), with the newest on NEWEST (python3.13)
+	$(PYTHON) tests/compat.py oldest $(or $(OLDEST),python3.10)
+	$(PYTHON) tests/compat.py newest $(or $(NEWEST),python3.13)
+
 lint: $(VENV)/made-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy loaderd bindings/loaderd_tf bindings/loaderd_torch bindings/loaderd_jax bindings/loaderd_ray
 
+docs: .venv-docs/made ## the site, in docs/_build; a warning is an error
+	.venv-docs/bin/sphinx-build -W --keep-going -q -b html docs docs/_build
+	@echo docs/_build/index.html
+
+package: .venv-package/made ## a wheel and an sdist in dist/, each installed and tried outside this folder
+	tests/package.sh .venv-package/bin/python
+
 bench: .venv-bench/made ## loaderd and its alternatives on the same records, in turn: about 20 minutes
 	$(BENCH)/python bench/compare.py $(ARGS)
 
 clean: ## forget the environment and what the demo wrote
-	rm -rf .venv .venv-* .newest demo
+	rm -rf .venv .venv-* .newest demo docs/_build dist build
 
 $(VENV)/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
@@ -85,6 +96,17 @@ $(VENV)/made-test: $(VENV)/made
 	$(NEW_ENVIRONMENT)
 	.venv-torch/bin/python $(PIP) '$(TORCH)'
 	.venv-torch/bin/python $(PIP) --editable '.[torch,jax]' torchdata hypothesis llvmlite pytest pytest-timeout pytest-xdist
+	@touch $@
+
+# Without TensorFlow, PyTorch, JAX and Ray: Sphinx reads the bindings without them.
+.venv-docs/made: $(SETUP)
+	$(NEW_ENVIRONMENT)
+	.venv-docs/bin/python $(PIP) --editable '.[docs]'
+	@touch $@
+
+.venv-package/made: $(SETUP)
+	$(NEW_ENVIRONMENT)
+	.venv-package/bin/python $(PIP) build
 	@touch $@
 
 # Apart from the other one: the alternatives are large.

@@ -73,7 +73,7 @@ class RecordRandom:
         self._drawn = 0
 
     def integers(self, low: int, high: int, shape: int | Sequence[int] = ()) -> npt.NDArray[np.int64]:
-        """int64, (n, *shape): each from ``low`` to ``high - 1``, all equally likely.
+        """int64, ``(n, *shape)``: each from ``low`` to ``high - 1``, all equally likely.
 
         Raises OptionError unless ``low < high <= low + 2**32``.
         """
@@ -89,12 +89,12 @@ class RecordRandom:
         return integers
 
     def random(self, shape: int | Sequence[int] = ()) -> npt.NDArray[np.float64]:
-        """float64, (n, *shape): from 0 to below 1, multiples of 2**-53."""
+        """float64, ``(n, *shape)``: from 0 to below 1, multiples of 2**-53."""
         upper: Words = self._words(shape) >> np.uint64(11)
         return upper.astype(np.float64) * 2.0**-53
 
     def normal(self, shape: int | Sequence[int] = ()) -> npt.NDArray[np.float64]:
-        """float64, (n, *shape): of mean 0 and standard deviation 1.
+        """float64, ``(n, *shape)``: of mean 0 and standard deviation 1.
 
         From two numbers each, by Box and Muller. Logarithm and cosine are numpy's: the last bit may differ between
         processors.
@@ -106,7 +106,7 @@ class RecordRandom:
         return normal
 
     def _words(self, shape: int | Sequence[int]) -> Words:
-        """uint64, (n, *shape): the next numbers."""
+        """uint64, ``(n, *shape)``: the next numbers."""
         dims = _dims(shape)
         count = math.prod(dims)
         numbers = np.arange(self._drawn, self._drawn + count, dtype=np.uint64)

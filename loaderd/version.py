@@ -1,3 +1,3 @@
-"""Which loaderd this is."""
+"""Which loaderd this is. The only place that says so: setup.cfg reads it from here."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

@@ -45,8 +45,8 @@ def unpack(packed: Mapping[str, Any], schema: loaderd.Schema) -> dict[str, Any]:
     """The fields of ``schema`` from its stored features, by operations that XLA can compile.
 
     ``packed``: name -> tensor, the batch first: an element of ``make_dataset(…, unpack="device")``, or stored
-    features from elsewhere: uint8, (n, num_bytes), for ``PackedBits``; (n, *shape) in the dtype that is stored for
-    the others. Returns name -> tensor in the schema's order: the fields that can be computed from these features,
+    features from elsewhere: uint8, (n, num_bytes), for ``PackedBits``; ``(n, *shape)`` in the dtype that is stored
+    for the others. Returns name -> tensor in the schema's order: the fields that can be computed from these features,
     and those that ``packed`` holds finished. Raises OptionError for a tensor that is neither feature nor field.
     """
     stored, finished = {}, {}

@@ -166,7 +166,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Spread:
-    """Each value of a feature that is no PackedBits, spread over a plane: (*the feature's shape, *``shape``).
+    """Each value of a feature that is no PackedBits, spread over a plane: ``(*the feature's shape, *shape)``.
 
     What is spread is value · ``scale``, computed in float64 and rounded to ``dtype`` once.
     """
@@ -234,7 +234,7 @@ class Derived:
     """A field computed in the worker: ``function(*inputs)``, vectorised over the batch dimension.
 
     ``inputs`` names other fields or intermediates; each arrives as an array of shape (n, …), n being any number
-    of records, and ``function`` returns an array of shape (n, *shape), cast to ``dtype``. It may be a lambda.
+    of records, and ``function`` returns an array of shape ``(n, *shape)``, cast to ``dtype``. It may be a lambda.
     It must depend on its arguments alone: a batch that has to be made again must come out the same.
 
     With ``random``, the function gets a :class:`~loaderd.RecordRandom` as its last argument: a generator for each of

@@ -37,6 +37,7 @@ from loaderd.protocol.messages import (
     Want,
 )
 from loaderd.subscription import Sharing, Subscription
+from loaderd.version import VERSION
 
 Write = Callable[..., list[Path]]
 
@@ -224,12 +225,12 @@ def refused(consumer: Consumer, error: type[LoaderdError], match: str) -> None:
 
 def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
     options = Subscription(10).to_wire()
-    hello = Hello(PROTOCOL, "0.1.0", "train")
+    hello = Hello(PROTOCOL, VERSION, "train")
     version = rf"loaderd {loaderd.__version__} .* protocol {PROTOCOL}; the consumer is loaderd 9.9 and speaks 99"
     start = [*Pass(0, 1).to_wire()]
     cases: list[tuple[Sequence[object], type[LoaderdError], str]] = [
         ([Hello(99, "9.9", "train")], ServerError, version),
-        ([Hello(PROTOCOL, "0.1.0", "other")], ServerError, "no data set 'other'; there are .*'train', 'valid'"),
+        ([Hello(PROTOCOL, VERSION, "other")], ServerError, "no data set 'other'; there are .*'train', 'valid'"),
         ([Subscribe(options, None)], ServerError, "first message must be Hello"),
         ([hello, hello], ServerError, "Hello came twice"),
         ([hello, Release([1])], ServerError, "Release came before Subscribe"),
@@ -245,9 +246,9 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         ([hello, Subscribe(options, '{"version": 1}')], OptionError, "position must be"),
         ([hello, Subscribe(options, None), Subscribe(options, None)], ServerError, "Subscribe came twice"),
         ([hello, Stop("I say so")], ServerError, "no message of loaderd: Stop must not come here"),
-        ([Hello(PROTOCOL, "0.1.0", "broken"), Subscribe(options, None)], CorruptRecordError, "1 damaged record"),
-        ([Hello(PROTOCOL, "0.1.0", "lost"), Subscribe(options, None)], LoaderdError, "nothing"),
-        ([Hello(PROTOCOL, "0.1.0", "strange"), Subscribe(options, None)], WorkerError, "not in a worker"),
+        ([Hello(PROTOCOL, VERSION, "broken"), Subscribe(options, None)], CorruptRecordError, "1 damaged record"),
+        ([Hello(PROTOCOL, VERSION, "lost"), Subscribe(options, None)], LoaderdError, "nothing"),
+        ([Hello(PROTOCOL, VERSION, "strange"), Subscribe(options, None)], WorkerError, "not in a worker"),
     ]
     healthy = daemon.subscribe()
     for messages, error, match in cases:
@@ -287,15 +288,15 @@ def test_limits(write_numbered: Write, tmp_path: Path):
     limits = {"max_consumers": 2, "idle_timeout": 3.0}
     with serve(tmp_path, "limited_sets", source, "train", **limits) as daemon:
         first, second = daemon.subscribe(), daemon.subscribe()
-        third = daemon.connect().send(Hello(PROTOCOL, "0.1.0", "train"))
+        third = daemon.connect().send(Hello(PROTOCOL, VERSION, "train"))
         refused(third, ServerError, "there are 2 consumers, and may be no more")
         many = Subscription(10, sharing="mirrored", consumers=3).to_wire()
         second.close()
         daemon.wait_for_consumers(1)
-        greedy = daemon.connect().send(Hello(PROTOCOL, "0.1.0", "train"), Subscribe(many, None))
+        greedy = daemon.connect().send(Hello(PROTOCOL, VERSION, "train"), Subscribe(many, None))
         refused(greedy, ServerError, "consumers must be at most 2 here, got 3")
         second = daemon.subscribe()
-        status = daemon.connect().send(Hello(PROTOCOL, "0.1.0", ""), AskStatus())
+        status = daemon.connect().send(Hello(PROTOCOL, VERSION, ""), AskStatus())
         assert len(status.receive(Status).report["consumers"]) == 2
         assert len(flat(first.read(epochs=4))) == 3200
         assert daemon.report()["consumers"][0]["records"] == 3200

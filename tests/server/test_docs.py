@@ -126,7 +126,7 @@ def test_the_servers_of_kubernetes(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_consumers_of_kubernetes(monkeypatch: pytest.MonkeyPatch):
-    (block,) = re.findall(r"^```python\n(.*?)^```$", MANY, flags=re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"^```python\n(import socket.*?)^```$", MANY, flags=re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(block.replace('"loaderd", 8471', '"localhost", 8471'), "many-machines.md", "exec"), names)
     assert names["servers"]() == ["grpc+tls://127.0.0.1:8471"]
@@ -138,11 +138,3 @@ def test_the_job_of_slurm():
     (command,) = re.findall(r"loaderd (serve .*?) 2>", path.read_text().replace("\\\n", " "))
     options = options_of(parser().parse_args(command.replace("$port", "8471").replace('"', "").split()))
     assert (options.targets, options.makers, options.cache) == (("datasets:train",), 4, 1 << 30)
-
-
-@pytest.mark.parametrize("text", [DOCS, MANY], ids=["server", "many machines"])
-def test_links_lead_somewhere(text: str):
-    links = re.findall(r"\]\(([^)#:]+)\)", text)
-    assert links
-    for target in links:
-        assert (ROOT / "docs" / target).exists(), target

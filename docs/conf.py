@@ -1,0 +1,34 @@
+"""How Sphinx makes the site: ``make docs``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bindings")]
+
+from loaderd.version import VERSION  # noqa: E402 - found by the line above
+
+project = "loaderd"
+release = version = VERSION
+copyright = "the authors of loaderd"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# The bindings are read without what they bind.
+autodoc_mock_imports = ["tensorflow", "keras", "torch", "jax", "ray"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_title = f"loaderd {VERSION}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False

@@ -1,0 +1,212 @@
+"""The Python code of the README and of every page of docs/ runs, in order, on shards such as it names.
+
+A page is a program of its own: names of a block are there for those behind it. A line in front of a block says what
+it needs beside loaderd, ``<!-- needs torch -->``: it is run where that is installed. What a page's blocks take for
+granted is made by ``<!-- before … -->``. A page that begins with ``<!-- run by tests/… -->`` is run there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import itertools
+import re
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.schemas import kata, leela
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if "_build" not in path.parts
+}
+_BLOCK = re.compile(r"(?:^<!-- needs (\w+) -->\n)?^```python\n(.*?)^```$|^<!-- before\n(.*?)^-->$", re.M | re.S)
+_ELSEWHERE = re.compile(r"\A<!-- run by (\S+) -->\n")
+
+
+class Block(NamedTuple):
+    needs: str
+    code: str
+
+
+def blocks(text: str) -> list[Block]:
+    return [Block(found[1] or "", found[2] or found[3]) for found in _BLOCK.finditer(text)]
+
+
+def is_here(needed: str) -> bool:
+    return not needed or importlib.util.find_spec(needed) is not None
+
+
+PROGRAMS = [name for name, text in PAGES.items() if not _ELSEWHERE.match(text) and blocks(text)]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the pages read."""
+    folder, rng = tmp_path_factory.mktemp("shards"), np.random.default_rng(0)
+    chess = {"d": rng.integers(0, 256, (1200, 194), np.uint8), "s": rng.integers(-500, 500, 1200)}
+    go = {
+        "planes": rng.integers(0, 256, (200, 361), np.uint8),
+        "policy": rng.random((200, 362)).astype("<f2"),
+        "winner": rng.integers(0, 2, 200),
+    }
+    loaderd.testing.write_shards(folder / "shards", chess, num_shards=2)
+    loaderd.testing.write_shards(folder / "go", go, num_shards=2)
+    write_games(folder)
+    return folder
+
+
+def write_games(folder: Path) -> None:
+    """A tar of one game of Leela Chess Zero, and a file of KataGo's rows; all but the versions is zeros."""
+    for name in ("lc0", "katago"):
+        (folder / name).mkdir()
+    game = np.zeros(9, leela.RECORD)
+    game["version"], game["input_format"] = 6, 1
+    packed = gzip.compress(game.tobytes())
+    with tarfile.open(folder / "lc0" / "hour.tar", "w") as tar:
+        member = tarfile.TarInfo("hour/game.gz")
+        member.size = len(packed)
+        tar.addfile(member, io.BytesIO(packed))
+    rows = np.zeros(9, kata.rows())
+    np.savez_compressed(folder / "katago" / "0.npz", **{name: rows[name] for name in rows.dtype.names})
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_the_code_runs(
+    page: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    wanted = [block for block in blocks(PAGES[page]) if is_here(block.needs)]
+    if not wanted:
+        pytest.skip(f"{', '.join(sorted({block.needs for block in blocks(PAGES[page])}))} is not installed")
+    for folder in shards.iterdir():
+        (tmp_path / folder.name).symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    if any("MirroredStrategy()" in block.code for block in wanted):
+        import tensorflow as tf
+
+        strategy = request.getfixturevalue("mirrored")  # the one that a process can have
+        monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: strategy)
+    names: dict[str, Any] = {"__name__": page}
+    for block in wanted:
+        exec(compile(block.code, page, "exec"), names)
+    check = CHECKS.get(page)
+    if check is not None and all(is_here(block.needs) for block in blocks(PAGES[page])):
+        check(names)
+
+
+# ------------------------------------------------------- what the pages say of the values that their code comes to
+
+
+def check_tf_data(names: dict[str, Any]) -> None:
+    """The code that is replaced gives the same values."""
+    import tensorflow as tf
+
+    scores = [np.sort(np.concatenate([score for _, score in names[which]])) for which in ("before", "after")]
+    np.testing.assert_allclose(*scores, atol=1e-6)
+    numbers = np.arange(24, dtype=np.float32)
+    sums = [
+        float(tf.add_n([tf.reduce_sum(board * numbers) for (board, _), _ in names[which]]))
+        for which in ("before", "after")
+    ]
+    assert sums[0] == sums[1]
+    assert len(names["after"]) == 3
+
+
+def check_games(names: dict[str, Any]) -> None:
+    with names["leela_games"] as leela_games, names["katago_moves"] as katago_moves:
+        schemas = leela_games.schema.specs, katago_moves.schema.specs
+        shapes = [{name: spec.shape for name, spec in specs.items()} for specs in schemas]
+        assert next(iter(leela_games))["planes"].shape == (9, 112, 8, 8)
+        assert next(iter(katago_moves))["planes"].shape == (9, 22, 19, 19)
+    rows = re.findall(r"^\| (`.*?) \| (\(.*?) \|", PAGES["docs/start/lc0-katago.md"], flags=re.MULTILINE)
+    said = [
+        (name, shape)
+        for fields, text in rows
+        for name, shape in itertools.zip_longest(
+            re.findall(r"`(\w+)`", fields), re.findall(r"\(.*?\)", text), fillvalue=re.findall(r"\(.*?\)", text)[0]
+        )
+    ]
+    assert {name: str(shape) for each in shapes for name, shape in each.items()} == dict(said) | {
+        "planes": "(22, 19, 19)",
+        "policy": "(362,)",
+    }
+
+
+def check_records(names: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    board, (policy, value) = next(iter(names["go"]))
+    assert board.shape == (64, 19, 19, 8) and board.dtype == tf.bfloat16
+    assert policy.shape == (64, 362) and set(value.numpy()) == {-1.0, 1.0}
+    assert set(names["stored"].fields) == {"d", "s"}
+
+
+def check_augmentation(names: dict[str, Any]) -> None:
+    board, (policy, value) = next(iter(names["turned"]))
+    assert board.shape == (64, 19, 19, 8) and policy.shape == (64, 362) and len(set(value.numpy())) == 64
+
+
+def check_resume(names: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    assert (names["here"].epoch, names["here"].batch) == (1, 5), "what its comment says"
+    with loaderd.Loader("shards/*.tfrecord", names["chess"], batch_size=100, epochs=3) as loader:
+        eighteenth = next(itertools.islice(loader, 17, None))
+        assert all(np.array_equal(names["following"][name], eighteenth[name]) for name in eighteenth)
+    saved = loaderd.Position.from_json(names["position"].numpy())
+    assert (saved.epoch, saved.batch) == (1, 2)
+    (loop,) = (block.code for block in blocks(PAGES["docs/resume.md"]) if "CheckpointManager" in block.code)
+    exec(compile(loop, "docs/resume.md", "exec"), names)
+    assert names["start"] == saved and int(names["net"].optimizer.iterations) == 9, "five steps, saved, and four more"
+    assert tf.is_tensor(names["board"]) and names["board"].shape == (1200 - 2 * 512, 8, 8, 24)
+
+
+def check_datasets(names: dict[str, Any]) -> None:
+    assert (names["there"].epoch, names["there"].batch) == (2, 6), "what its comment says"
+    assert 1000 < sum(len(score) for _, score in names["train_batches"]) < 1150, "nine tenths of 1,200"
+
+
+def check_pytorch(names: dict[str, Any]) -> None:
+    import torch
+
+    assert {int(state["step"]) for state in names["optimizer"].state.values()} == {3}, "batches of 512, 512 and 176"
+    saved = torch.load("checkpoint.pt", weights_only=True)
+    assert all(torch.equal(saved["net"][name], value) for name, value in names["net"].state_dict().items())
+    assert '"epoch": 1, "batch": 0' in saved["data"]["position"]
+    assert abs(names["weights"]).max() > 0
+    assert '"epoch": 1, "batch": 0' in names["state"]["position"]
+
+
+CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "docs/start/tf-data.md": check_tf_data,
+    "docs/start/pytorch.md": check_pytorch,
+    "docs/start/lc0-katago.md": check_games,
+    "docs/records.md": check_records,
+    "docs/augmentation.md": check_augmentation,
+    "docs/resume.md": check_resume,
+    "docs/datasets.md": check_datasets,
+}
+
+
+# ---------------------------------------------------------------------------------------- the pages themselves
+
+
+def test_no_block_is_left_out():
+    for name, text in PAGES.items():
+        assert len(blocks(text)) == text.count("```python\n") + text.count("<!-- before\n"), name
+    assert set(CHECKS) <= set(PROGRAMS)
+
+
+def test_pages_that_are_run_elsewhere_are_run_there():
+    for name, text in PAGES.items():
+        if found := _ELSEWHERE.match(text):
+            assert Path(name).name in (ROOT / found[1]).read_text(), f"{found[1]} does not speak of {name}"

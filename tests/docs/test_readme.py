@@ -1,0 +1,80 @@
+"""The README is short, and leads on; its commands exist; docs/ names every option, extra and public name."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import loaderd
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DOCS = ROOT / "docs"
+
+
+def test_it_is_a_screen_and_a_half():
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_commands_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    shell = "\n".join(re.findall(r"^```sh\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL))
+    targets = re.findall(r"^make (\w+)", shell, flags=re.MULTILINE)
+    assert targets[:2] == ["demo", "test"]
+    for target in [*targets, *re.findall(r"`make (\w+)`", README)]:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_option_has_its_row():
+    loaderd_tf = pytest.importorskip("loaderd_tf")
+    tables = (DOCS / "options.md").read_text().partition("## Extras")[0]
+    rows = set(re.findall(r"^\| `(\w+)` \|", tables, flags=re.MULTILINE))
+    options = set(inspect.signature(loaderd.Loader.__init__).parameters) - {"self", "schema"}
+    binding = set(inspect.signature(loaderd_tf.make_dataset).parameters) - {"schema", "options"}
+    assert rows == options | binding | {each.name for each in fields(loaderd.Storage)}
+
+
+def extras() -> set[str]:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    return set(setup["options.extras_require"])
+
+
+def test_every_extra_is_in_the_table():
+    table = (DOCS / "options.md").read_text().partition("## Extras")[2]
+    named = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
+    assert {name for row in named for name in row} == extras()
+
+
+@pytest.mark.parametrize("package", ["loaderd", "loaderd_jax", "loaderd_ray", "loaderd_tf", "loaderd_torch"])
+def test_every_public_name_is_in_the_reference(package: str):
+    page = (DOCS / "api" / f"{package}.md").read_text()
+    if f".. automodule:: {package}\n   :members:" in page:
+        return  # of __all__, everything
+    module = importlib.import_module(package)
+    named = set(re.findall(r"^\.\. auto(?:class|function|module):: (?:loaderd\.)?(\w+)", page, flags=re.MULTILINE))
+    assert named == {name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)} | {
+        "errors",
+        "schemas",
+        "testing",
+    }
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page: str):
+    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_links_of_the_pages_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target

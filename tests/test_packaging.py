@@ -1,0 +1,58 @@
+"""What would be installed is all there is, and the version stands in one place. (make package installs it.)"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+
+import loaderd
+from loaderd.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def setup() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def test_every_package_is_installed(setup: configparser.ConfigParser):
+    there = {
+        ".".join(path.parent.relative_to(root).parts)
+        for root in (ROOT, ROOT / "bindings")
+        for package in root.glob("loaderd*")
+        for path in package.rglob("__init__.py")
+    }
+    assert set(setup["options"]["packages"].split()) == there
+    for path in [*ROOT.glob("loaderd/**/*.py"), *ROOT.glob("bindings/**/*.py")]:
+        assert (path.parent / "__init__.py").exists(), path
+    typed = {package for package, files in setup["options.package_data"].items() if "py.typed" in files}
+    assert typed == {package for package in there if "." not in package}
+
+
+def test_the_version_stands_in_one_place(setup: configparser.ConfigParser, capsys: pytest.CaptureFixture[str]):
+    assert setup["metadata"]["version"] == "attr: loaderd.version.VERSION"
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"loaderd {loaderd.__version__}\n"
+    sources = [path for folder in ("loaderd", "bindings") for path in (ROOT / folder).rglob("*.py")]
+    where = [path.name for path in sources if f'"{loaderd.__version__}"' in path.read_text()]
+    assert where == ["version.py"]
+    (newest, *_) = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest == loaderd.__version__
+
+
+def test_the_licence(setup: configparser.ConfigParser):
+    assert setup["metadata"]["license"] == "Apache-2.0"
+    text = (ROOT / setup["metadata"]["license_files"]).read_text()
+    assert "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_makefile_installs_the_tensorflow_that_is_asked_for(setup: configparser.ConfigParser):
+    (bound,) = re.findall(r"tensorflow-cpu(>=[\d.]+)", setup["options.extras_require"]["tensorflow"])
+    assert set(re.findall(r"(?:tensorflow-cpu|and-cuda\])(>=[\d.]+)", (ROOT / "Makefile").read_text())) == {bound}
