@@ -181,6 +181,7 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
 
 
 def _plan_games(files: list[ShardFile], arguments: argparse.Namespace) -> _Plan:
+    pgn.check_installed()
     progress, total = IndexProgress(None, "looking for games"), sum(file.size_bytes for file in files)
     games: list[Games] = []
     done_bytes = 0

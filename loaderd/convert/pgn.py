@@ -16,6 +16,7 @@ positions is taken.
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,6 +50,16 @@ class Unscored:
     """So many positions, or all of a game, have no score."""
 
     count: int
+
+
+def check_installed() -> None:
+    """Raise OptionError where python-chess is not installed."""
+    try:
+        importlib.import_module("chess.pgn")
+    except ImportError:
+        raise OptionError(
+            "to convert PGN, python-chess is needed", hint="Install it: pip install 'loaderd[examples]'"
+        ) from None
 
 
 def is_pgn(file: ShardFile, access: Access | None = None) -> bool:
@@ -94,20 +105,9 @@ def _without_mark(data: bytes) -> bytes:
 def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOrFault | Unscored]:
     """The rows of each of ``games``, in order, (positions,) of ``SCHEMA.row_dtype``; faults; and what has no score.
 
-    Raises OptionError where python-chess is not installed; ShardReadError and StorageError.
+    Raises ShardReadError and StorageError.
     """
-    try:
-        import chess.pgn
-    except ImportError:
-        raise OptionError(
-            "to convert PGN, python-chess is needed", hint="Install it: pip install 'loaderd[examples]'"
-        ) from None
-
-    opened = open_shard(file)
-    try:
-        data = _read(opened, games.start, games.stop - games.start)
-    finally:
-        opened.close()
+    import chess.pgn
 
     class Builder(chess.pgn.GameBuilder):  # type: ignore[misc]  # to mypy, chess is Any
         """Errors are kept with the game; python-chess would log them, too."""
@@ -115,6 +115,11 @@ def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOr
         def handle_error(self, error: Exception) -> None:
             self.game.errors.append(error)
 
+    opened = open_shard(file)
+    try:
+        data = _read(opened, games.start, games.stop - games.start)
+    finally:
+        opened.close()
     # A character for each byte, so that places in the text are those in the file.
     text = io.StringIO(data.decode("latin-1"))
     number, offset = games.first_game, 0

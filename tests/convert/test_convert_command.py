@@ -20,6 +20,7 @@ import pytest
 import loaderd
 from loaderd import testing
 from loaderd.bench.process_tree import process_tree
+from loaderd.cli.main import main
 from loaderd.convert.journal import NAME, Journal
 
 COMMAND = [str(Path(sys.executable).with_name("loaderd")), "convert"]
@@ -120,47 +121,59 @@ def test_ctrl_c_ends_it_at_once_and_quietly(folder: Path):
     assert again.returncode == 0 and "were there already" in again.stdout
 
 
-def test_what_cannot_be_converted_is_refused(folder: Path):
-    paths = sorted((folder / "from").glob("*"))
+def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    """(exit status, output, errors) of the command in this process: it ends before it starts others."""
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", *map(str, arguments)])
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_what_cannot_be_converted_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(folder)
     testing.write_shards(folder / "other", [b"x"])
-    first = run(folder, *OPTIONS, "--to", "to")
-    assert first.returncode == 0
-    for arguments, status, said in [
-        (["from/*", "--to", "new"], 2, "--schema is needed: 00000.tfrecord does not tell"),
-        (["none/*", "--to", "new"], 2, "There is no folder"),
-        (
-            [*OPTIONS, "--to", "new", "--format", "npz", "--compression", "zlib"],
-            2,
-            "one of none, gzip, got zlib",
-        ),
-        ([*OPTIONS, "--to", "new", "--records-per-shard", "0"], 2, "--records-per-shard must be a positive integer"),
-        ([*OPTIONS, "--to", "new", "--processes", "0"], 2, "--processes must be"),
-        ([*OPTIONS, "--to", "other"], 2, "--to " + str(folder / "other") + " holds other files: 00000.tfrecord"),
-        ([*OPTIONS, "--to", "to", "--compression", "gzip"], 2, "compression was none, and is gzip"),
-        ([*OPTIONS, "--to", "to", "--records-per-shard", "9"], 2, "records_per_shard was [100, 150]"),
+    assert run(folder, *OPTIONS, "--to", "to").returncode == 0
+    for arguments, said in [
+        (["from/*", "--to", "new"], "--schema is needed: 00000.tfrecord does not tell"),
+        (["none/*", "--to", "new"], "There is no folder"),
+        ([*OPTIONS, "--to", "new", "--format", "npz", "--compression", "zlib"], "one of none, gzip, got zlib"),
+        ([*OPTIONS, "--to", "new", "--records-per-shard", "0"], "--records-per-shard must be a positive integer"),
+        ([*OPTIONS, "--to", "new", "--processes", "0"], "--processes must be"),
+        ([*OPTIONS, "--to", "other"], f"--to {folder / 'other'} holds other files: 00000.tfrecord"),
+        ([*OPTIONS, "--to", "to", "--compression", "gzip"], "compression was none, and is gzip"),
+        ([*OPTIONS, "--to", "to", "--records-per-shard", "9"], "records_per_shard was [100, 150]"),
     ]:
-        done = run(folder, *arguments)
-        assert done.returncode == status and said in done.stderr, (arguments, done.stderr)
-        assert "Traceback" not in done.stderr
-    testing.damage(paths[1], record=3)
-    damaged = run(folder, *OPTIONS, "--to", "new", "--json")
-    assert damaged.returncode == 1 and "so nothing is written" in damaged.stderr
-    (damage,) = map(json.loads, damaged.stdout.splitlines())
-    assert (damage["kind"], damage["shard"], damage["record"]) == ("damage", str(paths[1]), 3)
+        status, _, errors = refused(capsys, *arguments)
+        assert status == 2 and said in errors, (arguments, errors)
+
+
+def test_damage_stops_it_before_anything_is_written_or_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(folder)
+    path = folder / "from" / "00001.tfrecord"
+    testing.damage(path, record=3)
+    status, told, errors = refused(capsys, *OPTIONS, "--to", "new", "--json")
+    assert status == 1 and "so nothing is written" in errors and not (folder / "new").exists()
+    (damage,) = map(json.loads, told.splitlines())
+    assert (damage["kind"], damage["shard"], damage["record"]) == ("damage", str(path), 3)
     skipped = run(folder, *OPTIONS, "--to", "new", "--on-corrupt", "skip_record")
     assert skipped.returncode == 0 and "3,999 records" in skipped.stdout and "1 record left out" in skipped.stdout
 
 
-def test_two_conversions_do_not_write_to_one_folder(folder: Path):
+def test_two_conversions_do_not_write_to_one_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     journal = Journal(folder / "to", {"version": 1}, ".tfrecord")
-    done = run(folder, *OPTIONS, "--to", "to")
-    assert done.returncode == 2 and "is being written by another conversion" in done.stderr
+    monkeypatch.chdir(folder)
+    status, _, errors = refused(capsys, *OPTIONS, "--to", "to")
+    assert status == 2 and "is being written by another conversion" in errors
     journal.close()
 
 
-def test_games_and_rows_are_told_by_their_content(
-    tmp_path: Path, lc0_games: list[Path], write_tar: Callable[..., Path]
-):
+def test_games_are_told_by_their_content(tmp_path: Path, lc0_games: list[Path], write_tar: Callable[..., Path]):
     tar = write_tar(
         tmp_path / "hour.tar", [(f"{number}.gz", game.read_bytes()) for number, game in enumerate(lc0_games)]
     )

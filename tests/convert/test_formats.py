@@ -19,6 +19,7 @@ from loaderd.convert.conversion import job_of
 from loaderd.convert.journal import Journal
 from loaderd.convert.lots import plan_lots
 from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError
+from loaderd.schemas import kata
 from loaderd.shards.files import list_shards
 from loaderd.shards.indexer import make_index
 
@@ -123,6 +124,18 @@ def test_a_tar_of_games_by_lc0(tmp_path: Path, lc0_games: list[Path], write_tar:
     schema = loaderd.schemas.lc0()
     convert_here(tar, schema, tmp_path / "to", records_per_shard=70)
     assert_same(batches_of(tar, schema), batches_of(tmp_path / "to" / "*.tfrecord", schema.as_examples()))
+
+
+def test_rows_of_katago(tmp_path: Path):
+    rng = np.random.default_rng(3)
+    rows = rng.integers(0, 256, (2, 150, kata.rows(9).itemsize), np.uint8).view(kata.rows(9))[..., 0]
+    for number, each in enumerate(rows):
+        for name in ("globalInputNC", "globalTargetsNC"):
+            each[name] = rng.random(each[name].shape)  # any bytes may be a NaN, of which there are several
+        np.savez_compressed(tmp_path / f"{number}.npz", **{name: each[name] for name in each.dtype.names or ()})
+    schema = loaderd.schemas.katago(9)
+    convert_here(tmp_path / "*.npz", schema, tmp_path / "to", compression="zlib")
+    assert_same(batches_of(tmp_path / "*.npz", schema), batches_of(tmp_path / "to" / "*.zz", schema.as_examples()))
 
 
 def test_a_shuffled_epoch_has_the_same_records(tmp_path: Path):

@@ -1,0 +1,161 @@
+"""Games in PGN become records of chess_eval: which positions, which scores, and what of games that cannot be read."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import chess
+import chess.pgn
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.convert import chess_boards, pgn
+from loaderd.convert.lots import Games, plan_games
+from loaderd.errors import LoaderdError
+from loaderd.shards.files import list_shards
+
+COMMAND = [str(Path(sys.executable).with_name("loaderd")), "convert"]
+MATED = """[Event "A"]
+[Result "1-0"]
+
+1. e4 { [%eval 0.17] [%clk 0:05:00] } e5 { [%eval 0.3,18] } (1... c5 { [%eval 9.9] }) 2. Qh5 { [%eval -0.52] } Ke7
+{ [%eval #1] } 3. Qxe5# { [%eval #0] } 1-0
+"""
+DRAWN = """[Event "B"]
+[Result "1/2-1/2"]
+
+1. d4 { no eval } d5 { [%eval #-12] } 1/2-1/2
+"""
+LOST = '[Event "C"]\n[Result "0-1"]\n\n1. f3 e5 0-1\n'
+OPEN = '[Event "D"]\n[Result "*"]\n\n1. f3 { [%eval -1] } *\n'
+ILLEGAL = '[Event "E"]\n[Result "0-1"]\n\n1. d4 { [%eval 1] } Ke4 0-1\n'
+ATOMIC = '[Event "F"]\n[Variant "Atomic"]\n[Result "0-1"]\n\n1. d4 d5 0-1\n'
+
+
+def write(path: Path, *games: str, before: str = "", newline: str = "\n") -> Path:
+    path.write_text(before + "\n".join(games), newline=newline)
+    return path
+
+
+def read(path: Path, scores: Any) -> tuple[list[Any], int, list[LoaderdError]]:
+    """(rows, positions without a score, faults) of a file."""
+    (file,) = list_shards(path)
+    rows, without, faults = [], 0, []
+    for games in pgn.find_games(0, file, lambda offset: None):
+        for found in pgn.read_games(file, games, scores):
+            if isinstance(found, pgn.Unscored):
+                without += found.count
+            elif isinstance(found, LoaderdError):
+                faults.append(found)
+            else:
+                rows += list(found)
+    return rows, without, faults
+
+
+def scores_of(rows: list[Any]) -> list[tuple[int, bool]]:
+    return [(int(row["s"]), bool(row["d"][193] & 0x20)) for row in rows]  # bit 1546
+
+
+def test_scores_of_an_engine_are_those_of_the_position_behind_the_move(tmp_path: Path):
+    rows, without, faults = read(write(tmp_path / "a.pgn", MATED, DRAWN), "eval")
+    assert scores_of(rows) == [(17, False), (30, False), (-52, False), (1, True), (-12, True)]
+    assert without == 3 and faults == []  # both beginnings, and 1. d4; nobody can move where it is mate
+    boards = []
+    for game in (MATED, DRAWN):
+        node: Any = chess.pgn.read_game(io.StringIO(game))
+        for move in node.mainline():
+            boards.append(move.board())
+    del boards[4:6]
+    expected = chess_boards.pack(
+        [chess_boards.bitboards(board) for board in boards],
+        [chess_boards.flags(board) for board in boards],
+        [False, False, False, True, True],
+    )
+    assert (np.stack([row["d"] for row in rows]) == expected).all()
+
+
+def test_results_are_for_each_position_of_a_game(tmp_path: Path):
+    path = write(tmp_path / "a.pgn", MATED, DRAWN, LOST, OPEN)
+    rows, without, _ = read(path, "result")
+    assert scores_of(rows) == [(1, True)] * 5 + [(0, False)] * 3 + [(-1, True)] * 3
+    assert without == 2
+
+
+def test_a_loader_delivers_the_results(tmp_path: Path):
+    write(tmp_path / "a.pgn", MATED, DRAWN, LOST)
+    command = [*COMMAND, "a.pgn", "--to", "to", "--scores", "result", "--games-per-shard", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    *shards, total = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 0 and sorted(one["records"] for one in shards) == [3, 8] and total["records"] == 11
+    shards = tmp_path / "to" / "*.tfrecord"
+    with loaderd.Loader(shards, loaderd.schemas.chess_eval(), batch_size=11, shuffle=False, workers=1) as loader:
+        (batch,) = loader
+        assert batch["score"].tolist() == [1.0] * 5 + [0.0] * 3 + [-1.0] * 3
+        assert batch["flags"][:5, 0].tolist() == [1, 0, 1, 0, 1], "white to move"
+
+
+def test_games_that_cannot_be_read_are_named(tmp_path: Path):
+    path = write(tmp_path / "a.pgn", DRAWN, ILLEGAL, ATOMIC, OPEN)
+    rows, _, faults = read(path, "eval")
+    assert scores_of(rows) == [(-12, True), (-100, False)]
+    damages = [fault.damage for fault in faults if fault.damage is not None]
+    text = path.read_text()
+    assert [(one.record, one.offset) for one in damages] == [
+        (1, text.index('[Event "E"')),
+        (2, text.index('[Event "F"')),
+    ]
+    assert "illegal san: 'Ke4'" in damages[0].found and "'Atomic'" in damages[1].found
+    command = [*COMMAND, "a.pgn", "--to", "to", "--processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 1 and "record 1 at byte" in done.stderr and "--on-corrupt" in done.stderr
+
+
+def test_without_scores_it_says_what_would_help(tmp_path: Path):
+    write(tmp_path / "a.pgn", LOST, LOST)
+    done = subprocess.run([*COMMAND, "a.pgn", "--to", "to"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2 and "6 have none" in done.stderr and "--scores result" in done.stderr
+    assert not list((tmp_path / "to").glob("shard*"))
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("before", ["", "\n\n", "\ufeff"])
+def test_games_are_found_wherever_pieces_end(
+    before: str, newline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = write(tmp_path / "a.pgn", *[MATED, DRAWN, LOST] * 3, before=before, newline=newline)
+    (file,) = list_shards(path)
+    assert pgn.is_pgn(file)
+    whole = list(pgn.find_games(4, file, lambda offset: None))
+    assert [games.first_game for games in whole] == list(range(9)) and whole[-1].stop == file.size_bytes
+    assert all(one.stop == other.start for one, other in pairwise(whole))
+    for size in (7, 8, 9, 50, 333):
+        monkeypatch.setattr(pgn, "_PIECE_BYTES", size)
+        assert list(pgn.find_games(4, file, lambda offset: None)) == whole
+    rows, without, faults = read(path, "eval")
+    assert (len(rows), without, faults) == (15, 18, [])
+
+
+def test_no_game_is_in_two_shards():
+    games = [Games(file, 10 * number, 10 * number + 10, number) for file in range(2) for number in range(5)]
+    lots = list(plan_games(games, 4))
+    assert [lot.first_shard for lot in lots] == [0, 1, 2]
+    assert [lot.parts for lot in lots] == [
+        (Games(0, 0, 40, 0),),
+        (Games(0, 40, 50, 4), Games(1, 0, 30, 0)),
+        (Games(1, 30, 50, 3),),
+    ]
+
+
+def test_without_python_chess_the_extra_is_named(tmp_path: Path):
+    write(tmp_path / "a.pgn", MATED)
+    program = "import sys; sys.modules['chess'] = None; from loaderd.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "convert", "a.pgn", "--to", "to"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2 and "loaderd[examples]" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,50 @@
+"""Which records go into which shard: each once, in order, and a compressed block to one process alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderd.convert.lots import Span, plan_lots
+from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
+
+SOURCES = st.lists(
+    st.tuples(st.sampled_from(["none", "gzip", "tar", "npz"]), st.lists(st.integers(1, 40), max_size=5)), max_size=5
+)
+
+
+def index_of(number: int, compression: Any, counts: list[int]) -> ShardIndex:
+    many = np.array(counts, dtype=np.int64)
+    firsts = np.cumsum(many) - many
+    none = np.zeros(0, np.uint8)
+    return ShardIndex(ShardFile(f"{number}", 1, 1), compression, 0, (), firsts, many, many, firsts, none)
+
+
+@given(sources=SOURCES, records_per_shard=st.integers(1, 60))
+def test_each_record_is_in_one_shard_in_order(sources: list[tuple[str, list[int]]], records_per_shard: int):
+    indexes = [index_of(number, *source) for number, source in enumerate(sources)]
+    lots = list(plan_lots(indexes, records_per_shard))
+    expected = [(number, record) for number, (_, counts) in enumerate(sources) for record in range(sum(counts))]
+    spans = [span for lot in lots for span in lot.parts if isinstance(span, Span)]
+    found = [
+        (span.block.shard, span.block.first_record + record)
+        for span in spans
+        for record in range(span.first, span.stop)
+    ]
+    assert found == expected
+    sizes = [size for lot in lots for size in lot.sizes]
+    assert sum(filter(None, sizes)) == len(expected) and set(sizes[:-1]) <= {records_per_shard}
+    assert [lot.first_shard for lot in lots] == [sum(len(lot.sizes) for lot in lots[:n]) for n in range(len(lots))]
+    for lot in lots:
+        size = sum(span.stop - span.first for span in lot.parts if isinstance(span, Span))
+        assert size == sum(filter(None, lot.sizes))
+    blocks = [
+        {(span.block.shard, span.block.first_record) for span in lot.parts if isinstance(span, Span)} for lot in lots
+    ]
+    for one, other in pairwise(blocks):
+        assert all(sources[shard][0] == "none" for shard, _ in one & other), "inflated twice"
