@@ -1,11 +1,14 @@
-"""What does it cost a training that `loaderd top` watches it?
+"""What does it cost a training that `loaderd top` watches it, and that it writes for TensorBoard?
 
 ::
 
-    python bench/watching.py [--rounds 60] [--seconds 1.5] [--sleep-ms 0]
+    python bench/watching.py [--loops bare model] [--rounds 60] [--seconds 1.5]
 
-One training runs all the while, and `loaderd top` in a terminal of its own, which is stopped and goes on in turn, for
-so many seconds each. Prints the steps a second of each pair of stretches as JSON, and the median of their ratios.
+One training runs all the while, and `loaderd top` in a terminal of its own. In turn, for so many seconds each, both
+are on, or neither: `top` is stopped, and the training writes nothing. When it does, it writes figures every so many
+steps, and pictures once an epoch. The loop "bare" takes eager tensors and does nothing with them; "model" trains a
+small net on them, with TensorFlow on the same cores. Prints the steps a second of each pair of stretches as JSON, and
+of each loop the median of their ratios, and between which two a half of them lie.
 """
 
 from __future__ import annotations
@@ -29,11 +32,39 @@ from loaderd import processes
 from loaderd.client.running import running_streams
 
 _TRAINING = """
-import sys, time, loaderd
-with loaderd.Loader(sys.argv[1], loaderd.schemas.chess_eval(), batch_size=512, epochs=None, workers=2) as loader:
-    for _ in loader:
-        time.sleep(float(sys.argv[2]))
+import os, signal, sys, loaderd, loaderd_tf
+import tensorflow as tf
+
+shards, log_dir, loop, every = *sys.argv[1:4], int(sys.argv[4])
+writes = False
+
+def switch(number, frame):
+    global writes
+    writes = number == signal.SIGUSR1
+
+signal.signal(signal.SIGUSR1, switch)
+signal.signal(signal.SIGUSR2, switch)
+weights = [tf.Variable(tf.random.normal(shape, stddev=0.02)) for shape in ((1536, 32), (32, 1))]
+
+@tf.function
+def train(board, score):
+    with tf.GradientTape() as tape:
+        hidden = tf.nn.relu(tf.reshape(board, [-1, 1536]) @ weights[0])
+        loss = tf.reduce_mean((tf.tanh(hidden @ weights[1])[:, 0] - score) ** 2)
+    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        weight.assign_sub(0.01 * gradient)
+
+with loaderd.Loader(shards, loaderd.schemas.chess_eval(), batch_size=512, epochs=None, workers=2) as loader:
+    callback = loaderd_tf.TensorBoard(loader, log_dir)
+    for step, (board, score) in enumerate(loaderd_tf.batches(loader, ("board", "score"))):
+        if loop == "model":
+            train(board, score)
+        if writes and step % every == 0:
+            callback.write(step)
+        if writes and step % loader.batches_per_epoch == 0:
+            callback.write_pictures(step)
 """
+_WARMUP_S = 6
 _COMMAND = "import sys; from loaderd.cli.main import main; main(sys.argv[1:])"
 
 
@@ -63,31 +94,53 @@ def top() -> Iterator[tuple[int, int]]:
         process.kill()
 
 
+def measure(shards: str, log_dir: str, loop: str, args: argparse.Namespace) -> None:
+    """All rounds of one loop."""
+    ratios, cores = [], []
+    command = [sys.executable, "-c", _TRAINING, shards, log_dir, loop, str(args.every)]
+    with subprocess.Popen(command) as training, top() as (watcher, terminal):
+        while not running_streams(frozenset([training.pid])):
+            time.sleep(0.2)
+        time.sleep(_WARMUP_S)
+        for _ in range(args.rounds):
+            found = {}
+            for watched in random.sample([False, True], 2):
+                os.kill(watcher, signal.SIGCONT if watched else signal.SIGSTOP)
+                os.kill(training.pid, signal.SIGUSR1 if watched else signal.SIGUSR2)
+                cpu_ns = processes.cpu_ns(watcher)
+                found[watched] = steps_per_s(training.pid, terminal, args.seconds)
+                cores += [(processes.cpu_ns(watcher) - cpu_ns) / 1e9 / args.seconds] if watched else []
+            ratios.append(found[True] / found[False])
+            pair = {"alone": found[False], "watched": found[True], "ratio": ratios[-1]}
+            print(json.dumps({"loop": loop, **pair}), flush=True)
+        training.terminate()
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    busy = statistics.mean(cores)
+    print(f"{loop}: watched / alone: {middle:.3f} ({low:.3f} to {high:.3f}); top keeps {busy:.4f} cores busy")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loops", nargs="+", choices=("bare", "model"), default=["bare", "model"])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=1.5)
-    parser.add_argument("--sleep-ms", type=float, default=0.0, help="what a step takes besides")
+    parser.add_argument("--every", type=int, default=1000, help="steps between two writes for TensorBoard")
+    parser.add_argument("--records", type=int, default=1_000_000, help="of an epoch")
     args = parser.parse_args()
-    ratios, cores = [], []
     with tempfile.TemporaryDirectory() as folder:
-        make = [sys.executable, "-m", "loaderd.bench.synthetic", folder, "--records", "200000", "--shards", "8"]
+        make = [
+            sys.executable,
+            "-m",
+            "loaderd.bench.synthetic",
+            folder,
+            "--records",
+            str(args.records),
+            "--shards",
+            "8",
+        ]
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
-        command = [sys.executable, "-c", _TRAINING, f"{folder}/*.tfrecord", str(args.sleep_ms / 1000)]
-        with subprocess.Popen(command) as training, top() as (watcher, terminal):
-            time.sleep(6)
-            for _ in range(args.rounds):
-                found = {}
-                for watched in random.sample([False, True], 2):
-                    os.kill(watcher, signal.SIGCONT if watched else signal.SIGSTOP)
-                    cpu_ns = processes.cpu_ns(watcher)
-                    found[watched] = steps_per_s(training.pid, terminal, args.seconds)
-                    cores += [(processes.cpu_ns(watcher) - cpu_ns) / 1e9 / args.seconds] if watched else []
-                ratios.append(found[True] / found[False])
-                print(json.dumps({"alone": found[False], "watched": found[True], "ratio": ratios[-1]}), flush=True)
-            training.terminate()
-    ratio, busy = statistics.median(ratios), statistics.mean(cores)
-    print(f"watched / alone: {ratio:.3f}; top itself keeps {busy:.4f} cores busy")
+        for loop in args.loops:
+            measure(f"{folder}/*.tfrecord", f"{folder}/log-{loop}", loop, args)
 
 
 if __name__ == "__main__":

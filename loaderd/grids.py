@@ -16,7 +16,6 @@ Pixels = npt.NDArray[np.uint8]
 
 _GAP = "   "
 _MOST_SIDE = 64
-_TILE = 96
 _MARGIN = 4
 _RED, _BLUE, _WHITE = (np.array(colour, np.float64) for colour in ((103, 0, 31), (5, 48, 97), (255, 255, 255)))
 _GREY = 190
@@ -77,10 +76,10 @@ def _width(grid: list[str]) -> int:
     return max(map(len, grid))
 
 
-def picture(planes: Values, columns: int = 6) -> Pixels:
+def picture(planes: Values, tile: int = 96, columns: int = 6) -> Pixels:
     """(height, width, 3): grids of a plane each, ``columns`` side by side: red above 0, blue below, white 0.
 
-    A plane's strongest value has the full colour. Each value is a square of some pixels.
+    A plane's strongest value has the full colour. Each value is a square of some pixels, a plane about ``tile`` wide.
     """
     values = np.asarray(planes, np.float64)
     most = np.abs(values).max(axis=(1, 2), keepdims=True, initial=0.0)
@@ -88,7 +87,7 @@ def picture(planes: Values, columns: int = 6) -> Pixels:
     ends = np.where(shares > 0, _RED, _BLUE)
     colours = (_WHITE + np.abs(shares) * (ends - _WHITE)).round().astype(np.uint8)
     number, rows, width = colours.shape[:3]
-    side = max(2, _TILE // max(rows, width))
+    side = max(2, tile // max(rows, width))
     tiles = colours.repeat(side, axis=1).repeat(side, axis=2)
     columns = min(columns, number)
     lines = -(-number // columns)
@@ -113,7 +112,7 @@ def png(pixels: Pixels) -> bytes:
     height, width, _ = pixels.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 1)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in chunks

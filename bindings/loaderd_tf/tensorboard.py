@@ -34,6 +34,7 @@ from loaderd_tf.graphs import unconverted
 _FIRST_CLASS_ENDS_AT = 12
 # Of tensorflow.DataClass, which has no public name.
 _SCALAR, _TENSOR, _BLOBS = 1, 2, 3
+_TILE = 48  # pixels a plane: twice as many take four times as long
 
 
 class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
@@ -205,7 +206,7 @@ def _pictures(fields: Mapping[str, np.ndarray[Any, Any]]) -> tf.compat.v1.Summar
     """Of each field with planes, width, height, and a PNG for each record, as TensorBoard's images are."""
     summary = tf.compat.v1.Summary()
     for name, values in fields.items():
-        drawn = [picture(planes) for value in values if (planes := planes_of(value)) is not None]
+        drawn = [picture(planes, _TILE) for value in values if (planes := planes_of(value)) is not None]
         if drawn:
             height, width, _ = drawn[0].shape
             found = [b"%d" % width, b"%d" % height, *map(png, drawn)]

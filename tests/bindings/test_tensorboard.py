@@ -202,7 +202,7 @@ def test_pictures_are_of_a_batch_that_is_taken_anyhow(open_boards: Callable[...,
     written = read(tmp_path)["loaderd_pictures/board"]
     assert sorted(written) == [2, 4]
     for step, number in ((2, 0), (4, 2)):
-        expected = [picture(np.moveaxis(one, -1, 0)) for one in taken[number]["board"][:3]]
+        expected = [picture(np.moveaxis(one, -1, 0), 48) for one in taken[number]["board"][:3]]
         np.testing.assert_array_equal(pictures_in(written[step]), expected)
 
 
@@ -220,7 +220,7 @@ def test_fit_writes_pictures_once_an_epoch(tmp_path: Path, library: str, update_
         model.fit(dataset, epochs=2, shuffle=False, verbose=0, callbacks=[board])
     written = read(tmp_path)["loaderd_pictures/board"]
     assert sorted(written) == ([0, 1] if update_freq == "epoch" else [5, 10])
-    expected = [picture(np.moveaxis(one, -1, 0)) for one in boards[:4]]
+    expected = [picture(np.moveaxis(one, -1, 0), 48) for one in boards[:4]]
     np.testing.assert_array_equal(pictures_in(written[min(written)]), expected)
 
 

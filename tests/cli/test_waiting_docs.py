@@ -1,4 +1,4 @@
-"""What docs/waiting.md says: its commands can be given, and it names every verdict."""
+"""What docs/waiting.md says: its commands can be given, it names every verdict, and its pictures are there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import shlex
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
+
+import loaderd
 from loaderd.cli.main import parser
 from loaderd.diagnosis import Verdict
 
-DOCS = (Path(__file__).parents[2] / "docs" / "waiting.md").read_text()
+FOLDER = Path(__file__).parents[2] / "docs"
+DOCS = (FOLDER / "waiting.md").read_text()
 
 
 def test_the_commands_can_be_given():
@@ -20,8 +24,21 @@ def test_the_commands_can_be_given():
     for command in commands:
         assert command[0] == "loaderd" and parser().parse_args(command[1:]).run
     for option in re.findall(r"--[a-z][a-z-]+", DOCS):
-        assert option in ("--json", "--max-waiting", "--schema", "--step-ms")
+        assert option in ("--json", "--max-waiting", "--png", "--schema", "--step-ms")
 
 
 def test_every_verdict_is_explained():
     assert set(re.findall(r"^\| `\"(.*?)\"` \|", DOCS, flags=re.MULTILINE)) == set(get_args(Verdict))
+
+
+def test_given_batches_come_as_it_says():
+    blocks = re.findall(r"^```python\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if "loader_of" in block)
+    exec(compile(block, "waiting.md", "exec"), {"np": np, "loaderd": loaderd})
+
+
+def test_the_pictures_are_there():
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", DOCS)
+    assert len(pictures) == 3
+    for picture in pictures:
+        assert (FOLDER / picture).stat().st_size < 100_000
