@@ -79,7 +79,7 @@ class Reader(Protocol):
 class ShardFiles:
     """Keeps up to 64 files open (fewer if the limit is low).
 
-    ``spent``: where the ns of each stage are added up; None: nobody wants to know.
+    ``spent``: where the ns of each stage are added up; None: they are not wanted.
     """
 
     def __init__(
