@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator
 
 from loaderd import processes
+from loaderd.bench.synthetic import write_shards
 from loaderd.client.running import running_streams
 
 _TRAINING = """
@@ -71,8 +72,7 @@ def main() -> None:
     args = parser.parse_args()
     ratios, cores = [], []
     with tempfile.TemporaryDirectory() as folder:
-        make = [sys.executable, "-m", "loaderd.bench.synthetic", folder, "--records", "200000", "--shards", "8"]
-        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+        write_shards(folder, 200_000, num_shards=8)
         command = [sys.executable, "-c", _TRAINING, f"{folder}/*.tfrecord", str(args.sleep_ms / 1000)]
         with subprocess.Popen(command) as training, top() as (watcher, terminal):
             time.sleep(6)
