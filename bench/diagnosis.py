@@ -32,6 +32,7 @@ import numpy as np
 from distant_s3 import ENVIRONMENT, DistantS3
 
 import loaderd
+from loaderd.bench.synthetic import write_shards
 
 BATCH_SIZE = 512
 
@@ -170,8 +171,7 @@ def run(name: str, shards: str, seconds: float, advice: str = "") -> dict[str, A
 @contextlib.contextmanager
 def storage(folder: Path, records: int, delay_ms: float = 100) -> Iterator[dict[str, str]]:
     """The same records as plain shards, gzipped, and in a slow bucket: names of each kind."""
-    command = [sys.executable, "-m", "loaderd.bench.synthetic", str(folder / "plain"), "--records", str(records)]
-    subprocess.run([*command, "--shards", "4"], check=True, stdout=subprocess.DEVNULL)
+    write_shards(folder / "plain", records, num_shards=4)
     (folder / "gzip").mkdir()
     plain = f"{folder}/plain/*.tfrecord"
     for path in map(Path, glob.glob(plain)):

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from distant_s3 import ENVIRONMENT, DistantS3
 
+from loaderd.bench.synthetic import write_shards
+
 ROOT = Path(__file__).parent.parent
 
 _RUN = """
@@ -66,15 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     versions = {"here": ROOT, **({"against": options.against.resolve()} if options.against else {})}
     with tempfile.TemporaryDirectory() as scratch, DistantS3() as store:
-        arguments = [f"{scratch}/shards", "--records", str(options.records), "--shards", str(options.shards)]
-        paths = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run(
-            [sys.executable, "-m", "loaderd.bench.synthetic", *arguments],
-            env=paths,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        for path in sorted(Path(f"{scratch}/shards").glob("*.tfrecord")):
+        for path in write_shards(f"{scratch}/shards", options.records, num_shards=options.shards):
             store.put(path.name, path.read_bytes())
         store.delay_s = options.delay_ms / 1000
         for block_records in options.block_records:

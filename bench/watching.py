@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator
 
 from loaderd import processes
+from loaderd.bench.synthetic import write_shards
 from loaderd.client.running import running_streams
 
 _TRAINING = """
@@ -128,17 +129,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000, help="of an epoch")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        make = [
-            sys.executable,
-            "-m",
-            "loaderd.bench.synthetic",
-            folder,
-            "--records",
-            str(args.records),
-            "--shards",
-            "8",
-        ]
-        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+        write_shards(folder, args.records, num_shards=8)
         for loop in args.loops:
             measure(f"{folder}/*.tfrecord", f"{folder}/log-{loop}", loop, args)
 

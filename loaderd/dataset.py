@@ -1,7 +1,8 @@
-"""What there is, and in which order: data sets without a consumer, alone, mixed, or one behind the other.
+"""Descriptions of data sets: which records there are, and in which order. Nothing is read here.
 
-A data set is a tree: :class:`Dataset` is a leaf, :class:`Concat` and :class:`Mix` join others. What its rows are is
-for :mod:`loaderd.plan.rows` to say; here it is described, and checked as far as that can be done without reading.
+A data set is a tree. A leaf is a :class:`Dataset`; a :class:`Concat` puts data sets one behind the other, and a
+:class:`Mix` draws from several. They are checked as far as that is possible without reading a shard. What the rows of
+an epoch are, :mod:`loaderd.plan.rows` computes.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class Dataset:
         the sake of its own side alone, while a split by records leaves some of every block to each side. A side
         which gets no shard, as of few shards one may, raises NoShardsError when a loader is made of it.
 
-        Another split of one side cuts it anew. Raises OptionError where the fractions are not all above 0, or don't
-        sum to 1.
+        A side may be split again, into parts that are independent of this split. Raises OptionError where the
+        fractions are not all above 0, or don't sum to 1.
         """
         for fraction in fractions:
             require(isinstance(fraction, Real) and fraction > 0, "each fraction of split", "above 0", fraction)
@@ -140,7 +141,7 @@ class Dataset:
 
 
 class _Joined:
-    """What Concat and Mix have in common: they must be sets that can go into one batch."""
+    """What Concat and Mix share: their sets must be alike in all that a batch or a window depends on."""
 
     def parts(self) -> dict[str, AnyDataset]:
         """The data sets that are joined, by name."""
@@ -258,7 +259,7 @@ class Mix(_Joined):
         total = sum(float(weight) for weight in weights.values())
         if abs(total - 1) > 1e-6:
             raise OptionError(f"the weights of a Mix must sum to 1, got {total:.9g}: {dict(weights)}")
-        # Of a float32 of numpy's, older Pythons cannot make a Fraction.
+        # Older Pythons cannot make a Fraction of numpy's float32.
         numbers = [w if isinstance(w, Rational) else float(w) for w in (weights[name] for name in self.sets)]
         exact = [Fraction(number).limit_denominator(10**9) for number in numbers]
         return tuple(weight / sum(exact) for weight in exact)
@@ -286,12 +287,12 @@ def with_schema(dataset: AnyDataset, schema: Schema) -> AnyDataset:
 
 
 def anchored(dataset: AnyDataset) -> AnyDataset:
-    """The same shards, whatever folder the process that reads them is in. Raises NoShardsError if ours is deleted."""
+    """The same with absolute paths: another process will read them. Raises NoShardsError without a working folder."""
     return dataset.with_leaves(lambda leaf: replace(leaf, shards=absolute_names(leaf.shards)))
 
 
 def joined_text(dataset: AnyDataset) -> dict[str, str]:
-    """How the sets of a Mix are joined, for a position to say what it belongs to."""
+    """The weights of a Mix as text, for a position's ``of``; else nothing."""
     if not isinstance(dataset, Mix):
         return {}
     weights = {epoch: [str(weight) for weight in weights] for epoch, weights in dataset.schedule.items()}

@@ -1,9 +1,9 @@
-"""Texts for people hold no secrets.
+"""Removes secrets from texts that people read.
 
-A URI may have the key to a bucket in it, and it is named in errors, in reports of damage, in logs and by servers. So
-each of these is passed through :func:`redacted` where it is made: exceptions and damages by their own constructors,
-warnings where they are sent, logs by their formatter. Whoever words a text need not think of it. The full URI is kept
-where storage is asked, and nowhere else.
+A URI may hold the key to a bucket, and errors, reports of damage, logs and servers name URIs. So all of these texts
+pass through :func:`redacted`: exceptions and damages call it in their constructors, warnings where they are sent,
+logs in their formatter. Code that words a text need not think of it. The full URI is used for requests to storage
+alone.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from loaderd.bench.interface import CHESS, Config
+from loaderd.bench.interface import Config
 from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN, VALUE_A, VALUE_B, VALUE_K
 
 BOARD_BYTES = 194
@@ -37,13 +37,6 @@ _BIT_SIGN = np.tile(CHANNEL_SIGN, 64).astype(np.int8)
 
 Rows = npt.NDArray[Any]  # of ROW, (n,)
 Places = npt.NDArray[np.int64]
-
-
-def only_chess(config: Config) -> str | None:
-    """``cannot`` of a candidate that is written for the chess record."""
-    if config.schema != CHESS or config.packed:
-        return "it is written for the fields of the chess record"
-    return None
 
 
 def paths(config: Config, worker: int = 0, num_workers: int = 1) -> Iterator[str]:

@@ -12,8 +12,8 @@ import grain
 import numpy as np
 from grain.experimental import InterleaveIterDataset, TFRecordIterDataset
 
-from candidates._records import only_chess, parse, unpack
-from loaderd.bench.interface import Config, Step
+from candidates._records import parse, unpack
+from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = "no CRC check, files' order"
 

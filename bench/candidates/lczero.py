@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from candidates._records import ROW, only_chess, paths, read_rows, unpack
-from loaderd.bench.interface import Config, Step
+from candidates._records import ROW, paths, read_rows, unpack
+from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = "no CRC check"
 

@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 from loaderd_tf.bench._tfdata import consume
 
-from candidates._records import batches, only_chess, unpack
-from loaderd.bench.interface import Config, Step
+from candidates._records import batches, unpack
+from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = "no CRC check, files' order"
 

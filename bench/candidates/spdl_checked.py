@@ -12,9 +12,9 @@ import numpy.typing as npt
 from crc32c import crc32c
 from numpy.lib.stride_tricks import sliding_window_view
 
-from candidates._records import FOOTER_BYTES, Places, Rows, only_chess, parse, paths, read_file, walk
+from candidates._records import FOOTER_BYTES, Places, Rows, parse, paths, read_file, walk
 from candidates.spdl_pipeline import Cut, run
-from loaderd.bench.interface import Config, Step
+from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = ""
 

@@ -17,8 +17,8 @@ import numpy as np
 from spdl.pipeline import PipelineBuilder
 from spdl.pipeline.defs import Aggregator
 
-from candidates._records import ROW, Rows, cut, only_chess, paths, read_rows, unpack
-from loaderd.bench.interface import Config, Step
+from candidates._records import ROW, Rows, cut, paths, read_rows, unpack
+from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = "no CRC check, files' order"
 

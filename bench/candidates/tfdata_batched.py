@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tensorflow as tf
-from loaderd_tf.bench._tfdata import CHESS_FEATURES, SHUFFLE_RECORDS, Tensors, consume, only_chess
+from loaderd_tf.bench._tfdata import SHUFFLE_RECORDS, Tensors, consume
 
-from candidates.tfdata_seed import fields
-from loaderd.bench.interface import Config, Step
+from candidates.tfdata_seed import CHESS_FEATURES, fields
+from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = ""
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tensorflow as tf
-from loaderd_tf.bench._tfdata import CHESS_FEATURES, SHUFFLE_RECORDS, Tensors, consume, only_chess
+from loaderd_tf.bench._tfdata import SHUFFLE_RECORDS, Tensors, consume
 
-from loaderd.bench.interface import Config, Step
+from loaderd.bench.interface import Config, Step, only_chess
 from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN, VALUE_A, VALUE_B, VALUE_K
 
 NOTE = ""
 
 cannot = only_chess
+
+CHESS_FEATURES = {"d": tf.io.FixedLenFeature([], tf.string), "s": tf.io.FixedLenFeature([], tf.int64)}
 
 
 def fields(example: Tensors, batch_shape: list[int], dtype: str) -> Tensors:

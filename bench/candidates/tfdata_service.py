@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator
 
 import tensorflow as tf
-from loaderd_tf.bench._tfdata import READ_BYTES, SHUFFLE_RECORDS, Tensors, consume, only_chess, parser
+from loaderd_tf.bench._tfdata import READ_BYTES, SHUFFLE_RECORDS, Tensors, consume, parser
 from loaderd_tf.bench.tfdata_expert import decode, expansion_of
 from tensorflow.data.experimental import service
 
-from loaderd.bench.interface import Config, Step
+from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = ""
 

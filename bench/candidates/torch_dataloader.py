@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from candidates._records import batches, only_chess, unpack
-from loaderd.bench.interface import Config, Step
+from candidates._records import batches, unpack
+from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = "no CRC check, files' order"
 

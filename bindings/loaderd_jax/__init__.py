@@ -11,6 +11,6 @@ except ModuleNotFoundError as error:
     ) from None
 
 from loaderd_jax.arrays import batches
-from loaderd_jax.shard import shard
+from loaderd_jax.process_shard import shard
 
 __all__ = ["batches", "shard"]

@@ -22,9 +22,9 @@ from loaderd.client.elements import Structure
 from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
-from loaderd_tf.dataset import make_dataset
 from loaderd_tf.graphs import unconverted
 from loaderd_tf.hops import MAX_HOP_BATCHES
+from loaderd_tf.tf_dataset import make_dataset
 
 # Of each replica: the batch that it works on, the one that it gets next, one copied ahead, and three on their way.
 _HELD_BY_REPLICA = 6

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from loaderd_torch.iterable import dataset
-from loaderd_torch.shard import shard
+from loaderd_torch.rank_shard import shard
 from loaderd_torch.tensors import batches
 
 __all__ = ["batches", "dataset", "shard"]

@@ -136,6 +136,13 @@ def why_not(module: ModuleType, config: Config) -> str | None:
     return reason
 
 
+def only_chess(config: Config) -> str | None:
+    """``cannot`` of a candidate that is written for the chess record."""
+    if config.schema != CHESS or config.packed:
+        return "it is written for the fields of the chess record"
+    return None
+
+
 def load(name: str) -> ModuleType:
     """The module of candidate ``name``; imports it, and with it whatever it is built on.
 

@@ -19,11 +19,9 @@ Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and https://pro
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import shutil
-import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -222,27 +220,3 @@ def _mask(crcs: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     crc = crcs.astype("<u4")
     masked: npt.NDArray[np.uint32] = (crc >> np.uint32(15) | crc << np.uint32(17)) + np.uint32(0xA282EAD8)
     return masked.view(np.uint8)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Write synthetic shards.")
-    parser.add_argument("directory", help="folder to write into")
-    parser.add_argument("--records", type=int, default=1_500_000)
-    parser.add_argument("--shards", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record-size", type=int, help="bytes of bits a record (default: chess records)")
-    parser.add_argument("--compression", choices=COMPRESSIONS, default="")
-    options = parser.parse_args(arguments)
-    paths = write_shards(
-        options.directory,
-        options.records,
-        num_shards=options.shards,
-        seed=options.seed,
-        compression=options.compression,
-        record_size=options.record_size,
-    )
-    sys.stdout.writelines(f"{path}\n" for path in paths)
-
-
-if __name__ == "__main__":
-    main()

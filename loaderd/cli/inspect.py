@@ -17,9 +17,9 @@ from loaderd.cli.reading import count, say
 from loaderd.cli.sample import FeatureSummary, Sample, find_record, take_sample
 from loaderd.cli.schemas import load_schema
 from loaderd.client.progress import IndexProgress
+from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.decode.example import Listed, RecordFault, list_features
 from loaderd.decode.example_rows import RowParser
-from loaderd.decode.unpack import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, RecordMismatchError
 from loaderd.grids import Values, draw, picture, planes_of, png, stacked
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count

@@ -127,7 +127,7 @@ def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table
     for title in ("records", "records/s", "MB/s", "lent", "idle"):
         table.add_column(title, justify="right")
     passed_s = now[0] - before[0]
-    # Another daemon counts anew.
+    # Another daemon begins to count from 0.
     known = {each["number"]: each for each in before[1]["consumers"]} if before[1]["pid"] == now[1]["pid"] else {}
     for each in now[1]["consumers"]:
         if "sharing" not in each:

@@ -1,4 +1,4 @@
-"""``loaderd top``: all loaders of this user, live in a terminal. It reads their pages, and asks nobody anything."""
+"""``loaderd top``: all loaders of this user, live in a terminal. It reads their pages, without any message."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Keyboard:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """That has come, and is to end us."""
+        """The signal that has come: the program is to end."""
         self._fd = sys.stdin.fileno()
 
     def __enter__(self) -> _Keyboard:

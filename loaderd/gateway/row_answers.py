@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import AnyDataset
-from loaderd.decode.unpack import BatchDecoder
+from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError, to_wire
 from loaderd.plan.epoch import Slice
 from loaderd.remote.tables import table_to_wire

@@ -102,7 +102,7 @@ class Taker:
             ring(self._bells[seat])
 
     def pass_over(self) -> None:
-        """Give back what nobody will take: batches of older generations, and those that are there twice."""
+        """Release the slots of batches that will not be taken: of older generations, or made twice."""
         for slot in self._page.filled():
             if slot not in self.held:
                 barrier()
@@ -110,10 +110,10 @@ class Taker:
                     self.release(slot)
 
     def fall_asleep(self, wanted: int = 1) -> bool:
-        """Have the consumer's bell rung when the next ``wanted`` batches may be there; False: they are there.
+        """Have the consumer's bell rung when the next ``wanted`` batches are there; False: they are there already.
 
-        They are fewer where not so many may be made yet, or there is no room for them: they shall come without the
-        consumer's doing.
+        It waits for fewer where so many are not granted, or have no room: then they could not come before the
+        consumer takes or releases some.
         """
         self.pass_over()
         room = self._page.num_slots - len(self.held)
@@ -128,5 +128,5 @@ class Taker:
         return not self.has_batch()
 
     def wake_up(self) -> None:
-        """The end of :meth:`fall_asleep`."""
+        """Undo :meth:`fall_asleep`."""
         self._words[CONSUMER_SLEEPS_FOR] = 0

@@ -1,4 +1,4 @@
-"""A page and the facts of its stream, in the hands of somebody who wants to know how it goes."""
+"""A page and the facts of its stream, for processes that only watch."""
 
 from __future__ import annotations
 

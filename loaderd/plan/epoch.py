@@ -82,6 +82,11 @@ class WindowOrder:
     first: int
     stop: int
 
+    @property
+    def num_places(self) -> int:
+        """Places that are still to be delivered."""
+        return self.stop - self.first
+
     def places(self, begin: int = 0, end: int | None = None) -> Int64s:
         """int64, (end - begin,): the places of rows ``begin`` to ``end - 1`` (None: the last).
 
@@ -89,7 +94,7 @@ class WindowOrder:
         """
         end = self.size if end is None else end
         found = np.arange(begin, end) if self.key is None else places(self.key, self.size, begin, end)
-        if self.stop - self.first == self.size:
+        if self.num_places == self.size:
             return found
         return np.where((found >= self.first) & (found < self.stop), found - self.first, -1)
 

@@ -115,7 +115,8 @@ class MixRows:
     ) -> None:
         """``weights``: from which epoch of the mix on (0 at least) which weights hold, one a set, that sum to 1.
 
-        ``anew``: of which sets each epoch of the mix begins a new epoch, whatever the last one left of it.
+        ``anew``: for each set, whether it begins a new epoch with each epoch of the mix, even if its last one was not
+        used up.
         """
         self._sets = sets
         self._anew = anew

@@ -37,7 +37,8 @@ Condition = tuple[int, int, int]
 class Hashed:
     """The records, or the shards, whose hash is in ``start`` .. ``stop - 1``, of ``HASHES`` equally likely ones.
 
-    ``level``: splits that were made before: each must cut what it finds anew, not where the ones before cut already.
+    ``level``: how many splits were made before. Each split has hashes of its own, so that it divides what the one
+    before left in the same proportions.
     """
 
     by: Literal["record", "shard"]

@@ -95,40 +95,49 @@ def probe(host: str, port: int, tls: TLS | None) -> None:
         if tls is None:
             _check_speaks_plainly(raw, host, port)
             return
+        context = _context_of(tls)
         try:
-            context = ssl.create_default_context(cafile=tls.ca)
-            context.set_alpn_protocols(["h2"])
-            if tls.cert is not None:
-                context.load_cert_chain(tls.cert, tls.key)
-        except OSError as error:  # which ssl.SSLError is
-            raise OptionError(f"the certificates of {tls} cannot be used: {error}") from None
-        name = tls.server_name or host
-        try:
-            with context.wrap_socket(raw, server_hostname=name) as secured:
+            with context.wrap_socket(raw, server_hostname=tls.server_name or host) as secured:
                 # A server of HTTP/2 speaks first. One that misses our certificate ends it now, not in the handshake.
                 has_spoken = bool(secured.recv(1))
-        except ssl.SSLCertVerificationError as error:
-            raise ServerError(
-                f"the certificate of {host}:{port} is not trusted: {error.verify_message}",
-                hint=f"It must be valid now, for the name {name!r} (TLS.server_name), and signed by "
-                f"{tls.ca or 'one whom this machine trusts'} (TLS.ca).",
-            ) from None
         except ssl.SSLError as error:
-            words = (error.reason or str(error)).lower().replace("_", " ")
-            if "alert" in words:
-                raise ServerError(
-                    f"{host}:{port} refuses us: {words}",
-                    hint="If it asks for a certificate, give one that it trusts: TLS(cert=…, key=…).",
-                ) from None
-            raise ServerError(
-                f"{host}:{port} does not speak TLS, or not with us: {words}",
-                hint="Without TLS, a server's address is grpc://host:port.",
-            ) from None
+            raise _handshake_error(error, host, port, tls) from None
         except OSError as error:
             raise ConnectionError(f"{host}:{port} went away: {error.strerror or error}") from None
         if not has_spoken:
             asks = " Maybe it asks for a certificate: TLS(cert=…, key=…)." if tls.cert is None else ""
             raise ConnectionError(f"{host}:{port} ended the connection without a word.{asks}")
+
+
+def _context_of(tls: TLS) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        context.set_alpn_protocols(["h2"])
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
+    except OSError as error:  # which ssl.SSLError is
+        raise OptionError(f"the certificates of {tls} cannot be used: {error}") from None
+    return context
+
+
+def _handshake_error(error: ssl.SSLError, host: str, port: int, tls: TLS) -> ServerError:
+    """What went wrong in a handshake, and what to do about it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ServerError(
+            f"the certificate of {host}:{port} is not trusted: {error.verify_message}",
+            hint=f"It must be valid now, for the name {tls.server_name or host!r} (TLS.server_name), and signed by "
+            f"{tls.ca or 'one whom this machine trusts'} (TLS.ca).",
+        )
+    words = (error.reason or str(error)).lower().replace("_", " ")
+    if "alert" in words:
+        return ServerError(
+            f"{host}:{port} refuses us: {words}",
+            hint="If it asks for a certificate, give one that it trusts: TLS(cert=…, key=…).",
+        )
+    return ServerError(
+        f"{host}:{port} does not speak TLS, or not with us: {words}",
+        hint="Without TLS, a server's address is grpc://host:port.",
+    )
 
 
 def _check_speaks_plainly(sock: socket.socket, host: str, port: int) -> None:

@@ -22,32 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import Damage
-from loaderd.shards.access import Access
-from loaderd.shards.compression import Compression, InflatedStream, OnRead, PlainStream, open_stream, tell_nobody
+from loaderd.shards.compression import InflatedStream, PlainStream, open_stream
 from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs, find_bad_length_crc
 from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
 from loaderd.shards.reader import Block, BlockPiece, ShardFiles
-from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ANCHOR_RECORDS
 from loaderd.shards.timed import TimedFile, inflating
-from loaderd.stages import Spent, Stage
+from loaderd.stages import Stage
 
 Stream = PlainStream | InflatedStream
 
 
 class BlockReader(ShardFiles):
-    """Reads blocks of TFRecord files. It keeps a buffer as large as what was read together."""
-
-    def __init__(
-        self,
-        files: list[ShardFile],
-        compressions: list[Compression],
-        on_read: OnRead = tell_nobody,
-        access: Access | None = None,
-        spent: Spent | None = None,
-    ) -> None:
-        super().__init__(files, compressions, on_read, access, spent)
-        self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
+    """Reads blocks of TFRecord files."""
 
     def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
         """As in ``Reader``."""

@@ -18,7 +18,7 @@ from loaderd.shards.shard_file import OpenFile
 Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz"]
 """How a shard wraps its records: the first three are those of TFRecord; those of records of fixed size: ``fixed``."""
 OnRead = Callable[[int], None]
-"""Is told, after each read of a shard from front to back, at which of the file's bytes that stands."""
+"""Called after each read of a shard from front to back, with the offset in the file that the reading has reached."""
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 _OTHERS = {
@@ -125,9 +125,9 @@ class PlainStream:
 class InflatedStream:
     """A compressed file from front to back, inflated; GZIP members that follow each other are one stream.
 
-    Where the compressed data is damaged or cut, the stream ends there and ``damage`` says so. An inflater that raises
-    keeps what it had got before the damage. So when one does, its state from before is fed with half as much, down to
-    the byte at which it raises, and each time drained first.
+    Where the compressed data is damaged or cut, the stream ends there and ``damage`` says so. zlib delivers nothing
+    of a call in which it meets damage. So such a call is repeated from the state before it with half of the input,
+    down to the single byte that is damaged, and all output before that byte is delivered.
     """
 
     def __init__(self, shard: str, file: OpenFile, compression: Compression, on_read: OnRead) -> None:

@@ -14,16 +14,14 @@ import numpy as np
 
 from loaderd.errors import Damage
 from loaderd.schema import FixedRecords
-from loaderd.shards.access import Access
-from loaderd.shards.compression import Compression, OnRead, tell_nobody
+from loaderd.shards.compression import Compression
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fixed import Stream, fixed_piece, inflate_whole, is_garbled, open_fixed, scan_fixed
 from loaderd.shards.framing import Ends
 from loaderd.shards.npz import Arrays, gather, load_arrays
-from loaderd.shards.reader import Block, BlockPiece, ShardFiles
+from loaderd.shards.reader import Block, BlockPiece, Reading, ShardFiles
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.timed import TimedFile, inflating
-from loaderd.stages import Spent
 
 # More of it comes in pieces.
 _MAX_WHOLE_BYTES = 32 << 20
@@ -38,13 +36,10 @@ class FixedBlockReader(ShardFiles):
         records: FixedRecords,
         files: list[ShardFile],
         compressions: list[Compression],
-        on_read: OnRead = tell_nobody,
-        access: Access | None = None,
-        spent: Spent | None = None,
+        reading: Reading | None = None,
     ) -> None:
-        super().__init__(files, compressions, on_read, access, spent)
+        super().__init__(files, compressions, reading)
         self._records = records
-        self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
         self._npz: tuple[int, Arrays] | None = None
 
     def close(self) -> None:

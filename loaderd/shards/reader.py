@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from loaderd.errors import Damage
 from loaderd.machine import max_open_files
@@ -76,27 +78,30 @@ class Reader(Protocol):
         """Close the files."""
 
 
-class ShardFiles:
-    """Keeps up to 64 files open (fewer if the limit is low).
+@dataclass(frozen=True)
+class Reading:
+    """How files are read: by ``access`` where they are remote.
 
-    ``spent``: where the ns of each stage are added up; None: nobody wants to know.
+    ``on_read`` is called while a shard is read from front to back; the ns of each stage are added up in ``spent``.
     """
 
+    on_read: OnRead = tell_nobody
+    access: Access = field(default_factory=Access)
+    spent: Spent = field(default_factory=lambda: [0] * len(Stage))
+
+
+class ShardFiles:
+    """Keeps up to 64 files open (fewer if the limit is low), and a buffer as large as what was read together."""
+
     def __init__(
-        self,
-        files: list[ShardFile],
-        compressions: list[Compression],
-        on_read: OnRead = tell_nobody,
-        access: Access | None = None,
-        spent: Spent | None = None,
+        self, files: list[ShardFile], compressions: list[Compression], reading: Reading | None = None
     ) -> None:
-        self._spent: Spent = [0] * len(Stage) if spent is None else spent
-        self._files = files
-        self._access = access or Access()
+        reading = reading or Reading()
+        self._files, self._compressions = files, compressions
+        self._access, self._on_read, self._spent = reading.access, reading.on_read, reading.spent
         self._fetches = Fetches(files, self._access)
         self._remote = {number for number, file in enumerate(files) if is_remote(file.uri)}
-        self._on_read = on_read
-        self._compressions = compressions
+        self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._max_open = max(1, min(_MAX_OPEN_FILES, max_open_files() - _OTHER_OPEN_FILES))
 

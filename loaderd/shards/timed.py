@@ -33,7 +33,7 @@ class TimedFile:
 
 @contextlib.contextmanager
 def inflating(spent: Spent) -> Iterator[None]:
-    """What passes in it counts as inflating, but for what is counted as reading meanwhile."""
+    """The time in this context counts as inflating, except for the reads in it, which count as reading."""
     began_ns = time.monotonic_ns() - spent[Stage.READ]
     try:
         yield

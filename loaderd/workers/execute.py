@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.dataset import StreamDescription
-from loaderd.decode.unpack import BatchDecoder
+from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import to_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout

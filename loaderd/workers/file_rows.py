@@ -12,11 +12,8 @@ import numpy.typing as npt
 from loaderd.errors import LoaderdError
 from loaderd.plan.selection import numbers_that
 from loaderd.schema import Schema
-from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, tell_nobody
-from loaderd.shards.reader import Block
+from loaderd.shards.reader import Block, Reading
 from loaderd.shards.shard_file import ShardFile
-from loaderd.stages import Spent
 from loaderd.workers.load import Part, WindowLoader
 
 _BLOCK_FIELDS = len(fields(Block))
@@ -42,12 +39,9 @@ class FileRows:
         schema: Schema,
         files: list[ShardFile],
         compressions: list[Any],
-        on_read: OnRead = tell_nobody,
-        access: Access | None = None,
-        spent: Spent | None = None,
+        reading: Reading | None = None,
     ) -> None:
-        """``spent``: as of a BlockReader."""
-        self._loader = WindowLoader(schema, files, compressions, on_read, access, spent)
+        self._loader = WindowLoader(schema, files, compressions, reading)
 
     def close(self) -> None:
         """Close the shards' files."""

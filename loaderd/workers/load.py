@@ -29,14 +29,13 @@ from loaderd.errors import (
 )
 from loaderd.randomness import splitmix64
 from loaderd.schema import Schema
-from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
-from loaderd.shards.compression import Compression, OnRead, tell_nobody
+from loaderd.shards.compression import Compression
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.framing import Piece
-from loaderd.shards.reader import Block, Reader
+from loaderd.shards.reader import Block, Reader, Reading
 from loaderd.shards.shard_file import ShardFile
-from loaderd.stages import Spent, Stage
+from loaderd.stages import Stage
 
 _HINT_CORRUPT = 'Restore the file, or pass on_corrupt="skip_record" or "skip_shard" to go on without it.'
 _HINT_MISMATCH = "Change the schema to what the records hold, or give the feature a default."
@@ -93,27 +92,25 @@ def _at_record(error: ShardReadError, number: int, block_offset: int) -> ShardRe
 
 
 class WindowLoader:
-    """Loads parts of windows. It owns a read buffer, and keeps files open. ``spent``: as of a BlockReader."""
+    """Loads parts of windows. It owns a read buffer, and keeps files open."""
 
     def __init__(
         self,
         schema: Schema,
         files: list[ShardFile],
         compressions: list[Compression],
-        on_read: OnRead = tell_nobody,
-        access: Access | None = None,
-        spent: Spent | None = None,
+        reading: Reading | None = None,
     ) -> None:
-        self._files = files
-        self._spent: Spent = [0] * len(Stage) if spent is None else spent
+        reading = reading or Reading()
+        self._files, self._spent = files, reading.spent
         self.reader: Reader
         """What reads blocks; those that are far away may be begun ahead."""
         self._parser: RowParser | FixedParser
         if schema.records is None:
-            self.reader = BlockReader(files, compressions, on_read, access, self._spent)
+            self.reader = BlockReader(files, compressions, reading)
             self._parser = RowParser(schema)
         else:
-            self.reader = FixedBlockReader(schema.records, files, compressions, on_read, access, self._spent)
+            self.reader = FixedBlockReader(schema.records, files, compressions, reading)
             self._parser = FixedParser(schema)
         self._row_bytes = schema.row_bytes
         self._needs_keys = schema.needs_record_key

@@ -56,6 +56,7 @@ from loaderd.protocol.worker_messages import (
 )
 from loaderd.remote.source import RemoteRows
 from loaderd.shards.access import Access
+from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.workers.execute import Executor, index_shard, list_set
 from loaderd.workers.file_rows import FileRows
@@ -199,7 +200,7 @@ class Worker:
             files, compressions = source
             shards = [ShardFile(*file) for file in files]
             access = self._access_of(description.options.storage)
-            return FileRows(description.schema, shards, compressions, self._tell, access, spent)
+            return FileRows(description.schema, shards, compressions, Reading(self._tell, access, spent))
         from loaderd.remote.row_fetcher import RowFetcher  # Arrow Flight, for those who need it
 
         rows: RemoteRows = pickle.loads(source)

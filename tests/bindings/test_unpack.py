@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import loaderd
 from loaderd import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
-from loaderd.decode.unpack import BatchDecoder
+from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import OptionError
 
 AnyArray = npt.NDArray[Any]

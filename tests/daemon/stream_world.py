@@ -115,7 +115,7 @@ class StreamWorld(RuleBasedStateMachine):
     def rows_of(self, window: int) -> list[Row]:
         """The rows of a window, by place."""
         epoch = self.first_epoch + self.batches.locate(window)[0]
-        found: list[Row] = [STALE] * self.plan.places_of(window)
+        found: list[Row] = [STALE] * self.plan.order_of(window).num_places
         places = self.plan.order_of(window).places()
         for part in self.plan.slices_of(window):
             assert part.epoch == epoch

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loaderd
-from loaderd.decode.unpack import BatchDecoder
+from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import SchemaError
 from loaderd.schema import Schema, packed_schema, unpacking_schema
 from loaderd.schema.wire import from_wire, to_wire

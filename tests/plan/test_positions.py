@@ -50,7 +50,7 @@ class Job:
                     if place >= 0:
                         assert place not in by_place
                         by_place[place] = (part.epoch, part.block, part.first + number)
-            assert sorted(by_place) == list(range(order.stop - order.first))
+            assert sorted(by_place) == list(range(order.num_places))
             found += [by_place[place] for place in range(segment.start, segment.stop)]
         return found
 

@@ -10,7 +10,7 @@ import pytest
 from any_schema import checksum, schemas
 from hypothesis import given, settings
 
-from loaderd.decode.unpack import BatchDecoder
+from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.schema import (
     Array,
     Bits,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 import loaderd
-from loaderd.decode.unpack import BatchDecoder
+from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import RecordMismatchError
 from loaderd.schemas.leela import RECORD
 

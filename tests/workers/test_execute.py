@@ -107,7 +107,7 @@ def check_slot(slot: dict[str, Any], expected: list[int]) -> None:
 def test_a_window_is_loaded_as_it_is_planned(stage: Stage):
     for window, arena in ((0, 2), (1, 0), (2, 1)):
         assert stage.load(window, arena) == []
-        size = stage.plan.places_of(window)
+        size = stage.plan.order_of(window).num_places
         assert stage.ids(arena, size) == stage.numbers(window)
         assert set(stage.rows(arena)[size:].tobytes()) <= {UNTOUCHED}, "nothing behind a smaller window"
     everything = [number for window in range(3) for number in stage.numbers(window)]

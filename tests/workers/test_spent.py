@@ -13,6 +13,7 @@ import pytest
 import loaderd
 from loaderd.shards.blocks import Block
 from loaderd.shards.files import list_shards
+from loaderd.shards.reader import Reading
 from loaderd.shards.shard_index import build_index
 from loaderd.stages import Stage
 from loaderd.workers.load import Part, WindowLoader
@@ -35,7 +36,7 @@ def test_stages_add_up(
     window = np.zeros((20_000, numbered_schema.row_bytes), np.uint8)
     for _ in range(10):  # until it was not interrupted between two stages, on a machine that does other things, too
         spent = [0] * len(Stage)
-        loader = WindowLoader(numbered_schema, files, [index.compression], spent=spent)
+        loader = WindowLoader(numbered_schema, files, [index.compression], Reading(spent=spent))
         began_ns = time.monotonic_ns()
         assert not loader.load(parts, window)
         took_ns = time.monotonic_ns() - began_ns

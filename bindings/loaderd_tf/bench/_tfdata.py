@@ -22,16 +22,7 @@ SHUFFLE_RECORDS = 10_000
 READ_BYTES = 4 << 20
 BATCHES_PER_CALL = 32  # of the tf.function that consumes
 
-CHESS_FEATURES = {"d": tf.io.FixedLenFeature([], tf.string), "s": tf.io.FixedLenFeature([], tf.int64)}
-
 Tensors = dict[str, tf.Tensor]
-
-
-def only_chess(config: Config) -> str | None:
-    """``cannot`` of a candidate that is written for the chess record."""
-    if config.schema != CHESS or config.packed:
-        return "it is written for the fields of the chess record"
-    return None
 
 
 def serialized_batches(config: Config) -> tf.data.Dataset:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from loaderd.bench.interface import Config, Step
+from loaderd.bench.interface import Config, Step, only_chess
 from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN
-from loaderd_tf.bench._tfdata import Tensors, chess_score, consume, decoded, only_chess
+from loaderd_tf.bench._tfdata import Tensors, chess_score, consume, decoded
 
 NOTE = ""
 

@@ -74,10 +74,9 @@ def make_dataset(
     ``shards``, ``schema``, ``batch_size`` and the options from ``epochs`` on are those of :class:`loaderd.Loader`,
     but for ``held_batches``: None is as many as TensorFlow holds. ``structure``, ``prefetch`` and ``device`` are
     those of :func:`from_loader`, and so are ``loader``, ``close()``, ``statistics()`` and ``diagnose()`` of what is
-    returned. Each
-    iteration of the data set is a pass of its own (the next ``epochs`` epochs), so ``model.fit(ds, epochs=3)`` sees
-    three different orders. The daemon and its workers end with the data set. Raises exceptions of
-    :mod:`loaderd.errors`, and of a mistake before any process is started.
+    returned. Each iteration of the data set is a pass of its own (the next ``epochs`` epochs), so
+    ``model.fit(ds, epochs=3)`` sees three different orders. The daemon and its workers end with the data set. Raises
+    exceptions of :mod:`loaderd.errors`; wrong options raise before any process is started.
 
     ``unpack="device"``: an element holds the fields of ``packed_schema(schema)``, stored features as far as
     possible, and it is for the model to make the fields of ``schema`` of them, by :func:`loaderd_tf.unpack` or the
@@ -126,8 +125,7 @@ def from_loader(
     on another). Raises OptionError for a field or device that does not exist.
 
     The data set has the attribute ``loader``, and its methods ``close()``, ``statistics()`` and ``diagnose()``. What
-    is made of it,
-    by ``map()`` or the like, is another object, which has none of them: keep this one.
+    is made of it by ``map()`` or the like is another object, which has none of them: keep this one.
 
     Of a loader with ``sharing="shared"``, an iteration is what this consumer gets of the group's pass. So its
     cardinality is unknown, and its iterators cannot be checkpointed: what is used up, the loaders know together.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
-from loaderd.decode.unpack import BatchDecoder, _EverySoOften
+from loaderd.decode.batch_decoder import BatchDecoder, _EverySoOften
 from loaderd.errors import OptionError, WorkerError
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema

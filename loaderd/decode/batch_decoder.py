@@ -45,8 +45,8 @@ _GAP, _LONG_NS = 16, 1_000_000
 class BatchDecoder:
     """Decodes rows of ``schema`` to the fields of a batch. Not thread-safe: it owns scratch memory.
 
-    ``spent``: where the ns of each of ``schema.made_fields`` are added up, in that order; if it has fewer places, the
-    last is for all the rest. None: nobody wants to know.
+    ``spent``: where the ns of each of ``schema.made_fields`` are added up, in that order; where it has fewer places,
+    the last one is for all remaining fields. None: they are not wanted.
     """
 
     def __init__(self, schema: Schema, spent: Spent | None = None, num_places: int = 0) -> None:
@@ -90,7 +90,7 @@ class BatchDecoder:
             self._clock.end()
 
     def _decode_chunk(self, rows: Bytes, values: dict[str, AnyArray], stands_for: int) -> None:
-        """``stands_for``: of how many calls this is the one in which fields are timed; 0: it is none."""
+        """``stands_for``: for how many calls the times of this one count; 0: it is not timed."""
         for name, scratch in self._intermediates.items():
             values[name] = scratch[: len(rows)]
         spent, last_place = self._spent, self._last_place
