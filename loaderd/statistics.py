@@ -56,8 +56,7 @@ class Statistics:
     """Seconds of wall time that all workers of this daemon have spent so far. With records: "read", "inflate",
     "frames" (find where each begins), "check" (CRCs; of compressed shards also frames), "parse" (and write the rows
     to their places), "order" (the rest of a load). With batches: "fill" (but for the fields). Waiting: for a "slot"
-    that the consumer gives back, or for a "window" that is being loaded. Empty where batches come by messages: in
-    groups, and over the network."""
+    that the consumer gives back, or for a "window" that is being loaded. Empty in a group."""
     field_s: Mapping[str, float]
     """Seconds of these workers by field: what it takes to make it of rows, or of other fields. Fields of which other
     ones are derived are here, too. Where a batch takes less than 1 ms, one call in sixteen is timed for all of them.

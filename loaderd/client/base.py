@@ -275,7 +275,7 @@ class BaseLoader:
         """
         watched = self._stream.watched
         if watched is None:
-            return nothing_yet("no workers make these batches here; of a server, ask it: by `loaderd doctor`")
+            return nothing_yet("no workers make these batches here; for a group, ask the server: `loaderd doctor`")
         return diagnose_samples(watched.samples(), watched.facts)
 
     def serve_metrics(self, port: int, host: str = "") -> int:

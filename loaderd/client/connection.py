@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import logging
 import select
-import socket
-import struct
 import subprocess
 import time
 import weakref
@@ -24,14 +22,14 @@ from typing import Any
 
 from loaderd.client.batch import SlotReader
 from loaderd.client.damage_report import DamageReport
-from loaderd.client.intake import HandedIntake, Intake, PageIntake
-from loaderd.client.link import LinkLost
+from loaderd.client.intake import Intake, TurnIntake
+from loaderd.client.link import LinkLost, limit_sending
 from loaderd.client.patience import Patience
 from loaderd.client.sources import Source
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
-from loaderd.memory.page import MAX_GENERATION
+from loaderd.memory.page import FACTS_BYTES, MAX_GENERATION, Page
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.channel import ChannelClosed
@@ -49,7 +47,6 @@ from loaderd.protocol.messages import (
     Message,
     Opened,
     Progress,
-    Ready,
     Skipped,
     Start,
     State,
@@ -60,7 +57,6 @@ from loaderd.protocol.messages import (
 from loaderd.statistics import StorageCounts
 
 _MIN_START_LIMIT_S = 30.0
-_MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
 
 _logger = logging.getLogger("loaderd")
 
@@ -91,18 +87,14 @@ class Connection:
         self._channel = link.channel
         self._stall_timeout = stall_timeout = source.options.stall_timeout
         sock = self._channel.socket
-        if stall_timeout is not None:  # a daemon that does not read must not keep us writing
-            seconds, rest = divmod(min(stall_timeout, _MAX_SEND_LIMIT_S), 1.0)
-            sock.setsockopt(
-                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 1 + int(rest * 999_999))
-            )
+        limit_sending(sock, stall_timeout or 0.0)  # a daemon that does not read must not keep us writing
         self._poll = select.poll()
-        self._socket_fd = sock.fileno()  # it may be closed by another thread, and then has none
+        self._socket_fd = sock.fileno()  # another thread may close the socket, which has no number then
         self._poll.register(self._socket_fd, select.POLLIN)
         self._generation = 0
-        self._intake: Intake = HandedIntake(self._send)
+        self._now: Intake | None = None
         self.watched: Watched | None = None
-        """The page, and what it is of; None where batches come by messages."""
+        """The page, and what it is of; None in a group, whose members do not see that of their stream."""
         self._skips: dict[int, Skipped] = {}
         self._heard = False
         self._unsent = False
@@ -137,6 +129,11 @@ class Connection:
         return self._reader
 
     @property
+    def _intake(self) -> Intake:
+        assert self._now is not None
+        return self._now
+
+    @property
     def step(self) -> int:
         """That of the batch which :meth:`next_batch` gave last."""
         return self._intake.step
@@ -166,7 +163,7 @@ class Connection:
         for message in self._source.greeting(start):
             self._send(message)
         limit_s = self._stall_timeout
-        # Until then it is an interpreter that imports, maybe of a slow file system or on a busy core.
+        # Until it says something it may be importing, from a slow file system or on a busy core.
         start_limit_s = None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S)
         self._wait(self._link.what, lambda: self._heard, start_limit_s)
         self._wait("the data", lambda: self._opened, limit_s)
@@ -174,8 +171,7 @@ class Connection:
         with standard_is_taken():
             memory = SharedMemory(self._channel.take_fd())
             memory.close_fd()
-            if self._opened.page:
-                self._open_page(*self._opened.page)
+            self._open_page(*self._opened.page)
         specs, batch_size = self._source.schema.specs, self._source.options.batch_size
         self._reader = SlotReader(memory.bytes, SlotLayout(specs, batch_size, several_readers=not memory.writable))
 
@@ -183,9 +179,10 @@ class Connection:
         words = SharedMemory(self._channel.take_fd())
         words.close_fd()
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
-        self.watched = Watched.of(words.bytes)
-        self._intake = PageIntake(self.watched.page, bells)
-        weakref.finalize(self, self._intake.close).atexit = False
+        page = Page(words.bytes, num_slots, num_seats)
+        self.watched = Watched.of(words.bytes) if page.words[FACTS_BYTES] else None
+        self._now = TurnIntake(page, bells) if self._source.takes_turns else Intake(page, bells)
+        weakref.finalize(self, self._now.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
 
     def list_shards(self, listing: Listing | None) -> None:
@@ -301,14 +298,14 @@ class Connection:
     # ------------------------------------------------------------------------------------- the socket
 
     def _send(self, message: Message) -> None:
-        """If the daemon is gone, its last words are still to be read, and then the end: whoever waits finds out."""
+        """Raises nothing where the daemon is gone: the next wait reads its last words, and finds out."""
         try:
             self._channel.send(message)
         except ChannelClosed:
             self._unsent = True
 
     def _wait(self, what: str, is_there: Callable[[], object], limit_s: float | None, batches: int = 0) -> None:
-        """``batches``: it is for so many; slots are given back meanwhile, and Ctrl-C leaves nothing torn."""
+        """``batches``: how many are waited for, if any: then slots are given back, and Ctrl-C leaves nothing torn."""
         patience = Patience(limit_s)
         while not is_there():
             if (news := self._source.news()) is not None:
@@ -335,7 +332,7 @@ class Connection:
         return [fd for fd, _ in self._poll.poll(1000 * limit_s)]
 
     def _sleep(self, limit_s: float, wanted: int) -> list[int]:
-        """The same, where so many batches are waited for."""
+        """The same, while ``wanted`` batches are waited for."""
         intake = self._intake
         self.torn = True
         intake.give_back(self.reader.take_back())
@@ -352,13 +349,15 @@ class Connection:
             self._bye = message
             return
         self._heard = True
-        if isinstance(message, (Skipped, Broken)):
+        if isinstance(message, (Skipped, Broken, Ended, Joined)):
             self._intake.noted()
         if isinstance(message, Skipped):
             if message.generation == self._generation:
                 self._skips[message.step] = message
-        elif isinstance(message, (Ready, Broken, Ended)):
-            self._intake.handle(message)
+        elif isinstance(message, Broken):
+            self._intake.broken(message)
+        elif isinstance(message, Ended):
+            self._intake.ended(message)
         elif isinstance(message, Progress):
             self._on_progress(message.done_bytes, message.total_bytes)
         elif isinstance(message, Listed):

@@ -1,17 +1,14 @@
-"""The two ways in which batches come: by the page of a stream, or by messages that hand each of them over.
+"""Batches as they come by the page of a stream, or by the one that a member of a group has of its own.
 
-Who reads the page hears of nothing but what is rare: what batches lack, and which of them cannot be made. How many
-such messages there are says the page, and so they are read before the batch that they are about is taken.
+The socket tells only what is rare: what batches lack, and which of them cannot be made. The page says how many such
+messages there are, so that they are read before the batch that they are about is taken.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from loaderd.memory.page import (
     CONSUMER_NEWS,
@@ -24,77 +21,31 @@ from loaderd.memory.page import (
     silence,
 )
 from loaderd.memory.samples import wait_class
-from loaderd.memory.taking import Taker
-from loaderd.protocol.messages import Broken, Ended, Message, Ready, Release
+from loaderd.memory.taking import Taker, TurnTaker
+from loaderd.protocol.messages import Broken, Ended
 
 Found = tuple[int, int] | Broken | None
 """(slot, records), the slot being ours; or why the batch cannot be had; or None: the pass is over."""
 
-_SLOTS_PER_RELEASE = 2
 
+class Intake:
+    """Takes batches of one generation at a time, in order. 3 µs a batch.
 
-class Intake(Protocol):
-    """Batches of one generation at a time, in order."""
-
-    step: int
-    """That of the batch which was taken last."""
-
-    def begin(self, generation: int, step: int) -> None:
-        """Give back what was not taken; what is taken from here on belongs to this generation."""
-
-    @property
-    def has_batch(self) -> bool:
-        """Whether :meth:`take` can answer."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether the socket must be read first."""
-
-    def take(self) -> Found:
-        """The next batch."""
-
-    def give_back(self, slots: Sequence[int]) -> None:
-        """The consumer uses these no more."""
-
-    def handle(self, message: Ready | Broken | Ended) -> None:
-        """A message about batches has come; it may be of an older generation."""
-
-    def noted(self) -> None:
-        """A Skipped or Broken has come."""
-
-    def fall_asleep(self, wanted: int) -> bool:
-        """Give back what can be given back, in front of a wait for so many batches; False: they are there."""
-
-    def wake_up(self, waited_ns: int) -> None:
-        """Behind it."""
-
-    def waited(self, waited_ns: int) -> None:
-        """A wait is over, in which it may have slept several times."""
-
-    def storage_counts(self) -> list[int]:
-        """The fields of ``StorageCounts``, as far as they are known."""
-
-    def close(self) -> None:
-        """It is not used any more."""
-
-
-class PageIntake:
-    """Takes batches of the page; ``fds`` are the bells, which it owns: of the consumer, of the daemon, of each seat.
-
-    Nothing is sent. 3 µs a batch.
+    ``fds``: the bells of the consumer, of the daemon, of each seat. It owns them.
     """
 
-    def __init__(self, page: Page, fds: Sequence[int]) -> None:
+    def __init__(self, page: Page, fds: Sequence[int], taker: type[Taker] = Taker) -> None:
         self._bell, daemon_bell, *bells = fds
         self.step = 0
+        """That of the batch which was taken last."""
         self._fds = fds
         self._page = page
-        self._taker = Taker(page, daemon_bell, bells)
+        self._taker = taker(page, daemon_bell, bells)
         self._generation = self._news = 0
         self._broken: dict[int, Broken] = {}
 
     def begin(self, generation: int, step: int) -> None:
-        """See :class:`Intake`; so are the others."""
+        """Give back what was not taken; what is taken from here on belongs to this generation."""
         words = self._page.words
         words[CONSUMER_PID], words[CONSUMER_THREAD] = os.getpid(), threading.get_native_id()
         self._generation = generation
@@ -103,13 +54,16 @@ class PageIntake:
 
     @property
     def has_batch(self) -> bool:
+        """Whether :meth:`take` can answer."""
         return self._taker.has_batch() or (bool(self._broken) and self._taker.step in self._broken)
 
     @property
     def has_news(self) -> bool:
+        """Whether the socket must be read first."""
         return self._page.words[CONSUMER_NEWS] != self._news
 
     def take(self) -> Found:
+        """The next batch."""
         self.step = self._taker.step
         broken = self._broken.pop(self.step, None) if self._broken else None
         if broken is not None:
@@ -118,103 +72,71 @@ class PageIntake:
         return self._taker.take()
 
     def give_back(self, slots: Sequence[int]) -> None:
+        """The consumer uses these no more."""
         for slot in slots:
             self._taker.release(slot)
 
-    def handle(self, message: Ready | Broken | Ended) -> None:
-        if isinstance(message, Broken) and message.generation == self._generation:
+    def broken(self, message: Broken) -> None:
+        """A batch cannot be had, maybe one of an older generation."""
+        if message.generation == self._generation:
             self._broken[message.step] = message
 
+    def ended(self, message: Ended) -> None:
+        """The pass is over: of no effect where the consumer knows how long it is."""
+
     def noted(self) -> None:
+        """A message has come of which CONSUMER_NEWS told."""
         self._news += 1
 
     def fall_asleep(self, wanted: int) -> bool:
+        """Go to sleep until so many batches may be there; False: they are."""
         step = self._taker.step
         return self._taker.fall_asleep(min([wanted, *[broken - step for broken in self._broken if broken > step]]))
 
     def wake_up(self, waited_ns: int) -> None:
+        """The end of :meth:`fall_asleep`."""
         self._taker.wake_up()
         self._page.words[CONSUMER_WAITED_NS] += waited_ns
         silence(self._bell)
 
     def waited(self, waited_ns: int) -> None:
+        """A wait is over, in which it may have slept several times."""
         self._page.words[WAITS + wait_class(waited_ns)] += 1
 
     def storage_counts(self) -> list[int]:
+        """The fields of ``StorageCounts``, as far as workers have counted them."""
         return [self._page.total(counter) for counter in STORAGE_COUNTERS]
 
     def close(self) -> None:
+        """It is not used any more."""
         for fd in self._fds:
             os.close(fd)
         self._fds = []
 
 
-class HandedIntake:
-    """Takes batches of Ready; ``send`` says Release, for two slots at a time, to halve what that costs."""
+class TurnIntake(Intake):
+    """Takes the batch that was asked for, whichever it is; the server says when the pass is over."""
 
-    has_news = False
-
-    def __init__(self, send: Callable[[Message], None]) -> None:
-        self.step = 0
-        self._send = weakref.WeakMethod(send)  # a connection must not be garbage that refers to itself
-        self._generation = 0
-        self._batches: deque[list[int] | Broken | None] = deque()
-        self._freed: list[int] = []
+    def __init__(self, page: Page, fds: Sequence[int]) -> None:
+        super().__init__(page, fds, TurnTaker)
+        self._is_over = False
 
     def begin(self, generation: int, step: int) -> None:
-        """See :class:`Intake`; so are the others."""
-        self._generation = generation
-        self._freed += [batch[1] for batch in self._batches if isinstance(batch, list)]
-        self._batches.clear()
+        self._is_over = False
+        super().begin(generation, step)
 
     @property
     def has_batch(self) -> bool:
-        return bool(self._batches)
+        return self._taker.has_batch() or bool(self._broken) or self._is_over
 
     def take(self) -> Found:
-        batch = self._batches[0]
-        if batch is None:
-            return None
-        self._batches.popleft()
-        self.step = batch.step if isinstance(batch, Broken) else batch[0]
-        return batch if isinstance(batch, Broken) else (batch[1], batch[2])
+        if self._taker.has_batch():
+            self.step = self._taker.step
+            return self._taker.take()
+        if self._broken:
+            self.step, broken = self._broken.popitem()
+            return broken
+        return None
 
-    def give_back(self, slots: Sequence[int]) -> None:
-        self._freed += slots
-        if len(self._freed) >= _SLOTS_PER_RELEASE:
-            self._release()
-
-    def _release(self) -> None:
-        send = self._send()
-        if self._freed and send is not None:
-            send(Release(self._freed))
-            self._freed = []
-
-    def handle(self, message: Ready | Broken | Ended) -> None:
-        is_ours = message.generation == self._generation
-        if isinstance(message, Ready):
-            if is_ours:
-                self._batches.extend(message.batches)
-            else:
-                self._freed += [slot for _, slot, _ in message.batches]
-        elif is_ours:
-            self._batches.append(message if isinstance(message, Broken) else None)
-
-    def noted(self) -> None:
-        """It is handed over in front of the batch."""
-
-    def fall_asleep(self, wanted: int) -> bool:
-        self._release()  # the workers may wait for it
-        return True
-
-    def wake_up(self, waited_ns: int) -> None:
-        """It did not say that it slept."""
-
-    def waited(self, waited_ns: int) -> None:
-        """Nobody reads it."""
-
-    def storage_counts(self) -> list[int]:
-        return []
-
-    def close(self) -> None:
-        """There is nothing to be closed."""
+    def ended(self, message: Ended) -> None:
+        self._is_over = self._is_over or message.generation == self._generation

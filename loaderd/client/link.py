@@ -26,7 +26,8 @@ from loaderd.version import VERSION
 
 Answer = TypeVar("Answer", bound=Message)
 
-_CONNECT_TIMEOUT_S = 5  # while so many others want to connect that the server's queue is full
+_CONNECT_TIMEOUT_S = 5.0  # as long as the server's queue of connections is full
+_MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
 
@@ -49,7 +50,7 @@ class Link:
         self.channel = Channel(sock)
         self.process = process
         self._end = weakref.finalize(self, _end, self.channel, process, os.getpid())
-        self._end.atexit = False  # that the program ends, client.end finds out, before the link does
+        self._end.atexit = False  # client.end sees to that
 
     def receive(self) -> list[Message]:
         """As the channel's. Raises LinkLost at the end, ServerError where what comes is no message."""
@@ -89,7 +90,7 @@ class Link:
 
     def close(self) -> None:
         """End it, and wait for a process's end; from any thread. A wait in another one ends, too."""
-        ending = self._end.detach()  # called, it would do nothing once the interpreter has ended all finalizers
+        ending = self._end.detach()  # not called: finalizers do nothing any more while the interpreter ends
         if ending is not None and _end(*ending[2]):
             raise KeyboardInterrupt
 
@@ -114,9 +115,15 @@ def _end(channel: Channel, process: subprocess.Popen[bytes] | None, creator: int
 
 
 def _say_bye(channel: Channel) -> None:
-    """So that a server can tell an end from a crash. It is not waited for."""
+    """Lets a server tell an end from a crash. Does not wait until the server reads it."""
     with contextlib.suppress(OSError):  # it was said before, or the other end is gone or busy
         channel.socket.send(encode(Bye("")), socket.MSG_DONTWAIT)
+
+
+def limit_sending(sock: socket.socket, limit_s: float) -> None:
+    """Have a connect or a send that takes longer fail; 0: it may take for ever."""
+    limit_us = int(1e6 * min(limit_s, _MAX_SEND_LIMIT_S)) or (limit_s > 0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *divmod(limit_us, 1_000_000)))
 
 
 def link_to_daemon() -> Link:
@@ -131,9 +138,9 @@ def link_to_server(address: str) -> Link:
     assert path is not None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_TIMEOUT_S, 0))
+        limit_sending(sock, _CONNECT_TIMEOUT_S)
         sock.connect(path)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+        limit_sending(sock, 0.0)
         _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     except OSError as error:
         sock.close()

@@ -12,8 +12,9 @@ up when its slot is released, or when it was copied; a server lends what a consu
 another one. So each batch comes at least once to somebody, and only what was under way when somebody went may come
 twice.
 
-A batch is asked for when it is needed, and none ahead: to the server, who asks has used what it had. Else the pass
-could be over while somebody still uses its last batch, which would be lost with them.
+A batch is asked for when it is needed, and none ahead: the server takes the question to mean that this consumer has
+used what it had. Else the pass could be over while somebody still uses its last batch, and that batch would be lost
+if they died.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class SharedIteration(Iterator[Any]):
                 taken = step
                 self._stream.keep(taken)
         except BaseException as error:
-            if taken is not None:  # Ctrl-C, on the very last inch
+            if taken is not None:  # Ctrl-C came after the stream had noted that the batch is ours
                 self._stream.give_up(taken)
             if isinstance(error, ProgramEnds):
                 raise error.for_thread() from None

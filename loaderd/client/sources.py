@@ -6,7 +6,7 @@
     RemoteSource       servers elsewhere    start a daemon           Open                ◄── Welcome, Listed, Opened
     ServedSource       a server here        connect to its socket    Hello, Subscribe    ◄── Welcome, Listed, Opened
 
-From Opened on, all speak alike (``connection``). A source also knows how long it is worth to go on trying when the
+After Opened all of them speak alike (``connection``). A source also knows how long to go on trying when the
 link is lost (``pause_s``): a daemon that died is replaced at once, but three in a row that delivered nothing are the
 end; a server that is away may be started again, so it is called at growing intervals until ``reconnect_timeout``.
 Servers elsewhere are called by the workers of our own daemon, and not from here.
@@ -57,6 +57,8 @@ class Source(ABC):
     schema: Schema
     row_bytes: int
     grows: bool
+    takes_turns = False
+    """Whether batches come to whoever of a group asks for one."""
 
     @property
     def window_records(self) -> int:
@@ -65,17 +67,17 @@ class Source(ABC):
 
     @abstractmethod
     def link(self) -> Link:
-        """A new link. Raises LinkLost where it may be had later, LoaderdError where it is not worth to try again."""
+        """A new link. Raises LinkLost where another try may succeed, LoaderdError where none will."""
 
     @abstractmethod
     def greeting(self, start: str) -> list[Message]:
         """What to say first, to have the stream opened at ``start`` (the JSON of a position)."""
 
-    def welcomed(self, welcome: Welcome) -> None:  # noqa: B027 - a daemon of our own need not say it
+    def welcomed(self, welcome: Welcome) -> None:  # noqa: B027 - a daemon of our own has nothing to say
         """A server says what the data set is. Raises LoaderdError where that is not what it was."""
 
     def may_pass(self, failure: LoaderdError) -> bool:
-        """Whether it is worth to go on trying after this answer."""
+        """Whether it is worth trying again after this answer."""
         return False
 
     @abstractmethod
@@ -98,7 +100,7 @@ class _OwnDaemon(Source):
 
     def __init__(self, wanted: StreamDescription | RemoteStream) -> None:
         self.options = wanted.options
-        # Once: what a function of the user's refers to may have changed when another daemon needs it.
+        # Pickled once: what a user's function refers to may have changed by the time another daemon is started.
         self._pickled = cloudpickle.dumps(wanted)
         self._fruitless = 0
 
@@ -106,7 +108,7 @@ class _OwnDaemon(Source):
         return link_to_daemon()
 
     def greeting(self, start: str) -> list[Message]:
-        return [Open(self._pickled, start), Ask()]  # its answer is a sign of life: from there on, silence counts
+        return [Open(self._pickled, start), Ask()]  # its answer is a sign of life, and from then on silence counts
 
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
         self._fruitless = 0 if fruitful else self._fruitless + 1
@@ -151,7 +153,7 @@ class RemoteSource(_OwnDaemon):
         return isinstance(failure, ServerError) and bool(self._known.said)
 
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
-        if lost.failure is not None:  # workers have tried for long enough; who asks once more has them try again
+        if lost.failure is not None:  # the workers have tried long enough; the next iteration has them try again
             raise lost.failure
         return super().pause_s(lost, fruitful, at)
 
@@ -226,6 +228,7 @@ class ServedSource(Source):
         self._address = address
         self._dataset = dataset
         self._subscription = subscription
+        self.takes_turns = subscription.sharing == "shared"
         self._timeout_s = reconnect_timeout
         self._known = Known(self.what, dataset)
         self._was_open = self._away = False

@@ -10,8 +10,8 @@ server knows, from what the consumer subscribed to. A new one is opened at a pos
 others itself. It has memory of its own: batches that are held keep the old one, and nothing of them reaches the new
 daemon. So has an interrupt (``Connection.torn``) no other consequence than a new daemon, or connection.
 
-An error that the daemon decided on (Failed) is not tried again: it would come again, but for what the source knows
-better. How long the rest is tried is for the source to say (``sources``); between two trials, :meth:`close` and
+An error that the daemon itself reports (Failed) is final, as it would come again, unless the source knows better.
+After anything else, the source says how long to go on trying (``sources``); between two trials, :meth:`close` and
 Ctrl-C end the wait.
 """
 
@@ -91,7 +91,7 @@ class SupervisedStream:
 
     @property
     def watched(self) -> Watched | None:
-        """The page of the stream; None where batches come by messages."""
+        """The page of the stream; None in a group."""
         return self._now.watched
 
     def course_of(self, of: Pass | Position) -> Course:
@@ -243,7 +243,7 @@ class SupervisedStream:
             try:
                 self._connection = connection = Connection(self._source, self.counts)
                 self.counts.daemon_restarts += before is not None
-                self.check()  # close() may have come when there was nothing to be ended yet
+                self.check()  # close() may have been called before there was a connection to close
                 connection.open(place.to_json(), self._progress)
                 break
             except LinkLost as lost:
@@ -259,7 +259,7 @@ class SupervisedStream:
 
     def _take_leave(self, before: Connection | None, end: LinkLost | None, at: str) -> None:
         """Raises LoaderdError if there should be no other link; returns when it is time for it."""
-        self.check()  # in the middle of a program's end nobody may wait here
+        self.check()  # a program that is ending must not wait here
         fruitful = False
         if before is not None:
             before.kill()
@@ -310,7 +310,7 @@ class SupervisedStream:
 
     def leave_to_parent(self) -> None:
         """In a fork of the process, whose parent goes on with the stream."""
-        self.lock = threading.Lock()  # another thread may have held it, and is not here
+        self.lock = threading.Lock()  # a thread that held it is not in the fork
         self._not_over = _held_lock()
         self._over = f"the loader belongs to process {self._maker}, of which this one, {os.getpid()}, is a fork"
 

@@ -122,7 +122,7 @@ class Consumer:
 
     def overdue(self, now_s: float, limits: Limits) -> ServerError | None:
         """Why this consumer has to go, if it has to: it is too slow, does not read, or says nothing."""
-        if self.session is not None and self.session.has_moved():
+        if self.session is not None and self.session.has_moved(self.number):
             self.heard_s = now_s
         if self.channel.fault is not None:
             return ServerError(f"this is no message of loaderd: {self.channel.fault}")

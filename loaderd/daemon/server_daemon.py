@@ -112,7 +112,7 @@ class ServerDaemon(Daemon):
             self._say_goodbye(message.text)
 
     def _tell_supervisor(self) -> None:
-        """Also what the consumers had that have left since this was told last: nothing is to be missed in between."""
+        """The report, and those of consumers that have left since the last one, so that none is missed."""
         self._wires.post(PARENT, Status({**self.report(), "left": self._left}))
         self._left = []
 
@@ -128,7 +128,7 @@ class ServerDaemon(Daemon):
         self._tell_supervisor()
 
     def _close_listener(self) -> None:
-        """Take no more consumers; whoever has the socket too goes on with it."""
+        """Take no more consumers. The socket stays open in the supervisor, for the next daemon."""
         if self._listener is not None:
             self._wires.unwatch(_LISTENER)
             self._listener.close()
@@ -136,7 +136,7 @@ class ServerDaemon(Daemon):
 
     def _say_goodbye(self, text: str) -> None:
         self._close_listener()
-        self._workforce.pool.end()  # what was delivered stays the consumers': nobody may write there any more
+        self._workforce.pool.end()  # consumers may go on reading what was delivered: nobody may overwrite it
         for consumer in list(self._consumers.values()):
             self._wires.post(consumer.number, Bye(text))
             self._forget(consumer)
@@ -153,10 +153,10 @@ class ServerDaemon(Daemon):
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:  # it is gone again; or there are too many open files
+        except OSError as error:  # the consumer is gone again, or there are too many open files
             if remedy(error):
                 _logger.error("cannot accept a consumer: %s. %s", error.strerror, remedy(error))
-                time.sleep(0.1)  # not in a circle
+                time.sleep(0.1)  # the listener stays readable: do not spin
             return
         number = self._next_consumer
         try:
@@ -167,7 +167,7 @@ class ServerDaemon(Daemon):
         self._next_consumer += 1
         self._consumers[number] = consumer
         self._wires.add(number, consumer.channel, consumer.pidfd)
-        if len(self._consumers) > 2 * self._limits.max_consumers:  # of whom at most half have said what they want
+        if len(self._consumers) > 2 * self._limits.max_consumers:  # of which at most half have asked for a data set
             self._part(consumer, ServerError("too many connections"))
 
     def _from_consumer_safely(self, consumer: Consumer, message: Message) -> None:
@@ -175,7 +175,7 @@ class ServerDaemon(Daemon):
             self._from_consumer(consumer, message)
         except LoaderdError as error:
             self._part(consumer, error)
-        except Exception as error:  # it sent what nobody thought of
+        except Exception as error:  # a message whose fields make no sense together
             text = f"{type(message).__name__} holds what cannot be: {type(error).__name__}: {error}"
             self._part(consumer, ServerError(text))
 
@@ -258,7 +258,7 @@ class ServerDaemon(Daemon):
         return session
 
     def _part(self, consumer: Consumer, error: LoaderdError | None) -> None:
-        """The connection ends: by us, for this reason, or because the consumer is gone."""
+        """End a connection, for the reason ``error``; None: because the consumer is gone."""
         if error is not None:
             _logger.warning("%s is sent away: %.1000s", consumer, error.message)
             self._sent_away += 1

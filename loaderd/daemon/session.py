@@ -6,14 +6,14 @@
          ▲                                                                                │
          └──────────────────── List, where data sets grow ────────────────────────────────┘
 
-Its consumers are its **members**. One that has the stream to itself takes batches of the stream's page; to those of
-a group (``shared``, ``mirrored``) they are handed by messages.
+Its consumers are its **members**. One that has the stream to itself takes batches of the stream's page; each member
+of a group has a page of its own (``groups.lane``), to which the daemon hands what it takes of the stream's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import cloudpickle
@@ -23,7 +23,8 @@ from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission, PassEnd
 from loaderd.daemon.delivery.sampling import Sampler
 from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.groups.members import Members, PageReader, Progressed
+from loaderd.daemon.groups.lane import Had, Lane
+from loaderd.daemon.groups.members import Handed, Members, PageReader
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.daemon.groups.shared_group import Shared
 from loaderd.daemon.pool.workforce import Workforce
@@ -33,7 +34,15 @@ from loaderd.daemon.preparing.remote_preparation import Asking
 from loaderd.dataset import StreamDescription
 from loaderd.diagnosis import diagnose_samples
 from loaderd.errors import DaemonError, LoaderdError, to_wire
-from loaderd.memory.page import CONSUMER_NEWS, POSITION, TAKEN_BATCHES, TAKEN_RECORDS, split_key
+from loaderd.memory.page import (
+    CONSUMER_NEWS,
+    MAX_GENERATION,
+    MAX_STEP,
+    POSITION,
+    TAKEN_BATCHES,
+    TAKEN_RECORDS,
+    split_key,
+)
 from loaderd.memory.taking import Taker
 from loaderd.options import require
 from loaderd.plan.passes import Listing, Pass, listing_of
@@ -45,8 +54,6 @@ from loaderd.protocol.messages import (
     List,
     Message,
     Progress,
-    Ready,
-    Release,
     Skipped,
     Start,
     Want,
@@ -63,15 +70,6 @@ Indexes = Mapping[ShardFile, ShardIndex]
 
 _GROUPS: dict[Sharing, Callable[[Feed, int], Members]] = {"mirrored": Mirrored, "shared": Shared}
 """Made of the stream, and of how many members it may have."""
-
-
-@dataclass
-class _Had:
-    """What a member was handed or has taken, and where it stands: the step behind its last batch."""
-
-    batches: int = 0
-    records: int = 0
-    next_step: int = 0
 
 
 class Session:
@@ -102,7 +100,6 @@ class Session:
         self.present: set[int] = set()
         self.held_batches = description.options.held_batches
         """That each member may hold."""
-        self._had: dict[int, _Had] = {}
         self._description = description
         self._pickled = cloudpickle.dumps(description) if pickled is None else pickled
         self._record_bytes = description.schema.record_bytes
@@ -115,6 +112,7 @@ class Session:
         self._num_members = num_members
         self._reads_page = sharing not in _GROUPS
         self._feed: Feed | None = None
+        self._lanes: dict[int, Lane] = {}
         self._granting: Granting | None = None
         self._sampler: Sampler | None = None
         self._seen_position = 0
@@ -131,7 +129,6 @@ class Session:
     def join(self, member: int) -> None:
         """One consumer more. Raises ServerError where the group has all of its members."""
         self.present.add(member)
-        self._had[member] = _Had()
         if self.members is not None:
             self.members.join(member)
             self._introduce(member)
@@ -139,18 +136,19 @@ class Session:
     def leave(self, member: int) -> None:
         """A consumer is gone; what it had goes back."""
         self.present.discard(member)
-        self._had.pop(member, None)
         if self.members is not None:
             self.members.leave(member)
+        if member in self._lanes:
+            self._lanes.pop(member).close()
 
     def received(self, member: int, message: Message) -> None:
         """A message of a member. Raises LoaderdError or ValueError where it is not for now."""
         members = self.members
         if members is None:
             raise DaemonError(f"{type(message).__name__} came before the stream was there")
-        if isinstance(message, Release):
-            members.release(member, message.slots)
-        elif isinstance(message, Start):
+        if isinstance(message, Start):
+            is_key = 0 < message.generation <= MAX_GENERATION and message.step <= MAX_STEP
+            require(is_key, "Start", f"of generation 1 to {MAX_GENERATION}", message)
             members.start(member, message.generation, Pass.from_wire(message.which), message.step, message.taken)
         elif isinstance(message, Want):
             members.want(member, message.num_batches)
@@ -205,7 +203,7 @@ class Session:
         except LoaderdError as error:
             if is_new or self.opened is None:
                 raise
-            # What goes wrong with the shards of sets that have grown costs the client nothing more.
+            # The client keeps the data that it had before the sets grew.
             self._tell_all(self.opened.listed_message(error))
 
     def _use(self, preparation: AnyPreparation) -> None:
@@ -258,11 +256,15 @@ class Session:
         assert self.opened is not None
         opened = self.opened
         self._tell(member, opened.listed_message(), ())
-        fds = [opened.client_fd]
+        bell = self._workforce.bell
         if self._reads_page:
             bells = self._workforce.pool.bells[: opened.page.num_seats]
-            fds += [opened.page_fd, opened.consumer_bell, self._workforce.bell, *bells]
-        self._tell(member, opened.opened_message(self._index_facts), tuple(fds))
+            fds = [opened.page_fd, opened.consumer_bell, bell, *bells]
+        else:
+            self._lanes[member] = lane = Lane(opened.page.num_slots)
+            fds = lane.fds(bell)
+        message = opened.opened_message(self._index_facts, len(fds) - 3)
+        self._tell(member, message, (opened.client_fd, *fds))
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
@@ -273,47 +275,40 @@ class Session:
         """Tell the members what there is to tell, and the workers."""
         if self.members is None or self.opened is None or self._granting is None or self._sampler is None:
             return
+        for member, lane in self._lanes.items():
+            self.members.release(member, lane.take_back())
         self.opened.stream.look()
         self._sampler.sample()
         if self._feed is not None:
             self._feed.collect()
-        ready: dict[tuple[int, int], list[list[int]]] = {}
-
-        def say(member: int, generation: int, *messages: Message) -> None:
-            if batches := ready.pop((member, generation), None):
-                self._tell(member, Ready(generation, batches), ())
-            for message in messages:
-                self._tell(member, message, ())
-
         for handed in self.members.take():
-            member, generation, item = handed.member, handed.generation, handed.item
-            if isinstance(item, (Omission, BrokenBatch)):
-                self.opened.page.words[CONSUMER_NEWS] += 1
-            if isinstance(item, Delivery):
-                if item.omission is not None:
-                    say(member, generation, _skipped(generation, item.omission))
-                batches = ready.setdefault((member, generation), [])
-                batches.append([item.step, item.slot, item.num_records])
-                self._count(member, item)
-            elif isinstance(item, Omission):
-                say(member, generation, _skipped(generation, item))
-            elif isinstance(item, BrokenBatch):
-                say(member, generation, Broken(generation, item.step, to_wire(item.error)))
-            elif isinstance(item, PassEnd):
-                say(member, generation, Ended(generation))
-            elif isinstance(item, Progressed):
-                say(member, generation, Joined(generation, item.pass_.to_wire(), item.step))
-        for member, generation in list(ready):
-            say(member, generation)
+            self._hand(handed)
         if (error := self.opened.stream.take_away()) is not None:
             self._tell_all(Away(to_wire(error)))
         self._granting.say()
 
-    def _count(self, member: int, batch: Delivery) -> None:
-        had = self._had[member]
-        had.batches += 1
-        had.records += batch.num_records
-        had.next_step = batch.step + 1
+    def _hand(self, handed: Handed) -> None:
+        member, generation, item = handed.member, handed.generation, handed.item
+        if isinstance(item, Delivery):
+            if item.omission is not None:
+                self._announce(member, _skipped(generation, item.omission))
+            self._lanes[member].fill(generation, item)
+        elif isinstance(item, Omission):
+            self._announce(member, _skipped(generation, item))
+        elif isinstance(item, BrokenBatch):
+            self._announce(member, Broken(generation, item.step, to_wire(item.error)))
+        elif isinstance(item, PassEnd):
+            self._announce(member, Ended(generation))
+        else:
+            self._announce(member, Joined(generation, item.pass_.to_wire(), item.step))
+
+    def _announce(self, member: int, message: Message) -> None:
+        """Have a member read a message before it takes what comes behind it."""
+        if member in self._lanes:
+            self._lanes[member].announce()
+        elif self.opened is not None:
+            self.opened.page.words[CONSUMER_NEWS] += 1
+        self._tell(member, message, ())
 
     # -------------------------------------------------------------------------------------------- progress
 
@@ -321,20 +316,24 @@ class Session:
         """Whether there are batches that a member could take."""
         return self.members is not None and self.members.has_waiting(member)
 
-    def has_moved(self) -> bool:
-        """Whether the member that reads the page has gone on since this was asked last."""
+    def has_moved(self, member: int) -> bool:
+        """Whether a member has taken batches since this was asked last."""
+        if member in self._lanes:
+            return self._lanes[member].has_moved()
         if not self._reads_page or self.opened is None:
             return False
         before, self._seen_position = self._seen_position, self.opened.page.words[POSITION]
         return self._seen_position != before
 
-    def _had_by(self, member: int) -> _Had:
-        if not self._reads_page or self.opened is None:
-            return self._had[member]
+    def _had_by(self, member: int) -> Had:
+        if member in self._lanes:
+            return self._lanes[member].had
+        if self.opened is None:
+            return Had()
         words = self.opened.page.words
         generation, step = split_key(words[POSITION])
         is_there = generation == self.opened.stream.generation
-        return _Had(words[TAKEN_BATCHES], words[TAKEN_RECORDS], step if is_there else 0)
+        return Had(words[TAKEN_BATCHES], words[TAKEN_RECORDS], step if is_there else 0)
 
     # ----------------------------------------------------------------------------------------------- end
 
@@ -352,6 +351,8 @@ class Session:
             if self._granting is not None:
                 workforce.detach(self._granting)
             self.opened.close()
+        for lane in self._lanes.values():
+            lane.close()
 
     # ------------------------------------------------------------------------------------------- report
 
@@ -374,6 +375,7 @@ class Session:
         held = 0 if self.members is None else self.members.held_by(member)
         watched = None if self.opened is None else self.opened.watched
         now = None if watched is None else watched.now()
+        is_first = member == min(self.present, default=member)
         diagnosis = None
         if watched is not None and self._reads_page:
             diagnosis = asdict(diagnose_samples(watched.samples(), watched.facts))
@@ -386,10 +388,7 @@ class Session:
             "slots": self._description.options.num_slots,
             "slots_lent": held,
             "state": self.waits_for(member),
-            # Of a group, once.
-            "stage_s": {**now.stage_s, **now.field_s}
-            if now is not None and member == min(self.present, default=member)
-            else {},
+            "stage_s": {**now.stage_s, **now.field_s} if now is not None and is_first else {},  # of a group, once
             "waiting_seconds": 0.0 if now is None else now.wait_s,
             "diagnosis": diagnosis,
         }

@@ -7,7 +7,7 @@ when it is dead, the daemon writes what it leaves, until another one has the sea
 ::
 
     word                     writer    what it says
-    CONSUMER_NEWS            daemon    how many Skipped and Broken it has sent to the consumer
+    CONSUMER_NEWS            daemon    how many messages about batches it has sent to the consumer
     WAKE_DAEMON_AT           daemon    ring its bell when POSITION has come to this key
     GRANTED                  daemon    the key behind the last batch that workers may make, or that is broken
     LAYOUT … FACTS_BYTES     daemon    how to read the page, for processes that have nothing else: see ``samples``
@@ -54,6 +54,9 @@ writes RELEASED when nothing refers to it any more. What is older than POSITION 
 keeps that order by itself; aarch64 needs a barrier between the two. And both need one where somebody writes a word
 and then reads another one's, who does the same the other way round: a worker that says SLEEPS and looks for a free
 slot once more, a consumer that writes RELEASED and looks whether the worker SLEEPS. :func:`barrier` is both.
+
+**Groups.** Each member of a group has a page of its own, in which the daemon is the only worker (``groups.lane``).
+One that gets batches by turns takes any batch of its generation, and not the one at POSITION.
 
 **Deaths.** A worker that dies between KEY and FILLED leaves a claim: the daemon takes it back, and another worker
 makes the batch. One that dies behind FILLED has delivered. What a daemon or a consumer leaves goes with the page.
@@ -212,12 +215,12 @@ class Page:
         """Worker: this batch is being made there; 0: none is."""
         self.words[self._key + slot] = key
 
-    def fill(self, slot: int, num_records: int) -> None:
-        """Worker: the batch is there."""
+    def fill(self, slot: int, num_records: int, count: int = 0) -> None:
+        """Worker: the batch is there; it is number ``count`` in this slot, or one more than there were."""
         words = self.words
         words[self._records + slot] = num_records
         barrier()
-        words[self._filled + slot] += 1
+        words[self._filled + slot] = count or words[self._filled + slot] + 1
 
     def records_in(self, slot: int) -> int:
         """Of the batch in a slot."""
@@ -226,6 +229,10 @@ class Page:
     def release(self, slot: int) -> None:
         """Consumer: the slot is free."""
         self.words[self._released + slot] = self.words[self._filled + slot]
+
+    def released(self, slot: int) -> int:
+        """How many batches in a slot the consumer has given back."""
+        return self.words[self._released + slot]
 
     def slots_of(self, seat: int) -> range:
         """That belong to a seat."""

@@ -83,13 +83,16 @@ class Taker:
         slot, words = self._found, self._words
         num_records = self._page.records_in(slot)
         self.held.add(slot)
-        self._go_to(self._key + 1)
+        self._go_past()
         words[TAKEN_BATCHES] += 1
         words[TAKEN_RECORDS] += num_records
         return slot, num_records
 
     def skip(self) -> None:
         """Go on without the next batch."""
+        self._go_past()
+
+    def _go_past(self) -> None:
         self._go_to(self._key + 1)
 
     def release(self, slot: int) -> None:
@@ -130,3 +133,26 @@ class Taker:
     def wake_up(self) -> None:
         """Undo :meth:`fall_asleep`."""
         self._words[CONSUMER_SLEEPS_FOR] = 0
+
+
+class TurnTaker(Taker):
+    """Takes any batch of its generation, in a page where each comes to whoever asks."""
+
+    @property
+    def step(self) -> int:
+        """That of the batch which is there; 0: none is."""
+        return split_key(self._page.key_in(self._found))[1] if self._found >= 0 else 0
+
+    def begin(self, generation: int, step: int) -> None:
+        """Take the batches of a generation, whatever their steps are."""
+        super().begin(generation, 0)
+
+    def _slot_of(self, key: int) -> int:
+        for slot in self._page.filled():
+            barrier()
+            if slot not in self.held and self._page.key_in(slot) >= key:
+                return slot
+        return -1
+
+    def _go_past(self) -> None:
+        self._found = -1

@@ -2,13 +2,13 @@
 
 ::
 
-    client      ──► daemon   Open, List, Start, Release, Ask, UseServers
-    client      ◄── daemon   Progress, Opened, Listed, Ready, Broken, Skipped, Ended, State, Failed, Warned, Away
+    client      ──► daemon   Open, List, Start, Ask, UseServers
+    client      ◄── daemon   Progress, Opened, Listed, Broken, Skipped, State, Failed, Warned, Away
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
     consumer    ──► server   Hello, Subscribe (in place of Open), Want, AskStatus, AskData
-    consumer    ◄── server   Welcome, Joined, Bye, Status, DataIs as well
+    consumer    ◄── server   Welcome, Joined, Ended, Bye, Status, DataIs as well
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed
     supervisor  ──► gateway  Gateway, Stop, AskStatus
@@ -96,7 +96,7 @@ class Want(NamedTuple):
 class Joined(NamedTuple):
     """Server, of a "shared" stream: the pass that its consumers are at; every batch before ``step`` is used up.
 
-    Comes after Start, and in front of a Ready when ``step`` has moved.
+    Comes after Start, and in front of a batch when ``step`` has moved.
     """
 
     generation: int
@@ -222,12 +222,12 @@ class Opened(NamedTuple):
     """Daemon: the stream exists; the memory of its slots comes with this message.
 
     ``facts`` are fields of ``Statistics``. Listed has come before it. ``page``: [num_slots, num_seats] of the page
-    that the consumer reads: then batches come by it, and not by Ready; the page's memory comes along, and the bells:
-    the consumer's, the daemon's, and one of each seat.
+    by which batches come (``memory.page``). Its memory comes along, and the bells: the consumer's, the daemon's, and
+    one of each seat.
     """
 
     facts: dict[str, Any]
-    page: list[int] = []  # noqa: RUF012 - nobody changes it
+    page: list[int]
 
 
 class Start(NamedTuple):
@@ -243,13 +243,6 @@ class Start(NamedTuple):
     taken: list[int] = []  # noqa: RUF012 - nobody changes it
 
 
-class Ready(NamedTuple):
-    """Daemon: ``batches`` follow each other; each is [step, slot, records] and lent to the client from now on."""
-
-    generation: int
-    batches: list[list[int]]
-
-
 class Broken(NamedTuple):
     """Daemon: batch ``step`` cannot be delivered; the next ones can."""
 
@@ -262,12 +255,6 @@ class Ended(NamedTuple):
     """Daemon: the pass is over."""
 
     generation: int
-
-
-class Release(NamedTuple):
-    """Client: these slots are not used any more."""
-
-    slots: list[int]
 
 
 class Ask(NamedTuple):
@@ -322,10 +309,8 @@ Message = (
     | Listed
     | Opened
     | Start
-    | Ready
     | Broken
     | Ended
-    | Release
     | Ask
     | State
     | Warned

@@ -25,7 +25,6 @@ from loaderd.protocol.messages import (
     Hello,
     List,
     Message,
-    Release,
     Start,
     Subscribe,
     Want,
@@ -33,7 +32,7 @@ from loaderd.protocol.messages import (
 
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
 CONSUMER_MESSAGES: tuple[type[Message], ...] = (
-    *(Hello, Subscribe, List, Start, Want, Release),
+    *(Hello, Subscribe, List, Start, Want),
     *(Ask, AskStatus, AskData, Bye),
 )
 

@@ -1,7 +1,7 @@
-"""The channels that the daemon listens to and speaks on. None of them can make it wait.
+"""The channels that a daemon listens to and speaks on. None of them can make it wait.
 
-Whoever is at the other end may be stopped, or be busy sending to us: so what he does not take at once is kept, and
-sent when he does.
+The process at the other end may be stopped, or busy sending to us: what it does not read at once is kept, and sent
+when it does.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Wires:
         self._watched: dict[int, socket.socket | int] = {}
 
     def add(self, number: int, channel: Channel, death_fd: int | None) -> None:
-        """Listen to ``channel``; ``death_fd``, which stays the caller's, can be read when who speaks there is dead.
+        """Listen to ``channel``. ``death_fd``, a pidfd that stays the caller's, says when the process there is dead.
 
-        Not even the end of a channel says that: a fork may have the other end open still. None: nobody knows.
+        The channel alone does not say so: a fork may still have its other end open. None: there is no pidfd.
         """
         self._channels[number] = channel
         self._selector.register(channel, selectors.EVENT_READ, number)
@@ -90,7 +90,7 @@ class Wires:
                 yield number, messages
 
     def finish(self, number: int, limit_s: float) -> None:
-        """Send what is left for ``number``, as far as he takes it in that time."""
+        """Send what is left for ``number``, as far as it is read within ``limit_s`` seconds."""
         channel = self._channels[number]
         until_s = time.monotonic() + limit_s
         with contextlib.suppress(ChannelClosed):

@@ -43,7 +43,7 @@ def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | Non
 
 
 def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> list[Any]:
-    """As Done says of it."""
+    """The result of an IndexTask: see ``Done``."""
     access = access or Access()
     file, records = ShardFile(*task.file), pickle.loads(task.records)
     index = make_index(file, records, task.block_records, on_read, access)
@@ -88,16 +88,16 @@ class Executor:
         return self._decoder.kernels
 
     def begin(self, task: LoadTask) -> None:
-        """Have fetched what a load will read, where it is far away."""
+        """Begin to fetch what a load will read, where it is far away."""
         self.rows.begin(task.task, task.slices)
 
     def is_there(self, task: LoadTask) -> bool:
-        """Whether a load need not wait for it."""
+        """Whether a load could begin at once: nothing that it reads is still on its way."""
         return self.rows.is_there(task.task, task.slices)
 
     def load(self, task: LoadTask) -> list[list[Any]]:
         """Bring records into a window; returns the faults: [places, error] each."""
-        # The rows of the slices follow each other: to ask for the places of all at once costs a quarter.
+        # The rows of the slices follow each other: asking for the places of all at once costs a quarter.
         first_row = task.slices[0][_ROW]
         *_, first, stop, last_row, _ = task.slices[-1]
         places = WindowOrder(*task.order).places(first_row, last_row + stop - first)

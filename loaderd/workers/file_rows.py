@@ -48,12 +48,12 @@ class FileRows:
         self._loader.close()
 
     def begin(self, task: int, slices: Sequence[list[Any]]) -> None:
-        """Have fetched what a load will read, where it is far away."""
+        """Begin to fetch what a load will read, where it is far away."""
         if self._loader.reader.fetches:
             self._loader.reader.begin(_blocks_of(slices))
 
     def is_there(self, task: int, slices: Sequence[list[Any]]) -> bool:
-        """Whether a load need not wait for it."""
+        """Whether a load could begin at once: nothing that it reads is still on its way."""
         reader = self._loader.reader
         return not reader.fetches or reader.are_there(_blocks_of(slices))
 

@@ -129,7 +129,7 @@ class Filler:
             page.claim(slot, key)
             barrier()
             keys = page.keys()
-            if self.has_news:  # it may be withdrawn
+            if self.has_news:  # the batch may have been withdrawn
                 page.claim(slot, 0)
                 return None
             if keys.index(key) == slot:
@@ -140,7 +140,7 @@ class Filler:
             page.claim(slot, 0)  # another worker has claimed it at the same moment
 
     def _free_slot(self) -> int:
-        if self._parked:  # another one may have made it, at the same time
+        if self._parked:  # another worker may have made the batch at the same time
             position = self.page.words[POSITION]
             for key in [key for key in self._parked if key < position]:
                 self._unpark(key)
@@ -166,7 +166,7 @@ class Filler:
         """The batch is there."""
         page = self.page
         page.say_makes(self.seat, 0)
-        if page.words[POSITION] > claim.key:  # meanwhile the consumer has gone elsewhere
+        if page.words[POSITION] > claim.key:  # the consumer has begun elsewhere meanwhile
             page.claim(claim.slot, 0)
             return
         page.fill(claim.slot, claim.run.num_records)

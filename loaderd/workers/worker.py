@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
 
 _TELL_EVERY_S = 0.2
-# While there is work, it listens so often: a message costs nobody more, and to listen costs 2 µs.
+# How often it listens while there is work: to listen costs 2 µs, and no message is so urgent.
 _LISTEN_EVERY_S = 0.001
 _MOST_SLEEP_MS = 1000
 
@@ -96,7 +96,7 @@ class Worker:
         self._seat = self._bell = -1
         self._streams: dict[int, _Stream] = {}
         self._turns: deque[_Stream] = deque()
-        """Whose turn it is to have a batch made, first."""
+        """The streams, in the order in which they get a batch made."""
         self._tasks: deque[AnyTask] = deque()
         self._task = ATTACH_TASK
         self._said: deque[str] = deque()
@@ -109,7 +109,7 @@ class Worker:
     # ------------------------------------------------------------------------------------ what it is told
 
     def _listen(self, timeout_ms: float) -> None:
-        """Take what the daemon has said, if it says something within so long. Raises ChannelClosed at its end."""
+        """Handle what the daemon has said, or says within so long. Raises ChannelClosed when it is gone."""
         arrived = [fd for fd, _ in self._poll.poll(timeout_ms)]
         if self._bell in arrived:
             silence(self._bell)
@@ -141,7 +141,7 @@ class Worker:
             self._poll.register(self._bell, select.POLLIN)
 
     def _begin(self, task: AnyTask) -> None:
-        """Have what a task needs from far away be on its way, before it is the task's turn."""
+        """Begin to fetch what a task needs from far away, before its turn comes."""
         if isinstance(task, LoadTask) and task.stream in self._streams:
             self._streams[task.stream].executor.begin(task)
         elif isinstance(task, IndexTask):
@@ -218,7 +218,7 @@ class Worker:
                 self._channel.send(TaskFailed(task.task, NO_STREAM, to_wire(WorkerError("the stream is over"))))
 
     def _tell(self, done_bytes: int) -> None:
-        """Say, now and then, that a long task gets on."""
+        """Say now and then that a long task makes progress."""
         self._pass_on()
         self._done_bytes = done_bytes
         now_s = time.monotonic()
@@ -228,7 +228,7 @@ class Worker:
 
     def _say(self, text: str) -> None:
         """Have the user told something."""
-        self._said.append(text)  # it is said by the thread that speaks with the daemon
+        self._said.append(text)  # the thread that speaks with the daemon sends it
 
     def _pass_on(self) -> None:
         while self._said:

@@ -12,7 +12,7 @@ from interrupts import InterruptAt, points_of
 from restarted import Restarted
 
 import loaderd
-from loaderd.client import link, shared, sources, supervised
+from loaderd.client import link, shared_stream, sources, supervised
 from loaderd.client.connection import Connection
 
 Check = Callable[[loaderd.Batch], list[int]]
@@ -68,11 +68,11 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
 def test_while_it_takes_its_turn(server: Restarted, check_batch: Check):
     """No batch is lost: what did not reach the user is lent again."""
     points = points_of(
-        shared.SharedIteration.__next__,
-        shared.SharedStream.take,
-        shared.SharedStream.keep,
-        shared.SharedStream._follow,
-        shared.SharedStream._join,
+        shared_stream.SharedIteration.__next__,
+        shared_stream.SharedStream.take,
+        shared_stream.SharedStream.keep,
+        shared_stream.SharedStream._follow,
+        shared_stream.SharedStream._join,
         Connection.want,
         Connection.next_batch,
     )

@@ -28,7 +28,6 @@ from loaderd.protocol.messages import (
     List,
     Listed,
     Opened,
-    Release,
     Start,
     State,
     Status,
@@ -233,8 +232,8 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         ([Hello(PROTOCOL, VERSION, "other")], ServerError, "no data set 'other'; there are .*'train', 'valid'"),
         ([Subscribe(options, None)], ServerError, "first message must be Hello"),
         ([hello, hello], ServerError, "Hello came twice"),
-        ([hello, Release([1])], ServerError, "Release came before Subscribe"),
-        ([hello, Subscribe(options, None), Release([1])], LoaderdError, "before the stream was there|not lent"),
+        ([hello, Want(1)], ServerError, "Want came before Subscribe"),
+        ([hello, Subscribe(options, None), Want(1)], LoaderdError, "before the stream was there|without being asked"),
         ([hello, Subscribe({}, None)], OptionError, "batch_size among them"),
         ([hello, Subscribe({**options, "batch_size": 900, "remainder": "drop"}, None)], OptionError, "at most 800"),
         ([hello, Subscribe({**options, "held_batches": 65}, None)], ServerError, "at most 64 here, got 65"),
@@ -256,7 +255,10 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         consumer.send(*messages)
         refused(consumer, error, match)
     opened = daemon.subscribe()
-    refused(opened.send(Start(1, start, 0), Release([3])), ServerError, "are given back in its page")
+    refused(opened.send(Start(1, start, 0), Start(1, start, 0)), ServerError, "does not come after generation 1")
+    refused(
+        daemon.subscribe(sharing="mirrored").send(Start(1 << 60, start, 0)), OptionError, "Start must be of gener"
+    )
     refused(daemon.subscribe().send(Want(1)), ServerError, "Want")
     refused(daemon.subscribe().send(List(None)), OptionError, "grows")
     refused(daemon.subscribe().send(Start(1, ["x"], 0)), OptionError, "a pass must be its four fields")

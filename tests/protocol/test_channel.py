@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from loaderd.errors import DaemonError
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Ask, Message, Open, Release, Warned, encode
+from loaderd.protocol.messages import Ask, Message, Open, Want, Warned, encode
 from loaderd.protocol.worker_messages import Done
 
 Pair = tuple[Channel, Channel]
@@ -41,11 +41,10 @@ def receive(channel: Channel, count: int) -> list[Message]:
 
 
 MESSAGES = [
-    Release([3]),
+    Want(3),
     Open(bytes(range(256)), None),
     Warned("ü" * 40, 2),
     Done(7, [[1, 2], {"a": None}]),
-    Release([]),
 ]
 STREAM = b"".join(map(encode, MESSAGES))
 
@@ -76,7 +75,7 @@ def test_messages_may_be_cut_and_glued(cuts: list[int]):
 
 def test_large_messages(pair: Pair):
     one, two = pair
-    large = [Open(os.urandom(10 << 20), None), Release([1]), Open(os.urandom(3 << 20), None)]
+    large = [Open(os.urandom(10 << 20), None), Want(1), Open(os.urandom(3 << 20), None)]
     sender = threading.Thread(target=lambda: [one.send(message) for message in large])
     sender.start()
     assert receive(two, 3) == large
@@ -100,13 +99,13 @@ def test_signals_may_interrupt_a_large_message(pair: Pair):
     try:
         receiver.start()
         one.send(large)
-        one.send(Release([1]))
+        one.send(Want(1))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one may be pending still: this discards it
         signal.signal(signal.SIGALRM, before)
     receiver.join()
-    assert found == [large, Release([1])] and interrupts > 0
+    assert found == [large, Want(1)] and interrupts > 0
 
 
 def test_file_descriptors_come_along_in_order(pair: Pair):
@@ -117,19 +116,19 @@ def test_file_descriptors_come_along_in_order(pair: Pair):
     # The second message is larger than one read.
     sender = threading.Thread(
         target=lambda: [
-            one.send(Release([0]), tuple(memories[:2])),
+            one.send(Want(0), tuple(memories[:2])),
             one.send(Open(bytes(1 << 20), None), tuple(memories[2:4])),
-            one.send(Release([1])),
-            one.send(Release([2]), tuple(memories[4:])),
+            one.send(Want(1)),
+            one.send(Want(2), tuple(memories[4:])),
         ]
     )
     sender.start()
     found = receive(two, 4)
     sender.join()
-    assert [message for message in found if isinstance(message, Release)] == [
-        Release([0]),
-        Release([1]),
-        Release([2]),
+    assert [message for message in found if isinstance(message, Want)] == [
+        Want(0),
+        Want(1),
+        Want(2),
     ]
     for number, memory in enumerate(memories):
         os.close(memory)
@@ -145,7 +144,7 @@ def test_close_closes_descriptors_that_nobody_took():
     before = os.listdir("/proc/self/fd")
     one, two = (Channel(end) for end in socket.socketpair())
     memory = os.memfd_create("m")
-    one.send(Release([]), (memory, memory))
+    one.send(Want(0), (memory, memory))
     os.close(memory)
     receive(two, 1)
     two.close()
@@ -155,23 +154,23 @@ def test_close_closes_descriptors_that_nobody_took():
 
 def test_what_was_sent_before_the_end_is_received(pair: Pair):
     one, two = pair
-    one.send(Release([1]))
+    one.send(Want(1))
     one.close()
-    assert two.receive() == [Release([1])]
+    assert two.receive() == [Want(1)]
     for _ in range(2):
         with pytest.raises(ChannelClosed, match="closed"):
             two.receive()
     with pytest.raises(ChannelClosed):
-        two.send(Release([2]))
+        two.send(Want(2))
 
 
 def test_an_end_that_closes_on_unread_messages(pair: Pair):
     """The kernel calls this a reset; what came before it is received all the same."""
     one, two = pair
-    two.send(Release([9]))
-    one.send(Release([1]))
+    two.send(Want(9))
+    one.send(Want(1))
     one.socket.close()
-    assert two.receive() == [Release([1])]
+    assert two.receive() == [Want(1)]
     with pytest.raises(ChannelClosed, match="reset by peer"):
         two.receive()
 
@@ -181,7 +180,7 @@ def test_nothing_goes_through_a_closed_channel(pair: Pair):
     one.close()
     one.close()
     with pytest.raises(ChannelClosed):
-        one.send(Release([1]))
+        one.send(Want(1))
     with pytest.raises(ChannelClosed):
         one.receive()
 
@@ -225,11 +224,11 @@ def test_small_messages_of_several_threads_are_not_mixed(pair: Pair):
 
 def test_a_fork_has_no_part_in_a_channel(pair: Pair):
     one, two = pair
-    two.send(Release([1]))
+    two.send(Want(1))
     child = os.fork()
     if child == 0:  # no assertion here: a failure must not run the rest of the tests in the child
         refused = 0
-        for use in (lambda: one.send(Release([666])), one.receive):
+        for use in (lambda: one.send(Want(666)), one.receive):
             try:
                 use()
             except ChannelClosed:
@@ -237,15 +236,15 @@ def test_a_fork_has_no_part_in_a_channel(pair: Pair):
         one.close()
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    assert one.receive() == [Release([1])]
-    one.send(Release([2]))
-    assert two.receive() == [Release([2])]
+    assert one.receive() == [Want(1)]
+    one.send(Want(2))
+    assert two.receive() == [Want(2)]
 
 
 def test_a_descriptor_that_this_process_may_not_have_is_an_error(pair: Pair):
     """The kernel drops it, and says so: not to be taken for a message that came without one."""
     one, two = pair
-    one.send(Release([1]), (one.fileno(),))
+    one.send(Want(1), (one.fileno(),))
     lowest = os.dup(one.fileno())
     os.close(lowest)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

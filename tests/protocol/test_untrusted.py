@@ -27,7 +27,6 @@ from loaderd.protocol.messages import (
     List,
     Message,
     Open,
-    Release,
     Start,
     State,
     Subscribe,
@@ -55,8 +54,6 @@ VALID = [
     Start(2, Pass(3, None, ((4, 5), (6, 7)), ((*LISTING[0],), None)).to_wire(), 4),
     Start(2**40, [0, 1, [], None], -1, list(range(60))),
     Want(3),
-    Release([]),
-    Release([3, 4, 5]),
     Ask(),
     AskStatus(),
     Bye(""),
@@ -104,10 +101,10 @@ WRONG = [
     (packed(Want, "1"), "Want.num_batches must be int, got another str"),
     (packed(Want, None), "Want.num_batches must be int, got another NoneType"),
     (packed(Want, 2**63), "Want.num_batches must be int, got another int"),
-    (packed(Release, [1, [2]]), "Release.slots must be list.int., got another list"),
-    (packed(Release, [1, True]), "Release.slots must be list.int., got another list"),
-    (packed(Release, {"a": 1}), "Release.slots must be list.int., got another dict"),
-    (packed(Release, None), "Release.slots must be list.int., got another NoneType"),
+    (packed(Start, 1, [], 0, [1, [2]]), "Start.taken must be list.int., got another list"),
+    (packed(Start, 1, [], 0, [1, True]), "Start.taken must be list.int., got another list"),
+    (packed(Start, 1, [], 0, {"a": 1}), "Start.taken must be list.int., got another dict"),
+    (packed(Start, 1, [], 0, None), "Start.taken must be list.int., got another NoneType"),
     (packed(Hello, 1, "1.0\nERROR", "train"), "Hello.version must be str, got another str"),
     (packed(Hello, 1, "1.0", "tr\udcffain"), "Hello.dataset must be str, got another str"),
     (packed(Hello, 1, "1.0", b"train"), "exceeds max_bin_len"),
@@ -121,7 +118,7 @@ WRONG = [
     (packed(Subscribe, {}, "x" * 300_000), "exceeds max_str_len"),
     (packed(Start, 0, [nested(6)], 0), "Start.which must be list.Any., got another list"),
     (packed(Start, 0, [[] for _ in range(5000)], 0), "at most 4,096 lists and dicts"),
-    (packed(Release, [0] * 20_000), "exceeds max_array_len"),
+    (packed(Start, 1, [], 0, [0] * 20_000), "exceeds max_array_len"),
     (packed(Open, 1, 2), "Open must not come here"),
     (packed(State, "text"), "State must not come here"),
     (msgpack.packb([len(NUMBER_OF)]), "a message of unknown number must not come here"),
@@ -244,7 +241,8 @@ def test_since_when_a_message_is_unfinished(ends: Ends):
     """Since it began, not since the last byte of it: who sends one at a time is slow all the same."""
     consumer, channel = ends
     assert channel.unfinished_since is None
-    data = encode(Release([1000, 1001]))
+    message = Start(1, [], 1000, [1001])
+    data = encode(message)
     began = []
     for byte in data[:-1]:
         consumer.sendall(bytes([byte]))
@@ -256,10 +254,10 @@ def test_since_when_a_message_is_unfinished(ends: Ends):
     # The end of it, and the beginning of another one.
     consumer.sendall(data[-1:] + data[:2])
     between = time.monotonic()
-    assert channel.receive() == [Release([1000, 1001])]
+    assert channel.receive() == [message]
     assert channel.unfinished_since is not None and channel.unfinished_since >= between
     consumer.sendall(data[2:])
-    assert channel.receive() == [Release([1000, 1001])]
+    assert channel.receive() == [message]
     assert channel.unfinished_since is None
 
 
@@ -297,7 +295,7 @@ def peak_memory() -> int:
         (encode(Ask()) + b"\xc1", "FormatError"),
         (struct.pack(">BI", 0xDB, 2**32 - 1) + bytes(2 * MAX_MESSAGE_BYTES), "at most 1,048,576 bytes"),
         (struct.pack(">BI", 0xDD, 2**32 - 1) + b"\x80" * 2 * MAX_MESSAGE_BYTES, "at most 1,048,576 bytes"),
-        (packed(Release, [[]] * (MAX_MESSAGE_BYTES - 100)), "exceeds max_array_len"),
+        (packed(Start, 1, [[]] * (MAX_MESSAGE_BYTES - 100)), "exceeds max_array_len"),
         (packed(Start, 0, [[[]] * 16_000] * 64, 0), "at most 4,096 lists and dicts"),
         ((struct.pack(">BI", 0xDD, 2**20) * 1000 + bytes(MAX_MESSAGE_BYTES)), "at most 1,048,576 bytes"),
     ],

@@ -43,12 +43,11 @@ from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     PROTOCOL,
     AskStatus,
-    Ended,
     Failed,
     Hello,
     Message,
     Opened,
-    Ready,
+    State,
     Status,
     Subscribe,
     encode,
@@ -68,7 +67,7 @@ train = loaderd.Dataset("shards/*", SCHEMA, shuffle=loaderd.Shuffle(window_recor
 TOKEN = "that-of-the-fuzz-test"
 _HELLO = encode(Hello(PROTOCOL, VERSION, "train"))
 _SUBSCRIBE = encode(Subscribe(OPTIONS, None))
-State = dict[int, tuple[str, int, int, float]]
+Usage = dict[int, tuple[str, int, int, float]]
 
 _LIMIT_S = 30.0
 # A message, or the first one of a connection, may take 10 s; and the server looks once a second.
@@ -140,7 +139,7 @@ class Served:
         finally:
             channel.close()
 
-    def state(self) -> State:
+    def state(self) -> Usage:
         """Of each process, by its number: name, descriptors, threads, memory of its own in MiB."""
         found = {}
         for pid in process_tree(self.process.pid):
@@ -190,7 +189,7 @@ class UnixFuzzer:
         elif kind < 0.93:
             self._say(hostile.subscribe, _HELLO, until=Opened)
         else:
-            self._say(hostile.in_a_stream, _HELLO + _SUBSCRIBE, after=Opened, until=(Ready, Ended))
+            self._say(hostile.in_a_stream, _HELLO + _SUBSCRIBE, after=Opened, until=State)
 
     def _say(
         self,
@@ -422,7 +421,7 @@ def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: 
     return figures
 
 
-def least(served: Served, seconds: float, before: State | None = None) -> State:
+def least(served: Served, seconds: float, before: Usage | None = None) -> Usage:
     """Of each process the least that it has in so long, or until it has no more than ``before``.
 
     The readers go on, so a worker has one descriptor more while it reads a shard; what is kept for ever shows always.
@@ -437,7 +436,7 @@ def least(served: Served, seconds: float, before: State | None = None) -> State:
     return {pid: state for pid, state in found.items() if pid in process_tree(served.process.pid)}
 
 
-def grown(before: State, after: State) -> list[int]:
+def grown(before: Usage, after: Usage) -> list[int]:
     """The processes that have more than they had."""
     return [pid for pid in before.keys() & after.keys() if _has_grown(before[pid], after[pid])]
 
@@ -451,7 +450,7 @@ def _has_grown(before: tuple[str, int, int, float], after: tuple[str, int, int, 
     return after[1] > fds or after[2] > most_threads or after[3] > most_mib
 
 
-def compare(before: State, after: State, figures: Figures) -> None:
+def compare(before: Usage, after: Usage, figures: Figures) -> None:
     """Whether the server is what it was."""
     for pid, (name, fds, threads, mib) in before.items():
         if pid not in after:

@@ -25,7 +25,6 @@ from loaderd.protocol.messages import (
     List,
     Message,
     Open,
-    Release,
     Serve,
     Start,
     Stop,
@@ -49,7 +48,6 @@ VALID = [
     List([["a", "b", 3, "c"], None]),
     Start(1, [0, 1, [[100, 100]], None], 4, [5, 6]),
     Want(2),
-    Release([0, 1]),
     Ask(),
     AskStatus(),
     AskData("train", None),
@@ -141,9 +139,9 @@ class _Harm:
 
 def another_type(rng: Random) -> bytes:
     """A field of another type, too many fields, or too few."""
-    message = rng.choice([Want, Release, Hello, Subscribe])
+    message = rng.choice([Want, Hello, Subscribe])
     wrong = rng.choice([0.5, True, b"x", [[["x"]]], {"a": b"x"}, 2**64 - 1])
-    count = {Want: 1, Release: 1, Hello: 3, Subscribe: 2}[message]
+    count = {Want: 1, Hello: 3, Subscribe: 2}[message]
     return packed(message, *[wrong] * rng.choice([count, count, count + 1, 0]))
 
 
@@ -154,7 +152,11 @@ def too_deep(rng: Random) -> bytes:
 def too_many(rng: Random) -> bytes:
     """Of something, all of it there: in sum below a MiB."""
     return rng.choice(
-        [packed(Release, [0] * 20_000), packed(Start, 0, [[[]] * 5_000], 0), packed(Hello, 1, "", "x" * 300_000)]
+        [
+            packed(Start, 1, [], 0, [0] * 20_000),
+            packed(Start, 0, [[[]] * 5_000], 0),
+            packed(Hello, 1, "", "x" * 300_000),
+        ]
     )
 
 
@@ -249,17 +251,17 @@ def subscribe(rng: Random) -> bytes:
 
 
 def in_a_stream(rng: Random) -> bytes:
-    """For a consumer that has its stream."""
-    return rng.choice(
+    """For a consumer that has its stream; and a question, to which there is an answer if that was no wrong."""
+    said = rng.choice(
         [
             packed(Start, number(rng), which(rng), number(rng)),
             packed(
                 Start, number(rng), which(rng), number(rng), [number(rng) for _ in range(rng.choice([0, 3, 9000]))]
             ),
-            packed(Release, [number(rng) for _ in range(rng.randint(1, 20))]),
             packed(Want, number(rng)),
             packed(List, value(rng)),
             encode(Subscribe(OPTIONS, None)),
             encode(Hello(PROTOCOL, VERSION, "train")),
         ]
     )
+    return said + encode(Ask())

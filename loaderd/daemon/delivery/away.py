@@ -1,9 +1,8 @@
 """What becomes of loads that storage does not answer: they are tried again, and the consumer is told of it.
 
-Each load has been tried for ``Storage.retry_s`` (of servers, ``reconnect_timeout``) when it fails. Those that are
-under way fail one after the other, all for the same reason: that is said once; and once more when one of them has
-failed again. Nothing is said to a consumer that has batches to take still: by the time that it has come to the end
-of them, storage may be back.
+A load fails after it has been tried for ``Storage.retry_s`` (of servers: ``reconnect_timeout``). The loads under way
+fail one after the other for the same reason: the consumer is told once, and once more when one of them has failed
+again. It is told nothing while it has batches to take: by the time it has taken them, storage may be back.
 """
 
 from __future__ import annotations

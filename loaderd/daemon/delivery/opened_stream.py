@@ -27,9 +27,9 @@ from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialT
 from loaderd.statistics import Kernels
 
 MIN_ARENAS = 2
-# Whatever number of records is cut into windows evenly, none is smaller than half a batch.
+# However many records there are, they are cut into even windows: none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
-# What they need is fetched while the worker is at others.
+# What they need is fetched while the worker does others.
 _TASKS_FAR_AWAY = 4
 # An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
 _WORKER_BYTES = 40 << 20
@@ -201,9 +201,9 @@ class OpenedStream:
             self.page.news(seat),
         )
 
-    def opened_message(self, index_facts: Mapping[str, Any]) -> Opened:
-        """What the client needs; goes with the descriptor of :attr:`client_fd`, and with those that reading takes."""
-        page = [self.page.num_slots, self.page.num_seats] if self._reads_page else []
+    def opened_message(self, index_facts: Mapping[str, Any], num_seats: int) -> Opened:
+        """What the client needs, which reads a page of so many seats; goes with :attr:`client_fd` and others."""
+        page = [self.page.num_slots, num_seats]
         return Opened({**self._sizes, **index_facts, "kernels": self.kernels}, page)
 
     def listed_message(self, error: LoaderdError | None = None) -> Listed:

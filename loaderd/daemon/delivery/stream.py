@@ -6,8 +6,8 @@
     batch    planned ──its windows are ready──► granted ──made and taken by others──► (see ``memory.page``)
                  ▲                                 └─ workers are lost at it ──► on trial ──┘   (see ``trials``)
 
-- Batches are granted in order, as soon as their rows are there. Which worker makes which of them, and when the
-  consumer takes it, is no business of the daemon's: it reads from the page how far the consumer is, when it is woken.
+- Batches are granted in order, as soon as their rows are there. The daemon does not decide which worker makes which
+  of them, and is not told when the consumer takes one: when it is woken, it reads in the page how far that is.
 - What batches lack, and which of them cannot be made, is said before they are granted.
 - Loads of the next window come due while the consumer goes through this one, so that it does not meet a pause where a
   window ends.
@@ -118,7 +118,7 @@ class Stream:
         while self.plan is not None:
             position = words[POSITION]
             generation, taken = split_key(position)
-            if generation == self.generation and taken > self._taken:  # what else is there, a consumer has made up
+            if generation == self.generation and taken > self._taken:  # any other value was made up by the consumer
                 self._taken = min(taken, self._next)
                 self._granted.drop_before(self._taken)
             self._windows.close(self._taken)
@@ -131,7 +131,7 @@ class Stream:
                 break  # else the consumer has come there without ringing
 
     def advanced(self, task: Task, done_bytes: int) -> None:
-        """A load goes on; nobody asks how far it is."""
+        """Of no effect: nobody asks how far a load is."""
 
     def done(self, task: Task, result: Any) -> None:
         """A task is done; the result of a load is the list of its faults. :meth:`look` comes behind it."""
@@ -150,13 +150,17 @@ class Stream:
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork) and isinstance(error, (StorageError, ServerError)):
-            again = replace(task.work, due=MAX_STEP)  # behind all batches that can be made, and not in their way
+            again = replace(
+                task.work, due=MAX_STEP
+            )  # after all batches that can be made, so that it delays none of them
             self._loads_alone.append(again)
             self._away.failed(again, error)
         elif isinstance(task.work, LoadWork):
             self._lose_load(task.work, lambda _: error)
         elif isinstance(task.work, TrialWork):
-            self._tried_rows(task.work, None)  # its worker lives; what it says comes again when all rows are decoded
+            self._tried_rows(
+                task.work, None
+            )  # the worker survived; the same error comes again when the whole batch is made
 
     def take_away(self) -> StorageError | ServerError | None:
         """Why there is nothing for the consumer, once, if it has come to where storage does not answer."""

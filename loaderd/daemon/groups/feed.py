@@ -1,4 +1,4 @@
-"""A stream whose batches the daemon takes from the page itself, to hand them to members who do not read it."""
+"""A group's stream: the daemon takes the batches of its page, to hand them to the members (see ``lane``)."""
 
 from __future__ import annotations
 

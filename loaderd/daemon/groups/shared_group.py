@@ -11,9 +11,9 @@
 - **The low mark**: all batches before it are used up. Members are told when it moves, and remember what they have had
   behind it. So when the server is started again and knows nothing, they know it together: the stream goes on at the
   highest low mark, without what any of them has had. For that it waits a while for those who are not back yet.
-- **The end of a pass**: nothing is ready, and every batch in flight is held by a member that has asked for more. It
-  is for members to ask only when what they have got is used: else it might be lost with them. (To wait until it is
-  given back would be for ever, for who waits for a batch may still hold on to the last.)
+- **The end of a pass**: nothing is ready, and every batch in flight is held by a member that has asked for more. So
+  members must not ask before they have used what they have got: it could be lost with them. (The group cannot wait
+  until slots are given back: a member that waits for a batch may hold on to its last one for ever.)
 - The pass is the group's: whoever comes, joins it where it is. When it is over, the first who asks for a later one
   begins that.
 """
@@ -120,7 +120,7 @@ class Shared:
         self._loans = Loans(stream)
         self._members: dict[int, _Member] = {}
         self._turns: deque[int] = deque()
-        """Those who want batches; whose turn it is, first."""
+        """The members that want batches, in the order in which they get one."""
         self._at: _Pass | None = None
         self._quiet_s = 0.0
         self._handed: list[Handed] = []

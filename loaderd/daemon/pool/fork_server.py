@@ -41,10 +41,10 @@ _MESSAGE_BYTES = 1 << 20  # at most
 
 
 class ForkServer:
-    """See the module's docstring. To be made before anything else is; ``main`` is what a worker does."""
+    """See the module's docstring. Make it before anything else. ``main`` is what a worker runs."""
 
     def __init__(self, main: Callable[[socket.socket], None], leave: socket.socket) -> None:
-        """``leave``: a socket of the daemon's that it and the workers have no part in."""
+        """``leave``: the daemon's socket, which the fork server and the workers close."""
         self._failure: OSError | None = None
         self._pid = 0
         try:
@@ -53,7 +53,7 @@ class ForkServer:
             )
             daemon = os.getpid()
             self._pid = os.fork()
-        except OSError as error:  # said when a worker is wanted, and there is somebody to say it to
+        except OSError as error:  # raised when the first worker is wanted: by then there is somebody to tell
             self._failure = error
             return
         if self._pid == 0:
@@ -61,8 +61,8 @@ class ForkServer:
             leave.close()
             die_with_parent(daemon)
             name_process("loaderd-forks")
-            can_compile()  # what each of them would have to load
-            gc.freeze()  # what is there by now stays, and is not to be copied for the collector's notes
+            can_compile()  # loads the compiler once, so that not each worker has to
+            gc.freeze()  # the collector would write to these objects, and so copy their pages in each worker
             sock = _serve(theirs)
             name_process("loaderd-worker")
             main(sock)
@@ -80,7 +80,7 @@ class ForkServer:
                 raise self._failure
             ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
             with theirs:
-                # A user's module that the daemon has imported may have added to it.
+                # A user's module that the daemon has imported may have changed sys.path.
                 pid, fds = self._ask([_START, [path for path in sys.path if isinstance(path, str)]], theirs.fileno())
             return ours, pid, above_standard(fds[0])
         except OSError as error:
@@ -94,7 +94,7 @@ class ForkServer:
         return "does not die" if code is None else how_it_ended(code)
 
     def _ask(self, request: list[Any], *fds: int) -> tuple[Any, list[int]]:
-        """If the fork server is dead, so are the workers: then the daemon ends as if it had been killed itself."""
+        """Send a request, return the answer. If the fork server is dead, so are its workers, and the daemon ends."""
         try:
             _send(self._socket, request, *fds)
             reply, received, flags, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 1)
@@ -127,7 +127,7 @@ def _serve(sock: socket.socket) -> socket.socket:
     A request is [what, with what], an answer [an error's number or 0, the rest].
     """
     server = os.getpid()
-    alive: list[int] = []  # and those that are dead, until the daemon knows: nobody else gets their numbers
+    alive: list[int] = []  # or dead, and the daemon does not know yet: until then their pids are not used again
     dying: list[int] = []
     while True:
         request, fds, flags, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)

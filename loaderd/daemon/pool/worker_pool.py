@@ -11,8 +11,8 @@ from loaderd.machine import available_memory, oom_kills
 from loaderd.memory.page import new_bell
 from loaderd.protocol.channel import Channel
 
-# So many workers that die one after the other without having done anything point to the machine, not to the data:
-# when a task is given up and cut into parts, a part that can be done comes after a few of them at most.
+# If so many workers in a row die without having done anything, the machine is at fault and not the data: a task that
+# kills workers is cut into parts, and one of the first few parts succeeds.
 _MAX_FRUITLESS_DEATHS = 10
 
 
@@ -56,9 +56,9 @@ class WorkerPool:
         self._fruitless_deaths = 0
 
     def bury(self, worker: int) -> str:
-        """Take leave of a worker that is dead, or is to be; returns how it ended.
+        """Forget a worker that is dead, after killing it if it is not; returns how it ended.
 
-        Raises DaemonError when none of them lives to work.
+        Raises DaemonError when too many in a row have died without having done anything.
         """
         buried = self._workers.pop(worker)
         os.close(buried.pidfd)

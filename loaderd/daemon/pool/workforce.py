@@ -6,8 +6,8 @@
                                                           ├ every worker is told of every stream: Attach, Detach
                                                           └ and of what it may make: Granted, Withdrawn
 
-Who listens to the sockets hands over what comes from a worker, and calls :meth:`Workforce.tick` and
-:meth:`Workforce.assign` after each round.
+The daemon's loop passes on what comes from workers, and calls :meth:`Workforce.tick` and :meth:`Workforce.assign`
+after each round.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Workforce:
     # ------------------------------------------------------------------------------------------ workers
 
     def start(self, number: int) -> None:
-        """Have at least so many workers."""
+        """Start workers until there are so many."""
         while len(self.pool.numbers) < number:
             self._start_worker()
 
@@ -169,7 +169,7 @@ class Workforce:
             self._tell_of(worker, stream)
 
     def received(self, worker: int, messages: list[Message] | None) -> None:
-        """What has come from a worker; None: it is dead. Or that the daemon's bell was rung."""
+        """Handle what has come from a worker (None: it is dead), or from BELL: the daemon's bell was rung."""
         if worker == BELL:
             silence(self.bell)
             return
@@ -193,7 +193,7 @@ class Workforce:
             self.pool.achieved()
 
     def _pass_on(self, text: str) -> None:
-        """Several workers may say the same."""
+        """Warn once of what several workers say."""
         now_s = time.monotonic()
         self._said = {said: at_s for said, at_s in self._said.items() if now_s - at_s < _SAID_AGAIN_S}
         if text not in self._said:
@@ -250,7 +250,7 @@ class Workforce:
     def _neglected(self, worker: int) -> tuple[int, int] | None:
         """(stream, key) of a batch that the consumer waits for, that nobody has claimed, and this one could make.
 
-        It is at that, for it should be: it may be suspended in front of its claim.
+        It counts as being at that batch: it may have been suspended just before it claimed it.
         """
         seat = self.pool.seat_of(worker)
         for number, stream in self._streams.items():
@@ -262,7 +262,7 @@ class Workforce:
         return None
 
     def _at(self, worker: int) -> Hashable:
-        """A worker that has tasks does one of them, or makes batches in front of it."""
+        """What must change for a worker to make progress: a batch, the number of batches, or the task."""
         seat, tasks = self.pool.seat_of(worker), self.scheduler.tasks_of(worker)
         num_fills = sum(stream.page.counted(seat, Counter.FILLS) for stream in self._streams.values())
         if (batch := self.batch_of(worker)) is not None:

@@ -138,7 +138,7 @@ class Preparation:
             self._workforce.start(options.num_workers)
 
     def _warn_if_slow(self, source: ListPass | IndexPass) -> None:
-        """Say once of each pass what it waits for, long before patience ends: people watch a program that starts."""
+        """Say once in each pass what it waits for, long before it gives up: people watch a program that starts."""
         task = None if type(source) in self._slow_said else self._workforce.silent(source, _SLOW_S)
         if task is None:
             return

@@ -1,0 +1,91 @@
+"""The way of a group's batches to one member: a page of its own, which the daemon fills as a worker fills a stream's.
+
+The batches lie in the slots of the group's stream, and the page says to this member alone which of them it has, and
+under its own generation. It has one seat, the daemon's, which always sleeps: so the daemon's bell is rung whenever
+the member has given a slot back. Nothing that the member may write is believed: what it could do by writing there
+concerns the member itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+from loaderd.daemon.delivery.outgoing import Delivery
+from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.page import (
+    CONSUMER_NEWS,
+    CONSUMER_SLEEPS_FOR,
+    TAKEN_BATCHES,
+    Page,
+    barrier,
+    key_of,
+    new_bell,
+    ring,
+    words_of,
+)
+
+_SEAT = 0
+
+
+@dataclass
+class Had:
+    """What a member was handed or has taken, and where it stands: the step behind its last batch."""
+
+    batches: int = 0
+    records: int = 0
+    next_step: int = 0
+
+
+class Lane:
+    """Of one member of a stream of ``num_slots`` slots."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._words = SharedMemory.create("lane", 8 * words_of(num_slots, 1))
+        self._page = Page(self._words.bytes, num_slots, 1)
+        self._page.say_sleeps(_SEAT, True)
+        self._bell = new_bell()
+        self.had = Had()
+        self._fills: Counter[int] = Counter()
+        self._lent: set[int] = set()
+        self._news = self._seen_taken = 0
+
+    def fds(self, daemon_bell: int) -> list[int]:
+        """What the member needs: see ``Opened``."""
+        return [self._words.fd, self._bell, daemon_bell, daemon_bell]
+
+    def announce(self) -> None:
+        """A message about batches is on its way, and is to be read before what is filled from here on."""
+        self._news += 1
+        self._page.words[CONSUMER_NEWS] = self._news
+
+    def fill(self, generation: int, batch: Delivery) -> None:
+        """A batch is lent to the member."""
+        self.had = Had(self.had.batches + 1, self.had.records + batch.num_records, batch.step + 1)
+        slot = batch.slot
+        self._fills[slot] += 1
+        self._lent.add(slot)
+        self._page.claim(slot, key_of(generation, batch.step))
+        self._page.fill(slot, batch.num_records, self._fills[slot])
+        barrier()
+        if self._page.words[CONSUMER_SLEEPS_FOR]:
+            ring(self._bell)
+
+    def take_back(self) -> list[int]:
+        """The slots that the member has given back, each of them once."""
+        slots = [slot for slot in self._lent if self._page.released(slot) == self._fills[slot]]
+        self._lent.difference_update(slots)
+        return slots
+
+    def has_moved(self) -> bool:
+        """Whether the member has taken something since this was asked last."""
+        before, self._seen_taken = self._seen_taken, self._page.words[TAKEN_BATCHES]
+        return self._seen_taken != before
+
+    def close(self) -> None:
+        """The member is gone."""
+        self._words.close_fd()
+        os.close(self._bell)
+        self._page.close()
+        del self._words

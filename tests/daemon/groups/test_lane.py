@@ -1,0 +1,130 @@
+"""A member's page: what the daemon hands it, and what comes back."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+
+import pytest
+
+from loaderd.client.intake import Intake, TurnIntake
+from loaderd.daemon.delivery.outgoing import Delivery
+from loaderd.daemon.groups.lane import Had, Lane
+from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.page import CONSUMER_NEWS, NEVER, Page, new_bell
+from loaderd.protocol.messages import Broken, Ended
+
+NUM_SLOTS = 4
+
+
+class Member:
+    """The two ends of a lane, in one process."""
+
+    def __init__(self, kind: type[Intake]) -> None:
+        self.lane = Lane(NUM_SLOTS)
+        self.daemon_bell = new_bell()
+        words, *bells = map(os.dup, self.lane.fds(self.daemon_bell))
+        memory = SharedMemory(words)
+        memory.close_fd()
+        self.page = Page(memory.bytes, NUM_SLOTS, 1)
+        self.bell = bells[0]
+        self.intake = kind(self.page, bells)
+
+    def hand(self, slot: int, step: int, generation: int = 1) -> None:
+        self.lane.fill(generation, Delivery(step, slot, 10 + step))
+
+    def is_rung(self, bell: int) -> bool:
+        return bool(select.select([bell], [], [], 0)[0])
+
+    def close(self) -> None:
+        self.intake.close()
+        self.lane.close()
+        os.close(self.daemon_bell)
+
+
+@pytest.fixture(params=[Intake, TurnIntake])
+def member(request: pytest.FixtureRequest) -> Iterator[Member]:
+    member = Member(request.param)
+    member.intake.begin(1, 3)
+    yield member
+    member.close()
+
+
+def test_a_batch_comes_and_its_slot_goes_back_once(member: Member):
+    assert not member.intake.has_batch and member.lane.take_back() == [] and not member.lane.has_moved()
+    member.hand(slot=2, step=3)
+    assert member.intake.has_batch and member.intake.take() == (2, 13) and member.intake.step == 3
+    assert member.lane.has_moved() and not member.lane.has_moved()
+    assert not member.intake.has_batch and member.lane.take_back() == [] and not member.is_rung(member.daemon_bell)
+    member.intake.give_back([2])
+    assert member.is_rung(member.daemon_bell) and member.lane.take_back() == [2] and member.lane.take_back() == []
+    member.hand(slot=2, step=4)
+    assert member.intake.has_batch and member.intake.take() == (2, 14) and member.lane.take_back() == []
+    assert member.lane.had == Had(2, 27, 5)
+
+
+def test_what_came_for_an_older_generation_goes_back(member: Member):
+    member.hand(slot=0, step=3)
+    member.intake.begin(2, 3)
+    member.hand(slot=1, step=4)  # the daemon has not heard of the new one yet
+    assert not member.intake.has_batch and member.intake.fall_asleep(1)
+    assert sorted(member.lane.take_back()) == [0, 1]
+    member.intake.wake_up(0)
+    member.hand(slot=1, step=3, generation=2)
+    assert member.intake.has_batch and member.intake.take() == (1, 13)
+
+
+def test_who_sleeps_is_woken_by_a_batch_and_who_does_not_is_not(member: Member):
+    assert member.intake.fall_asleep(1)
+    member.hand(slot=0, step=3)
+    assert member.is_rung(member.bell)
+    member.intake.wake_up(0)
+    assert not member.is_rung(member.bell) and not member.intake.fall_asleep(1)
+    member.intake.wake_up(0)
+    member.hand(slot=1, step=4)
+    assert not member.is_rung(member.bell)
+
+
+def test_messages_are_announced_before_the_batches_behind_them(member: Member):
+    member.lane.announce()
+    member.hand(slot=0, step=3)
+    assert member.intake.has_batch and member.intake.has_news
+    member.intake.noted()
+    assert not member.intake.has_news
+
+
+def test_a_member_that_writes_nonsense_harms_itself_alone(member: Member):
+    member.hand(slot=0, step=3)
+    for word in range(len(member.page.words)):
+        member.page.words[word] = NEVER
+    assert member.lane.take_back() == []
+    member.lane.announce()
+    member.hand(slot=1, step=4)
+    assert member.page.words[CONSUMER_NEWS] == 1
+    member.page.words[member.page._released + 1] = 1
+    assert member.lane.take_back() == [1]
+
+
+def test_by_turns_any_batch_is_the_next_one():
+    member = Member(TurnIntake)
+    try:
+        member.intake.begin(5, 3)
+        for slot, step in ((0, 8), (1, 4)):  # 4 has come back from another member
+            member.hand(slot, step, generation=5)
+            assert member.intake.has_batch and member.intake.take() == (slot, 10 + step)
+            assert member.intake.step == step
+        member.intake.broken(Broken(4, 5, {}))
+        member.intake.ended(Ended(4))
+        assert not member.intake.has_batch
+        member.intake.broken(broken := Broken(5, 6, {}))
+        assert member.intake.has_batch and member.intake.take() == broken and member.intake.step == 6
+        assert not member.intake.has_batch
+        member.intake.ended(Ended(5))
+        assert member.intake.has_batch and member.intake.take() is None
+        member.intake.begin(6, 0)
+        assert not member.intake.has_batch and sorted(member.lane.take_back()) == []
+        member.intake.give_back([0, 1])
+        assert sorted(member.lane.take_back()) == [0, 1]
+    finally:
+        member.close()
