@@ -581,7 +581,7 @@ def run_script(tmp_path: Path, shards: list[Path], rest: str) -> subprocess.Pope
         ("print(os.getpid(), flush=True); signal.pause()", -signal.SIGKILL),
         # A fork that Python knows nothing of, and so keeps everything open.
         ("ctypes.PyDLL(None).fork() and print(os.getpid(), flush=True); signal.pause()", -signal.SIGKILL),
-        ("print(os.getpid(), flush=True); sys.stdin.readline(); os._exit(3)", 3),
+        pytest.param("print(os.getpid(), flush=True); sys.stdin.readline(); os._exit(3)", 3, marks=pytest.mark.slow),
         ("print(os.getpid(), flush=True); sys.stdin.readline(); raise SystemExit(4)", 4),
     ],
     ids=["SIGKILL", "SIGKILL with a fork that lives on", "os._exit", "exit without close"],

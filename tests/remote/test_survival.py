@@ -14,7 +14,7 @@ from network_server import children_of, descendants, wait_until
 import loaderd
 from loaderd.errors import ServerError
 
-EPOCHS = 60
+EPOCHS = 20
 
 
 @pytest.fixture(scope="module")
