@@ -148,7 +148,7 @@ def test_many_small_objects_are_indexed_at_the_same_time(store: DistantS3, shard
     with loaderd.Loader(store.uri("small/*.tfrecord"), SCHEMA, index_cache="none", **OPTIONS) as loader:
         statistics = loader.statistics()
     assert statistics.num_records == 2000
-    assert store.asked["HEAD"] <= 210
+    assert store.asked["HEAD"] <= 210 + statistics.storage.retries
     assert statistics.index_s < 200 * 2 * 0.05 / 2, "the requests were made one after the other"
 
 
