@@ -267,7 +267,7 @@ def run_on_hosts(folder: Path, jobs: list[tuple[list[str], dict[str, Any]]]) -> 
     ]
     try:
         for host in hosts:
-            _, errors = host.communicate(timeout=100)
+            _, errors = host.communicate(timeout=250)
             assert host.returncode == 0, errors
     finally:
         for host in hosts:

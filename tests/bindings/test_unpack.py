@@ -306,6 +306,7 @@ def test_packed_elements_on_a_device(kind: tuple[str, Schema]) -> None:
     assert_same(found, {name: tensor.numpy() for name, tensor in expected.items()})
 
 
+@pytest.mark.parametrize("kind", ["chess"], indirect=True)
 def test_structure_names_what_is_sent(kind: tuple[str, Schema]) -> None:
     path, schema = kind
     names = list(loaderd_tf.packed_schema(schema).fields)

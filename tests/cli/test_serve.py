@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loaderd.cli.main import parser
+from loaderd.cli.main import main, parser
 from loaderd.cli.serve import options_of
 from loaderd.errors import OptionError
 from loaderd.server.settings import Address, ServerOptions
@@ -101,13 +101,27 @@ def test_without_a_folder_of_the_user_it_makes_one_in_tmp(monkeypatch: pytest.Mo
         (["--workers", "0"], "workers must be a positive integer"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, arguments: list[str], error: str):
-    done = subprocess.run(
-        [COMMAND, "serve", "a.b:train", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert error in done.stderr and "Traceback" not in done.stderr
+def test_what_is_refused(
+    tmp_path: Path,
+    arguments: list[str],
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "a.b:train", *arguments])
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    assert error in printed.err and "Traceback" not in printed.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_of_the_command(tmp_path: Path):
+    command = [COMMAND, "serve", "a.b:train", "--workers", "0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "") and list(tmp_path.iterdir()) == []
+    assert "workers must be a positive integer" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_token_that_others_can_read_is_refused(tmp_path: Path):

@@ -106,7 +106,10 @@ def test_it_shows_what_runs_until_it_is_told_to_end(start_training: Start, open_
     assert terminal.ended() == 0
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+)
 def test_a_signal_leaves_the_terminal_as_it_was(
     open_terminal: Callable[..., Terminal], number: signal.Signals, status: int
 ):

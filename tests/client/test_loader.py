@@ -49,7 +49,7 @@ def test_files_order_without_shuffle(write_numbered: Write, numbered_schema: loa
         assert flat(passes(loader, check_batch)[0]) == list(range(1500))
 
 
-@pytest.mark.parametrize("remainder", ["drop", "short", "carry"])
+@pytest.mark.parametrize("remainder", ["drop", pytest.param("short", marks=pytest.mark.slow), "carry"])
 def test_the_order_depends_on_neither_workers_nor_reading(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, remainder: str
 ):
@@ -99,7 +99,9 @@ def test_hosts_share_an_epoch(write_numbered: Write, numbered_schema: loaderd.Sc
     assert {len(numbers) for numbers in seen} == {333, 334}
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    "shuffle", [True, pytest.param(False, marks=pytest.mark.slow)]
+)  # the files' order is one more
 def test_hosts_that_are_given_the_same_files_in_other_orders(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, shuffle: bool
 ):

@@ -102,7 +102,11 @@ def append(path: Path) -> None:
         file.write(path.read_bytes()[:50])
 
 
-@pytest.mark.parametrize("lose", [delete, replace, shorten, append, make_unreadable])
+# One that became longer is another file, as one that was replaced is; one that cannot be read is as if it were gone.
+NEARLY_THE_SAME = [pytest.param(lose, marks=pytest.mark.slow) for lose in (append, make_unreadable)]
+
+
+@pytest.mark.parametrize("lose", [delete, replace, shorten, *NEARLY_THE_SAME])
 def test_a_shard_that_is_lost_while_it_is_in_use(
     write_numbered: Write,
     numbered_schema: loaderd.Schema,

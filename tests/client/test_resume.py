@@ -210,7 +210,7 @@ def test_a_shard_that_changed_is_refused(write_numbered: Write, numbered_schema:
     )
 
 
-@pytest.mark.parametrize(("hosts", "most"), [(1, 100), (3, 33)])
+@pytest.mark.parametrize(("hosts", "most"), [(1, 100), pytest.param(3, 33, marks=pytest.mark.slow)])
 def test_a_batch_larger_than_the_data_set(
     write_numbered: Write, numbered_schema: loaderd.Schema, hosts: int, most: int
 ):
@@ -231,7 +231,7 @@ def test_a_batch_larger_than_the_data_set(
 
 @pytest.mark.parametrize(
     ("hosts", "batch_size"),
-    [(3, 34), (100, 512), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(1, 512), (3, 512)])],
+    [(100, 512), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(3, 34), (1, 512), (3, 512)])],
 )
 def test_one_short_batch(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, hosts: int, batch_size: int

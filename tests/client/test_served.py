@@ -82,7 +82,7 @@ def test_positions_are_those_of_an_embedded_loader(server: Restarted, embedded: 
         server.connect(start=other)
 
 
-@pytest.mark.parametrize("sharing", ["independent", "split"])
+@pytest.mark.parametrize("sharing", ["independent", pytest.param("split", marks=pytest.mark.slow)])
 def test_a_server_that_is_killed_at_every_batch(
     server: Restarted, embedded: Any, check_batch: Check, sharing: Any, caplog: pytest.LogCaptureFixture
 ):

@@ -83,12 +83,14 @@ def test_what_workers_are_forks_of_may_be_killed(
                 workers = [os.pidfd_open(pid) for pid in children_of(fork_server)]
                 assert len(workers) == 2
                 kill(fork_server)
-                wait_ends(workers, 2)
+                wait_ends(workers, 30)
 
         assert fetch_all(loader, check_batch, before=before) == undisturbed
         assert loader.statistics().daemon_restarts == 1
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning.startswith("the daemon process ended with status 1; another one goes on at batch ")
+    # On a machine that is very busy, it is killed before it has ended by itself.
+    ended = r"the daemon process (ended with status 1|was killed by SIGKILL); another one goes on at batch "
+    assert re.match(ended, warning)
 
 
 def test_a_worker_has_nothing_of_the_daemon(write_numbered: Write, numbered_schema: loaderd.Schema):
@@ -280,7 +282,7 @@ def test_the_daemon_may_die_again_and_again(
             if step in (0, 1, 30, 63):  # before the first batch, between two, before the last
                 family = [os.pidfd_open(pid) for pid in family_of(daemon_of(loader))]
                 signal.pidfd_send_signal(family[0], sign)
-                wait_ends(family, 2)
+                wait_ends(family, 30)
                 deaths += 1
 
         with caplog.at_level(logging.WARNING, "loaderd"):
@@ -339,7 +341,10 @@ def test_the_daemon_ends_in_the_middle_of_a_wait(
         def disturb() -> None:
             while not began.exists():
                 time.sleep(0.01)
+            family = [os.pidfd_open(pid) for pid in family_of(daemon)]
             os.kill(daemon, sign)
+            if restarts:  # else the worker may be done with all batches before it is gone
+                wait_ends(family, 30)
             go_on.touch()
 
         thread = threading.Thread(target=disturb)
@@ -364,7 +369,7 @@ def test_a_daemon_that_stalls(
             for batch in batches:
                 numbers += check_batch(batch)
         assert numbers == list(range(40_000))
-        wait_ends(family, 2)
+        wait_ends(family, 30)
     said = caplog.records[0].getMessage()
     assert "the daemon process said nothing for 2 s and was killed; another one goes on at batch" in said
 
@@ -581,7 +586,7 @@ def run_script(tmp_path: Path, shards: list[Path], rest: str) -> subprocess.Pope
         ("print(os.getpid(), flush=True); signal.pause()", -signal.SIGKILL),
         # A fork that Python knows nothing of, and so keeps everything open.
         ("ctypes.PyDLL(None).fork() and print(os.getpid(), flush=True); signal.pause()", -signal.SIGKILL),
-        ("print(os.getpid(), flush=True); sys.stdin.readline(); os._exit(3)", 3),
+        pytest.param("print(os.getpid(), flush=True); sys.stdin.readline(); os._exit(3)", 3, marks=pytest.mark.slow),
         ("print(os.getpid(), flush=True); sys.stdin.readline(); raise SystemExit(4)", 4),
     ],
     ids=["SIGKILL", "SIGKILL with a fork that lives on", "os._exit", "exit without close"],
@@ -602,7 +607,7 @@ def test_nothing_outlives_the_training_process(write_numbered: Write, tmp_path: 
             else:
                 training.stdin.write("go\n")
                 training.stdin.flush()
-            wait_ends(pid_fds, 2)
+            wait_ends(pid_fds, 30)
             assert training.wait(30) == status
             assert {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")} == before
         finally:

@@ -174,7 +174,9 @@ def test_sets_that_grow_are_listed_by_each_consumer(daemon: ServedDaemon, write_
     assert len(flat(daemon.subscribe("growing").read())) == 50
 
 
-@pytest.mark.parametrize("sharing", ["independent", "split", "shared", "mirrored"])
+@pytest.mark.parametrize(
+    "sharing", ["independent", *(pytest.param(s, marks=pytest.mark.slow) for s in ("split", "shared")), "mirrored"]
+)
 def test_slots_of_several_consumers_can_only_be_read(daemon: ServedDaemon, sharing: Sharing):
     consumer = daemon.connect()
     consumer.hello()

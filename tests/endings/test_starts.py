@@ -129,7 +129,7 @@ def addresses(runner: Runner) -> Iterator[list[str]]:
         pytest.param("batches held", "exception", False, marks=pytest.mark.slow),
         ("daemon thread", "end of file", False),
         ("iterator", "SIGTERM in a loop", False),
-        ("iterator", "end of file", True),
+        pytest.param("iterator", "end of file", True, marks=pytest.mark.slow),  # most programs of usage are these
         pytest.param("shuffle", "exception", True, marks=pytest.mark.slow),
         pytest.param("fit left by an exception", "end of file", True, marks=pytest.mark.slow),
     ],

@@ -1,6 +1,6 @@
 """The mutation test: shards are damaged in every way, and held to what is promised of them.
 
-``python -m tests.reliability.mutations --count 200000`` runs the long one. Each case follows from ``--seed`` and its
+``python tests/reliability/mutations.py --count 200000`` runs the long one. Each case follows from ``--seed`` and its
 number alone; ``--first 4711 --count 1`` does one again.
 
 A case is read twice. **Found**: the damaged file is indexed and read. **Late**: the healthy file is indexed, then

@@ -108,8 +108,19 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
-@pytest.mark.parametrize(("error", "retry_s"), [("EIO", 60), ("ESTALE", 60), ("EIO", 0.5)])
+@pytest.mark.parametrize(
+    ("error", "retry_s", "on_corrupt"),
+    [
+        ("EIO", 60, "skip_record"),
+        ("ESTALE", 60, "raise"),
+        *(("EIO", 0.5, on_corrupt) for on_corrupt in ("raise", "skip_record")),
+        # Another pair of the same two.
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("EIO", 60, "raise"), ("ESTALE", 60, "skip_record"))
+        ),
+    ],
+)
 def test_reads_that_fail_for_a_while_lose_nothing(
     tmp_path: Path, library: Path, on_corrupt: str, error: str, retry_s: float
 ):
@@ -130,6 +141,7 @@ def test_reads_that_fail_for_a_while_lose_nothing(
     assert (int(done.stdout) > 0) == (retry_s < 1), "what passes in time is no error"
 
 
+@pytest.mark.slow  # with fewer files, and one consumer, in tests/test_machine.py
 def test_few_files_may_be_open_and_eight_consumers_lose_nothing(tmp_path: Path):
     """Each consumer has a daemon and workers of its own, which may have 64 files open each, too."""
     write_shards(tmp_path / "shards", [40] * 100)

@@ -1,4 +1,4 @@
-"""A short run of the mutation test; ``python -m tests.reliability.mutations`` is the long one."""
+"""A short run of the mutation test; ``python tests/reliability/mutations.py`` is the long one."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def test_a_reader_that_counts_wrong_behind_damage_is_caught():
             mutations.run(seed=0, first=765, count=20)
 
 
+@pytest.mark.slow  # it says how TensorFlow does, and imports it; what is promised of our reader is above
 def test_tensorflows_reader_of_the_same_files():
     """In a process of its own, for it forks, and here TensorFlow may have threads already."""
     command = [sys.executable, mutations.__file__, "--count", "12", "--tensorflow", "5"]

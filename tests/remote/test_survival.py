@@ -14,7 +14,7 @@ from network_server import children_of, descendants, wait_until
 import loaderd
 from loaderd.errors import ServerError
 
-EPOCHS = 60
+EPOCHS = 10
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,11 @@ def read(loader, at, do):
     return found
 
 
-@pytest.mark.parametrize("victim", ["maker", "gateway", "daemon of the server", "worker", "own daemon"])
+# What a loader starts is killed in the tests of embedded ones, too.
+OWN = [pytest.param(victim, marks=pytest.mark.slow) for victim in ("worker", "own daemon")]
+
+
+@pytest.mark.parametrize("victim", ["maker", "gateway", "daemon of the server", *OWN])
 def test_a_process_is_killed_and_comes_back(start_server, expected, victim):
     server = start_server()
 

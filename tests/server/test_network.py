@@ -142,7 +142,7 @@ def test_unplugged_and_plugged_in_again(site: Site):
         checked.result()
 
 
-@pytest.mark.parametrize("how", ["reset", "end", "stall"])
+@pytest.mark.parametrize("how", ["reset", pytest.param("end", marks=pytest.mark.slow), "stall"])
 def test_a_connection_that_is_cut_in_the_middle_of_an_answer(site: Site, how: str):
     cuts = [30_000, 100_000, 170_007]
     line = site.slow_line(cuts=[(how, after) for after in cuts])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import name_of
 from serving import COMMAND, MODULE, Server, handles_of, wait_ends, wait_until
 
 import loaderd
@@ -65,10 +66,6 @@ def page(server: Server, name: str) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
-
-
-def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def metric(server: Server, name: str) -> float:

@@ -205,7 +205,9 @@ def test_mirrored_the_slowest_sets_the_pace_while_it_is_there(group: Group):
     assert sorted(number for ids in quick.had for number in ids or []) == list(range(RECORDS))
 
 
-@pytest.mark.parametrize("first", ["server", "consumer"])
+@pytest.mark.parametrize(
+    "first", ["server", pytest.param("consumer", marks=pytest.mark.slow)]
+)  # both are killed in both
 def test_shared_each_batch_goes_to_one(group: Group, first: str):
     """But what one had that was killed may come again: at most what it had not given back, if the server knows."""
     options = {"sharing": "shared", "consumers": 3}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import name_of
 from serving import MODULE, Server, handles_of, receive, wait_ends, wait_until
 
 import loaderd
@@ -54,10 +55,6 @@ def metrics(url: str) -> str:
     with urllib.request.urlopen(url.replace("healthz", "metrics"), timeout=30) as answer:
         text: str = answer.read().decode()
         return text
-
-
-def comm_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def test_what_it_says_and_how_it_ends(start: Start, tmp_path: Path):
@@ -110,7 +107,7 @@ def test_a_server_without_its_supervisor_ends(start: Start):
     ("target", "error"),
     [
         ("nowhere:train", "cannot import nowhere:train: ModuleNotFoundError"),
-        ("sets:missing", "cannot import sets:missing: AttributeError"),
+        pytest.param("sets:missing", "cannot import sets:missing: AttributeError", marks=pytest.mark.slow),
         ("sets:schema", "sets:schema must be a loaderd.Dataset, Mix or Concat, got Schema"),
     ],
 )
@@ -259,7 +256,7 @@ def test_the_network(start: Start, tmp_path: Path):
     address = line.split('"')[1]
     for _ in range(2):
         assert ask_status(address, token="secret")["pid"] == server.daemon
-        (gateway,) = (pid for pid in server.family() if comm_of(pid) == "loaderd-gateway")
+        (gateway,) = (pid for pid in server.family() if name_of(pid) == "loaderd-gateway")
         os.kill(gateway, signal.SIGKILL)
         server.wait_line(f"gateway {gateway} was killed by SIGKILL; another gateway starts in")
         server.wait_line("serves now")

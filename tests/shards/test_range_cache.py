@@ -104,11 +104,14 @@ def test_processes_that_are_killed_while_they_write_leave_whole_parts(tmp_path: 
     for writer in writers:
         assert writer.stdout is not None
         writer.stdout.readline()
-    time.sleep(0.2)
+    cache, file = RangeCache(str(tmp_path), 4 * MIB), ShardFile("s3://a/b", 5, 5)
+    until_s = time.monotonic() + 30
+    while not any(cache.load(file, number) for number in range(30)):
+        assert time.monotonic() < until_s
+    time.sleep(0.1)  # in which they write more, and over what they wrote
     for writer in writers:
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
-    cache, file = RangeCache(str(tmp_path), 4 * MIB), ShardFile("s3://a/b", 5, 5)
     found = {number: cache.load(file, number) for number in range(30)}
     assert any(found.values())
     assert all(part is None or part == bytes([number]) * PART_BYTES for number, part in found.items())
