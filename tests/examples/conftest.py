@@ -47,7 +47,7 @@ class Script:
 
     def end(self, status: int = 0) -> str:
         """What it printed, once it has ended."""
-        self._process.join(60)
+        self._process.join(150)
         printed = self._output.read_text()
         assert self._process.exitcode == status, printed
         assert "Traceback" not in printed and "UserWarning" not in printed, printed

@@ -138,5 +138,6 @@ def test_a_training_begins_with_a_trained_net_and_leaves_what_is_frozen(
 
 
 def test_layers_that_do_not_exist_cannot_be_frozen(start: Start, shards: Path, tmp_path: Path) -> None:
-    with start("chess/train.py", "--data", shards, "--out", tmp_path, "--freeze", "bones") as training:
+    options = ["--batch-size", 100, "--freeze", "bones"]
+    with start("chess/train.py", "--data", shards, "--out", tmp_path, *options) as training:
         assert "no layer is called bones; there are conv1, norm1, " in training.end(status=1)
