@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is start
 .PHONY: help demo demo-go demo-lc0 demo-mnist demo-ray test test-ray test-torch torture newest lint bench clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/made-demo ## write chess shards from games played by the rules, and train a net on them
 	$(BIN)/python examples/chess/make_shards.py --out demo/shards
