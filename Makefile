@@ -16,14 +16,26 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo demo-ray test test-ray test-torch torture newest compat lint docs package bench clean
+.PHONY: help demo demo-go demo-lc0 demo-mnist demo-ray test test-ray test-torch torture newest compat lint docs package bench clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/made-demo ## write chess shards from games played by the rules, and train a net on them
 	$(BIN)/python examples/chess/make_shards.py --out demo/shards
 	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
+
+demo-lc0: $(VENV)/made-demo ## Leela Chess Zero's program plays against itself, and a net learns of the tars
+	ls demo/lc0/games/*.tar >/dev/null 2>&1 || $(BIN)/python examples/lc0/make_tars.py --out demo/lc0/games
+	$(BIN)/python examples/lc0/train.py --data demo/lc0/games --out demo/lc0/run
+
+demo-go: $(VENV)/made-demo ## games of Go in KataGo's layout, and a net that learns of them
+	$(BIN)/python examples/go/make_npz.py --out demo/go/games
+	$(BIN)/python examples/go/train.py --data demo/go/games --out demo/go/run
+
+demo-mnist: $(VENV)/made-demo ## handwritten digits, and several towers with a batch each
+	$(BIN)/python examples/mnist/make_shards.py --out demo/mnist/shards
+	$(BIN)/python examples/mnist/train.py --data demo/mnist/shards --out demo/mnist/run
 
 demo-ray: .venv-ray/made ## the same shards served on a Ray cluster of this machine: a loop, and a training of two workers
 	$(RAY)/python examples/chess/make_shards.py --out demo/shards

@@ -2,19 +2,23 @@
 
     python make_shards.py --out shards
     python train.py --data shards --out run
+    python train.py --data others --out next --from run/model.keras --freeze 'conv*' 'norm*'
 
-The data's side is :func:`open_training` and :func:`open_validation`; all the rest is Keras as anywhere else. Killed,
+The last one begins with the network that the first one saved, and trains all of it but the convolutions. The data's
+side is :func:`open_training` and :func:`open_validation`; all the rest is Keras as anywhere else. Killed,
 and run again with the same arguments, it goes on with exactly the next batch. ``validate.py`` can follow it.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import os
 import shutil
 import sys
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,9 +27,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import loaderd_tf
+import matplotlib
 import tensorflow as tf
 
 import loaderd
+
+matplotlib.use("Agg")  # no screen is needed
+from matplotlib import pyplot
 
 SEED = 0
 STRUCTURE = (("board", "flags"), "score")
@@ -44,9 +52,12 @@ def main() -> None:
     if steps < 2:
         sys.exit(f"{args.data} holds fewer training positions than two batches of {args.batch_size}")
 
-    model = build_model()
+    model = build_model() if args.trained is None else keras.models.load_model(args.trained, compile=False)
+    freeze(model, args.freeze)
+    compile_model(model)
     loss_before = model.evaluate(validation, verbose=0)
-    print(f"{steps} steps of {args.batch_size} positions an epoch; untrained: val_loss {loss_before:.4f}", flush=True)
+    begins = "untrained" if args.trained is None else f"as {args.trained} is"
+    print(f"{steps} steps of {args.batch_size} positions an epoch; {begins}: val_loss {loss_before:.4f}", flush=True)
 
     backup, checkpoints = args.out / "backup", args.out / CHECKPOINTS
     history_file, model_file = args.out / "history.csv", args.out / "model.keras"
@@ -80,8 +91,9 @@ def main() -> None:
         data_share = max(0.0, 1 - held_s / fed_s)
         print(f"{args.batch_size / fed_s:,.0f} examples/s; {data_share:.0%} of a step was spent on data:", end=" ")
         print(f"{fed_s * 1e3:.1f} ms, against {held_s * 1e3:.1f} ms with one batch held ready")
-    print(f"model: {model_file}, history: {history_file}")
-    if not loss_after < loss_before:
+    draw(args.out / "curve.png", history_file, loss_before)
+    print(f"model: {model_file}, history: {history_file}, curve: {args.out / 'curve.png'}")
+    if args.trained is None and not loss_after < loss_before:
         sys.exit("The loss did not fall: the network has learned nothing.")
 
 
@@ -98,7 +110,15 @@ def parse_arguments() -> argparse.Namespace:
         "--save-every", type=int, default=20, metavar="STEPS", help="how often to save, to go on from"
     )
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto", help="where to train")
+    parser.add_argument(
+        "--from", dest="trained", type=Path, metavar="MODEL", help="a model.keras to begin with; by default a new one"
+    )
+    parser.add_argument(
+        "--freeze", nargs="+", default=[], metavar="LAYERS", help="what to leave as it is, such as 'conv*' 'norm*'"
+    )
     args = parser.parse_args()
+    if args.trained is not None and not args.trained.is_file():
+        parser.error(f"--from must be a model that was saved, found no file {args.trained}")
     if args.epochs < 1 or args.batch_size < 1 or args.save_every < 1:
         parser.error("--epochs, --batch-size and --save-every must be positive")
     return args
@@ -149,16 +169,46 @@ def build_model() -> keras.Model:
     """Three convolutions over the board; the flags join before the dense layers; tanh spans the scores' range."""
     board, flags = keras.Input((8, 8, 24), name="board"), keras.Input((10,), name="flags")
     x = board
-    for filters in (48, 48, 16):
-        x = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-        x = keras.layers.BatchNormalization(momentum=0.9)(x)
+    for number, filters in enumerate((48, 48, 16), 1):
+        x = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}")(x)
+        x = keras.layers.BatchNormalization(momentum=0.9, name=f"norm{number}")(x)
         x = keras.layers.ReLU()(x)
     x = keras.layers.Concatenate()([keras.layers.Flatten()(x), flags])
-    x = keras.layers.Dense(64, activation="relu")(x)
-    x = keras.layers.Dense(1, activation="tanh")(x)
-    model = keras.Model([board, flags], keras.layers.Reshape((), name="score")(x))
+    x = keras.layers.Dense(64, activation="relu", name="dense1")(x)
+    x = keras.layers.Dense(1, activation="tanh", name="dense2")(x)
+    return keras.Model([board, flags], keras.layers.Reshape((), name="score")(x))
+
+
+def freeze(model: keras.Model, patterns: list[str]) -> None:
+    """Leave out of the training what is called as a pattern says. A normalization keeps its statistics, too."""
+    with_weights = [layer for layer in model.layers if layer.weights]
+    names = [layer.name for layer in with_weights]
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            sys.exit(f"--freeze: no layer is called {pattern}; there are {', '.join(names)}")
+    for layer in with_weights:
+        layer.trainable = not any(fnmatch(layer.name, pattern) for pattern in patterns)
+    if not model.trainable_variables:
+        sys.exit("--freeze leaves nothing to train")
+    if patterns:
+        frozen = [layer.name for layer in with_weights if not layer.trainable]
+        print(f"frozen: {', '.join(frozen)}", flush=True)
+
+
+def compile_model(model: keras.Model) -> None:
     model.compile(optimizer=keras.optimizers.Adam(1e-3), loss="mse")
-    return model
+
+
+def draw(path: Path, history_file: Path, loss_before: float) -> None:
+    """The losses by epoch; the validation's from before the training on."""
+    with history_file.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(range(1, len(rows) + 1), [float(row["loss"]) for row in rows], "o-", label="training")
+    axes.plot([loss_before, *(float(row["val_loss"]) for row in rows)], "o-", label="validation")
+    axes.set(title="loss", xlabel="epoch")
+    axes.legend()
+    figure.savefig(path)
 
 
 class SaveWeights(keras.callbacks.Callback):

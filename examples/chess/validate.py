@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import csv
 import time
+import warnings
 from pathlib import Path
 
-from train import CHECKPOINTS, DONE, build_model, choose_device, open_validation
+from train import CHECKPOINTS, DONE, build_model, choose_device, compile_model, open_validation
 
 LOOK_EVERY_S = 0.2
 
@@ -24,7 +25,8 @@ def main() -> None:
     choose_device("cpu")  # before TensorFlow takes the memory of a GPU that is train.py's
     validation = open_validation(args.data, args.batch_size, device=None)
     model = build_model()
-    model.optimizer.build(model.trainable_variables)  # or Keras warns that the checkpoints hold more than the model
+    compile_model(model)
+    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")  # nothing is trained here
     checkpoints, results = args.run / CHECKPOINTS, args.run / "validation.csv"
     last = last_step(results)
     print(f"waiting for checkpoints in {checkpoints}", flush=True)

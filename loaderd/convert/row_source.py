@@ -17,7 +17,7 @@ from loaderd.shards.blocks import BlockReader
 from loaderd.shards.compression import Compression
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.framing import Piece
-from loaderd.shards.reader import BlockPiece, Reader
+from loaderd.shards.reader import BlockPiece, Reader, Reading
 from loaderd.shards.shard_file import ShardFile
 
 _GROUP_BYTES = 1 << 20
@@ -34,12 +34,13 @@ class RowSource:
     ) -> None:
         self._files = files
         self._dtype = schema.row_dtype
+        reading = Reading() if access is None else Reading(access=access)
         self._reader: Reader
         self._parser: RowParser | FixedParser
         if schema.records is None:
-            self._reader, self._parser = BlockReader(files, compressions, access=access), RowParser(schema)
+            self._reader, self._parser = BlockReader(files, compressions, reading), RowParser(schema)
         else:
-            self._reader = FixedBlockReader(schema.records, files, compressions, access=access)
+            self._reader = FixedBlockReader(schema.records, files, compressions, reading)
             self._parser = FixedParser(schema)
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ def katago(board_size: int = 19, num_targets: int = 64, symmetries: Sequence[int
     ``planes`` (22, 19, 19) and ``global`` (19,): the inputs. ``policy`` and ``next_policy`` (362,): visits of the
     moves of this turn, and of the next one. ``targets`` (64,): results, utilities, weights: KataGo lists them.
     ``weight`` (): that of the row, which is number 25 of the targets. ``scores`` (842,): the final score's
-    distribution. ``value_targets`` (5, 19, 19): the first is the final ownership, from -100 to 100.
+    distribution. ``value_targets`` (5, 19, 19): the first is the final ownership, from -1 to 1.
 
     ``symmetries``: some of 0…7, as ``loaderd.board_symmetry`` numbers them; ``range(8)`` for all. Planes, policies
     and value targets of each record are turned by one of these, drawn anew in each epoch from the stream "symmetry".

@@ -15,7 +15,7 @@ _RAW_WINDOW_BITS = -15
 
 @cache
 def _libraries() -> tuple[Any, Any]:
-    """(with ``decompress`` for gzip, with ``decompress`` for zlib)."""
+    """(with ``decompress`` for gzip, with ``decompress`` for zlib and ``crc32``)."""
     try:
         from isal import igzip, isal_zlib
 
@@ -40,3 +40,9 @@ def inflate_raw(data: Any, num_bytes: int) -> bytes:
     """A deflate stream without a header, of which so many bytes are expected. Raises an error of zlib's kind."""
     inflated: bytes = _libraries()[1].decompress(data, wbits=_RAW_WINDOW_BITS, bufsize=max(1, num_bytes))
     return inflated
+
+
+def crc32(data: Any) -> int:
+    """The CRC of gzip and zip files."""
+    value: int = _libraries()[1].crc32(data)
+    return value

@@ -10,7 +10,6 @@ import io
 import math
 import struct
 import zipfile
-import zlib
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.crc import Bytes1D
-from loaderd.shards.inflate import inflate_raw
+from loaderd.shards.inflate import crc32, inflate_raw
 from loaderd.shards.shard_file import OpenFile
 from loaderd.shards.zstd import FileReader
 
@@ -97,7 +96,7 @@ def _inflated(shard: str, file: OpenFile, entry: zipfile.ZipInfo) -> bytes:
             data = inflate_raw(stored, entry.file_size)
         except Exception as error:  # each library has errors of its own
             raise _bad(shard, offset, f"valid compressed data of {what}", f"{error}") from None
-    if len(data) != entry.file_size or zlib.crc32(data) != entry.CRC:
+    if len(data) != entry.file_size or crc32(data) != entry.CRC:
         expected = f"{what} of {entry.file_size} bytes with its CRC"
         raise _bad(shard, offset, expected, f"{len(data)} bytes with another")
     return data
