@@ -31,4 +31,5 @@ html_theme = "furo"
 html_title = f"loaderd {VERSION}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_show_sourcelink = False
 html_show_sphinx = False
