@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
+from typing import Any
+
+from sphinx.util.inspect import stringify_signature
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bindings")]
@@ -31,4 +35,20 @@ html_theme = "furo"
 html_title = f"loaderd {VERSION}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_show_sourcelink = False
 html_show_sphinx = False
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", signature_of_init)
+
+
+def signature_of_init(
+    app: Any, what: str, name: str, item: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str, str | None] | None:
+    """A class whose base is not there, but stands for one, has the signature of that: it is in ``__init__``."""
+    if what != "class" or signature is None or not signature.startswith("(*args"):
+        return None
+    found = inspect.signature(item.__init__)
+    without_self = list(found.parameters.values())[1:]
+    return stringify_signature(found.replace(parameters=without_self), show_return_annotation=False), returned

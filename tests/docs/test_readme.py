@@ -74,6 +74,13 @@ def test_links_lead_somewhere(page: str):
         assert (ROOT / target).exists(), target
 
 
+def test_files_that_are_named_are_there():
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("bench/*.md")]
+    for page in pages:
+        for path in re.findall(r"(?<![\w/.])((?:bench|docs|examples|loaderd|tests)/[\w/.-]+\.\w+)", page.read_text()):
+            assert "NAME" in path or "_build" in path or (ROOT / path).exists(), f"{page.name}: {path}"
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_links_of_the_pages_lead_somewhere(page: Path):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
