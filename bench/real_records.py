@@ -35,9 +35,9 @@ import numpy as np
 from candidates.katago_npz import KATAGO
 from candidates.lczero_chunkparser import LC0
 
-from loaderd.bench.compare import turns
 from loaderd.bench.interface import Config
 from loaderd.bench.measured import Window
+from loaderd.bench.rounds import turns
 from loaderd.bench.run_candidate import run_candidate
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
