@@ -46,7 +46,7 @@ class GivenLoader(BaseLoader):
 
 @dataclass
 class _Described:
-    """See ``client.stream``."""
+    """See ``client.batch_source``."""
 
     schema: Schema
     options: StreamOptions
@@ -74,7 +74,7 @@ def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> B
 
 
 class _GivenStream:
-    """A stream whose batches are there: see ``client.stream``, and ``client.end`` of how it ends."""
+    """A stream whose batches are there: see ``client.batch_source``, and ``client.end`` of how it ends."""
 
     watched = None
     num_lent = 0
