@@ -261,7 +261,7 @@ class BaseLoader:
         """
         watched = self._stream.watched
         if watched is None:
-            return nothing_yet("this is one of a group: ask the server, by `loaderd doctor`")
+            return nothing_yet("batches come by messages here: ask the server, by `loaderd doctor`")
         return diagnose_samples(watched.samples(), watched.facts)
 
     def serve_metrics(self, port: int, host: str = "") -> int:
