@@ -11,10 +11,10 @@ import fuzz_sockets
 
 def test_what_is_malformed_costs_its_sender_the_connection_and_nobody_else_anything():
     """Without those who say too little, for they stay a quarter of a minute: test_hostile.py has them."""
-    command = [sys.executable, fuzz_sockets.__file__, "--unix", "300", "--network", "200"]
-    command += ["--warm-up", "100", "--slow", "0"]
+    command = [sys.executable, fuzz_sockets.__file__, "--unix", "80", "--network", "50"]
+    command += ["--warm-up", "30", "--slow", "0"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     figures = json.loads(done.stdout)
     assert done.returncode == 0, figures
-    assert sum(figures["messages"].values()) >= 500 and figures["ended"]["Failed"] > 100
+    assert sum(figures["messages"].values()) >= 130 and figures["ended"]["Failed"] > 25
     assert min(figures["readers"]["epochs"].values()) >= 2
