@@ -79,6 +79,9 @@ class Counts:
 class Connection:
     """A stream that somebody serves. Every wait raises LinkLost when they are gone or stalled, or say goodbye."""
 
+    _intake: Intake
+    """Since the stream is open."""
+
     def __init__(self, source: Source, counts: Counts) -> None:
         """Start the daemon, or connect to the server; :meth:`open` comes next."""
         self._source = source
@@ -91,7 +94,6 @@ class Connection:
         self._socket_fd = sock.fileno()  # another thread may close the socket, which has no number then
         self._poll.register(self._socket_fd, select.POLLIN)
         self._generation = 0
-        self._now: Intake | None = None
         self.watched: Watched | None = None
         """The page, and what it is of; None in a group, whose members do not see that of their stream."""
         self._skips: dict[int, Skipped] = {}
@@ -128,11 +130,6 @@ class Connection:
         return self._reader
 
     @property
-    def _intake(self) -> Intake:
-        assert self._now is not None
-        return self._now
-
-    @property
     def step(self) -> int:
         """That of the batch which :meth:`next_batch` gave last."""
         return self._intake.step
@@ -145,8 +142,9 @@ class Connection:
     @property
     def storage_counts(self) -> StorageCounts:
         """What was asked of storage: see ``Statistics``."""
-        of_index = self.sizes.get("storage", ())
-        return StorageCounts(*map(sum, zip_longest(of_index, self._intake.storage_counts(), fillvalue=0)))
+        of_index = () if self._opened is None else self._opened.facts.get("storage", ())
+        of_stream = () if self._reader is None else self._intake.storage_counts()  # Ctrl-C may have stopped open()
+        return StorageCounts(*map(sum, zip_longest(of_index, of_stream, fillvalue=0)))
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -180,8 +178,8 @@ class Connection:
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
         page = Page(words.bytes, num_slots, num_seats)
         self.watched = Watched.of(words.bytes) if page.words[FACTS_BYTES] else None
-        self._now = TurnIntake(page, bells) if self._source.takes_turns else Intake(page, bells)
-        weakref.finalize(self, self._now.close).atexit = False
+        self._intake = TurnIntake(page, bells) if self._source.takes_turns else Intake(page, bells)
+        weakref.finalize(self, self._intake.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
 
     def list_shards(self, listing: Listing | None) -> None:
