@@ -9,6 +9,8 @@ from loaderd.bench.registry import Candidate
 
 # What a comparison of all leaves out: they start a server, and bench/server_cost.py compares them.
 _OF_A_SERVER = Candidate(variants=())
+# And these read what the others do not: bench/real_records.py compares them.
+_OF_OTHER_FILES = Candidate(variants=())
 
 CANDIDATES = {
     "tfdata_seed": Candidate(),
@@ -20,6 +22,8 @@ CANDIDATES = {
     "spdl_pipeline": Candidate(),
     "spdl_checked": Candidate(),
     "lczero": Candidate(),
+    "lczero_chunkparser": _OF_OTHER_FILES,
+    "katago_npz": _OF_OTHER_FILES,
     **registry.CANDIDATES,
     "loaderd_torch_batches": Candidate(),
     "loaderd_jax_batches": Candidate(),

@@ -36,7 +36,7 @@ from candidates.katago_npz import KATAGO
 from candidates.lczero_chunkparser import LC0
 
 from loaderd.bench.interface import Config
-from loaderd.bench.measured import Window
+from loaderd.bench.measured import Timing
 from loaderd.bench.rounds import turns
 from loaderd.bench.run_candidate import run_candidate
 
@@ -187,8 +187,8 @@ def check(readers: list[Reader], shard: str, cache: Path) -> None:
 def measure(readers: list[Reader], args: argparse.Namespace, cache: Path) -> list[dict[str, Any]]:
     runs = []
     for number, reader in turns(readers, args.rounds):
-        window = Window(seconds=args.seconds)
-        run = run_candidate(reader.spec, reader.config, window, index_cache=cache, timeout_s=1800)
+        timing = Timing(seconds=args.seconds)
+        run = run_candidate(reader.spec, reader.config, timing, index_cache=cache, timeout_s=1800)
         runs.append({"round": number, "reader": reader.name, **run})
         print(json.dumps(runs[-1]), flush=True)
     return runs
