@@ -275,6 +275,7 @@ def run_on_hosts(folder: Path, jobs: list[tuple[list[str], dict[str, Any]]]) -> 
     return [json.loads(out.read_text()) for out in outs]
 
 
+@pytest.mark.slow  # TensorFlow is imported twice more; that hosts share an epoch is tested without it
 def test_two_hosts_train_together(write_numbered: Callable[..., list[Path]], tmp_path: Path):
     """400 records are ten steps; of the last of 401, one host gets nothing."""
     cases = [(401, "short", 401), (439, "drop", 400)]

@@ -30,6 +30,7 @@ def assert_model_and_curve(run: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ lc0
 
 
+@pytest.mark.slow  # lc0 plays for 20 s; tests/convert reads such games too
 def test_lc0_plays_and_a_net_learns_of_it(start: Start, tmp_path: Path) -> None:
     games, run = tmp_path / "games", tmp_path / "run"
     with start("lc0/make_tars.py", "--out", games, "--games", 12, "--visits", 8) as playing:
