@@ -84,4 +84,6 @@ def test_files_that_are_named_are_there():
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_links_of_the_pages_lead_somewhere(page: Path):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+        path = (page.parent / target).resolve()
+        assert path.exists(), target
+        assert path.suffix != ".md" or path.is_relative_to(DOCS), f"{target} is no page of the site"
