@@ -20,6 +20,7 @@ import importlib
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ class Config:
     ``module:attribute``: a ``loaderd.Schema``, or a function that returns one; where it has parameters of these
     names, it is given ``dtype``, what bits become, and ``record_size``, the bytes of bits in a synthetic record.
     ``packed``: deliver the stored features instead of the fields. ``window_records`` is for what shuffles in windows;
-    None: its own choice.
+    None: its own choice. ``compiled``: loaderd may unpack with compiled code, where that is installed.
     """
 
     shards: tuple[str, ...]
@@ -63,6 +64,7 @@ class Config:
     record_size: int | None = None
     packed: bool = False
     window_records: int | None = None
+    compiled: bool = True
 
     def delivered(self) -> Schema:
         """The schema whose fields a batch has. Raises ImportError, AttributeError or TypeError for none such."""
@@ -110,6 +112,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "graph": {"graph": True},
     "int8": {"dtype": "int8"},
     "packed": {"packed": True},
+    "numpy": {"compiled": False},
     "1worker": {"workers": 1},
     "4workers": {"workers": 4},
 }
@@ -132,6 +135,8 @@ def why_not(module: ModuleType, config: Config) -> str | None:
     """Why a candidate's module cannot deliver what ``config`` says, or None if it can."""
     if config.dtype != Config.dtype and not config.has_dtype():
         return f"{config.schema} is no function of a dtype"
+    if not config.compiled and find_spec("llvmlite") is None:
+        return "nothing is compiled anyway: llvmlite is not installed"
     reason: str | None = module.cannot(config) if hasattr(module, "cannot") else None
     return reason
 

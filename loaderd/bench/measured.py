@@ -98,6 +98,8 @@ def digest(stream: Iterator[Step], schema: Schema) -> dict[str, int] | None:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Do one job; what to print."""
     config = Config(**{**job["config"], "shards": tuple(job["config"]["shards"])})
+    if not config.compiled:
+        os.environ["LOADERD_KERNELS"] = "numpy"
     importing = time.perf_counter()
     try:
         candidate = load(job["candidate"])
@@ -118,13 +120,15 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Those of Python and of the libraries in question that have been imported."""
+    """Those of Python and of the libraries in question that have been imported; and loaderd's compiler, if allowed."""
     found = {"python": platform.python_version()}
     distributions = metadata.packages_distributions()
     for name in _VERSIONED:
         if name in sys.modules:
             installed = distributions.get(name)
             found[name] = metadata.version(installed[0]) if installed else sys.modules[name].__version__
+    if os.environ.get("LOADERD_KERNELS") != "numpy" and "llvmlite" in distributions:
+        found["llvmlite"] = metadata.version("llvmlite")  # used in the workers
     return found
 
 

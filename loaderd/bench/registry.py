@@ -22,9 +22,9 @@ CANDIDATES = {
     "tfdata_expert": Candidate("loaderd_tf.bench", ("", "noshuffle", "int8")),
     "tfdata_xla": Candidate("loaderd_tf.bench", ("", "noshuffle,graph")),
     "tfdata_parse": Candidate("loaderd_tf.bench", ("packed",)),
-    "loaderd_python": Candidate("loaderd.bench", ("", "int8", "packed")),
+    "loaderd_python": Candidate("loaderd.bench", ("", "numpy", "int8", "packed")),
     "loaderd_batches": Candidate("loaderd_tf.bench"),
-    "loaderd_tfdata": Candidate("loaderd_tf.bench", ("", "graph")),
+    "loaderd_tfdata": Candidate("loaderd_tf.bench", ("", "graph", "numpy,graph")),
     "floor": Candidate("loaderd.bench", ("", "int8", "packed")),
 }
 

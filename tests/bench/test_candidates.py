@@ -85,6 +85,13 @@ def test_tfdata_delivers_what_was_written(spec: str, config: Config) -> None:
     assert digest(load(name).steps(configured), configured.delivered()) == written(configured)
 
 
+@pytest.mark.parametrize(("spec", "compiles"), [("loaderd_python", True), ("loaderd_python:numpy", False)])
+def test_loaderd_unpacks_with_and_without_a_compiler(spec: str, compiles: bool, config: Config) -> None:
+    result = run_candidate(spec, config, None, timeout_s=60)
+    assert result["digest"] == written(config)
+    assert ("llvmlite" in result["versions"]) == compiles
+
+
 @pytest.mark.parametrize("spec", ["lczero:int8,noshuffle", "spdl_checked:noshuffle"])
 def test_it_reads_compressed_shards(spec: str, config: Config, tmp_path: Path) -> None:
     paths = write_shards(tmp_path, RECORDS, num_shards=SHARDS, compression="GZIP")
