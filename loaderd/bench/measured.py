@@ -120,7 +120,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Those of Python and of the libraries in question that have been imported; and loaderd's compiler, if allowed."""
+    """Those of Python and of the libraries in question that are imported; and loaderd's compiler, if allowed."""
     found = {"python": platform.python_version()}
     distributions = metadata.packages_distributions()
     for name in _VERSIONED:

@@ -55,7 +55,7 @@ def start_process(module: str, output: int | None = None) -> tuple[subprocess.Po
     unbuffered = {} if output is None else {"PYTHONUNBUFFERED": "1"}  # as on a terminal: a line when it is printed
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, module, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable or "", "-c", _BOOT, module, str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -83,6 +83,11 @@ def _working_directory() -> str:
 
 
 def _not_started(module: str, error: OSError) -> DaemonError:
+    if error.filename is not None:  # of Popen, and then it is the program that cannot be run
+        return DaemonError(
+            f"cannot start a process for {module}: sys.executable must be a Python that can be run, "
+            f"got {sys.executable!r}: {error.strerror}"
+        )
     return DaemonError(f"cannot start a process for {module}: {error.strerror}", hint=remedy(error))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from loaderd.errors import DaemonError
 from loaderd.protocol.process import how_it_ended, start_process
 
 Child = tuple["subprocess.Popen[bytes]", socket.socket]
@@ -185,3 +186,10 @@ def test_only_one_end_of_the_socket_is_with_the_child(start: Start):
 )
 def test_how_it_ended(command: str, expected: str):
     assert how_it_ended(subprocess.run(["/bin/sh", "-c", command]).returncode) == expected
+
+
+@pytest.mark.parametrize("executable", [None, "", "/no/python"])
+def test_a_python_that_cannot_be_run_is_named(executable: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(DaemonError, match=f"sys.executable must be a Python that can be run, got {executable!r}"):
+        start_process("child")
