@@ -224,7 +224,7 @@ def _llvm_works() -> bool:
         llvm.initialize_native_asmprinter()
         # Where a process may not make code (systemd's MemoryDenyWriteExecute), LLVM would abort it.
         mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
-        _compiled(8, 4)
+        _compiled(24, 4)  # float32 of a chess board: workers, which are forks, need not compile it again
     except ModuleNotFoundError:
         return False
     except Exception as error:
