@@ -35,7 +35,8 @@ if TYPE_CHECKING:
         Schema,
         Spread,
     )
-    from loaderd.statistics import Statistics, StorageCounts
+    from loaderd.snapshots import StorageCounts
+    from loaderd.statistics import Statistics
     from loaderd.symmetry import board_symmetry
     from loaderd.tls import TLS
 
@@ -92,7 +93,8 @@ _HOME = {
     "Position": "plan.positions",
     "RecordRandom": "randomness",
     **dict.fromkeys(["Shuffle", "Storage"], "options"),
-    **dict.fromkeys(["Statistics", "StorageCounts"], "statistics"),
+    "Statistics": "statistics",
+    "StorageCounts": "snapshots",
     "TLS": "tls",
     "board_symmetry": "symmetry",
 }

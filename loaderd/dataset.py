@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Rational, Real
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderd.errors import OptionError
 from loaderd.options import (
@@ -33,6 +32,9 @@ from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Selection,
 from loaderd.redaction import redacted
 from loaderd.schema import Schema
 from loaderd.shards.files import absolute_names, checked_names
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 _COMMON = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "storage")
 
@@ -250,6 +252,8 @@ class Mix(_Joined):
         return Mix, (self.weights, dict(self.sets), self.epoch_records)
 
     def _exact(self, weights: Mapping[str, float]) -> tuple[Fraction, ...]:
+        from fractions import Fraction  # and decimal: for those who mix
+
         require(isinstance(weights, Mapping), "weights", "a mapping of names to numbers", weights)
         if set(weights) != set(self.sets):
             raise OptionError(f"weights must name the sets {sorted(self.sets)}, got {sorted(weights)}")

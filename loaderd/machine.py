@@ -17,8 +17,8 @@ import re
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 _ROOT = Path("/")
 # A daemon's of one stream, with some to spare: 26 have been enough for 2 workers.
@@ -27,8 +27,7 @@ _OPEN_FILES, _OPEN_FILES_PER_WORKER = 23, 3
 _MEMORY_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Memory that can still be had: ``free_bytes``, and what sets that limit, in words."""
 
     free_bytes: int

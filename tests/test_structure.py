@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ LAYERS = [
         "loaderd.logs",
         "loaderd.machine",
         "loaderd.processes",
+        "loaderd.snapshots",
         "loaderd.stages",
         "loaderd.version",
     ],
@@ -56,6 +59,15 @@ BINDINGS = {
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 BELOW = {"loaderd_tf": ["loaderd.bench", "loaderd.grids"], "loaderd_ray": ["loaderd.shards"]}
 MAX_LINES = 400
+# Each loader starts a daemon, so each of these would cost each loader milliseconds. What only some need (for shards
+# that are far away, groups, a mix, a diagnosis) is imported in the function that needs it.
+NOT_AT_THE_START = [
+    *("argparse", "cloudpickle", "concurrent.futures", "crc32c", "csv", "decimal", "email", "fractions", "gzip"),
+    *("importlib.metadata", "llvmlite", "prometheus_client", "pyarrow", "random", "secrets", "subprocess", "tarfile"),
+    *("tempfile", "uuid", "zipfile", "loaderd.client", "loaderd.diagnosis", "loaderd.gateway", "loaderd.remote"),
+    *("loaderd.schemas", "loaderd.server", "loaderd.statistics", "loaderd.subscription", "loaderd.tls"),
+    *("loaderd.daemon.groups.mirrored_group", "loaderd.daemon.groups.shared_group", "loaderd.shards.npz"),
+]
 
 
 def room_of(module: str) -> str:
@@ -108,6 +120,17 @@ def test_only_the_binding_imports_its_library(binding: str):
         if {name.split(".")[0] for name in imports_of(path)} & {*BINDINGS[binding]}
     }
     assert users == {binding}
+
+
+def test_what_the_start_of_a_daemon_does_not_import():
+    program = (
+        "import sys; before = set(sys.modules); import loaderd.daemon.private_daemon; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = done.stdout.split()
+    assert "loaderd.workers.worker" in imported, "workers are forks, and find what they need"
+    assert [each for each in imported if each.startswith(tuple(NOT_AT_THE_START))] == []
 
 
 def test_no_file_is_a_giant():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loaderd.diagnosis import rates
-from loaderd.statistics import Facts, Snapshot
+from loaderd.snapshots import Facts, Snapshot
 
 BAR_CELLS = 8
 _STEPS = " ▏▎▍▌▋▊▉█"

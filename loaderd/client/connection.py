@@ -54,7 +54,7 @@ from loaderd.protocol.messages import (
     Warned,
     Welcome,
 )
-from loaderd.statistics import StorageCounts
+from loaderd.snapshots import StorageCounts
 
 _MIN_START_LIMIT_S = 30.0
 

@@ -24,7 +24,7 @@ from loaderd.options import StreamOptions, require
 from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import Course, Position
 from loaderd.schema import Schema
-from loaderd.statistics import StorageCounts
+from loaderd.snapshots import StorageCounts
 
 Given = Mapping[str, npt.ArrayLike] | LoaderdError
 """A batch, or the error that comes in its place."""

@@ -20,7 +20,8 @@ from loaderd.client.end import reap
 from loaderd.errors import LoaderdError, ServerError, from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import PROTOCOL, Bye, Failed, Hello, Message, encode
-from loaderd.protocol.process import how_it_ended, start_process
+from loaderd.protocol.process import how_it_ended
+from loaderd.protocol.starting import start_process
 from loaderd.remote.address import unix_path
 from loaderd.version import VERSION
 

@@ -54,7 +54,7 @@ def spans_of(number: int, index: ShardIndex) -> Iterator[Span]:
     """All healthy records of a source."""
     for block in range(len(index.offsets)):
         made = Block(number, *index.block(block))
-        yield Span(made, 0, made.count)
+        yield Span(made, 0, made.num_records)
 
 
 def plan_lots(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterator[Lot]:

@@ -144,7 +144,7 @@ def as_loaderd_error(error: Exception) -> LoaderdError:
 
 
 def run_daemon(name: str, kind: type[Daemon]) -> None:
-    """What the process ``name`` does: see ``protocol.process.start_process``."""
+    """What the process ``name`` does: see ``protocol.starting.start_process``."""
     sock, parent = enter_process(name)
     pool = WorkerPool(ForkServer(work, leave=sock))
     try:

@@ -24,19 +24,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.preparing.preparation import Preparation
-from loaderd.daemon.preparing.remote_preparation import Asking
-from loaderd.daemon.session import AnyPreparation, Indexes, Session
+from loaderd.daemon.session import Indexes, Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import listing_in
 from loaderd.protocol.messages import Ask, Message, Open, State, Warned
 from loaderd.protocol.worker_messages import UseServers
-from loaderd.remote.source import RemoteStream
-from loaderd.remote.tables import welcome_to
+
+if TYPE_CHECKING:
+    from loaderd.daemon.preparing.remote_preparation import Asking
+    from loaderd.remote.source import RemoteStream
 
 _STREAM = 0
 
@@ -72,29 +74,31 @@ class PrivateDaemon(Daemon):
         listing = listing_in(message.start)
         if isinstance(wanted, StreamDescription):
             prepare = partial(Preparation, wanted.dataset, wanted.options, self._workforce)
-            self._begin(wanted, prepare, prepare(listing), message.description)
+            self._begin(wanted, message.description, prepare, prepare(listing))
         else:
             self._remote = wanted
             self._asking = self._ask(listing)
 
     def _ask(self, listing: Listing | None, known: Indexes = MappingProxyType({})) -> Asking:
+        from loaderd.daemon.preparing.remote_preparation import Asking  # for those whose records are elsewhere
+
         return Asking(self._remote, self._workforce, listing)
 
     def _begin(
         self,
         description: StreamDescription,
-        prepare: Callable[[Listing | None, Indexes], AnyPreparation],
-        prepared: AnyPreparation,
-        pickled: bytes | None = None,
+        pickled: bytes,
+        prepare: Callable[[Listing | None, Indexes], Preparation | Asking],
+        prepared: Preparation | Asking,
     ) -> None:
         self._sessions[_STREAM] = session = Session(
             _STREAM,
             replace(description, start=self._start),
+            pickled,
             self._workforce,
             self._wires.post,
             prepared=prepared,
             prepare=prepare,
-            pickled=pickled,
         )
         session.join(PARENT)
 
@@ -105,11 +109,10 @@ class PrivateDaemon(Daemon):
         asking.advance()
         if asking.error is not None:
             raise asking.error
-        if asking.table is not None:
+        if asking.finished:
             self._asking = None
-            table = asking.table
-            self._wires.post(PARENT, welcome_to(table.dataset, table.schema, table.row_bytes))
-            self._begin(asking.description, self._ask, asking)
+            self._wires.post(PARENT, asking.welcome)
+            self._begin(asking.description, pickle.dumps(asking.description), self._ask, asking)
 
     def _use_servers(self, addresses: tuple[str, ...]) -> None:
         if _STREAM in self._sessions:

@@ -16,10 +16,15 @@ import os
 import socket
 import time
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any
+
+import cloudpickle
 
 from loaderd import logs
 from loaderd.daemon.catalog import Served, load_catalog
+from loaderd.daemon.groups.mirrored_group import Mirrored
+from loaderd.daemon.groups.shared_group import Shared
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.server_consumers import Consumer, Limits, asked_once
@@ -45,9 +50,10 @@ from loaderd.protocol.messages import (
     Stop,
     Subscribe,
 )
-from loaderd.subscription import Subscription
+from loaderd.subscription import Sharing, Subscription
 from loaderd.version import VERSION
 
+_GROUPS: dict[Sharing, type[Mirrored] | type[Shared]] = {"mirrored": Mirrored, "shared": Shared}
 _LISTENER = -2
 _FIRST_CONSUMER = 1  # people see these numbers
 _STALL_TIMEOUT_S = 120.0
@@ -244,14 +250,15 @@ class ServerDaemon(Daemon):
         number = self._next_session
         self._next_session += 1
         description = served.stream(wanted, message.start, self._limits.max_memory)
+        group = _GROUPS.get(wanted.sharing)
         session = Session(
             number,
             description,
+            cloudpickle.dumps(description),
             self._workforce,
             self._wires.post,
             **served.preparations(description, self._workforce),
-            sharing=wanted.sharing,
-            num_members=wanted.consumers,
+            group=group and partial(group, num_members=wanted.consumers),
         )
         session.held_batches = wanted.held_batches
         self._sessions[number] = session

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
-
-import cloudpickle
+from typing import TYPE_CHECKING, Any
 
 from loaderd.daemon.delivery.granting import Granting
 from loaderd.daemon.delivery.opened_stream import OpenedStream
@@ -25,14 +23,10 @@ from loaderd.daemon.delivery.sampling import Sampler
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.lane import Had, Lane
 from loaderd.daemon.groups.members import Handed, Members, PageReader
-from loaderd.daemon.groups.mirrored_group import Mirrored
-from loaderd.daemon.groups.shared_group import Shared
 from loaderd.daemon.pool.workforce import Workforce
 from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.daemon.preparing.probe import Probe
-from loaderd.daemon.preparing.remote_preparation import Asking
 from loaderd.dataset import StreamDescription
-from loaderd.diagnosis import diagnose_samples
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import (
     CONSUMER_NEWS,
@@ -62,36 +56,34 @@ from loaderd.protocol.messages import (
 from loaderd.redaction import redacted
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
-from loaderd.subscription import Sharing
+
+if TYPE_CHECKING:
+    from loaderd.daemon.preparing.remote_preparation import Asking
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
-AnyPreparation = Preparation | Asking
 Indexes = Mapping[ShardFile, ShardIndex]
-
-_GROUPS: dict[Sharing, Callable[[Feed, int], Members]] = {"mirrored": Mirrored, "shared": Shared}
-"""Made of the stream, and of how many members it may have."""
 
 
 class Session:
     """See the module's docstring.
 
-    ``tell`` sends a message, with descriptors, to a member. ``prepared``: the preparation of its data. ``prepare``
-    makes another one, for a listing: then they are its own, and else shared with other streams. What goes wrong for
-    good is its ``error``, and concerns all members.
+    ``pickled``: ``description``, as Attach has it. ``tell`` sends a message, with descriptors, to a member.
+    ``prepared``: the preparation of its data. ``prepare`` makes another one, for a listing: then they are its own,
+    and else shared with other streams. ``group`` makes, of the stream, what shares it among its members; None: it has
+    one member, which reads its page. What goes wrong for good is its ``error``, and concerns all members.
     """
 
     def __init__(
         self,
         number: int,
         description: StreamDescription,
+        pickled: bytes,
         workforce: Workforce,
         tell: Tell,
         *,
-        prepared: AnyPreparation,
-        prepare: Callable[[Listing | None, Indexes], AnyPreparation] | None = None,
-        pickled: bytes | None = None,
-        sharing: Sharing = "independent",
-        num_members: int = 1,
+        prepared: Preparation | Asking,
+        prepare: Callable[[Listing | None, Indexes], Preparation | Asking] | None = None,
+        group: Callable[[Feed], Members] | None = None,
     ) -> None:
         self.number = number
         self.error: LoaderdError | None = None
@@ -101,16 +93,14 @@ class Session:
         self.held_batches = description.options.held_batches
         """That each member may hold."""
         self._description = description
-        self._pickled = cloudpickle.dumps(description) if pickled is None else pickled
+        self._pickled = pickled
         self._record_bytes = description.schema.record_bytes
         self._workforce = workforce
         self._tell = tell
         self._prepare = prepare
         self._own = None if prepare is None else prepared
-        self._preparation: AnyPreparation | None = prepared
-        self._sharing: Sharing = sharing
-        self._num_members = num_members
-        self._reads_page = sharing not in _GROUPS
+        self._preparation: Preparation | Asking | None = prepared
+        self._group = group
         self._feed: Feed | None = None
         self._lanes: dict[int, Lane] = {}
         self._granting: Granting | None = None
@@ -120,7 +110,7 @@ class Session:
         self._index_facts: dict[str, Any] = {}
 
     @property
-    def preparation(self) -> AnyPreparation | None:
+    def preparation(self) -> Preparation | Asking | None:
         """What the stream waits for, before there are data."""
         return self._preparation
 
@@ -187,7 +177,7 @@ class Session:
         if self._granting is not None:
             self.error = self.error or self._granting.error
 
-    def _after_preparing(self, preparation: AnyPreparation) -> None:
+    def _after_preparing(self, preparation: Preparation | Asking) -> None:
         if preparation.progress is not None and preparation.progress[1]:
             self._tell_all(Progress(*preparation.progress))
         if preparation is self._own:
@@ -206,7 +196,7 @@ class Session:
             # The client keeps the data that it had before the sets grew.
             self._tell_all(self.opened.listed_message(error))
 
-    def _use(self, preparation: AnyPreparation) -> None:
+    def _use(self, preparation: Preparation | Asking) -> None:
         """The data are there: plan, and have the workers know of them."""
         if preparation.error is not None:
             raise preparation.error
@@ -218,7 +208,7 @@ class Session:
             self._tell_all(self.opened.listed_message())
             return
         running = len(workforce.pool.numbers)
-        bell = None if self._reads_page else workforce.bell
+        bell = None if self._group is None else workforce.bell
         self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running, bell)
         self._sampler = Sampler(opened, workforce.use)
         self._index_facts = {
@@ -241,12 +231,12 @@ class Session:
         opened = self.opened
         opened.kernels = probe.kernels
         self._workforce.add_source(opened.stream, opened.task_message)
-        if self._reads_page:
+        if self._group is None:
             self.members = PageReader(opened.stream)
         else:
             bell = self._workforce.bell
             self._feed = Feed(opened.stream, Taker(opened.page, bell, self._workforce.pool.bells))
-            self.members = _GROUPS[self._sharing](self._feed, self._num_members)
+            self.members = self._group(self._feed)
         for member in self.present:
             self.members.join(member)
             self._introduce(member)
@@ -257,7 +247,7 @@ class Session:
         opened = self.opened
         self._tell(member, opened.listed_message(), ())
         bell = self._workforce.bell
-        if self._reads_page:
+        if self._group is None:
             bells = self._workforce.pool.bells[: opened.page.num_seats]
             fds = [opened.page_fd, opened.consumer_bell, bell, *bells]
         else:
@@ -320,7 +310,7 @@ class Session:
         """Whether a member has taken batches since this was asked last."""
         if member in self._lanes:
             return self._lanes[member].has_moved()
-        if not self._reads_page or self.opened is None:
+        if self._group is not None or self.opened is None:
             return False
         before, self._seen_position = self._seen_position, self.opened.page.words[POSITION]
         return self._seen_position != before
@@ -377,7 +367,9 @@ class Session:
         now = None if watched is None else watched.now()
         is_first = member == min(self.present, default=member)
         diagnosis = None
-        if watched is not None and self._reads_page:
+        if watched is not None and self._group is None:
+            from loaderd.diagnosis import diagnose_samples  # for those who ask
+
             diagnosis = asdict(diagnose_samples(watched.samples(), watched.facts))
         return {
             "epoch": epoch,

@@ -32,8 +32,8 @@ from loaderd.errors import OptionError, WorkerError
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Field, Fill, Packed, Planes, Schema, Spread
 from loaderd.schema.specs import spec_of
+from loaderd.snapshots import Kernels
 from loaderd.stages import Spent
-from loaderd.statistics import Kernels
 
 # A chunk of chess makes 40 calls of numpy, which take 25 µs however few its records are: 890 ns a record in chunks of
 # 98, 640 in chunks of 196, 500 in chunks of 512. That weighs more than staying inside a cache of 1 MiB.

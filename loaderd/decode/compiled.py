@@ -28,9 +28,8 @@ import math
 import mmap
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,13 +113,12 @@ _Loop = ctypes.CFUNCTYPE(
 )
 
 
-@dataclass(frozen=True)
-class _Section:
-    """Values ``first`` to ``first + size`` of a record, and ``count - 1`` times more as many, that are made alike."""
+class _Section(NamedTuple):
+    """Values ``first`` to ``first + size`` of a record, and ``times - 1`` times more as many, that are made alike."""
 
     first: int
     size: int
-    count: int = 1
+    times: int = 1
 
 
 class SelectBits:
@@ -137,7 +135,7 @@ class SelectBits:
             tables = _tables(layout, first[:, None] + np.arange(lanes))
             strides = (layout.plane_bytes or section.size // 8, section.size * itemsize)
             self._tables.append(tables)  # what the pointers point to
-            self._arguments.append((section.count, *strides, len(first), *[table.ctypes.data for table in tables]))
+            self._arguments.append((section.times, *strides, len(first), *[table.ctypes.data for table in tables]))
 
     def reserve(self, max_records: int) -> None:
         """Nothing to allocate."""
@@ -174,7 +172,7 @@ def compiled_engine(layout: BitLayout) -> SelectBits | None:
             found[lanes] = whole
     if not found:
         return None
-    fewest = min(found, key=lambda lanes: sum(section.count * len(each) for section, each in found[lanes].items()))
+    fewest = min(found, key=lambda lanes: sum(section.times * len(each) for section, each in found[lanes].items()))
     return SelectBits(layout, fewest, found[fewest])
 
 
@@ -226,7 +224,7 @@ def _llvm_works() -> bool:
         llvm.initialize_native_asmprinter()
         # Where a process may not make code (systemd's MemoryDenyWriteExecute), LLVM would abort it.
         mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
-        _compiled(8, 4)
+        _compiled(24, 4)  # float32 of a chess board: workers, which are forks, need not compile it again
     except ModuleNotFoundError:
         return False
     except Exception as error:

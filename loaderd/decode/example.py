@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from loaderd.schema import Feature, Float, Int64
 
@@ -38,8 +38,7 @@ _UINT64 = (1 << 64) - 1
 _MAX_NAMES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class RecordFault:
+class RecordFault(NamedTuple):
     """What is wrong with one record of a batch. ``record``: its position in the batch, from 0."""
 
     record: int
@@ -47,8 +46,7 @@ class RecordFault:
     found: str
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """``record[start:stop]``: raw bytes of a value (a bytes value, some floats), or one varint."""
 
     start: int
@@ -56,8 +54,7 @@ class Span:
     is_varint: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """A stored feature of one record.
 
     ``data``: its bytes in the row. ``spans``: where they come from, in order; none if the default stands in.
@@ -67,8 +64,7 @@ class Value:
     spans: tuple[Span, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(NamedTuple):
     """A parsed record: the value of each stored feature by name, in the schema's order.
 
     ``unread``: stretches (start, stop) that may hold any bytes whatever, without any difference to the parse.
@@ -115,8 +111,7 @@ def parse_example(
     return Example(values, tuple(unread))
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(NamedTuple):
     """What a record holds under one name: ``kind``: "bytes", "float" or "int64"; ``values``: all of them."""
 
     kind: str

@@ -17,9 +17,8 @@ parser one by one, and new templates are learnt from them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -152,8 +151,7 @@ class RowParser:
         return self._scratch[:num_rows]
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
+class _Batch(NamedTuple):
     """The arguments of one call of ``parse``, and the faults found so far."""
 
     buffer: Bytes
@@ -167,13 +165,13 @@ class _Batch:
         return self.buffer[start : start + length]
 
 
-@dataclass(slots=True)
 class _Layouts:
     """What is known of the records of one length. ``misses``: how many matched no template since one was learnt."""
 
-    templates: list[_Template] = field(default_factory=list)
-    misses: int = 0
-    misses_to_learn: int = _MISSES_TO_LEARN
+    def __init__(self) -> None:
+        self.templates: list[_Template] = []
+        self.misses = 0
+        self.misses_to_learn = _MISSES_TO_LEARN
 
     def learnt(self, template: _Template | None) -> None:
         """Take a new template in, unless hardly a record matched it."""
@@ -190,14 +188,14 @@ class _Layouts:
         self.templates = useful[:_MAX_TEMPLATES_PER_LENGTH]
 
 
-@dataclass(slots=True)
 class _VarintRun:
     """``count`` varints of ``width`` bytes each, one behind the other from ``start`` on in the record."""
 
-    row_offset: int
-    start: int
-    width: int
-    count: int
+    def __init__(self, row_offset: int, start: int, width: int) -> None:
+        self.row_offset = row_offset
+        self.start = start
+        self.width = width
+        self.count = 1
 
     def decode(self, records: Bytes, rows: Bytes) -> None:
         """From ``records``, uint8 (n, length), to int64 at ``row_offset`` of ``rows``, uint8 (n, row_bytes)."""
@@ -209,7 +207,6 @@ class _VarintRun:
         rows[:, self.row_offset : self.row_offset + 8 * self.count].view("<u8")[...] = values
 
 
-@dataclass(slots=True)
 class _Template:
     """How records of ``length`` bytes and one layout become rows.
 
@@ -218,12 +215,20 @@ class _Template:
     ``copies``: (row_offset, start, num_bytes). ``constants``: (row_offset, bytes).
     """
 
-    length: int
-    checks: list[tuple[int, np.uint64, np.uint64 | None]]
-    copies: list[tuple[int, int, int]]
-    varints: list[_VarintRun]
-    constants: list[tuple[int, Bytes]]
-    recent_uses: int = 0
+    def __init__(
+        self,
+        length: int,
+        checks: list[tuple[int, np.uint64, np.uint64 | None]],
+        copies: list[tuple[int, int, int]],
+        varints: list[_VarintRun],
+        constants: list[tuple[int, Bytes]],
+    ) -> None:
+        self.length = length
+        self.checks = checks
+        self.copies = copies
+        self.varints = varints
+        self.constants = constants
+        self.recent_uses = 0
 
     def match(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """bool, (n,): which of the records, void of ``length`` bytes (n,), have this layout."""
@@ -281,7 +286,7 @@ def _add_varint(runs: list[_VarintRun], row_offset: int, start: int, width: int)
         if follows and last.width == width:
             last.count += 1
             return
-    runs.append(_VarintRun(row_offset, start, width, 1))
+    runs.append(_VarintRun(row_offset, start, width))
 
 
 def _add_checks(template: _Template, record: Bytes, mask: Bytes) -> None:

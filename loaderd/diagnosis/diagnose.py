@@ -20,7 +20,7 @@ from typing import Any
 
 from loaderd.diagnosis.rates import Rates, rates
 from loaderd.diagnosis.remedies import Remedy, Verdict, remedy_for
-from loaderd.statistics import Facts, Snapshot
+from loaderd.snapshots import Facts, Snapshot
 
 _BEGINNING_S = 0.9
 _MIN_SECONDS = 1.4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loaderd.statistics import Facts, Snapshot
+from loaderd.snapshots import Facts, Snapshot
 
 _LOADING = ("read", "inflate", "check", "parse")
 _MIN_WINDOW_WAITING = 0.4

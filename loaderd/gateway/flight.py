@@ -283,7 +283,7 @@ def _address_of(host: str, port: int) -> str:
 
 
 def main() -> None:
-    """Entry point of the gateway process: see ``protocol.process.start_process``."""
+    """Entry point of the gateway process: see ``protocol.starting.start_process``."""
     os.environ["GRPC_VERBOSITY"] = "NONE"  # its log is of another form, and anybody can fill it
     sock, parent = enter_process("loaderd-gateway")
     channel = Channel(sock)

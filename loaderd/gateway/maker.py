@@ -68,7 +68,7 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Entry point of the process: see ``protocol.process.start_process``."""
+    """Entry point of the process: see ``protocol.starting.start_process``."""
     sock, parent = enter_process("loaderd-maker")
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     channel = Channel(sock)

@@ -15,7 +15,8 @@ from loaderd.gateway.answers import NotReady
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Made, Make, Making
-from loaderd.protocol.process import how_it_ended, start_process
+from loaderd.protocol.process import how_it_ended
+from loaderd.protocol.starting import start_process
 
 _LIMIT_S = 60.0
 _CALLS_PER_MAKER = 4

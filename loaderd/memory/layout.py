@@ -18,8 +18,7 @@ TensorFlow makes a copy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +35,7 @@ def _align(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-@dataclass(frozen=True)
-class SlotLayout:
+class SlotLayout(NamedTuple):
     """The fields of one batch in a slot. ``several_readers``: whether more than one consumer reads it."""
 
     specs: Mapping[str, FieldSpec]
@@ -79,8 +77,7 @@ class SlotLayout:
         return found
 
 
-@dataclass(frozen=True)
-class WindowLayout:
+class WindowLayout(NamedTuple):
     """One window of packed rows in an arena."""
 
     row_bytes: int

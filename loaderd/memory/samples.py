@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from enum import IntEnum
 from typing import Any
 
@@ -49,8 +48,8 @@ from loaderd.memory.page import (
     barrier,
     words_of,
 )
+from loaderd.snapshots import Facts, Snapshot
 from loaderd.stages import Stage
-from loaderd.statistics import Facts, Snapshot
 
 PAGE_NAME = "page"
 """Of its memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
@@ -89,7 +88,7 @@ def wait_class(waited_ns: int) -> int:
 
 def encode_facts(facts: Facts) -> bytes:
     """As they stand behind the words."""
-    return json.dumps(asdict(facts)).encode()
+    return json.dumps(facts._asdict()).encode()
 
 
 def begin(page: Page, memory: npt.NDArray[np.uint8], facts: bytes) -> None:
@@ -137,7 +136,7 @@ def read_samples(page: Page, facts: Facts) -> list[Snapshot]:
     found = [(one, page.sample(one).tolist()) for one in range(first, number)]
     barrier()
     overwritten = page.words[SAMPLES] - NUM_SAMPLES
-    return [replace(_snapshot(words, facts.fields), number=one) for one, words in found if one > overwritten]
+    return [_snapshot(words, facts.fields)._replace(number=one) for one, words in found if one > overwritten]
 
 
 def snapshot(page: Page, facts: Facts) -> Snapshot:

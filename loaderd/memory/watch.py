@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.memory.page import Page
 from loaderd.memory.samples import open_page, read_samples, snapshot
-from loaderd.statistics import Facts, Snapshot
+from loaderd.snapshots import Facts, Snapshot
 
 
-@dataclass(frozen=True)
-class Watched:
+class Watched(NamedTuple):
     """Reads only. The memory may be another process's, mapped read-only."""
 
     page: Page

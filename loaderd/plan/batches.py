@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from loaderd.options import Remainder
 from loaderd.plan.shares import HostShare, Rest, split_evenly
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Places ``start`` to ``stop - 1`` of a window (numbered through the pass)."""
 
     window: int

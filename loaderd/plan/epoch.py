@@ -14,7 +14,7 @@ functions of (seed, epoch), so any process can say where a record goes without a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,7 @@ from loaderd.randomness import key_of
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """Records ``first`` to ``stop - 1`` of ``block`` in ``epoch``; the first of them is row ``row`` of its window."""
 
     block: int
@@ -69,8 +68,7 @@ class EpochOrder:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class WindowOrder:
+class WindowOrder(NamedTuple):
     """Where the rows of a window go: permuted by ``key``, or each to its own place if that is None.
 
     ``size``: rows of the window. Only the places from ``first`` to ``stop - 1`` are still to be delivered; they are

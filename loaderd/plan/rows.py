@@ -15,15 +15,16 @@ In what order they come is for the window's permutation to say.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.plan.epoch import EpochOrder, Slice
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 Int64s = npt.NDArray[np.int64]
 
@@ -81,8 +82,7 @@ class ConcatRows:
         return found
 
 
-@dataclass(frozen=True)
-class Proportions:
+class Proportions(NamedTuple):
     """How many of the first rows of an epoch are of each set: in exact proportion, and never fewer for more rows."""
 
     weights: tuple[Fraction, ...]
@@ -94,7 +94,7 @@ class Proportions:
         what is left, gets less when a row is added.
         """
         found: list[int] = []
-        weight_left = Fraction(1)
+        weight_left: Fraction | int = 1
         for weight in self.weights:
             taken = rows if weight == weight_left else rows * weight // weight_left
             found.append(int(taken))
@@ -165,4 +165,4 @@ class MixRows:
 
 
 def _moved(slices: list[Slice], blocks: int, rows: int) -> list[Slice]:
-    return [replace(part, block=part.block + blocks, row=part.row + rows) for part in slices]
+    return [part._replace(block=part.block + blocks, row=part.row + rows) for part in slices]

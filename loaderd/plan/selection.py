@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,7 @@ Condition = tuple[int, int, int]
 """(key, start, stop): of the records of one shard, those whose hash by ``key`` is in start .. stop - 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hashed:
+class Hashed(NamedTuple):
     """The records, or the shards, whose hash is in ``start`` .. ``stop - 1``, of ``HASHES`` equally likely ones.
 
     ``level``: how many splits were made before. Each split has hashes of its own, so that it divides what the one

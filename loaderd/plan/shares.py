@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 
 def split_evenly(total: int, parts: int, index: int) -> int:
@@ -34,8 +35,7 @@ def evenly_before(total: int, parts: int, index: int) -> int:
     return total // parts * index + min(index, total % parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Places ``first`` to ``stop - 1`` of the window that permutes rows ``start`` to ``start + size - 1``."""
 
     start: int
@@ -174,7 +174,7 @@ class HostShare:
         for part in self.rest.parts:
             first, stop = max(begin - at, 0), min(end - at, part.num_places)
             if first < stop:
-                own.append(replace(part, first=part.first + first, stop=part.first + stop))
+                own.append(part._replace(first=part.first + first, stop=part.first + stop))
             at += part.num_places
         return tuple(own)
 
@@ -192,7 +192,7 @@ class HostShare:
         left = []
         for number in range(self.find(rows)[0] if rows < self.size else stop, min(stop, self.num_windows)):
             window = self.window(number)
-            left.append(replace(window, first=window.first + max(0, rows - self.begin_of(number))))
+            left.append(window._replace(first=window.first + max(0, rows - self.begin_of(number))))
         return left
 
     # --------------------------------------------------------------------------------------- rounds of the tail

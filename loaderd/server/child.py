@@ -11,7 +11,8 @@ from typing import Any
 from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Message, Status
-from loaderd.protocol.process import how_it_ended, start_process
+from loaderd.protocol.process import how_it_ended
+from loaderd.protocol.starting import start_process
 from loaderd.server.output import Output
 
 Report = dict[str, Any]

@@ -17,12 +17,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from dataclasses import fields
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderd.errors import LoaderdError
 from loaderd.options import Storage
@@ -31,7 +29,10 @@ from loaderd.shards.range_cache import PART_BYTES, RangeCache
 from loaderd.shards.retries import insist, may_pass
 from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable
 from loaderd.shards.storage_threads import Askers, wait_for
-from loaderd.statistics import StorageCounts
+from loaderd.snapshots import StorageCounts
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 PIECE_BYTES = 4 * PART_BYTES
 
@@ -224,6 +225,8 @@ class Access:
 
 def _version(handle: Any) -> tuple[int, bytes | None]:
     """(time of change in ns, or 0; ETag) of an object that was opened, where the store has said so."""
+    from email.utils import parsedate_to_datetime  # all about mail, for what object stores say
+
     said = {str(key).lower(): value for key, value in (_metadata(handle) or {}).items()}
     text = bytes(said.get("last-modified", b"")).decode(errors="replace")
     try:

@@ -55,7 +55,7 @@ class BlockReader(ShardFiles):
         is_whole = not block.anchors or self._find_frames([block]) is not None
         for part in [block] if is_whole else _parts(block):
             begin = part.first_record - block.first_record
-            if begin + part.count <= first or begin >= stop:
+            if begin + part.num_records <= first or begin >= stop:
                 continue
             for found in self._checked(self._read_part(part, block.first_record + stop)):
                 if isinstance(found, Damage):
@@ -106,7 +106,7 @@ class BlockReader(ShardFiles):
         for position, block in zip(bounds[:-1], blocks, strict=True):
             starts.append(np.frombuffer(block.anchors, dtype="<u4").astype(np.int64) + position)
             counts.append(np.full(len(starts[-1]), ANCHOR_RECORDS))
-            counts[-1][-1] = block.count - ANCHOR_RECORDS * (len(starts[-1]) - 1)
+            counts[-1][-1] = block.num_records - ANCHOR_RECORDS * (len(starts[-1]) - 1)
         chain_starts = np.concatenate(starts)
         chain_stops = np.append(chain_starts[1:], total)
         ends = walk_chains(buffer, chain_starts, chain_stops, np.concatenate(counts))
@@ -123,7 +123,7 @@ class BlockReader(ShardFiles):
         """
         stream, found_in_part = self._scan(part, part.offset, part.first_record)
         number, offset = part.first_record, part.offset
-        last = reached = part.first_record + part.count
+        last = reached = part.first_record + part.num_records
         damages: list[Damage] = []
         tail_count, tail_offset, tail_stop = 0, -1, -1
         for found in found_in_part:
@@ -148,7 +148,7 @@ class BlockReader(ShardFiles):
         if tail_stop != part.offset + part.num_bytes or tail_count >= last - number:
             tail_count, tail_offset = 0, part.offset + part.num_bytes
         miscounted = Damage(
-            "", 0, 0, f"{part.count} records, as when it was indexed", f"{reached - part.first_record}"
+            "", 0, 0, f"{part.num_records} records, as when it was indexed", f"{reached - part.first_record}"
         )
         cause = stream.damage or (damages[0] if damages else miscounted)
         lost = Damage(self._files[part.shard].uri, number, offset, cause.expected, cause.found, tail_offset - offset)
@@ -181,5 +181,5 @@ def _parts(block: Block) -> Iterator[Block]:
     anchors = [0, *np.frombuffer(block.anchors, dtype="<u4")[1:].tolist()]
     for number, (start, end) in enumerate(itertools.pairwise([*anchors, block.num_bytes])):
         first = number * ANCHOR_RECORDS
-        count = block.count - first if number == len(anchors) - 1 else ANCHOR_RECORDS
+        count = block.num_records - first if number == len(anchors) - 1 else ANCHOR_RECORDS
         yield Block(block.shard, block.offset + start, end - start, count, block.first_record + first)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from loaderd.shards.access import Access
 from loaderd.shards.shard_file import ShardFile
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # Blocks that are no further apart are fetched in one request: to read the gap costs less than a second request.
 _MOST_GAP_BYTES = 64 << 10
@@ -21,12 +23,14 @@ _Key = tuple[int, int, int]
 """(shard, offset, bytes) of a block."""
 
 
-@dataclass
 class _Fetch:
-    answer: Future[bytes]
-    start: int
-    uses: int
-    asked_s: float
+    """``start``: of the block in the answer; ``uses``: how often it will still be taken."""
+
+    def __init__(self, answer: Future[bytes], start: int, uses: int) -> None:
+        self.answer = answer
+        self.start = start
+        self.uses = uses
+        self.asked_s = time.monotonic()
 
 
 class Fetches:
@@ -52,7 +56,7 @@ class Fetches:
             answer = self._access.fetch(self._files[shard], begin, stop - begin)
             answer.add_done_callback(lambda _: self._access.on_arrival())
             for key in joined:
-                self._fetches[key] = _Fetch(answer, key[1] - begin, new[key], time.monotonic())
+                self._fetches[key] = _Fetch(answer, key[1] - begin, new[key])
 
     def are_there(self, blocks: Iterable[_Key]) -> bool:
         """Whether :meth:`take_into` need not wait for what was begun, or it should wait no longer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +19,12 @@ from loaderd.shards.compression import Compression
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fixed import Stream, fixed_piece, inflate_whole, is_garbled, open_fixed, scan_fixed
 from loaderd.shards.framing import Ends
-from loaderd.shards.npz import Arrays, gather, load_arrays
 from loaderd.shards.reader import Block, BlockPiece, Reading, ShardFiles
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.timed import TimedFile, inflating
+
+if TYPE_CHECKING:
+    from loaderd.shards.npz import Arrays
 
 # More of it comes in pieces.
 _MAX_WHOLE_BYTES = 32 << 20
@@ -53,7 +56,7 @@ class FixedBlockReader(ShardFiles):
     def memory_bytes(self, block: Block) -> int:
         """As in ``Reader``."""
         stored = 0 if self._compressions[block.shard] == "none" else block.num_bytes
-        return stored + block.count * self._records.record_bytes
+        return stored + block.num_records * self._records.record_bytes
 
     def can_read_together(self, block: Block) -> bool:
         """As in ``Reader``."""
@@ -62,7 +65,7 @@ class FixedBlockReader(ShardFiles):
     def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
         """As in ``Reader``; None where a compressed block is damaged: :meth:`read` will say how."""
         size = self._records.record_bytes
-        bounds = [0, *itertools.accumulate(block.count * size for block in blocks)]
+        bounds = [0, *itertools.accumulate(block.num_records * size for block in blocks)]
         if len(self._buffer) < bounds[-1]:
             self._buffer = np.empty(bounds[-1], dtype=np.uint8)
         view = self._buffer.data
@@ -90,6 +93,8 @@ class FixedBlockReader(ShardFiles):
         self._file(block.shard).check_unchanged()
 
     def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece]:
+        from loaderd.shards.npz import gather, load_arrays  # and zipfile
+
         if self._npz is None or self._npz[0] != block.shard:
             self._npz = None  # before the next one takes memory
             file = self._files[block.shard]
@@ -126,7 +131,8 @@ class FixedBlockReader(ShardFiles):
             if reached >= stop:
                 return
         for number in range(reached, stop):
-            end, expected = reached * self._records.record_bytes, f"{block.count} records, as when it was indexed"
+            end = reached * self._records.record_bytes
+            expected = f"{block.num_records} records, as when it was indexed"
             yield Damage(uri, block.first_record + number, end, expected, f"{reached}")
 
     def _stream(self, block: Block) -> Stream:

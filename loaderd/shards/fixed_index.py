@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import crc32c
 import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.access import Access
 from loaderd.shards.compression import Compression, OnRead, tell_nobody
-from loaderd.shards.crc import Bytes1D
+from loaderd.shards.crc import Bytes1D, crc32c
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed import detect_wrapping, inflate_whole, open_fixed, scan_fixed
-from loaderd.shards.npz import gather, load_arrays
 from loaderd.shards.shard_file import OpenFile, ShardFile
 from loaderd.shards.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.tar import find_members
@@ -118,6 +116,8 @@ class _Found:
 
     def add_npz(self) -> None:
         """The rows of the arrays."""
+        from loaderd.shards.npz import gather, load_arrays  # and zipfile
+
         arrays = load_arrays(self._file.uri, self._opened, self._file.size_bytes, self._records)
         count = len(next(iter(arrays.values())))
         for first in range(0, count, _DIGEST_RECORDS):
@@ -126,7 +126,7 @@ class _Found:
             self._rows.append((0, self._file.size_bytes, count, 0))
 
     def _add_digest(self, data: Bytes1D) -> None:
-        self._digest = crc32c.crc32c(data.data, self._digest)
+        self._digest = crc32c(data.data, self._digest)
 
     def _add_damage(self, damage: Damage, of: str) -> None:
         """A damaged stretch counts as one record, behind those that were found."""

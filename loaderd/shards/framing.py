@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +54,7 @@ Ends = npt.NDArray[np.int64]
 _unpack_length = struct.Struct("<Q").unpack_from
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Consecutive records of a stream, in memory.
 
     ``buffer``: uint8; valid until the scan goes on. ``ends``: int64, (n + 1,): where in the buffer each frame

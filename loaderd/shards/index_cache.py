@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,7 +74,7 @@ class IndexCache:
         except Exception as error:  # whatever is wrong with a cached file, the answer is to make it again
             _logger.info("the cached index %s is made again: %s", path, error)
             return None
-        if index.file != replace(file, uri=redacted(file.uri)):
+        if index.file != file._replace(uri=redacted(file.uri)):
             return None
         mark_used(path)
         return replace(index, file=file)
@@ -88,7 +87,7 @@ class IndexCache:
                 return None
             path.parent.mkdir(parents=True, exist_ok=True)
             # Hidden, so that no glob over the shards finds it; opened as usual, so that others may read it.
-            temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+            temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
             try:
                 with open(temporary, "xb") as out:
                     out.write(index.encode())

@@ -13,7 +13,6 @@ from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex, build_index
-from loaderd.shards.told import tell_records
 
 Stored = FixedRecords | Literal["told"] | None
 """What shards hold: records of fixed size; None: TFRecord; "told": whichever each shard's content says."""
@@ -40,7 +39,7 @@ class Indexer:
     def __call__(self, file: ShardFile, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:
         """A shard that cannot be read has an index with one damage. Raises StorageError."""
         try:
-            records = tell_records(file, access) if self._stored == "told" else self._stored
+            records = _told(file, access) if self._stored == "told" else self._stored
             cache = IndexCache(self._where, self._block_records, records)
             if (kept := cache.load(file)) is not None:
                 return Indexed(kept, is_known=True)
@@ -48,6 +47,12 @@ class Indexer:
         except ShardReadError as error:
             return Indexed(ShardIndex.of_unreadable(file, error))
         return Indexed(index, unkept=cache.store(index))
+
+
+def _told(file: ShardFile, access: Access | None) -> FixedRecords | None:
+    from loaderd.shards.told import tell_records  # for those who have no schema
+
+    return tell_records(file, access)
 
 
 def make_index(

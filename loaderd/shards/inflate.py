@@ -5,8 +5,6 @@ A game of Leela Chess Zero takes isal a third of the time that zlib takes.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from functools import cache
 from typing import Any
 
@@ -27,6 +25,9 @@ def _libraries() -> tuple[Any, Any]:
 
         return gzip_ng, zlib_ng
     except ImportError:
+        import gzip
+        import zlib
+
         return gzip, zlib
 
 

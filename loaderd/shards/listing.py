@@ -9,15 +9,17 @@ from __future__ import annotations
 import posixpath
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from loaderd.errors import NoShardsError
 from loaderd.shards.access import Access
 from loaderd.shards.local import is_a_folder
 from loaderd.shards.shard_file import ShardFile, unanswered
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _GLOB_CHARACTERS = frozenset("*?[")
 _SAFE_IN_PATHS = "/:=@,+!$&'()~;"

@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 import threading
 import time
 import zlib
@@ -70,7 +69,7 @@ class RangeCache:
     def store(self, file: ShardFile, number: int, data: bytes) -> None:
         """Keep part ``number`` of a shard, if that can be done."""
         path = self._path(file, number)
-        temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+        temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary, "xb") as part:

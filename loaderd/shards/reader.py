@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,21 +24,19 @@ _MAX_OPEN_FILES = 64
 _OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Where a block is. ``shard`` counts the data set's files from 0; the rest is as in ShardIndex."""
 
     shard: int
     offset: int
     num_bytes: int
-    count: int
+    num_records: int
     first_record: int
     anchors: bytes = b""
     """uint32, little-endian: the offset in the block of every ``ANCHOR_RECORDS``-th record."""
 
 
-@dataclass(frozen=True)
-class BlockPiece:
+class BlockPiece(NamedTuple):
     """Some records of a block: ``piece``, whose first is record ``first`` of the block."""
 
     first: int
@@ -78,16 +75,18 @@ class Reader(Protocol):
         """Close the files."""
 
 
-@dataclass(frozen=True)
 class Reading:
     """How files are read: by ``access`` where they are remote.
 
     ``on_read`` is called while a shard is read from front to back; the ns of each stage are added up in ``spent``.
     """
 
-    on_read: OnRead = tell_nobody
-    access: Access = field(default_factory=Access)
-    spent: Spent = field(default_factory=lambda: [0] * len(Stage))
+    def __init__(
+        self, on_read: OnRead = tell_nobody, access: Access | None = None, spent: Spent | None = None
+    ) -> None:
+        self.on_read = on_read
+        self.access = access or Access()
+        self.spent: Spent = [0] * len(Stage) if spent is None else spent
 
 
 class ShardFiles:

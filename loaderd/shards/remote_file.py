@@ -6,10 +6,13 @@ then four, and so on up to ``Storage.requests``.
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from loaderd.shards.access import PIECE_BYTES, Access
 from loaderd.shards.shard_file import ShardFile
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class RemoteFile:

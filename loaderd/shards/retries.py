@@ -8,7 +8,6 @@ not come back in step.
 from __future__ import annotations
 
 import errno
-import random
 import re
 import time
 from collections.abc import Callable
@@ -61,5 +60,7 @@ def insist(ask: Callable[[], _Answer], retry_s: float, on_retry: Callable[[], No
             if left_s <= 0 or not may_pass(error):
                 raise
         on_retry()
+        import random
+
         time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
         pause_s = min(2 * pause_s, MOST_PAUSE_S)

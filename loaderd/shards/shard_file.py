@@ -8,8 +8,7 @@ there, and whoever asks again may get them. What raises one is never counted as 
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 from loaderd.errors import Damage, ShardReadError, StorageError
@@ -21,8 +20,7 @@ _HINT_READ = "Check that the file exists and that this user may read it."
 _HINT_CHANGED = "Make a new loader: it will index the file as it is now."
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ShardFile:
+class ShardFile(NamedTuple):
     """A shard as it was when it was listed: a change of size or time means that it is another file.
 
     ``uri`` may hold secrets. ``mtime_ns`` is 0 where storage gives no time.

@@ -10,9 +10,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _Answer = TypeVar("_Answer")
 
@@ -33,6 +35,8 @@ class Askers:
 
     def ask(self, question: Callable[[], _Answer]) -> Future[_Answer]:
         """Have ``question`` called in one of the threads, after those that were there before."""
+        from concurrent.futures import Future  # for those whose shards are far away
+
         answer: Future[_Answer] = Future()
         with self._lock:
             self._open += 1

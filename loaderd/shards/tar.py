@@ -7,9 +7,8 @@ skipped: folders, links, a LICENSE. The tar itself must not be compressed, so th
 from __future__ import annotations
 
 import io
-import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from loaderd.errors import Damage
 from loaderd.shards.shard_file import OpenFile
@@ -19,8 +18,7 @@ _ENDINGS = (".gz", ".zst")
 _BUFFER_BYTES = 1 << 18
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A member that holds records: ``num_bytes`` of the tar, from ``offset`` on."""
 
     name: str
@@ -30,6 +28,8 @@ class Member:
 
 def find_members(shard: str, file: OpenFile, size_bytes: int) -> Iterator[Member | Damage]:
     """The members that hold records, in the tar's order; in the end the damage where the tar itself is not whole."""
+    import tarfile
+
     reader = io.BufferedReader(FileReader(file, size_bytes), _BUFFER_BYTES)
     offset, why = 0, ""
     try:

@@ -24,8 +24,8 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.indexer import make_index
 from loaderd.shards.shard_file import ShardFile
+from loaderd.snapshots import Kernels
 from loaderd.stages import Stage
-from loaderd.statistics import Kernels
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Segment
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from loaderd.shards.reader import Block, Reading
 from loaderd.shards.shard_file import ShardFile
 from loaderd.workers.load import Part, WindowLoader
 
-_BLOCK_FIELDS = len(fields(Block))
+_BLOCK_FIELDS = len(Block._fields)
 
 Places = npt.NDArray[np.intp]
 
@@ -71,7 +70,7 @@ class FileRows:
         parts = []
         for *place, left, first, stop, row, key in slices:
             block = Block(*place)
-            of_block = np.full(block.count, -1)
+            of_block = np.full(block.num_records, -1)
             wanted = slice(first, stop) if left is None else _numbers_left(block, left)[first:stop]
             of_block[wanted] = places[row - first_row : row - first_row + stop - first]
             parts.append(Part(block, of_block, key))
@@ -81,5 +80,5 @@ class FileRows:
         """Raise RecordMismatchError where none of the first ``most`` records left of a block fit the schema."""
         *place, left = block_fields
         block = Block(*place)
-        numbers = np.arange(block.count) if left is None else _numbers_left(block, left)
+        numbers = np.arange(block.num_records) if left is None else _numbers_left(block, left)
         self._loader.check_fits(block, numbers[:most])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderd.memory.page import CONSUMER_SLEEPS_FOR, POSITION, Page, barrier, key_of, ring, split_key, step_of
 
@@ -11,8 +10,7 @@ Segment = tuple[int, int, int]
 """(arena, start, stop)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Batches ``first`` to ``stop - 1``: ``segments`` of the first, of whose rows ``omit`` are left out."""
 
     first: int
@@ -40,8 +38,7 @@ class Run:
         return sum(stop - start for _, start, stop in self.segments) - len(self.omit)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """Make batch ``step`` of ``run`` in ``slot``."""
 
     slot: int

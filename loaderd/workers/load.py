@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +48,7 @@ Places = npt.NDArray[np.intp]
 Faults = list[tuple[list[int], LoaderdError]]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The records of ``block`` and where their rows go: ``places``, intp, (count,); -1: that one is not wanted.
 
     ``key``: 64 bits, of the shard and the epoch; the keys of its records are drawn from it.
@@ -137,7 +137,7 @@ class WindowLoader:
 
         Damage tells nothing of the schema.
         """
-        places = np.full(block.count, -1)
+        places = np.full(block.num_records, -1)
         places[numbers] = np.arange(len(numbers))
         window = np.empty((len(numbers), self._row_bytes), dtype=np.uint8)
         faults = self._load_one(Part(block, places), window)
@@ -165,7 +165,7 @@ class WindowLoader:
         if faults:
             return False
         if self._needs_keys:
-            keys = np.concatenate([part.record_keys(0, part.block.count) for part in parts])
+            keys = np.concatenate([part.record_keys(0, part.block.num_records) for part in parts])
             self._record_keys(window)[places] = keys[wanted]
         return True
 
@@ -178,7 +178,7 @@ class WindowLoader:
             for found in self.reader.read(block, int(wanted[0]), int(wanted[-1]) + 1):
                 if isinstance(found, Damage):
                     number = found.record - block.first_record
-                    place = int(part.places[number]) if 0 <= number < block.count else -1
+                    place = int(part.places[number]) if 0 <= number < block.num_records else -1
                     if place >= 0:
                         faults.append(([place], at_damage(CorruptRecordError, found, hint=_HINT_CORRUPT)))
                 else:

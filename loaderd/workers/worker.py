@@ -54,7 +54,6 @@ from loaderd.protocol.worker_messages import (
     UseServers,
     Withdrawn,
 )
-from loaderd.remote.source import RemoteRows
 from loaderd.shards.access import Access
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import ShardFile, is_remote
@@ -64,6 +63,7 @@ from loaderd.workers.fill import Claim, Filler, Run
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
+    from loaderd.remote.source import RemoteRows
 
 _TELL_EVERY_S = 0.2
 # How often it listens while there is work: to listen costs 2 µs, and no message is so urgent.

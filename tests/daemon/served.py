@@ -40,7 +40,7 @@ from loaderd.protocol.messages import (
     Subscribe,
     Welcome,
 )
-from loaderd.protocol.process import start_process
+from loaderd.protocol.starting import start_process
 from loaderd.schema.wire import from_wire as schema_from_wire
 from loaderd.subscription import Subscription
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from loaderd.diagnosis import Diagnosis, diagnose, diagnose_samples
 from loaderd.memory.page import NUM_WAITS
-from loaderd.statistics import Facts, Snapshot
+from loaderd.snapshots import Facts, Snapshot
 
 FACTS = Facts(
     fields=("board", "slow"),
@@ -54,8 +53,7 @@ def after(
 ) -> Snapshot:
     """A later snapshot: stages by name, in seconds of all workers; everything else as fields of it."""
     stage_s = {stage: START.stage_s[stage] + others.pop(stage, 0.01) for stage in STAGES}
-    return replace(
-        START,
+    return START._replace(
         time_s=START.time_s + seconds,
         batches=START.batches + batches,
         records=START.records + 100 * batches,
@@ -68,7 +66,7 @@ def after(
 
 
 def found(now: Snapshot, **facts: Any) -> Diagnosis:
-    return diagnose(START, now, replace(FACTS, **facts))
+    return diagnose(START, now, FACTS._replace(**facts))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +201,7 @@ def test_causes_and_advice(now: Snapshot, facts: dict[str, Any], cause: str, adv
 
 
 def sample(time_s: float, wait_s: float, batches: int) -> Snapshot:
-    return replace(START, time_s=1000 + time_s, wait_s=wait_s, batches=batches, records=100 * batches)
+    return START._replace(time_s=1000 + time_s, wait_s=wait_s, batches=batches, records=100 * batches)
 
 
 def test_the_start_of_a_training_is_not_what_is_asked_about():
@@ -215,7 +213,7 @@ def test_the_start_of_a_training_is_not_what_is_asked_about():
 
 
 def test_who_waits_for_the_first_batch_for_long_is_told_why():
-    samples = [replace(sample(second, second, 0), stage_s={**START.stage_s, "read": second}) for second in range(6)]
+    samples = [sample(second, second, 0)._replace(stage_s={**START.stage_s, "read": second}) for second in range(6)]
     found = diagnose_samples(samples, FACTS)
     assert (found.verdict, found.limiting_stage) == ("storage", "read") and found.waiting_share == 1
     assert diagnose_samples(samples[:4], FACTS).verdict == "nothing yet"
@@ -224,5 +222,5 @@ def test_who_waits_for_the_first_batch_for_long_is_told_why():
 def test_what_was_long_ago_does_not_count():
     samples = [sample(second, min(second, 2), 100 * second + 1) for second in range(8)]
     assert diagnose_samples(samples[:3], FACTS).verdict == "nothing yet", "it has just begun"
-    assert diagnose_samples([replace(one, number=5) for one in samples[:3]], FACTS).waiting_share == 1
+    assert diagnose_samples([one._replace(number=5) for one in samples[:3]], FACTS).waiting_share == 1
     assert diagnose_samples(samples, FACTS).waiting_share == 0

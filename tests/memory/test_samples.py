@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -23,8 +21,8 @@ from loaderd.memory.page import (
 )
 from loaderd.memory.samples import Seen, begin, encode_facts, wait_class, write_sample
 from loaderd.memory.watch import Watched
+from loaderd.snapshots import Facts
 from loaderd.stages import Stage
-from loaderd.statistics import Facts
 
 FACTS = Facts(
     fields=("board", "score"),
@@ -90,7 +88,7 @@ def test_no_time_is_counted_twice():
 
 def test_fields_beyond_those_that_have_a_word_share_the_last_one():
     names = tuple(f"f{number}" for number in range(MAX_FIELDS + 3))
-    page, watched = page_of(replace(FACTS, fields=names))
+    page, watched = page_of(FACTS._replace(fields=names))
     page.spent(0)[len(Stage) + MAX_FIELDS - 1] = 5_000_000_000
     found = watched.now().field_s
     assert len(found) == MAX_FIELDS and found[f"f{MAX_FIELDS - 1} and 3 more"] == 5

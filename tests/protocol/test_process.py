@@ -15,14 +15,16 @@ from pathlib import Path
 import pytest
 
 from loaderd.errors import DaemonError
-from loaderd.protocol.process import how_it_ended, start_process
+from loaderd.protocol.process import how_it_ended
+from loaderd.protocol.starting import start_process
 
 Child = tuple["subprocess.Popen[bytes]", socket.socket]
 Start = Callable[[str, str], Child]
 
 _HEAD = """
 import json, os, select, signal, sys
-from loaderd.protocol.process import die_with_parent, enter_process, start_process
+from loaderd.protocol.process import die_with_parent, enter_process
+from loaderd.protocol.starting import start_process
 """
 
 
@@ -99,7 +101,7 @@ def test_the_main_script_is_not_run_again(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(
         """
-from loaderd.protocol.process import start_process
+from loaderd.protocol.starting import start_process
 print("run", flush=True)
 process, sock = start_process("child")
 print(sock.recv(100).decode(), process.wait())

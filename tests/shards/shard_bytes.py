@@ -103,7 +103,7 @@ def blocks_of(index: ShardIndex, shard: int = 0) -> list[Block]:
     blocks = [Block(shard, *index.block(number)) for number in range(len(index.counts))]
     anchors = b"".join(block.anchors for block in blocks)
     assert len(anchors) == 4 * len(index.runs)
-    assert index.compression != "none" or len(index.runs) == sum(-(-b.count // ANCHOR_RECORDS) for b in blocks)
+    assert index.compression != "none" or len(index.runs) == sum(-(-b.num_records // ANCHOR_RECORDS) for b in blocks)
     return blocks
 
 
@@ -112,10 +112,10 @@ def read_blocks(reader: BlockReader, blocks: Iterable[Block]) -> tuple[Records, 
     records: Records = {}
     damages = []
     for block in blocks:
-        for found in reader.read(block, 0, block.count):
+        for found in reader.read(block, 0, block.num_records):
             if isinstance(found, Damage):
                 damages.append(found)
             else:
-                assert found.first >= 0 and found.first + found.piece.num_records <= block.count
+                assert found.first >= 0 and found.first + found.piece.num_records <= block.num_records
                 take(records, found.piece, block.first_record + found.first)
     return records, damages

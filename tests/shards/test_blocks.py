@@ -82,7 +82,7 @@ def test_any_blocks_read_together_are_what_each_is_alone(
     assert all(reader.can_read_together(block) for block in blocks)
     found = together(reader, chosen)
     assert found == [
-        payload for b in chosen for payload in payloads[b.shard][b.first_record : b.first_record + b.count]
+        payload for b in chosen for payload in payloads[b.shard][b.first_record : b.first_record + b.num_records]
     ]
     alone = []
     for block in chosen:
@@ -119,7 +119,7 @@ def test_pieces_say_where_they_are(tmp_path: Path, make_reader: MakeReader, comp
     reader = make_reader(file, compression=compression)
     seen = 0
     for block in blocks_of(build_index(file, 500)):
-        for found in reader.read(block, 0, block.count):
+        for found in reader.read(block, 0, block.num_records):
             assert not isinstance(found, Damage)
             number = block.first_record + found.first
             assert found.piece.first_record == number and found.piece.offset == starts[number]
@@ -175,9 +175,9 @@ def test_every_changed_byte_costs_its_record(shard: Shard, make_reader: MakeRead
         hit = max(number for number, start in enumerate(shard.starts) if start <= place)
         assert together(reader, shard.blocks) is None
         # Only the block that is hit: the others are as they were.
-        (block,) = [b for b in shard.blocks if b.first_record <= hit < b.first_record + b.count]
+        (block,) = [b for b in shard.blocks if b.first_record <= hit < b.first_record + b.num_records]
         records, (damage,) = read_blocks(reader, [block])
-        in_block = range(block.first_record, block.first_record + block.count)
+        in_block = range(block.first_record, block.first_record + block.num_records)
         assert records == {number: shard.payloads[number] for number in in_block if number != hit}
         assert (damage.shard, damage.record, damage.offset) == (shard.file.uri, hit, shard.starts[hit])
         assert damage.lost_bytes == len(shard.payloads[hit]) + 16
@@ -214,8 +214,8 @@ def test_any_damage_costs_no_more_than_lies_between_two_anchors(
     # first and the last broken frame of the part is lost.
     lost = set(hit)
     for block in shard.blocks:
-        for first in range(block.first_record, block.first_record + block.count, ANCHOR_RECORDS):
-            part = range(first, min(first + ANCHOR_RECORDS, block.first_record + block.count))
+        for first in range(block.first_record, block.first_record + block.num_records, ANCHOR_RECORDS):
+            part = range(first, min(first + ANCHOR_RECORDS, block.first_record + block.num_records))
             inside = broken & set(part)
             if not any({number, number + 1} <= hit & set(part) for number in inside | {n - 1 for n in inside}):
                 continue
@@ -353,7 +353,7 @@ def test_a_compressed_shard_that_becomes_corrupt(tmp_path: Path, make_reader: Ma
     file = make_shard(tmp_path / "a", whole)
     index = build_index(file, 40)
     blocks = blocks_of(index)
-    assert [(block.first_record, block.count) for block in blocks] == [(0, 1000), (1001, 999), (2001, 999)]
+    assert [(block.first_record, block.num_records) for block in blocks] == [(0, 1000), (1001, 999), (2001, 999)]
     healthy = {number: payload for number, payload in enumerate(payloads) if number not in (1000, 2000)}
     reader = make_reader(file, compression=compression)
     assert read_blocks(reader, blocks) == (healthy, [])

@@ -52,7 +52,7 @@ def read(file: ShardFile, index: ShardIndex, blocks: list[Block] | None = None) 
     numbers: list[int] = []
     damages: list[Damage] = []
     for block in blocks_of(index) if blocks is None else blocks:
-        for found in reader.read(block, 0, block.count):
+        for found in reader.read(block, 0, block.num_records):
             if isinstance(found, Damage):
                 damages.append(found)
                 continue
@@ -69,8 +69,8 @@ def loaded(file: ShardFile, index: ShardIndex) -> tuple[list[int], int]:
     window = np.full((index.num_records, SCHEMA.row_bytes), 0xEE, np.uint8)
     parts, row = [], 0
     for block in blocks_of(index):
-        parts.append(Part(block, np.arange(row, row + block.count)[::-1].copy()))
-        row += block.count
+        parts.append(Part(block, np.arange(row, row + block.num_records)[::-1].copy()))
+        row += block.num_records
     faulty = [place for places, _ in loader.load(parts, window) for place in places]
     loader.close()
     numbers = window.view(SCHEMA.row_dtype)["number"].reshape(-1)
@@ -114,8 +114,8 @@ def test_any_range_of_a_block(how: str, tmp_path: Path, monkeypatch: pytest.Monk
     index = build_fixed_index(file, RECORDS, 30)
     reader = FixedBlockReader(RECORDS, [file], [index.compression])
     block = blocks_of(index)[0]
-    for first in range(0, block.count, 3):
-        for stop in range(first + 1, block.count + 1):
+    for first in range(0, block.num_records, 3):
+        for stop in range(first + 1, block.num_records + 1):
             found: dict[int, int] = {}
             for each in reader.read(block, first, stop):
                 assert not isinstance(each, Damage)
@@ -278,7 +278,7 @@ def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, tmp_
     index = build_fixed_index(file, RECORDS, 7)
     block = blocks_of(index)[-3 if how == "tar" else 0]
     overwrite(file, garbled(data, block.offset + block.num_bytes // 2))
-    assert loaded(file, index) == ([*range(30), *range(40, 60)] if how == "tar" else [], block.count)
+    assert loaded(file, index) == ([*range(30), *range(40, 60)] if how == "tar" else [], block.num_records)
 
 
 def test_a_loader_raises_what_it_finds(tmp_path: Path):

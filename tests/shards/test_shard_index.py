@@ -78,16 +78,18 @@ def test_blocks_hold_the_healthy_records(
 
     for block in blocks_of(index):
         original = starts.index(block.offset)
-        assert number_of[original] == block.first_record and block.count > 0
-        assert block.offset + block.num_bytes == starts[original + block.count]
+        assert number_of[original] == block.first_record and block.num_records > 0
+        assert block.offset + block.num_bytes == starts[original + block.num_records]
         if compression == "none":
-            assert block.count <= block_records
+            assert block.num_records <= block_records
             anchors = np.frombuffer(block.anchors, dtype="<u4")
-            expected = starts[original : original + block.count : ANCHOR_RECORDS]
+            expected = starts[original : original + block.num_records : ANCHOR_RECORDS]
             assert (anchors + block.offset).tolist() == expected
     for block, following in itertools.pairwise(blocks_of(index)):
-        touches = block.first_record + block.count == following.first_record
-        assert not touches or (compression == "none" and block.count == block_records), "blocks are never too short"
+        touches = block.first_record + block.num_records == following.first_record
+        assert not touches or (compression == "none" and block.num_records == block_records), (
+            "blocks are never too short"
+        )
 
 
 def test_a_block_ends_where_it_is_large(tmp_path: Path):

@@ -92,7 +92,7 @@ def blocks_of(shard: int, index: ShardIndex) -> list[Block]:
 
 def whole(block: Block, start: int) -> Part:
     """All of a block, its rows backwards from place ``start + count - 1``."""
-    return Part(block, np.arange(start, start + block.count)[::-1])
+    return Part(block, np.arange(start, start + block.num_records)[::-1])
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -112,17 +112,16 @@ def test_rows_are_those_of_the_plain_parser(
         shards.blocks = [block for block in shards.blocks if block.shard != 2] + blocks_of(2, index)
         shards.loader = WindowLoader(numbered_schema, files, ["none", "none", index.compression])
     chosen = data.draw(st.lists(st.sampled_from(shards.blocks), min_size=1, max_size=6, unique=True))
-    size = sum(block.count for block in chosen) + 5
+    size = sum(block.num_records for block in chosen) + 5
     places = np.array(data.draw(st.permutations(range(size))), dtype=np.intp)
     parts = []
     for block in chosen:
         wanted = data.draw(
-            st.lists(st.booleans(), min_size=block.count, max_size=block.count).filter(any) | st.none()
+            st.lists(st.booleans(), min_size=block.num_records, max_size=block.num_records).filter(any) | st.none()
         )
-        parts.append(
-            Part(block, places[: block.count] if wanted is None else np.where(wanted, places[: block.count], -1))
-        )
-        places = places[block.count :]
+        own = places[: block.num_records]
+        parts.append(Part(block, own if wanted is None else np.where(wanted, own, -1)))
+        places = places[block.num_records :]
     window = shards.window(size)
     for _ in range(2):  # the second time by the layouts learnt in the first, over rows that are there already
         assert shards.loader.load(parts, window) == []
@@ -197,7 +196,7 @@ def test_a_record_that_does_not_fit_costs_its_place_alone(
     index = build_index(files[0], 40)
     loader = WindowLoader(numbered_schema, files, [index.compression])
     anchored = blocks_of(0, index) if not callable(compress) else [Block(0, 0, len(content), 100, 0)]
-    parts = [Part(block, block.first_record + np.arange(block.count)) for block in anchored]
+    parts = [Part(block, block.first_record + np.arange(block.num_records)) for block in anchored]
     window = np.zeros((100, numbered_schema.row_bytes), dtype=np.uint8)
     faults = faults_of(loader.load(parts, window))
     error = faults[33]
@@ -238,7 +237,7 @@ def test_rows_hold_the_keys_of_their_records(write_numbered: Write, numbered_sch
     part_keys = [7, 2**64 - 1]
     parts = []
     for number, block in enumerate(shards.blocks):
-        numbers = np.arange(block.count)
+        numbers = np.arange(block.num_records)
         places = np.where(numbers % 3, 100 * number + numbers[::-1], -1)
         parts.append(Part(block, places, part_keys[block.shard]))
     window = shards.window(600)
@@ -259,7 +258,8 @@ def test_many_blocks_for_few_records_are_read_in_groups(
     """Or a task of 4,096 records, one of each block, would bring a GB into memory."""
     shards = Shards(write_numbered([2000]), numbered_schema, 20)
     parts = [
-        Part(block, np.where(np.arange(block.count) == 7, number, -1)) for number, block in enumerate(shards.blocks)
+        Part(block, np.where(np.arange(block.num_records) == 7, number, -1))
+        for number, block in enumerate(shards.blocks)
     ]
     most = 5 * max(block.num_bytes for block in shards.blocks)
     monkeypatch.setattr(load, "_MAX_TOGETHER_BYTES", most)

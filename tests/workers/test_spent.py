@@ -29,9 +29,10 @@ def test_stages_add_up(
     files = list_shards(str(path))
     index = build_index(files[0], 1024, lambda offset: None)
     blocks = [Block(0, *index.block(number)) for number in range(len(index.counts))]
-    starts = np.cumsum([0, *[block.count for block in blocks]])
+    starts = np.cumsum([0, *[block.num_records for block in blocks]])
     parts = [
-        Part(block, np.arange(start, start + block.count)) for block, start in zip(blocks, starts[:-1], strict=True)
+        Part(block, np.arange(start, start + block.num_records))
+        for block, start in zip(blocks, starts[:-1], strict=True)
     ]
     window = np.zeros((20_000, numbered_schema.row_bytes), np.uint8)
     for _ in range(10):  # until it was not interrupted between two stages, on a machine that does other things, too

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderd.daemon.pool.tasks import PlannedBatch
 from loaderd.plan.batches import Segment
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """Batches ``first.step`` to ``stop - 1`` may be made; behind ``first``, each lies behind the one before."""
 
     first: PlannedBatch
@@ -40,8 +38,7 @@ class Grant:
         return [self.first.step, self.stop - self.first.step, self.first.segments_to_wire(), list(self.first.omit)]
 
 
-@dataclass(frozen=True)
-class Withdrawal:
+class Withdrawal(NamedTuple):
     """This batch may not be made any more."""
 
     step: int

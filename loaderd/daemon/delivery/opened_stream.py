@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaderd.daemon.delivery.page_facts import facts_of
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
 from loaderd.daemon.preparing.local_data import Data
-from loaderd.daemon.preparing.remote_data import RemoteData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError, ServerError, to_wire
 from loaderd.machine import available_memory, in_mib, remedy
@@ -24,7 +23,10 @@ from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed, Opened
 from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialTask
-from loaderd.statistics import Kernels
+from loaderd.snapshots import Kernels
+
+if TYPE_CHECKING:
+    from loaderd.daemon.preparing.remote_data import RemoteData
 
 MIN_ARENAS = 2
 # However many records there are, they are cut into even windows: none is smaller than half a batch.

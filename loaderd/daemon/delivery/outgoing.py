@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from loaderd.errors import LoaderdError, ShardError
 
 
-@dataclass(frozen=True)
-class Omission:
+class Omission(NamedTuple):
     """Of batch ``step``, ``num_skipped`` records are left out because of ``errors``."""
 
     step: int
@@ -17,8 +16,7 @@ class Omission:
     errors: tuple[LoaderdError, ...]
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(NamedTuple):
     """Batch ``step`` is in ``slot``, ``num_records`` of it; something may have been left out."""
 
     step: int
@@ -27,16 +25,14 @@ class Delivery:
     omission: Omission | None = None
 
 
-@dataclass(frozen=True)
-class BrokenBatch:
+class BrokenBatch(NamedTuple):
     """Batch ``step`` cannot be delivered."""
 
     step: int
     error: LoaderdError
 
 
-@dataclass(frozen=True)
-class PassEnd:
+class PassEnd(NamedTuple):
     """The pass is over."""
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from loaderd.daemon.preparing.local_data import Data
-from loaderd.daemon.preparing.remote_data import RemoteData
 from loaderd.dataset import StreamDescription
 from loaderd.machine import filesystem_kind, usable_cores
 from loaderd.schema import Bits, Derived
 from loaderd.shards.shard_file import ShardFile
-from loaderd.statistics import Facts
+from loaderd.snapshots import Facts
+
+if TYPE_CHECKING:
+    from loaderd.daemon.preparing.remote_data import RemoteData
 
 
 def facts_of(

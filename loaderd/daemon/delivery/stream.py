@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from loaderd.daemon.delivery.away import Away
@@ -150,9 +149,8 @@ class Stream:
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork) and isinstance(error, (StorageError, ServerError)):
-            again = replace(
-                task.work, due=MAX_STEP
-            )  # after all batches that can be made, so that it delays none of them
+            # After all batches that can be made, so that it delays none of them.
+            again = task.work._replace(due=MAX_STEP)
             self._loads_alone.append(again)
             self._away.failed(again, error)
         elif isinstance(task.work, LoadWork):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,17 +25,19 @@ from loaderd.plan.passes import PassPlan
 _ROWS_PER_LOAD = 8192
 
 
-@dataclass
 class _Window:
-    arena: int
-    rows: int
-    pending: deque[tuple[Slice, ...]]
-    last_step: int
-    loaded_rows: int = 0
-    assigned_rows: int = 0
-    due: tuple[int, int] = (0, 0)
-    """The batches during which it should be loaded: from one to behind another."""
-    bad_places: dict[int, Fault] = field(default_factory=dict)
+    """``due``: the batches during which it should be loaded, from one to behind another."""
+
+    def __init__(
+        self, arena: int, rows: int, pending: deque[tuple[Slice, ...]], last_step: int, due: tuple[int, int]
+    ) -> None:
+        self.arena = arena
+        self.rows = rows
+        self.pending = pending
+        self.last_step = last_step
+        self.due = due
+        self.loaded_rows = self.assigned_rows = 0
+        self.bad_places: dict[int, Fault] = {}
 
     @property
     def ready(self) -> bool:
@@ -203,7 +204,7 @@ class Windows:
 def _record(part: Slice, number: int) -> Slice:
     """Record ``number`` of a slice, counted from its first."""
     first = part.first + number
-    return replace(part, first=first, stop=first + 1, row=part.row + number)
+    return part._replace(first=first, stop=first + 1, row=part.row + number)
 
 
 def _arenas_of(task: Task) -> set[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from loaderd.daemon.delivery.outgoing import Delivery
 from loaderd.memory.anonymous import SharedMemory
@@ -29,8 +29,7 @@ from loaderd.memory.page import (
 _SEAT = 0
 
 
-@dataclass
-class Had:
+class Had(NamedTuple):
     """What a member was handed or has taken, and where it stands: the step behind its last batch."""
 
     batches: int = 0

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from loaderd.daemon.delivery.outgoing import Omission, Outgoing
 from loaderd.daemon.delivery.stream import Stream
@@ -34,16 +33,14 @@ GRACE_S = 15.0
 PassKey = tuple[int, tuple[tuple[int, ...], ...]]
 
 
-@dataclass(frozen=True)
-class Progressed:
+class Progressed(NamedTuple):
     """Of a stream that is "shared": the pass that it is at; every batch before ``step`` is used up."""
 
     pass_: Pass
     step: int
 
 
-@dataclass(frozen=True)
-class Handed:
+class Handed(NamedTuple):
     """``item`` is for ``member``, and belongs to its own ``generation``."""
 
     member: int

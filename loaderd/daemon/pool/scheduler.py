@@ -17,21 +17,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
 from loaderd.daemon.pool.tasks import HINT_OF_DEATHS, TASKS_PER_WORKER, Task, TaskSource, Work
 from loaderd.errors import LoaderdError, WorkerError
 
 
-@dataclass
 class _Worker:
-    tasks: list[Task] = field(default_factory=list)
-    unready: int = 1
-    """Answers that it owes: that it has started, and that it knows of a stream."""
-    ticks: int = 0
-    at: Hashable = None
-    """What it was at when this was asked last."""
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self.unready = 1
+        """Answers that it owes: that it has started, and that it knows of a stream."""
+        self.ticks = 0
+        self.at: Hashable = None
+        """What it was at when this was asked last."""
 
     @property
     def ready(self) -> bool:

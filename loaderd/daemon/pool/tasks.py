@@ -7,17 +7,14 @@ is given to another. ``str(work)`` says in a message what it was. Batches are no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 
 
-@dataclass(frozen=True)
-class ListWork:
+class ListWork(NamedTuple):
     """List the shards of set ``set`` (counted from 0), which the user calls ``shards``."""
 
     set: int
@@ -27,8 +24,7 @@ class ListWork:
         return f"the listing of {self.shards}"
 
 
-@dataclass(frozen=True)
-class AskWork:
+class AskWork(NamedTuple):
     """Ask servers what data set ``name`` is."""
 
     name: str
@@ -37,8 +33,7 @@ class AskWork:
         return f"the question to servers for data set {self.name}"
 
 
-@dataclass(frozen=True)
-class IndexWork:
+class IndexWork(NamedTuple):
     """Index file ``file`` (counted from 0)."""
 
     file: int
@@ -47,8 +42,7 @@ class IndexWork:
         return f"the index of shard {self.file} (counted from 0)"
 
 
-@dataclass(frozen=True)
-class ProbeWork:
+class ProbeWork(NamedTuple):
     """See whether the first record of ``block`` fits the schema; or, with ``any_fits``, any of its records."""
 
     block: int
@@ -58,8 +52,7 @@ class ProbeWork:
         return f"the first records of block {self.block}" if self.any_fits else "the first record"
 
 
-@dataclass(frozen=True)
-class LoadWork:
+class LoadWork(NamedTuple):
     """Bring ``slices`` into ``window``, which lies in ``arena``, before batch ``due`` is taken."""
 
     window: int
@@ -67,7 +60,7 @@ class LoadWork:
     slices: tuple[Slice, ...]
     due: int = 0
 
-    @cached_property
+    @property
     def num_rows(self) -> int:
         return sum(part.stop - part.first for part in self.slices)
 
@@ -75,8 +68,7 @@ class LoadWork:
         return f"the load of {self.num_rows} records of window {self.window}"
 
 
-@dataclass(frozen=True)
-class PlannedBatch:
+class PlannedBatch(NamedTuple):
     """Batch ``step``: the rows of ``segments`` (whose windows lie in ``arenas``)."""
 
     step: int
@@ -95,16 +87,14 @@ class PlannedBatch:
         return [[arena, part.start, part.stop] for arena, part in zip(self.arenas, self.segments, strict=True)]
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """What a load may end with: places of a window whose records cannot be delivered, and why."""
 
     places: tuple[int, ...]
     error: LoaderdError
 
 
-@dataclass(frozen=True)
-class TrialWork:
+class TrialWork(NamedTuple):
     """Decode these rows of a batch, to see whether a worker survives it."""
 
     batch: PlannedBatch
@@ -127,20 +117,27 @@ HINT_OF_DEATHS = "A derived field that crashes or never ends, or too little memo
 Work = ListWork | AskWork | IndexWork | ProbeWork | LoadWork | TrialWork
 
 
-@dataclass(eq=False)
 class Task:
     """Work that was handed out: by which source, in which generation of it, and how often its worker died.
 
     After ``most_deaths`` it is given up; unless it ``survives_stalls``, after the first stall.
     """
 
-    source: TaskSource
-    work: Work
-    generation: int = 0
-    most_deaths: int = MAX_DEATHS
-    deaths: int = 0
-    survives_stalls: bool = True
-    number: int = field(default=-1)
+    def __init__(
+        self,
+        source: TaskSource,
+        work: Work,
+        generation: int = 0,
+        most_deaths: int = MAX_DEATHS,
+        survives_stalls: bool = True,
+    ) -> None:
+        self.source = source
+        self.work = work
+        self.generation = generation
+        self.most_deaths = most_deaths
+        self.survives_stalls = survives_stalls
+        self.deaths = 0
+        self.number = -1
 
 
 class TaskSource(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from loaderd.daemon.pool.fork_server import ForkServer
 from loaderd.errors import DaemonError
@@ -20,8 +20,7 @@ FIRST_WORKER = 1 << 40
 """Above the numbers of all consumers."""
 
 
-@dataclass
-class _Worker:
+class _Worker(NamedTuple):
     pid: int
     pidfd: int
     seat: int

@@ -19,7 +19,7 @@ from loaderd.shards.access import PIECE_BYTES
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.shards.shard_index import ShardIndex, decode_index
-from loaderd.statistics import StorageCounts
+from loaderd.snapshots import StorageCounts
 
 MAX_NAMED_DAMAGES = 1000
 # They come in one message.

@@ -10,10 +10,9 @@ One preparation may serve many streams of the same data set.
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Mapping
-
-import cloudpickle
 
 from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
 from loaderd.daemon.pool.workforce import Workforce
@@ -22,7 +21,7 @@ from loaderd.daemon.preparing.list_pass import ListPass
 from loaderd.daemon.preparing.local_data import Data, of_listing
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError
-from loaderd.options import StreamOptions
+from loaderd.options import Storage, StreamOptions
 from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import IndexTask, ListTask
 from loaderd.shards.index_cache import IndexCache
@@ -59,8 +58,8 @@ class Preparation:
         self._workforce = workforce
         self.listing = listing
         self._known = known
-        self._storage = cloudpickle.dumps(options.storage)
-        self._records = cloudpickle.dumps(dataset.schema.records)
+        self._storage = _pickled(options.storage)
+        self._records = pickle.dumps(dataset.schema.records)
         self._slow_said: set[type] = set()
         self._began_s = self._finished_s = time.monotonic()
         self.sets: list[list[ShardFile]] = []
@@ -186,3 +185,12 @@ class Preparation:
             if source is not None:
                 self._workforce.remove_source(source)
         self.list_pass = self.index_pass = None
+
+
+def _pickled(storage: Storage) -> bytes:
+    if storage.filesystem is None:
+        return pickle.dumps(storage)
+    import cloudpickle  # its class may be one of the user's script
+
+    pickled: bytes = cloudpickle.dumps(storage)
+    return pickled

@@ -12,7 +12,7 @@ from typing import Any
 
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, ProbeWork, Task
 from loaderd.errors import LoaderdError, RecordMismatchError, WorkerError
-from loaderd.statistics import Kernels
+from loaderd.snapshots import Kernels
 
 _MAX_BLOCKS = 8
 

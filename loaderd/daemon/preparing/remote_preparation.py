@@ -16,9 +16,10 @@ from loaderd.daemon.preparing.remote_data import RemoteData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.passes import Listing
+from loaderd.protocol.messages import Welcome
 from loaderd.protocol.worker_messages import AskTask
 from loaderd.remote.source import RemoteStream
-from loaderd.remote.tables import Table, table_from_wire
+from loaderd.remote.tables import Table, table_from_wire, welcome_to
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
 
@@ -59,6 +60,12 @@ class Asking:
         table, leaf = self.table, self.table.dataset.leaves()[0]
         options = replace(self._stream.options, shuffle=leaf.shuffle, seed=leaf.seed, on_corrupt=leaf.on_corrupt)
         return StreamDescription(table.dataset, options, row_bytes=table.row_bytes)
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the consumer must know of the data."""
+        assert self.table is not None
+        return welcome_to(self.table.dataset, self.table.schema, self.table.row_bytes)
 
     def _message(self, task: Task) -> AskTask:
         return AskTask(task.number, pickle.dumps(self._stream.of), self._listing)

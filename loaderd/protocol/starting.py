@@ -1,0 +1,88 @@
+"""Starting a process of ours, so that it ends when the one that started it does.
+
+A child is a fresh interpreter with its end of a socket pair; it is not forked (threads of TensorFlow would be lost
+half-way through what they hold) and not spawned by ``multiprocessing`` (that would run the user's main script, and
+import TensorFlow, once more). Workers are forks, but of what has nothing to lose: ``daemon.pool.fork_server``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from loaderd.errors import DaemonError
+from loaderd.machine import remedy
+from loaderd.protocol.descriptors import is_open, socket_above_standard
+
+_SYS_PATH = "LOADERD_SYS_PATH"
+
+# The child imports from where its parent does, whatever folder it starts in. What it has imported is there to stay:
+# the collector of garbage need not look at it, neither meanwhile nor later.
+_BOOT = (
+    f"import gc,os,sys;gc.disable();sys.path[:]=os.environ[{_SYS_PATH!r}].split('\\n');"
+    "import importlib;module=importlib.import_module(sys.argv[1]);gc.freeze();gc.enable();module.main()"
+)
+
+# A worker computes in one thread, and sees no GPU: what imports TensorFlow in it must not take the memory of one.
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+def start_process(module: str, output: int | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Run ``main()`` of ``module`` in a new process; returns it and our end of the socket between us.
+
+    ``output``: where its standard output and error go; None: where ours do.
+
+    Raises DaemonError where the machine lets us have no more processes or files.
+    """
+    # Not os.pathsep: a folder's name may hold a colon. What is no string, the import system passes over too.
+    path = "\n".join(entry or _working_directory() for entry in sys.path if isinstance(entry, str))
+    try:
+        ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+    except OSError as error:
+        raise _not_started(module, error) from None
+    # What a child writes there, without one of its own, would go into the file that it opens next.
+    stdout, stderr = (output or (None if is_open(fd) else subprocess.DEVNULL) for fd in (1, 2))
+    unbuffered = {} if output is None else {"PYTHONUNBUFFERED": "1"}  # as on a terminal: a line when it is printed
+    try:
+        process = subprocess.Popen(
+            [sys.executable or "", "-c", _BOOT, module, str(theirs.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=[theirs.fileno()],
+            # A session of its own: Ctrl-C on the terminal is the training process's business.
+            start_new_session=True,
+            env={**os.environ, **_ENVIRONMENT, **unbuffered, _SYS_PATH: path},
+        )
+    except BaseException as error:
+        ours.close()
+        if isinstance(error, OSError):
+            raise _not_started(module, error) from None
+        raise
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def _working_directory() -> str:
+    """ "": it is deleted, and nothing can be imported from there."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def _not_started(module: str, error: OSError) -> DaemonError:
+    if error.filename is not None:  # of Popen, and then it is the program that cannot be run
+        return DaemonError(
+            f"cannot start a process for {module}: sys.executable must be a Python that can be run, "
+            f"got {sys.executable!r}: {error.strerror}"
+        )
+    return DaemonError(f"cannot start a process for {module}: {error.strerror}", hint=remedy(error))
