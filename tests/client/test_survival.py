@@ -148,24 +148,31 @@ with loaderd.Loader(shards, schema, **options) as loader:
 
 chance = random.Random(seed)
 main = threading.main_thread().ident
-interrupts = 0
-armed = threading.Event()
-over = threading.Event()
+lock = threading.Lock()
+armed = going = over = False
+at_openings = others = 0
+
+def arm(on):
+    global armed
+    with lock:
+        armed = on
 
 def interrupt():
-    global interrupts
-    while not over.is_set():
+    global armed, at_openings, others
+    while not over:
         time.sleep(chance.choice([0, 0.001, 0.003, 0.01, 0.03]))
-        if armed.is_set():
-            armed.clear()
-            interrupts += 1
-            signal.pthread_kill(main, signal.SIGINT)
+        with lock:  # so nothing comes behind arm(False)
+            if armed:
+                armed = False
+                at_openings += not going
+                others += going
+                signal.pthread_kill(main, signal.SIGINT)
 
 thread = threading.Thread(target=interrupt, daemon=True)
 loader = loaderd.Loader(shards, schema, **options)
 thread.start()
 taken = 0
-while interrupts < wanted:
+while at_openings < wanted / 10 or others < wanted:
     number = loader.next_position.epoch
     batches = iter(loader)
     if number > 2:
@@ -173,17 +180,19 @@ while interrupts < wanted:
         continue
     got, batch = [], None
     while True:
+        going = False
         try:
             try:
-                if chance.random() < 0.1:  # else only when it has got going again
-                    armed.set()
+                if chance.random() < 0.1:
+                    arm(True)
                 for batch in batches:
                     got.append(batch["id"].tolist())
-                    armed.set()
-                armed.clear()
+                    going = True
+                    arm(True)
+                arm(False)
                 break
             finally:
-                armed.clear()
+                arm(False)
         except KeyboardInterrupt:
             pass
         # Interrupted between having a batch and writing it down: it is the one that the loop has.
@@ -193,15 +202,17 @@ while interrupts < wanted:
         assert loader.position.epoch > number or len(got) == step, (len(got), step, loader.position)
     assert got == passes[number], (number, len(got), len(passes[number]))
     taken += 1
-over.set()
+over = True
 thread.join()
-statistics = loader.statistics()
-print(interrupts, taken, statistics.daemon_restarts)
+print(at_openings, others, taken, loader.statistics().daemon_restarts)
 """
 
 
 def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
-    """A loop that is interrupted and gone on with sees every batch once, and the position is the next one's."""
+    """A loop that is interrupted and gone on with sees every batch once, and the position is the next one's.
+
+    An interrupt may cost a restart while the stream is being opened; once batches come, hardly any does.
+    """
     script = tmp_path / "interrupted.py"
     script.write_text(_INTERRUPTED)
     shards = map(str, write_numbered([1000, 900]))
@@ -209,9 +220,9 @@ def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
         [sys.executable, script, *shards, "40", "1"], capture_output=True, text=True, timeout=100, check=False
     )
     assert found.returncode == 0, found.stderr
-    interrupts, passes, restarts = map(int, found.stdout.split())
-    # An interrupt costs a restart while the stream is being opened: nearly every second one on a busy machine.
-    assert interrupts >= 40 and passes >= 1 and restarts < interrupts * 2 / 3
+    at_openings, others, passes, restarts = map(int, found.stdout.split())
+    assert at_openings >= 4 and others >= 40 and passes >= 1
+    assert restarts <= at_openings + others / 4
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
