@@ -20,6 +20,7 @@ import pytest
 import slots
 import tensorflow as tf
 from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
+from own_processes import newest_daemon
 from restarted import Restarted
 
 import loaderd
@@ -293,7 +294,7 @@ def test_the_daemon_is_killed_in_between(loader: loaderd.Loader):
     for number, element in enumerate(two_passes("/CPU:1")):
         kept.append(element)
         if number == 3:
-            os.kill(loader._stream._now.process.pid, signal.SIGKILL)
+            os.kill(newest_daemon(), signal.SIGKILL)
     assert [check(element) for element in kept] == expected
     assert loader.statistics().daemon_restarts == restarts + 1
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from damage import damage_unseen
 from interrupts import InterruptAt, points_of
+from own_processes import DAEMON, children_of, kill, newest_daemon, workers_of
 
 import loaderd
 from loaderd.client.patience import Patience
@@ -48,15 +49,6 @@ def odd(numbers: Any) -> Any:
     return numbers
 
 
-def children_of(parent: int) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-
-
-def workers_of(daemon: int) -> list[int]:
-    (fork_server,) = children_of(daemon)
-    return children_of(fork_server)
-
-
 # --------------------------------------------------------------------------------------------- close
 
 
@@ -65,7 +57,7 @@ def test_close_ends_a_wait_in_another_thread(write_numbered: Write, stopped: str
     """While a worker is at work for ever, or stopped, or the daemon is."""
     loader = loaderd.Loader(write_numbered([100]), with_field(slow), batch_size=10, shuffle=False, workers=1)
     batches = iter(loader)
-    daemon = loader._stream._now.process.pid
+    daemon = newest_daemon()
     ended: list[Any] = []
 
     def consume() -> None:
@@ -107,16 +99,14 @@ def test_close_while_another_daemon_is_started(write_numbered: Write, numbered_s
     shards = write_numbered([100])
     for delay_ms in (0, 80, 200):
         loader = loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1)
-        process = loader._stream._now.process
-        process.kill()
-        process.wait()
+        kill(newest_daemon())
         timer = threading.Timer(delay_ms / 1000, loader.close)
         timer.start()
         with pytest.raises(ClosedError):
             while True:
                 list(loader)
         timer.join()
-        assert loader._stream._now.process.poll() is not None
+        assert not children_of(os.getpid(), DAEMON)
 
 
 def test_a_loader_that_is_dropped_while_a_batch_is_held(
@@ -125,12 +115,12 @@ def test_a_loader_that_is_dropped_while_a_batch_is_held(
     loader = loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10, shuffle=False, workers=1)
     batches = iter(loader)
     batch = next(batches)
-    process = loader._stream._now.process
+    daemon = newest_daemon()
     del loader
     gc.collect()
-    assert process.poll() is None and check_batch(next(batches)) == list(range(10, 20)), "the iterator keeps it"
+    assert newest_daemon() == daemon and check_batch(next(batches)) == list(range(10, 20)), "the iterator keeps it"
     del batches
-    assert process.poll() is not None, "without the garbage collector"
+    assert not children_of(os.getpid(), DAEMON), "without the garbage collector"
     assert check_batch(batch) == list(range(10))
 
 
