@@ -165,19 +165,22 @@ class Servers:
             return refusal
 
     def _set_aside(self, way: _Way, why: LoaderdError | str, lost_s: float) -> None:
-        """Do not ask this server for a while: several times ``lost_s``, the seconds of the attempt that failed."""
+        """Do not ask this server for a while.
+
+        Where there are others: several times ``lost_s``, the seconds of the attempt that failed.
+        """
         now_s = time.monotonic()
         with self._lock:
+            is_only = len(self._ways) == 1
             is_first = way.away_s == _FIRST_AWAY_S
             if isinstance(why, LoaderdError):
                 way.refusal, way.until_s = why, now_s + _REFUSED_S
             else:
                 way.calls = None  # where nobody says that a connection is dead, another one must be made
-                away_s = max(way.away_s, _ONE_IN_TIME * lost_s)
+                away_s = way.away_s if is_only else max(way.away_s, _ONE_IN_TIME * lost_s)
                 way.until_s = now_s + away_s * random.uniform(0.5, 1)  # of many consumers, not all at once
                 way.away_s = min(2 * way.away_s, _MOST_AWAY_S)
                 self._replace(way)
-            is_only = len(self._ways) == 1
         if is_first and not (is_only and isinstance(why, LoaderdError)):  # that is raised
             self._say(f"{why}; {'it is asked again' if is_only else 'others are asked, and it again'}")
 

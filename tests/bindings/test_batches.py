@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,13 @@ import numpy as np
 import pytest
 import slots
 import tensorflow as tf
+from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
+from own_processes import newest_daemon
 from restarted import Restarted
 
 import loaderd
 from loaderd.errors import ClosedError, OptionError, WorkerError
 
-Write = Callable[[Path, Sequence[int]], list[Path]]
-
-RECORDS, BATCH_SIZE, HELD = 150, 16, 4
-NUM_BATCHES = 10  # of which the last one has 6 records
 ALIASED = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
@@ -44,27 +42,13 @@ SCHEMA = loaderd.Schema(
 )
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Write) -> list[Path]:
-    return write_numbered_to(tmp_path_factory.mktemp("shards"), [100, 50])
+def settle() -> None:
+    """Garbage may hold some, such as the frames of a traced function; or the thread that copies."""
+    gc.collect()
+    time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def shared_loader(shards: list[Path]) -> Iterator[loaderd.Loader]:
-    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1, held_batches=HELD) as loader:
-        yield loader
-
-
-@pytest.fixture
-def loader(shared_loader: loaderd.Loader) -> Iterator[loaderd.Loader]:
-    """Of which nothing is lent, neither before the test nor behind it."""
-    shared_loader.seek(loaderd.Position())
-    yield shared_loader
-    until_s = time.monotonic() + 10
-    while shared_loader.statistics().slots_lent and time.monotonic() < until_s:
-        gc.collect()  # garbage may hold some, such as the frames of a traced function; or the thread that copies
-        time.sleep(0.01)
-    assert shared_loader.statistics().slots_lent == 0
+shards, shared_loader, loader = loader_fixtures(SCHEMA, settle)
 
 
 def check(element: dict[str, tf.Tensor]) -> list[int]:
@@ -310,7 +294,7 @@ def test_the_daemon_is_killed_in_between(loader: loaderd.Loader):
     for number, element in enumerate(two_passes("/CPU:1")):
         kept.append(element)
         if number == 3:
-            os.kill(loader._stream._now.process.pid, signal.SIGKILL)
+            os.kill(newest_daemon(), signal.SIGKILL)
     assert [check(element) for element in kept] == expected
     assert loader.statistics().daemon_restarts == restarts + 1
 

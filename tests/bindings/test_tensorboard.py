@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_processes import newest_daemon
 
 import loaderd
 from loaderd import testing
@@ -110,7 +113,7 @@ def test_another_daemon_counts_from_0(open_loader: Callable[..., Any], tmp_path:
         for number, _ in enumerate(loader):
             if number == 30:
                 board.write(1)
-                loader._stream._now.process.kill()
+                os.kill(newest_daemon(), signal.SIGKILL)
         board.write(2)
         said = loader.statistics()
     figures = read(tmp_path)

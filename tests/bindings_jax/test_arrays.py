@@ -8,13 +8,13 @@ import json
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import slots
+from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
 from restarted import Restarted
 
 import loaderd
@@ -24,10 +24,6 @@ jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
 loaderd_jax = pytest.importorskip("loaderd_jax")
 jnp = jax.numpy
 
-Write = Callable[[Path, Sequence[int]], list[Path]]
-
-RECORDS, BATCH_SIZE, HELD = 150, 16, 4
-NUM_BATCHES = 10  # of which the last one has 6 records
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
 NARROW = ["bool", *INTEGERS, "bfloat16", "float16", "float32", "complex64"]
 SMALL = ["float8_e4m3fn", "float8_e5m2", "int4"]
@@ -42,33 +38,20 @@ SCHEMA = loaderd.Schema(
 )
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Write) -> list[Path]:
-    return write_numbered_to(tmp_path_factory.mktemp("shards"), [100, 50])
-
-
-@pytest.fixture(scope="module")
-def shared_loader(shards: list[Path]) -> Iterator[loaderd.Loader]:
-    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1, held_batches=HELD) as loader:
-        yield loader
-
-
-@pytest.fixture
-def loader(shared_loader: loaderd.Loader) -> Iterator[loaderd.Loader]:
-    """Of which nothing is lent, neither before the test nor behind it."""
-    shared_loader.seek(loaderd.Position())
-    yield shared_loader
-    until_s = time.monotonic() + 20
-    while lent(shared_loader):  # to a thread of JAX's that has just computed with it
-        assert time.monotonic() < until_s
-
-
-def lent(loader: loaderd.Loader) -> int:
-    """Slots that are lent, when JAX has given back what it had let go of."""
+def settle() -> None:
+    """Has JAX give back what it had let go of: a thread of its own may have just computed with it."""
     jnp.zeros(1).block_until_ready()
     gc.collect()
     jnp.zeros(1).block_until_ready()
+
+
+def lent(loader: loaderd.Loader) -> int:
+    """Slots that are lent, when all has been given back that JAX had let go of."""
+    settle()
     return loader.statistics().slots_lent
+
+
+shards, shared_loader, loader = loader_fixtures(SCHEMA, settle)
 
 
 def check(bits: jax.Array, ids: jax.Array) -> list[int]:

@@ -6,13 +6,13 @@ import itertools
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import slots
+from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
 from restarted import Restarted
 
 import loaderd
@@ -21,10 +21,6 @@ from loaderd.errors import ClosedError, OptionError
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
 loaderd_torch = pytest.importorskip("loaderd_torch")
 
-Write = Callable[[Path, Sequence[int]], list[Path]]
-
-RECORDS, BATCH_SIZE, HELD = 150, 16, 4
-NUM_BATCHES = 10  # of which the last one has 6 records
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
 SCHEMA = loaderd.Schema(
@@ -37,23 +33,7 @@ SCHEMA = loaderd.Schema(
 )
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Write) -> list[Path]:
-    return write_numbered_to(tmp_path_factory.mktemp("shards"), [100, 50])
-
-
-@pytest.fixture(scope="module")
-def shared_loader(shards: list[Path]) -> Iterator[loaderd.Loader]:
-    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1, held_batches=HELD) as loader:
-        yield loader
-
-
-@pytest.fixture
-def loader(shared_loader: loaderd.Loader) -> Iterator[loaderd.Loader]:
-    """Of which nothing is lent, neither before the test nor behind it."""
-    shared_loader.seek(loaderd.Position())
-    yield shared_loader
-    assert shared_loader.statistics().slots_lent == 0
+shards, shared_loader, loader = loader_fixtures(SCHEMA)
 
 
 def check(bits: torch.Tensor, ids: torch.Tensor) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from damage import damage_unseen
 from interrupts import InterruptAt, points_of
+from own_processes import DAEMON, children_of, kill, newest_daemon, workers_of
 
 import loaderd
 from loaderd.client.patience import Patience
@@ -48,15 +49,6 @@ def odd(numbers: Any) -> Any:
     return numbers
 
 
-def children_of(parent: int) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-
-
-def workers_of(daemon: int) -> list[int]:
-    (fork_server,) = children_of(daemon)
-    return children_of(fork_server)
-
-
 # --------------------------------------------------------------------------------------------- close
 
 
@@ -65,7 +57,7 @@ def test_close_ends_a_wait_in_another_thread(write_numbered: Write, stopped: str
     """While a worker is at work for ever, or stopped, or the daemon is."""
     loader = loaderd.Loader(write_numbered([100]), with_field(slow), batch_size=10, shuffle=False, workers=1)
     batches = iter(loader)
-    daemon = loader._stream._now.process.pid
+    daemon = newest_daemon()
     ended: list[Any] = []
 
     def consume() -> None:
@@ -107,16 +99,14 @@ def test_close_while_another_daemon_is_started(write_numbered: Write, numbered_s
     shards = write_numbered([100])
     for delay_ms in (0, 80, 200):
         loader = loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1)
-        process = loader._stream._now.process
-        process.kill()
-        process.wait()
+        kill(newest_daemon())
         timer = threading.Timer(delay_ms / 1000, loader.close)
         timer.start()
         with pytest.raises(ClosedError):
             while True:
                 list(loader)
         timer.join()
-        assert loader._stream._now.process.poll() is not None
+        assert not children_of(os.getpid(), DAEMON)
 
 
 def test_a_loader_that_is_dropped_while_a_batch_is_held(
@@ -125,12 +115,12 @@ def test_a_loader_that_is_dropped_while_a_batch_is_held(
     loader = loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10, shuffle=False, workers=1)
     batches = iter(loader)
     batch = next(batches)
-    process = loader._stream._now.process
+    daemon = newest_daemon()
     del loader
     gc.collect()
-    assert process.poll() is None and check_batch(next(batches)) == list(range(10, 20)), "the iterator keeps it"
+    assert newest_daemon() == daemon and check_batch(next(batches)) == list(range(10, 20)), "the iterator keeps it"
     del batches
-    assert process.poll() is not None, "without the garbage collector"
+    assert not children_of(os.getpid(), DAEMON), "without the garbage collector"
     assert check_batch(batch) == list(range(10))
 
 
@@ -148,24 +138,31 @@ with loaderd.Loader(shards, schema, **options) as loader:
 
 chance = random.Random(seed)
 main = threading.main_thread().ident
-interrupts = 0
-armed = threading.Event()
-over = threading.Event()
+lock = threading.Lock()
+armed = going = over = False
+at_openings = others = 0
+
+def arm(on):
+    global armed
+    with lock:
+        armed = on
 
 def interrupt():
-    global interrupts
-    while not over.is_set():
+    global armed, at_openings, others
+    while not over:
         time.sleep(chance.choice([0, 0.001, 0.003, 0.01, 0.03]))
-        if armed.is_set():
-            armed.clear()
-            interrupts += 1
-            signal.pthread_kill(main, signal.SIGINT)
+        with lock:  # so nothing comes behind arm(False)
+            if armed:
+                armed = False
+                at_openings += not going
+                others += going
+                signal.pthread_kill(main, signal.SIGINT)
 
 thread = threading.Thread(target=interrupt, daemon=True)
 loader = loaderd.Loader(shards, schema, **options)
 thread.start()
 taken = 0
-while interrupts < wanted:
+while at_openings < wanted / 10 or others < wanted:
     number = loader.next_position.epoch
     batches = iter(loader)
     if number > 2:
@@ -173,17 +170,19 @@ while interrupts < wanted:
         continue
     got, batch = [], None
     while True:
+        going = False
         try:
             try:
-                if chance.random() < 0.1:  # else only when it has got going again
-                    armed.set()
+                if chance.random() < 0.1:
+                    arm(True)
                 for batch in batches:
                     got.append(batch["id"].tolist())
-                    armed.set()
-                armed.clear()
+                    going = True
+                    arm(True)
+                arm(False)
                 break
             finally:
-                armed.clear()
+                arm(False)
         except KeyboardInterrupt:
             pass
         # Interrupted between having a batch and writing it down: it is the one that the loop has.
@@ -193,15 +192,17 @@ while interrupts < wanted:
         assert loader.position.epoch > number or len(got) == step, (len(got), step, loader.position)
     assert got == passes[number], (number, len(got), len(passes[number]))
     taken += 1
-over.set()
+over = True
 thread.join()
-statistics = loader.statistics()
-print(interrupts, taken, statistics.daemon_restarts)
+print(at_openings, others, taken, loader.statistics().daemon_restarts)
 """
 
 
 def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
-    """A loop that is interrupted and gone on with sees every batch once, and the position is the next one's."""
+    """A loop that is interrupted and gone on with sees every batch once, and the position is the next one's.
+
+    An interrupt may cost a restart while the stream is being opened; once batches come, hardly any does.
+    """
     script = tmp_path / "interrupted.py"
     script.write_text(_INTERRUPTED)
     shards = map(str, write_numbered([1000, 900]))
@@ -209,9 +210,9 @@ def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
         [sys.executable, script, *shards, "40", "1"], capture_output=True, text=True, timeout=100, check=False
     )
     assert found.returncode == 0, found.stderr
-    interrupts, passes, restarts = map(int, found.stdout.split())
-    # An interrupt costs a restart while the stream is being opened: nearly every second one on a busy machine.
-    assert interrupts >= 40 and passes >= 1 and restarts < interrupts * 2 / 3
+    at_openings, others, passes, restarts = map(int, found.stdout.split())
+    assert at_openings >= 4 and others >= 40 and passes >= 1
+    assert restarts <= at_openings + others / 4
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

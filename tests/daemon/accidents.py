@@ -1,75 +1,21 @@
-"""The processes of a loader, and what can happen to them."""
+"""What can happen to a loader, and what it delivers then."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from own_processes import children_of, workers_of
 
 import loaderd
 from loaderd.errors import LoaderdError
 from loaderd.plan.passes import Pass
 
 Check = Callable[[loaderd.Batch], list[int]]
-
-
-def children_of(parent: int) -> list[int]:
-    """The processes whose parent is ``parent``, dead ones that nobody has waited for left out."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                state, ppid = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(ppid) == parent and state != "Z":
-                found.append(int(entry))
-    return found
-
-
-def daemon_of(loader: loaderd.Loader) -> int:
-    return loader._stream._now.process.pid
-
-
-def fork_server_of(daemon: int) -> int:
-    (found,) = children_of(daemon)
-    return found
-
-
-def workers_of(daemon: int) -> list[int]:
-    return children_of(fork_server_of(daemon))
-
-
-def family_of(daemon: int) -> list[int]:
-    """The daemon, what its workers are forks of, and these."""
-    return [daemon, fork_server_of(daemon), *workers_of(daemon)]
-
-
-def wait_ends(pid_fds: list[int], limit_s: float) -> None:
-    """Wait until all of these processes are gone."""
-    deadline_s = time.monotonic() + limit_s
-    waiting = set(pid_fds)
-    while waiting:
-        ended, _, _ = select.select(waiting, [], [], max(0.0, deadline_s - time.monotonic()))
-        assert ended, f"{len(waiting)} of {len(pid_fds)} processes live on after {limit_s} s"
-        waiting -= set(ended)
-    for pid_fd in pid_fds:
-        os.close(pid_fd)
-
-
-def kill(*pids: int) -> None:
-    """SIGKILL, and wait until they are gone."""
-    pid_fds = [os.pidfd_open(pid) for pid in pids]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    wait_ends(pid_fds, 30)
 
 
 def fetch_all(

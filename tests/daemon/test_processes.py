@@ -18,18 +18,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from accidents import (
-    Check,
-    children_of,
-    crashing_schema,
-    daemon_of,
-    family_of,
-    fetch_all,
-    fork_server_of,
-    kill,
-    wait_ends,
-    workers_of,
-)
+from accidents import Check, crashing_schema, fetch_all
+from own_processes import DAEMON, children_of, family_of, fork_server_of, kill, newest_daemon, wait_ends, workers_of
 
 import loaderd
 from loaderd.errors import ClosedError, DaemonError, LoaderdError, OptionError, WorkerError
@@ -57,7 +47,7 @@ def test_workers_may_be_killed_at_any_time(
         def before(step: int) -> None:
             nonlocal killed
             if step in (3, 30, 31, 75):
-                victims = workers_of(daemon_of(loader))[: 1 + step % 2]
+                victims = workers_of(newest_daemon())[: 1 + step % 2]
                 kill(*victims)
                 killed += len(victims)
 
@@ -79,7 +69,7 @@ def test_what_workers_are_forks_of_may_be_killed(
 
         def before(step: int) -> None:
             if step == 5:
-                fork_server = fork_server_of(daemon_of(loader))
+                fork_server = fork_server_of(newest_daemon())
                 workers = [os.pidfd_open(pid) for pid in children_of(fork_server)]
                 assert len(workers) == 2
                 kill(fork_server)
@@ -97,7 +87,7 @@ def test_a_worker_has_nothing_of_the_daemon(write_numbered: Write, numbered_sche
     """One thread, one socket, and no memory but what it was sent."""
     with loaderd.Loader(write_numbered([400]), numbered_schema, batch_size=20, workers=1) as loader:
         next(iter(loader))
-        daemon = daemon_of(loader)
+        daemon = newest_daemon()
         for pid in (fork_server_of(daemon), *workers_of(daemon)):
             assert len(os.listdir(f"/proc/{pid}/task")) == 1
             sockets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if int(fd) > 2]
@@ -280,7 +270,7 @@ def test_the_daemon_may_die_again_and_again(
         def before(step: int) -> None:
             nonlocal deaths
             if step in (0, 1, 30, 63):  # before the first batch, between two, before the last
-                family = [os.pidfd_open(pid) for pid in family_of(daemon_of(loader))]
+                family = [os.pidfd_open(pid) for pid in family_of(newest_daemon())]
                 signal.pidfd_send_signal(family[0], sign)
                 wait_ends(family, 30)
                 deaths += 1
@@ -303,7 +293,7 @@ def test_batches_that_are_held_when_the_daemon_dies(
         batches = iter(loader)
         held = [next(batches) for _ in range(3)]
         for _ in range(4):
-            kill(daemon_of(loader))
+            kill(newest_daemon())
             for _ in range(10):
                 held.append(next(batches))
                 del held[0]
@@ -336,7 +326,7 @@ def test_the_daemon_ends_in_the_middle_of_a_wait(
     with loaderd.Loader(
         write_numbered([100]), schema, batch_size=10, shuffle=False, workers=1, stall_timeout=2
     ) as loader:
-        daemon = daemon_of(loader)
+        daemon = newest_daemon()
 
         def disturb() -> None:
             while not began.exists():
@@ -363,7 +353,7 @@ def test_a_daemon_that_stalls(
     with loaderd.Loader(shards, numbered_schema, batch_size=100, shuffle=False, workers=2, stall_timeout=2) as loader:
         batches = iter(loader)
         numbers = check_batch(next(batches))
-        family = [os.pidfd_open(pid) for pid in family_of(daemon_of(loader))]
+        family = [os.pidfd_open(pid) for pid in family_of(newest_daemon())]
         signal.pidfd_send_signal(family[0], signal.SIGSTOP)
         with caplog.at_level(logging.WARNING, "loaderd"):
             for batch in batches:
@@ -434,7 +424,7 @@ def test_daemons_that_die_in_a_row(write_numbered: Write, numbered_schema: loade
         batches = iter(loader)
         found = [next(batches)["id"][0]]
         lethal.touch()
-        kill(daemon_of(loader))
+        kill(newest_daemon())
         with pytest.raises(
             DaemonError, match=r"3 daemons in a row ended without .*; the daemon process ended with status"
         ):
@@ -454,7 +444,7 @@ def test_another_daemon_refuses_other_data(
         numbers = check_batch(next(batches))
         (other,) = write_numbered([500], "other")  # as many records, but others
         os.replace(other, shards[1])
-        kill(daemon_of(loader))
+        kill(newest_daemon())
         with pytest.raises(OptionError, match="the position belongs to other data or to another order:\n  shards: "):
             while True:
                 numbers += check_batch(next(batches))
@@ -484,7 +474,7 @@ def test_another_daemon_has_room_for_what_was_left_by_other_hosts(
         assert first[0].past and (loader.new_pass(), loader.new_pass()) == (first, second)
         for dies, begin, batches in ((1, first, expected[0]), (1, second, expected[1]), (0, first, expected[0])):
             if dies:
-                kill(daemon_of(loader))
+                kill(newest_daemon())
             assert check_all(loader, *begin, check_batch) == batches
 
 
@@ -518,16 +508,16 @@ def test_the_daemon_of_growing_data_dies(
             numbers = []
             for step in range(records // 10):
                 if step in (0, 3):
-                    kill(daemon_of(loader))
+                    kill(*children_of(os.getpid(), DAEMON))  # it may be dead, and nobody has noticed
                 numbers += check_batch(next(batches))
                 if step == 1:
                     grow()
             assert sorted(numbers) == list(range(records))
-        kill(daemon_of(loader))
+        kill(*children_of(os.getpid(), DAEMON))
         (folder / paths[0].name).unlink()  # nothing that is to come needs it
         assert min(check_batch(next(batches))) >= 50
         (folder / paths[1].name).unlink()
-        kill(daemon_of(loader))
+        kill(*children_of(os.getpid(), DAEMON))
         with pytest.raises(OptionError, match="the position belongs to 4 shards"):
             list(batches)
 
@@ -537,7 +527,7 @@ def test_what_the_daemon_said_last_is_not_lost(write_numbered: Write, numbered_s
     schema = crashing_schema(lambda numbers: os._exit(7) if numbers[-1] >= 50 else numbers)
     with loaderd.Loader(write_numbered([200]), schema, batch_size=10, shuffle=False, workers=1) as loader:
         next(iter(loader))
-        wait_ends([os.pidfd_open(daemon_of(loader))], 30)
+        wait_ends([os.pidfd_open(newest_daemon())], 30)
         loader.seek(loaderd.Position(0, 5))
         with pytest.raises(DaemonError, match="10 workers died without having done anything"):
             next(iter(loader))
@@ -546,7 +536,7 @@ def test_what_the_daemon_said_last_is_not_lost(write_numbered: Write, numbered_s
 def test_nothing_is_left_by_close(write_numbered: Write, numbered_schema: loaderd.Schema):
     loader = loaderd.Loader(write_numbered([1000]), numbered_schema, batch_size=10, workers=2)
     next(iter(loader))
-    pid_fds = [os.pidfd_open(pid) for pid in family_of(daemon_of(loader))]
+    pid_fds = [os.pidfd_open(pid) for pid in family_of(newest_daemon())]
     loader.close()
     wait_ends(pid_fds, 0)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accidents import Check, crashing_schema, daemon_of, fetch_all, job_of, workers_of
+from accidents import Check, crashing_schema, fetch_all, job_of
+from own_processes import newest_daemon, workers_of
 
 import loaderd
 from loaderd.errors import WorkerError
@@ -30,7 +31,7 @@ def test_stopped_workers_are_replaced(
         write_numbered([2000]), numbered_schema, batch_size=20, workers=2, held_batches=1, stall_timeout=1
     ) as loader:
         undisturbed = fetch_all(loader, check_batch)
-        workers = workers_of(daemon_of(loader))
+        workers = workers_of(newest_daemon())
 
         def before(step: int) -> None:
             if step == 10:
@@ -39,7 +40,7 @@ def test_stopped_workers_are_replaced(
 
         assert fetch_all(loader, check_batch, before=before) == undisturbed
         assert loader.statistics().workers_restarted >= 1  # of both, if both had come to have work
-        assert set(workers_of(daemon_of(loader))) != set(workers), "a stopped one is killed"
+        assert set(workers_of(newest_daemon())) != set(workers), "a stopped one is killed"
     assert re.match(r"worker process \d+ made no progress for 1 s (at|while) .*; another", caplog.messages[0])
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from own_processes import children_of
+
 import loaderd
 from loaderd.bench.process_tree import process_tree
 from loaderd.errors import from_wire
@@ -132,17 +134,6 @@ class NetworkServer:
             process.wait()
             channel.close()
         self._listener.close()
-
-
-def children_of(pid: int, name: str) -> list[int]:
-    """The children of a process that are called so, and live."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            child, called, state, parent = stat.read_text().split()[:4]
-            if called == f"({name})" and state != "Z" and int(parent) == pid:
-                found.append(int(child))
-    return found
 
 
 def descendants(pid: int) -> list[int]:

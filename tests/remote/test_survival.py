@@ -9,7 +9,8 @@ import signal
 import threading
 
 import pytest
-from network_server import children_of, descendants, wait_until
+from network_server import descendants, wait_until
+from own_processes import DAEMON, children_of
 
 import loaderd
 from loaderd.errors import ServerError
@@ -58,7 +59,7 @@ def test_a_process_is_killed_and_comes_back(start_server, expected, victim):
             server.daemon.wait()
             server.start_daemon()
         else:
-            (daemon,) = children_of(os.getpid(), "loaderd-daemon")
+            (daemon,) = children_of(os.getpid(), DAEMON)
             os.kill(daemon if victim == "own daemon" else descendants(daemon)[-1], signal.SIGKILL)
 
     with connect(server) as loader:
@@ -173,7 +174,7 @@ def test_the_processes_end_with_who_started_them(start_server):
     with connect(server) as loader:
         next(iter(loader))
         makers = [os.pidfd_open(pid) for pid in server.makers()]
-    assert len(makers) == 2 and not children_of(os.getpid(), "loaderd-daemon")
+    assert len(makers) == 2 and not children_of(os.getpid(), DAEMON)
     server.gateway.kill()
     server.gateway.wait()
     for maker in makers:

@@ -1,4 +1,5 @@
-"""A line between a consumer and a server, as a proxy: ``slow_line.py PORT HOST PORT_THERE`` listens on loopback.
+"""A line between a consumer and a server, as a proxy: ``slow_line.py PORT HOST PORT_THERE`` listens on 127.0.0.1
+and 127.0.0.2.
 
 It says "ready", and then does what each line on its standard input says, a JSON object of attributes of ``Line``. It
 says when it cuts a connection.
@@ -100,7 +101,7 @@ class Line:
 async def main() -> None:
     port, host, port_there = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     line = Line(host, port_there)
-    server = await asyncio.start_server(line.connected, "127.0.0.1", port)
+    server = await asyncio.start_server(line.connected, ["127.0.0.1", "127.0.0.2"], port)
     print("ready", flush=True)
     async with server:
         while text := await asyncio.to_thread(sys.stdin.readline):

@@ -21,6 +21,7 @@ import loaderd
 
 PORT, LINE_PORT = 8471, 8472
 LINE = f"grpc://127.0.0.1:{LINE_PORT}"
+OTHER_LINE = f"grpc://127.0.0.2:{LINE_PORT}"  # the same, by another name
 OPTIONS: dict[str, Any] = {"dataset": "train", "batch_size": 500, "epochs": 8, "held_batches": 2, "workers": 2}
 RECORDS = 20_000
 ROW_BYTES = 4 + 8
@@ -42,8 +43,8 @@ class Site:
         self._started.append(Lines(self.network.on("consumer", sys.executable, str(path), *command[1:])))
         return self._started[-1]
 
-    def read(self, address: str = f"grpc://{SERVER}:{PORT}", **options: Any) -> Lines:
-        return self.start("reader.py", address, json.dumps({**OPTIONS, **options}))
+    def read(self, address: str | list[str] = f"grpc://{SERVER}:{PORT}", **options: Any) -> Lines:
+        return self.start("reader.py", json.dumps(address), json.dumps({**OPTIONS, **options}))
 
     def check(self, reader: Lines, first: int = 0) -> None:
         """All batches from number ``first`` on are right, and the consumer's daemon has lived through it all."""
@@ -144,8 +145,14 @@ def test_unplugged_and_plugged_in_again(site: Site):
 
 @pytest.mark.parametrize("how", ["reset", pytest.param("end", marks=pytest.mark.slow), "stall"])
 def test_a_connection_that_is_cut_in_the_middle_of_an_answer(site: Site, how: str):
-    # One that stalls costs as long as an answer may take.
-    cuts = [100_000] if how == "stall" else [30_000, 100_000, 170_007]
+    cuts = [30_000, 100_000, 170_007]
     line = site.slow_line(cuts=[(how, after) for after in cuts])
-    site.check(site.read(LINE))
+    # Of one server alone, 5 s are waited for an answer that stalls; where there is another, 1 s.
+    site.check(site.read([LINE, OTHER_LINE] if how == "stall" else LINE))
     assert [line.next() for _ in cuts] == [f"{how} after {after} bytes" for after in cuts]
+
+
+def test_a_connection_to_the_only_server_stalls(site: Site):
+    line = site.slow_line(cuts=[("stall", 100_000)])
+    site.check(site.read(LINE))
+    assert line.next() == "stall after 100000 bytes"

@@ -1,0 +1,68 @@
+"""The processes of the loaders of this process, as the kernel knows them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+DAEMON = "loaderd-daemon"
+
+
+def children_of(parent: int, name: str = "") -> list[int]:
+    """The processes whose parent is ``parent``, the oldest first; dead ones that nobody has waited for left out.
+
+    ``name``: only those that are named so.
+    """
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                comm, _, rest = Path(f"/proc/{entry}/stat").read_text().partition("(")[2].rpartition(") ")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            state, ppid, *others = rest.split()
+            if int(ppid) == parent and state != "Z" and name in ("", comm):
+                found.append((int(others[17]), int(entry)))
+    return [pid for _, pid in sorted(found)]
+
+
+def newest_daemon() -> int:
+    """Of the loader of this process that has started one last."""
+    return children_of(os.getpid(), DAEMON)[-1]
+
+
+def fork_server_of(daemon: int) -> int:
+    (found,) = children_of(daemon)
+    return found
+
+
+def workers_of(daemon: int) -> list[int]:
+    return children_of(fork_server_of(daemon))
+
+
+def family_of(daemon: int) -> list[int]:
+    """The daemon, what its workers are forks of, and these."""
+    return [daemon, fork_server_of(daemon), *workers_of(daemon)]
+
+
+def wait_ends(pid_fds: list[int], limit_s: float) -> None:
+    """Wait until all of these processes are gone."""
+    deadline_s = time.monotonic() + limit_s
+    waiting = set(pid_fds)
+    while waiting:
+        ended, _, _ = select.select(waiting, [], [], max(0.0, deadline_s - time.monotonic()))
+        assert ended, f"{len(waiting)} of {len(pid_fds)} processes live on after {limit_s} s"
+        waiting -= set(ended)
+    for pid_fd in pid_fds:
+        os.close(pid_fd)
+
+
+def kill(*pids: int) -> None:
+    """SIGKILL, and wait until they are gone."""
+    pid_fds = [os.pidfd_open(pid) for pid in pids]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_ends(pid_fds, 30)
