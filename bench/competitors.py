@@ -30,6 +30,8 @@ CANDIDATES = {
     "loaderd_served": _OF_A_SERVER,
     "loaderd_served_twice": _OF_A_SERVER,
     "loaderd_flight": _OF_A_SERVER,
+    "loaderd_flight_two": _OF_A_SERVER,
+    "loaderd_flight_three": _OF_A_SERVER,
 }
 
 

@@ -32,7 +32,7 @@ from loaderd.remote.servers import MOST_CONNECTED, MOST_DRAWN, draw
 from loaderd.remote.tables import table_from_wire, table_to_wire
 
 BLOCK_RECORDS = 1024
-ROWS_PER_REQUEST = 2048
+ROWS_PER_REQUEST = 4096
 REQUESTS_AT_A_TIME = 8
 RECORDS_PER_S = 1_500_000
 MEAN_LIFE_S = 60.0

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,14 @@ def _address(server: subprocess.Popen[bytes], log: Path, scheme: str) -> str:
     raise RuntimeError(f"the server gave no {scheme} address:\n{log.read_text()}")
 
 
-def consume(address: str, **options: Any) -> Iterator[Step]:
+def over_network(config: Config, num_servers: int) -> Iterator[Step]:
+    """The steps of a consumer over the network, on loopback, of so many servers of the same data set."""
+    with ExitStack() as servers:
+        addresses = [servers.enter_context(served(config, network=True)) for _ in range(num_servers)]
+        yield from consume(addresses, workers=config.workers)
+
+
+def consume(address: str | list[str], **options: Any) -> Iterator[Step]:
     """The steps of a consumer; ``options`` are those of ``loaderd.connect``."""
     config = served_config()
     with loaderd.connect(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from candidates._served import consume, served
+from candidates._served import over_network
 from loaderd.bench.interface import Config, Step
 
 
 def steps(config: Config) -> Iterator[Step]:
-    with served(config, network=True) as address:
-        yield from consume(address, workers=config.workers)
+    return over_network(config, 1)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from loaderd.errors import OptionError
 from loaderd.memory.anonymous import SharedMemory
 
-CELL_BYTES = 640 << 10
+CELL_BYTES = 1 << 20
 _MIN_CELLS = 16
 _MAKING_LIMIT_S = 60.0
 
@@ -44,6 +44,8 @@ class Answer:
     faults: bytes = b""
     made: threading.Event = field(default_factory=threading.Event)
     failed: bool = False
+    kept: bool = True
+    """Whether it is given to whoever sends the same ticket."""
 
 
 class Answers:
@@ -77,7 +79,7 @@ class Answers:
             answer.made.set()
             if answer.failed or answer.faults:
                 with self._lock:
-                    del self._known[ticket]
+                    self._forget(ticket)
             if answer.failed:
                 self._ended.append(answer)
         return answer, False
@@ -102,19 +104,21 @@ class Answers:
             return answer, is_new
 
     def _take_back(self) -> None:
-        known = set(map(id, self._known.values()))
         while self._ended:
             answer = self._ended.popleft()
             answer.users -= 1
-            if not answer.users and id(answer) not in known:
+            if not answer.users and not answer.kept:
                 self._free.append(answer.cell)
+
+    def _forget(self, ticket: bytes) -> None:
+        self._known.pop(ticket).kept = False
 
     def _free_cell(self) -> int:
         if self._free:
             return self._free.pop()
         for ticket, answer in self._known.items():
             if not answer.users:
-                del self._known[ticket]
+                self._forget(ticket)
                 return answer.cell
         raise NotReady("the server is full")
 

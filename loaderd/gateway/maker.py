@@ -54,10 +54,10 @@ class Maker:
         served = self._sets.get(ticket.dataset, ticket.listing)
         served.check(ticket)
         check_size(ticket.num_rows, served.row_bytes)
-        rows, faults = served.maker.make(ticket)
+        shape = ticket.num_rows, served.row_bytes
         start = wanted.cell * CELL_BYTES
-        self._memory.bytes[start : start + rows.size] = rows.reshape(-1)
-        return Made(len(rows), served.row_bytes, faults_to_wire(faults))
+        cell = self._memory.bytes[start : start + shape[0] * shape[1]].reshape(shape)
+        return Made(*shape, faults_to_wire(served.maker.make(ticket, cell)))
 
 
 def _end_with(parent: int) -> None:

@@ -19,7 +19,8 @@ from loaderd.protocol.process import how_it_ended
 from loaderd.protocol.starting import start_process
 
 _LIMIT_S = 60.0
-_CALLS_PER_MAKER = 4
+# A consumer has four requests a worker on their way, and one that is refused waits longer than its turn takes.
+_CALLS_PER_MAKER = 32
 _MAX_DEATHS = 3
 _MOST_REMEMBERED = 1000
 

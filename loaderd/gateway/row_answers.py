@@ -7,6 +7,7 @@ are stored where that takes fewer bytes than the fields, and fields that only th
 
 from __future__ import annotations
 
+import itertools
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,9 @@ from loaderd.remote.tables import table_to_wire
 from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
 from loaderd.workers.file_rows import FileRows
+
+# What is decoded of so many is still in the cache when it is put into its rows.
+_ROWS_AT_A_TIME = 512
 
 Rows = npt.NDArray[np.uint8]
 
@@ -63,7 +67,7 @@ class ServedSet:
 
 
 class RowMaker:
-    """Makes the rows of tickets for one data set; one ticket at a time."""
+    """Makes the rows of tickets for one data set; one ticket at a time. It owns scratch memory."""
 
     def __init__(self, served: ServedSet) -> None:
         self._served = served
@@ -72,45 +76,59 @@ class RowMaker:
         self._schema = leaf.schema
         self._files = FileRows(leaf.schema, served.data.files, served.data.compressions)
         self._decoder = BatchDecoder(packed_schema(leaf.schema))
-        self._specs = self._decoder.specs
         self._row_dtype = unpacking_schema(leaf.schema).row_dtype
+        self._gaps = _gaps_of(self._row_dtype)
+        self._window: Rows = np.empty((0, leaf.schema.row_bytes), np.uint8)
+        specs = self._decoder.specs.items()
+        self._columns = {name: np.empty((_ROWS_AT_A_TIME, *spec.shape), spec.dtype) for name, spec in specs}
 
     def close(self) -> None:
         """Close the shards' files."""
         self._files.close()
 
-    def make(self, ticket: RowsTicket) -> tuple[Rows, list[Fault]]:
-        """uint8, (ticket.num_rows, row bytes); and places of rows that could not be had, with why. These are 0."""
+    def make(self, ticket: RowsTicket, out: Rows) -> list[Fault]:
+        """Write the rows to ``out``, uint8, (ticket.num_rows, row bytes), C-contiguous.
+
+        Returns places of rows that could not be had, with why. These are 0.
+        """
         slices, row = [], 0
         for epoch, block, first, stop in ticket.rows:
             slices.append(self._served.data.slice(Slice(block, first, stop, row, epoch), self._seed))
             row += stop - first
-        window = np.zeros((row, self._schema.row_bytes), np.uint8)
-        faults = self._files.load(0, slices, np.arange(row), window)
+        if len(self._window) < row:  # kept: new pages for each ticket would cost 34 ns a record
+            self._window = np.empty((row, self._schema.row_bytes), np.uint8)
+        faults = self._files.load(0, slices, np.arange(row), self._window)
         lost = sorted({number for numbers, _ in faults for number in numbers})
-        there = np.delete(np.arange(row), lost)
-        found = np.zeros(row, self._row_dtype)
-        return found.view(np.uint8).reshape(row, self._served.row_bytes), [
-            Fault(numbers, to_wire(error)) for numbers, error in [*faults, *self._pack(window, there, found)]
-        ]
+        found = out.reshape(-1).view(self._row_dtype)
+        for before, stop in itertools.pairwise([-1, *lost, row]):
+            for first in range(before + 1, stop, _ROWS_AT_A_TIME):
+                faults += self._pack(first, min(first + _ROWS_AT_A_TIME, stop), found)
+        for gap in self._gaps:  # what an earlier answer has left there is nobody's business
+            out[:, gap] = 0
+        for numbers, _ in faults:
+            out[numbers] = 0
+        return [Fault(numbers, to_wire(error)) for numbers, error in faults]
 
-    def _pack(
-        self, window: Rows, numbers: npt.NDArray[np.intp], found: npt.NDArray[np.void]
-    ) -> list[tuple[list[int], LoaderdError]]:
-        """Write the rows ``numbers`` of ``window``, packed, to ``found``; returns those that a function refused."""
-        if not len(numbers):
-            return []
-        out = {name: np.empty((len(numbers), *spec.shape), spec.dtype) for name, spec in self._specs.items()}
+    def _pack(self, first: int, stop: int, found: npt.NDArray[np.void]) -> list[tuple[list[int], LoaderdError]]:
+        """Write these rows of the window, packed, to ``found``; returns those that a function refused."""
+        columns = {name: column[: stop - first] for name, column in self._columns.items()}
         try:
-            self._decoder.decode(np.ascontiguousarray(window[numbers]), out)
+            self._decoder.decode(self._window[first:stop], columns)
         except Exception as error:  # of a function of the user's: halves show at which record
-            if len(numbers) == 1:
-                return [(numbers.tolist(), _of_function(error))]
-            half = len(numbers) // 2
-            return self._pack(window, numbers[:half], found) + self._pack(window, numbers[half:], found)
-        for name, column in out.items():
-            found[name][numbers] = column
+            if stop - first == 1:
+                return [([first], _of_function(error))]
+            middle = (first + stop) // 2
+            return self._pack(first, middle, found) + self._pack(middle, stop, found)
+        for name, column in columns.items():
+            found[name][first:stop] = column
         return []
+
+
+def _gaps_of(row_dtype: np.dtype[np.void]) -> list[slice]:
+    """The bytes of a row that belong to no feature."""
+    ends = sorted((offset, offset + dtype.itemsize) for dtype, offset, *_ in (row_dtype.fields or {}).values())
+    bounds = [0, *itertools.chain.from_iterable(ends), row_dtype.itemsize]
+    return [slice(first, stop) for first, stop in zip(bounds[::2], bounds[1::2], strict=True) if first < stop]
 
 
 def _of_function(error: Exception) -> LoaderdError:

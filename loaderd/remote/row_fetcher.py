@@ -22,8 +22,9 @@ from loaderd.remote.servers import Servers
 from loaderd.remote.source import RemoteRows
 from loaderd.remote.tickets import Fault, Range, RowsTicket, to_json
 
-_BYTES_A_REQUEST = 512 << 10
-_MOST_ROWS_A_REQUEST = 4096
+# A request costs both sides together some 600 µs, however little it asks for, and a server gives 1 MiB at most.
+_BYTES_A_REQUEST = 1 << 20
+_MOST_ROWS_A_REQUEST = 8192
 _MOST_RANGES_A_REQUEST = 4096
 _REQUESTS_AT_A_TIME = 4
 _MOST_AHEAD = 4
@@ -112,16 +113,17 @@ class RowFetcher:
         return asked
 
     def _requests(self, slices: Sequence[list[Any]]) -> Iterator[_Request]:
+        """A slice is cut only where it is too large for a request: a server reads a cut block once for each part."""
         request = _Request()
         for block, first, stop, _, epoch in slices:
-            while first < stop:
-                end = min(stop, first + self._most_rows - request.num_rows)
-                request.ranges.append((epoch, block, first, end))
-                request.num_rows += end - first
-                first = end
-                if request.num_rows == self._most_rows or len(request.ranges) == _MOST_RANGES_A_REQUEST:
+            for begin in range(first, stop, self._most_rows):
+                end = min(stop, begin + self._most_rows)
+                too_many = request.num_rows + end - begin > self._most_rows
+                if too_many or len(request.ranges) == _MOST_RANGES_A_REQUEST:
                     yield request
                     request = _Request()
+                request.ranges.append((epoch, block, begin, end))
+                request.num_rows += end - begin
         if request.num_rows:
             yield request
 

@@ -44,6 +44,24 @@ class BlockReader(ShardFiles):
         """As in ``Reader``."""
         return block.num_bytes
 
+    def narrowed(self, block: Block, first: int, stop: int) -> Block:
+        """As in ``Reader``: from one anchor to another."""
+        if not block.anchors:
+            return block
+        offsets = np.frombuffer(block.anchors, dtype="<u4")
+        begin, end = first // ANCHOR_RECORDS, min(-(-stop // ANCHOR_RECORDS), len(offsets))
+        start_byte = int(offsets[begin])
+        stop_byte = int(offsets[end]) if end < len(offsets) else block.num_bytes
+        skipped = begin * ANCHOR_RECORDS
+        return Block(
+            block.shard,
+            block.offset + start_byte,
+            stop_byte - start_byte,
+            min(end * ANCHOR_RECORDS, block.num_records) - skipped,
+            block.first_record + skipped,
+            (offsets[begin:end] - np.uint32(start_byte)).tobytes(),
+        )
+
     def read(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
         """Records ``first`` to ``stop - 1`` of ``block``, in order; both CRCs of each are checked.
 

@@ -58,6 +58,15 @@ class FixedBlockReader(ShardFiles):
         stored = 0 if self._compressions[block.shard] == "none" else block.num_bytes
         return stored + block.num_records * self._records.record_bytes
 
+    def narrowed(self, block: Block, first: int, stop: int) -> Block:
+        """As in ``Reader``: these records alone, where nothing is compressed."""
+        if self._compressions[block.shard] != "none":
+            return block
+        size = self._records.record_bytes
+        return Block(
+            block.shard, block.offset + first * size, (stop - first) * size, stop - first, block.first_record + first
+        )
+
     def can_read_together(self, block: Block) -> bool:
         """As in ``Reader``."""
         return self._compressions[block.shard] != "npz" and self.memory_bytes(block) <= _MAX_WHOLE_BYTES

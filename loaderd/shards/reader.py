@@ -50,6 +50,9 @@ class Reader(Protocol):
     def fetches(self) -> bool:
         """Whether any shard is remote: else :meth:`begin` does nothing."""
 
+    def narrowed(self, block: Block, first: int, stop: int) -> Block:
+        """The smallest part of ``block`` that holds its records ``first`` to ``stop - 1`` and can be read alone."""
+
     def begin(self, blocks: list[Block]) -> None:
         """Have blocks of remote shards fetched, each for one :meth:`read_together`."""
 

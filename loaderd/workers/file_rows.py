@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ from loaderd.shards.reader import Block, Reading
 from loaderd.shards.shard_file import ShardFile
 from loaderd.workers.load import Part, WindowLoader
 
-_BLOCK_FIELDS = len(Block._fields)
-
 Places = npt.NDArray[np.intp]
 
 
@@ -24,10 +22,6 @@ def _numbers_left(block: Block, left: list[Any]) -> npt.NDArray[np.int64]:
     """int64, (left,): the numbers in the block of the records that are in the data set; ``left``: as in LoadTask."""
     low, high, conditions = left
     return numbers_that(conditions, low, high) - block.first_record
-
-
-def _blocks_of(slices: Sequence[list[Any]]) -> list[Block]:
-    return [Block(*place[:_BLOCK_FIELDS]) for place in slices]
 
 
 class FileRows:
@@ -49,12 +43,12 @@ class FileRows:
     def begin(self, task: int, slices: Sequence[list[Any]]) -> None:
         """Begin to fetch what a load will read, where it is far away."""
         if self._loader.reader.fetches:
-            self._loader.reader.begin(_blocks_of(slices))
+            self._loader.reader.begin([block for block, _ in self._wanted(slices)])
 
     def is_there(self, task: int, slices: Sequence[list[Any]]) -> bool:
         """Whether a load could begin at once: nothing that it reads is still on its way."""
         reader = self._loader.reader
-        return not reader.fetches or reader.are_there(_blocks_of(slices))
+        return not reader.fetches or reader.are_there([block for block, _ in self._wanted(slices)])
 
     def use_servers(self, addresses: tuple[str, ...]) -> None:
         """It has none."""
@@ -68,13 +62,24 @@ class FileRows:
         """
         first_row = slices[0][-2]
         parts = []
-        for *place, left, first, stop, row, key in slices:
-            block = Block(*place)
+        for (block, wanted), (*_, first, stop, row, key) in zip(self._wanted(slices), slices, strict=True):
             of_block = np.full(block.num_records, -1)
-            wanted = slice(first, stop) if left is None else _numbers_left(block, left)[first:stop]
             of_block[wanted] = places[row - first_row : row - first_row + stop - first]
             parts.append(Part(block, of_block, key))
         return self._loader.load(parts, window)
+
+    def _wanted(self, slices: Sequence[list[Any]]) -> Iterator[tuple[Block, slice | npt.NDArray[np.int64]]]:
+        """Of each slice what must be read of its block, and which of the records in that are wanted."""
+        for *place, left, first, stop, _, _ in slices:
+            block = Block(*place)
+            if left is None:
+                found = self._loader.reader.narrowed(block, first, stop)
+                skipped = found.first_record - block.first_record
+                yield found, slice(first - skipped, stop - skipped)
+            else:
+                numbers = _numbers_left(block, left)[first:stop]
+                found = self._loader.reader.narrowed(block, int(numbers[0]), int(numbers[-1]) + 1)
+                yield found, numbers - (found.first_record - block.first_record)
 
     def check_fits(self, block_fields: list[Any], most: int) -> None:
         """Raise RecordMismatchError where none of the first ``most`` records left of a block fit the schema."""

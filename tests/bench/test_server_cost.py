@@ -24,7 +24,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return Config(tuple(map(str, paths)), batch_size=128, epochs=1, workers=1)
 
 
-@pytest.mark.parametrize("spec", ["loaderd_served", "loaderd_flight"])
+@pytest.mark.parametrize("spec", ["loaderd_served", "loaderd_flight_two"])
 def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
     assert run_candidate(spec, config, None, timeout_s=60)["digest"] == asdict(expected_digest(config))
 

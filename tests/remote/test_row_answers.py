@@ -1,0 +1,89 @@
+"""What is in an answer to a ticket for rows, and what is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.daemon.preparing.local_data import Data
+from loaderd.gateway.row_answers import ServedSet
+from loaderd.options import Shuffle, StreamOptions
+from loaderd.remote.tickets import RowsTicket
+from loaderd.shards.files import list_shards
+from loaderd.shards.shard_index import build_index
+
+RECORDS, BLOCK, BAD, REFUSED = 1300, 1000, 700, 40
+UNTOUCHED = 0xEE
+
+
+def _careful(number: np.ndarray) -> np.ndarray:
+    if (number == REFUSED).any():
+        raise ValueError("not this one")
+    return (2 * number).astype(np.int8)
+
+
+@pytest.fixture
+def served(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema) -> ServedSet:
+    """Of which record BAD is damaged behind the index pass, and a function refuses record REFUSED."""
+    (path,) = write_numbered([RECORDS])
+    schema = loaderd.Schema(
+        numbered_schema.features, {"twice": loaderd.Derived(_careful, ["id"], (), "int8"), **numbered_schema.fields}
+    )
+    dataset = loaderd.Dataset(path, schema)
+    (file,) = list_shards(path)
+    index = build_index(file, BLOCK)
+    content = bytearray(path.read_bytes())
+    offset = 0
+    for _ in range(BAD):
+        offset += 16 + int.from_bytes(content[offset : offset + 8], "little")
+    content[offset + 12 : offset + 14] = b"\xff\xff"
+    path.write_bytes(content)
+    os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
+    return ServedSet(
+        dataset, Data(dataset, StreamOptions(8, shuffle=Shuffle(block_records=BLOCK)), [[file]], lambda _: index)
+    )
+
+
+def made(served: ServedSet, *rows: tuple[int, int, int, int]) -> tuple[np.ndarray, dict[int, str]]:
+    """The rows, and what is said of those that could not be had."""
+    ticket = RowsTicket("train", served.digest, rows)
+    out = np.full((ticket.num_rows, served.row_bytes), UNTOUCHED, np.uint8)
+    faults = served.maker.make(ticket, out)
+    return out, {number: fault.error["message"] for fault in faults for number in fault.rows}
+
+
+def test_rows_that_cannot_be_had_are_named_and_zero(served: ServedSet):
+    rows, faults = made(served, (0, 1, 0, 300), (0, 0, 0, BLOCK))
+    lost = {300 + REFUSED, 300 + BAD}
+    assert set(faults) == lost
+    assert "not this one" in faults[300 + REFUSED]
+    assert {number for number in range(len(rows)) if not rows[number].any()} - {300} == lost, "300 is of number 0"
+
+
+def test_an_answer_follows_from_its_ticket_alone(served: ServedSet):
+    ranges = (0, 0, 100, 600), (0, 1, 7, 300)
+    first, _ = made(served, *ranges)
+    made(served, (0, 0, 0, BLOCK))
+    again, _ = made(served, *ranges)
+    assert first.tobytes() == again.tobytes()
+    one_by_one = [
+        made(served, (epoch, block, number, number + 1))[0]
+        for epoch, block, *both in ranges
+        for number in range(*both)
+    ]
+    assert np.concatenate(one_by_one).tobytes() == first.tobytes()
+
+
+def test_no_byte_of_an_earlier_answer_is_in_it(served: ServedSet):
+    rows, _ = made(served, (0, 1, 0, 200))
+    dtype = served.maker._row_dtype
+    used = np.zeros(dtype.itemsize, bool)
+    for each, offset, *_ in (dtype.fields or {}).values():
+        used[offset : offset + each.itemsize] = True
+    assert not used.all(), "the rows have gaps"
+    assert not rows[:, ~used].any()
