@@ -100,10 +100,12 @@ class _Column:
         self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo, name: str, records: FixedRecords
     ) -> None:
         self._shard, self._entry = shard.uri, entry
-        self._stream = _EntryStream(shard, file, entry)
+        # To a store far away one goes once: each read of one array would forget what was fetched ahead of another.
+        read_bytes = max(1, entry.compress_size) if is_remote(shard.uri) else _READ_BYTES
+        self._stream = _EntryStream(shard, file, entry, read_bytes)
         assert records.dtype.fields is not None
         field = records.dtype.fields[name][0]
-        shape, is_fortran, dtype = self._header()
+        shape, is_fortran, dtype = _header(self._stream, entry, shard.uri)
         in_order = not is_fortran or len(shape) == 1
         if dtype != field.base or shape[1:] != field.shape or not shape or not in_order:
             dims = "".join(f", {dim}" for dim in field.shape)
@@ -135,17 +137,6 @@ class _Column:
             expected = f"{self._entry.filename} of {self._entry.file_size} bytes with its CRC"
             raise self._bad(expected, f"{self._stream.done_bytes} bytes with another")
 
-    def _header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        """Shape, whether it is in Fortran's order, dtype."""
-        try:
-            header = _HeaderReader(self._stream)
-            version = np.lib.format.read_magic(header)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(header)
-        except ValueError as error:
-            raise self._bad(f"a numpy array in {self._entry.filename}", f"{error}") from None
-        return found
-
     def _bad(self, expected: str, found: str) -> ShardReadError:
         return _bad(self._shard, self._entry.header_offset, expected, found)
 
@@ -153,7 +144,7 @@ class _Column:
 class _EntryStream:
     """The bytes of a zip's entry, from front to back; ``crc``: of those that were read."""
 
-    def __init__(self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo) -> None:
+    def __init__(self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo, read_bytes: int = _READ_BYTES) -> None:
         self._shard, self._file, self._entry = shard.uri, file, entry
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
             what = f"method {entry.compress_type}, encrypted or another"
@@ -164,8 +155,7 @@ class _EntryStream:
         name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
         self._offset = entry.header_offset + len(header) + name_bytes + extra_bytes
         self._left_bytes = entry.compress_size
-        # To a store far away one goes once: each read of one array would forget what was fetched ahead of another.
-        self._read_bytes = max(1, entry.compress_size) if is_remote(shard.uri) else _READ_BYTES
+        self._read_bytes = read_bytes
         self._pending = memoryview(b"")
         self._fed: Any = b""
         self.done_bytes = self.crc = 0
@@ -219,6 +209,32 @@ class _HeaderReader(io.RawIOBase):
             raise ValueError(f"a header of {size} bytes")
         data = bytearray(size)
         return bytes(data[: self._stream.read_into(memoryview(data))])
+
+
+def arrays_of(shard: ShardFile, file: OpenFile) -> dict[str, np.dtype[Any]]:
+    """Of each array, what a row of it is: a dtype, with a shape where it is no scalar.
+
+    Raises ShardReadError where the file is no whole npz, or one of the arrays is no array of rows.
+    """
+    found = {}
+    for name, entry in _entries(shard, file).items():
+        shape, _, dtype = _header(_EntryStream(shard, lambda: file, entry, _FED_BYTES), entry, shard.uri)
+        if not shape:
+            raise _bad(shard.uri, entry.header_offset, f"an array of rows in {entry.filename}", "a single value")
+        found[name] = np.dtype((dtype, shape[1:]))
+    return found
+
+
+def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether it is in Fortran's order, dtype."""
+    try:
+        header = _HeaderReader(stream)
+        version = np.lib.format.read_magic(header)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(header)
+    except ValueError as error:
+        raise _bad(uri, entry.header_offset, f"a numpy array in {entry.filename}", f"{error}") from None
+    return found
 
 
 def _entries(shard: ShardFile, file: OpenFile) -> dict[str, zipfile.ZipInfo]:

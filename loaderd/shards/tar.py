@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from loaderd.errors import Damage
@@ -28,8 +28,13 @@ class Member:
     num_bytes: int
 
 
-def find_members(shard: str, file: OpenFile, size_bytes: int) -> Iterator[Member | Damage]:
-    """The members that hold records, in the tar's order; in the end the damage where the tar itself is not whole."""
+def find_members(
+    shard: str, file: OpenFile, size_bytes: int, on_skipped: Callable[[str], None] | None = None
+) -> Iterator[Member | Damage]:
+    """The members that hold records, in the tar's order; in the end the damage where the tar itself is not whole.
+
+    ``on_skipped`` is told the names of the others.
+    """
     reader = io.BufferedReader(FileReader(file, size_bytes), _BUFFER_BYTES)
     offset, why = 0, ""
     try:
@@ -42,6 +47,8 @@ def find_members(shard: str, file: OpenFile, size_bytes: int) -> Iterator[Member
                     yield Member(info.name, info.offset_data, min(info.size, left))
                     if info.size > left:
                         return  # a member that is cut says so itself
+                elif on_skipped is not None:
+                    on_skipped(info.name)
     except (tarfile.TarError, OSError) as error:
         why = f", {error}"
     # The library ends quietly at a header that is none.
