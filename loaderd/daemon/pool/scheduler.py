@@ -8,8 +8,9 @@ where storage far away is asked for what the next ones need. The
 tasks of a dead worker go to the others, in front of anything new. A task that has killed three workers is given up:
 it is for its source to say what becomes of it.
 
-A load that goes on in the middle of a block is given to who loaded what comes before it, if that worker has room. For
-a block that can only be inflated from its front, it stands there already. Nobody waits for that worker otherwise.
+A load that goes on in the middle of a block is given to who loaded what comes before it, if that worker has room and
+gets on: of a block that can only be inflated from its front, it has inflated that much already. Otherwise any other
+gets the load, so that nobody waits for one worker.
 
 A worker **stalls** when it is at something and nothing comes of it for so many ticks. What it is at, who calls
 :meth:`Scheduler.tick` knows. Ticks count moments in which this process ran, so a job that is suspended for a night
@@ -179,9 +180,10 @@ class Scheduler:
 
 
 def _goes_on(worker: _Worker, task: Task) -> bool:
-    """Whether a worker has room for what goes on from the task that it was given last."""
+    """Whether a worker gets on, and has room for what goes on from the task that it was given last."""
     return (
         worker.last is not None
+        and not worker.ticks
         and task.goes_on_from(worker.last)
         and len(worker.tasks) < task.source.tasks_per_worker
     )

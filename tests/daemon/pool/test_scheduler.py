@@ -113,8 +113,12 @@ def test_who_loaded_the_front_of_a_block_goes_on_with_it():
     for worker, task in given:  # 1 had no room for a third part of block 1, and nobody waited for it
         scheduler.end_task(worker, task.number, [])
     assert assign((2, 0, 10), (1, 40, 50), (0, 20, 25), (1, 45, 50)) == [0, 2, 1, 0]
+    for _ in range(2):
+        scheduler.tick({0: None, 1: None, 2: "stuck"}.get)
+    assert assign((1, 50, 60)) == [1], "2 has room, but does not get on"
+    scheduler.end_task(0, given[6][1].number, [])
     scheduler.lose_worker(2, "was killed by SIGKILL")
-    assert assign() == [1]
+    assert assign() == [0]
 
 
 @pytest.mark.parametrize("removed_first", [False, True])
