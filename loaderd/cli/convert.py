@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.reading import count, read_all, say
-from loaderd.cli.schemas import load_schema
+from loaderd.cli.schemas import SCHEMA_HELP, load_schema
 from loaderd.client.progress import IndexProgress
 from loaderd.convert import pgn
 from loaderd.convert.conversion import convert
@@ -67,7 +67,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--schema",
         metavar="MODULE:NAME",
-        help="a loaderd.Schema, or a function that returns one: its stored features are kept; needed for TFRecord; "
+        help=f"whose stored features are kept: {SCHEMA_HELP}; needed for TFRecord; "
         "PGN, and the files of Leela Chess Zero and KataGo, are told by their content",
     )
     parser.add_argument(

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from loaderd.cli.schemas import load_schema
+from loaderd.cli.schemas import SCHEMA_HELP, load_schema
 from loaderd.client.loader import Loader
 from loaderd.diagnosis import Diagnosis
 from loaderd.errors import OptionError
@@ -29,7 +29,7 @@ class Capacity:
 def add_shard_options(parser: argparse.ArgumentParser) -> None:
     """Those that say what is in shards, and what is asked of them."""
     options = parser.add_argument_group("of shards, without a training")
-    options.add_argument("--schema", metavar="MODULE:NAME", help="a loaderd.Schema, or a function that returns one")
+    options.add_argument("--schema", metavar="MODULE:NAME", help=SCHEMA_HELP)
     options.add_argument("--batch-size", type=int, default=512, metavar="N", help="default: %(default)s")
     options.add_argument("--workers", type=int, metavar="N", help="default: as many as a Loader takes")
     options.add_argument("--step-ms", type=float, metavar="MS", help="what a step of the model takes, without data")

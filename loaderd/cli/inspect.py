@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from loaderd.cli.fixed_shard import (
+    WRAPPED,
+    Stored,
+    kind_of,
+    list_values,
+    record_of,
+    skipped_members,
+    stored_in,
+    stored_of,
+)
 from loaderd.cli.proposal import propose
 from loaderd.cli.reading import count, say
+from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
 from loaderd.cli.sample import FeatureSummary, Sample, find_record, take_sample
-from loaderd.cli.schemas import load_schema
+from loaderd.cli.schemas import SCHEMA_HELP, load_schema
 from loaderd.client.progress import IndexProgress
-from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.decode.example import Listed, RecordFault, list_features
-from loaderd.decode.example_rows import RowParser
-from loaderd.errors import LoaderdError, OptionError, RecordMismatchError
-from loaderd.grids import Values, draw, picture, planes_of, png, stacked
+from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.redaction import redacted
-from loaderd.schema import Schema
+from loaderd.schema import FixedRecords, Schema
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.indexer import make_index
 from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex, build_index
+from loaderd.shards.shard_index import ShardIndex
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -36,13 +42,14 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 What is in a shard: compression, records, sizes, and the features of the first records; with --record, the values of
 one; with --schema, what a loader would deliver for it, and planes such as those of a board drawn as grids: ■ above 0,
-□ below 0. The exit status is 0, or 2 where that cannot be shown.
+□ below 0. Of records of a fixed size, --schema says what they are; the files of Leela Chess Zero and KataGo, and npz,
+tell it themselves. The exit status is 0, or 2 where that cannot be shown.
 """
-_EXAMPLE = (
-    "example: loaderd inspect shards/00000.tfrecord --schema loaderd.schemas:chess_eval --record 7 --png board.png"
-)
-_SHOWN_VALUES = 8
-_SHOWN_BYTES = 24
+_EXAMPLE = "example: loaderd inspect shards/00000.tfrecord --schema chess_eval --record 7 --png board.png"
+
+
+_PNG_NEEDS_SCHEMA = "--png needs --schema, which says what the planes are"
+_SHOWN_NAMES = 5
 
 
 def add_to(commands: Commands) -> None:
@@ -51,9 +58,9 @@ def add_to(commands: Commands) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("shard", metavar="SHARD", help="a path or a URI")
     parser.add_argument(
-        "--record", type=int, metavar="N", help="the record to show, from 0; default: 0, with --schema"
+        "--record", type=int, metavar="N", help="the record to show, from 0; default: the first, with --schema"
     )
-    parser.add_argument("--schema", metavar="MODULE:NAME", help="a loaderd.Schema, or a function that returns one")
+    parser.add_argument("--schema", metavar="MODULE:NAME", help=SCHEMA_HELP)
     parser.add_argument(
         "--features", action="store_true", help="print a schema for these records, as a Python module"
     )
@@ -72,13 +79,17 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0; 2 where it cannot be shown."""
     try:
-        if arguments.png is not None and arguments.schema is None:
-            raise OptionError("--png needs --schema, which says what the planes are")
         file = _only_file(arguments.shard)
-        if arguments.features:
+        schema = None if arguments.schema is None else load_schema(arguments.schema)
+        stored = stored_in(file) if schema is None else stored_of(schema, arguments.schema)
+        if stored is not None:
+            _show_fixed(file, arguments, stored)
+        elif arguments.features:
             sys.stdout.write(propose(take_sample(file, as_count(arguments.sample, "--sample"))))
-        elif arguments.record is not None or arguments.schema is not None:
-            _show_record(file, arguments)
+        elif arguments.record is not None or schema is not None:
+            _show_record(file, arguments, schema)
+        elif arguments.png is not None:
+            raise OptionError(_PNG_NEEDS_SCHEMA)
         else:
             _show_shard(file, arguments)
     except LoaderdError as error:
@@ -120,6 +131,9 @@ def _show_shard(file: ShardFile, arguments: argparse.Namespace) -> None:
     say(f"{about['shard']}: {records}, {file.size_bytes:,} bytes, compression {index.compression}")
     if index.damages:
         say(f"{count(len(index.damages), 'damage')}, the first: {index.damages[0]}")
+    if not index.num_records and not sample.sizes:
+        say("If these are no TFRecords: --schema says what records of a fixed size are.")
+        return
     low, high = about["sample"]["record_bytes"]
     say(f"The first {count(len(sample.sizes), 'record')}: {_range(low, high)} bytes each")
     for number, fault in sample.faults[:1]:
@@ -127,12 +141,12 @@ def _show_shard(file: ShardFile, arguments: argparse.Namespace) -> None:
     _show_features(sample)
 
 
-def _index_of(file: ShardFile) -> ShardIndex:
+def _index_of(file: ShardFile, records: FixedRecords | None = None) -> ShardIndex:
     """The kept index, or one that is made now."""
     progress = IndexProgress(None, "reading the shard")
     try:
-        return IndexCache("user", DEFAULT_BLOCK_RECORDS).load(file) or build_index(
-            file, DEFAULT_BLOCK_RECORDS, lambda offset: progress(offset, file.size_bytes)
+        return IndexCache("user", DEFAULT_BLOCK_RECORDS, records).load(file) or make_index(
+            file, records, DEFAULT_BLOCK_RECORDS, lambda offset: progress(offset, file.size_bytes)
         )
     finally:
         progress.close()
@@ -146,6 +160,10 @@ def _show_features(sample: Sample) -> None:
         rows.append(
             (name, "/".join(sorted(found.kinds)), values, sizes, f"{found.records:,} of {len(sample.sizes):,}")
         )
+    _show_table(rows)
+
+
+def _show_table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
@@ -164,89 +182,101 @@ def _summary(found: FeatureSummary) -> dict[str, Any]:
     }
 
 
+# ------------------------------------------------------------------------------------ records of a fixed size
+
+
+def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored) -> None:
+    if arguments.features:
+        if not stored.python:
+            raise OptionError("--features proposes a schema, so it goes without --schema")
+        sys.stdout.write(f'"""A schema proposed by loaderd from {file.name}."""\n\n{stored.python}')
+        return
+    records = stored.records
+    index = _index_of(file, records)
+    about: dict[str, Any] = {
+        "shard": redacted(file.uri),
+        "bytes": file.size_bytes,
+        "compression": index.compression,
+        "records": index.num_records,
+        "record_bytes": records.record_bytes,
+        "schema": stored.named,
+        "blocks": [int(count) for count in index.counts],
+        "skipped": skipped_members(file, index),
+        "damages": [damage.to_wire() for damage in index.damages],
+        "features": {name: dict(zip(("dtype", "shape"), kind_of(records, name), strict=True)) for name in records},
+    }
+    if not arguments.json:
+        _say_fixed(about, index)
+    if not index.num_records and arguments.record is None and arguments.png is None:
+        return
+    number, record = record_of(file, index, records, _number(arguments))
+    values = list_values(records, record)
+    if not arguments.json:
+        _show_table([("feature", "type", "shape", f"record {number}"), *_feature_rows(records, values)])
+    fields = {}
+    if stored.schema is not None and (arguments.schema, arguments.record, arguments.png) != (None, None, None):
+        fields = decode(file, number, record, stored.schema)
+    if arguments.png is not None:
+        if stored.schema is None:
+            raise OptionError(_PNG_NEEDS_SCHEMA)
+        write_png(fields, arguments.png)
+    if arguments.json:
+        about["record"] = number
+        about["values"] = {name: [plain(value) for value in listed.values] for name, listed in values.items()}
+        about["fields"] = {name: plain_array(value) for name, value in fields.items()}
+        say(json.dumps(about))
+    show_fields({} if arguments.json else fields)
+
+
+def _say_fixed(about: dict[str, Any], index: ShardIndex) -> None:
+    """What is in the shard, but for its records."""
+    records = count(index.num_records, "healthy record")
+    wrapped = f"{WRAPPED[index.compression]} of {about['bytes']:,} bytes"
+    say(f"{about['shard']}: {records} of {about['record_bytes']:,} bytes, {wrapped}")
+    say(f"Schema: {about['schema']}")
+    blocks = count(len(about["blocks"]), "member" if index.compression == "tar" else "block")
+    low, high = min(about["blocks"], default=0), max(about["blocks"], default=0)
+    sizes = count(high, "record") if low == high else f"{_range(low, high)} records"
+    say(f"{blocks} of {sizes}" + (f"; skipped: {_some(about['skipped'])}" if about["skipped"] else ""))
+    if index.damages:
+        say(f"{count(len(index.damages), 'damage')}, the first: {index.damages[0]}")
+
+
+def _feature_rows(records: FixedRecords, values: dict[str, Listed]) -> Iterator[tuple[str, ...]]:
+    for name, listed in values.items():
+        dtype, shape = kind_of(records, name)
+        text = listed_text(listed).removeprefix(f"{listed.kind} ")
+        yield name, f"{dtype}, bits" if name in records.bits else dtype, str(shape), text
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_NAMES:,} more" if len(names) > _SHOWN_NAMES else ""
+    return f"{', '.join(names[:_SHOWN_NAMES])}{more}"
+
+
 # ---------------------------------------------------------------------------------------------- a record
 
 
-def _show_record(file: ShardFile, arguments: argparse.Namespace) -> None:
-    number = as_count(arguments.record or 0, "--record", "an integer from 0 on", 0)
+def _number(arguments: argparse.Namespace) -> int | None:
+    return None if arguments.record is None else as_count(arguments.record, "--record", "an integer from 0 on", 0)
+
+
+def _show_record(file: ShardFile, arguments: argparse.Namespace, schema: Schema | None) -> None:
+    number = _number(arguments) or 0
     record = find_record(file, number)
     features = list_features(record)
     if isinstance(features, RecordFault):
-        raise _mismatch(file, number, features)
-    fields = {} if arguments.schema is None else decode(file, number, record, load_schema(arguments.schema))
+        raise mismatch(file, number, features)
+    fields = {} if schema is None else decode(file, number, record, schema)
     if arguments.png is not None:
-        _write_png(fields, arguments.png)
+        write_png(fields, arguments.png)
     if arguments.json:
-        stored = {name: [_plain(value) for value in listed.values] for name, listed in features.items()}
-        decoded = {name: _plain_array(value) for name, value in fields.items()}
+        stored = {name: [plain(value) for value in listed.values] for name, listed in features.items()}
+        decoded = {name: plain_array(value) for name, value in fields.items()}
         about = {"shard": redacted(file.uri), "record": number, "bytes": len(record)}
         say(json.dumps({**about, "features": stored, "fields": decoded}))
         return
     say(f"{redacted(file.uri)}: record {number}, {len(record):,} bytes")
     for name, listed in features.items():
-        say(f"  {name}: {_listed(listed)}")
-    for name, value in fields.items():
-        say(f"\n{name}: {value.dtype} {value.shape}")
-        found = planes_of(value)
-        shown = np.array2string(value, threshold=100) if found is None else draw(found, _terminal_width())
-        say(shown)
-
-
-def _write_png(fields: Mapping[str, Values], path: Path) -> None:
-    """A picture of the planes of all fields. Raises OptionError."""
-    pictures = [picture(found) for value in fields.values() if (found := planes_of(value)) is not None]
-    if not pictures:
-        raise OptionError("--png needs a field with planes, of two or three axes, and the schema has none")
-    try:
-        path.write_bytes(png(stacked(pictures)))
-    except OSError as error:
-        raise OptionError(f"--png {path} cannot be written: {error}") from None
-
-
-def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[str, Values]:
-    """What a loader delivers for a record, field by field; random fields draw from a fixed seed of their own.
-
-    Raises RecordMismatchError where the record is not what the schema says, and WorkerError.
-    """
-    rows = np.zeros((1, schema.row_bytes), np.uint8)
-    place = np.zeros(1, np.intp)
-    buffer, starts, lengths = np.frombuffer(record, np.uint8), np.zeros(1, np.int64), np.array([len(record)])
-    for fault in RowParser(schema).parse(buffer, starts, lengths, rows, place):
-        raise _mismatch(file, number, fault)
-    out = {name: np.empty((1, *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
-    BatchDecoder(schema).decode(rows, out)
-    return {name: values[0, ...] for name, values in out.items()}
-
-
-def _mismatch(file: ShardFile, number: int, fault: RecordFault) -> RecordMismatchError:
-    text = f"{file.uri}: record {number}: expected {fault.expected}, found {fault.found}"
-    return RecordMismatchError(
-        text, hint="Without --record and --schema, loaderd inspect says what the features are."
-    )
-
-
-def _listed(listed: Listed) -> str:
-    shown = [_text(value) for value in listed.values[:_SHOWN_VALUES]]
-    more = f", … {len(listed.values):,} values" if len(listed.values) > _SHOWN_VALUES else ""
-    return f"{listed.kind} {', '.join(shown)}{more}"
-
-
-def _text(value: bytes | float | int) -> str:
-    if not isinstance(value, bytes):
-        return f"{value:.6g}" if isinstance(value, float) else str(value)
-    more = f"… {len(value):,} bytes" if len(value) > _SHOWN_BYTES else ""
-    return f"{value[:_SHOWN_BYTES].hex(' ')}{more}"
-
-
-def _plain(value: bytes | float | int) -> Any:
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def _plain_array(value: Values) -> Any:
-    if value.dtype.kind == "S":
-        return np.char.decode(value, errors="backslashreplace").tolist()
-    return value.astype(np.float32).tolist() if value.dtype.kind == "V" else value.tolist()
-
-
-def _terminal_width() -> int:
-    return shutil.get_terminal_size((120, 24)).columns
+        say(f"  {name}: {listed_text(listed)}")
+    show_fields(fields)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
-from loaderd.cli.schemas import load_schema
+from loaderd.cli.schemas import SCHEMA_HELP, load_schema
 from loaderd.client.progress import IndexProgress
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
@@ -39,8 +39,8 @@ def add_shards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schema",
         metavar="MODULE:NAME",
-        help="a loaderd.Schema, or a function that returns one: what the records are; default: each shard's content "
-        "tells TFRecord, and the files of Leela Chess Zero and KataGo",
+        help=f"what the records are: {SCHEMA_HELP}; default: each shard's content tells TFRecord, and the files of "
+        "Leela Chess Zero and KataGo",
     )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="shards that are read at a time; default: the cores there are"

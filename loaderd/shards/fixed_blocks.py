@@ -1,7 +1,8 @@
 """Reading blocks of records of fixed size again, as ``blocks`` does those of TFRecord.
 
 Blocks are read together, each whole: plain ones straight to where their records shall be, compressed ones inflated
-to there. What is large, is damaged, or is an npz comes in pieces. Of an npz, the arrays of the last one are kept.
+to there. What is large, is damaged, or is an npz comes in pieces. The npz that was read last stays open where the
+reading stopped: the next read mostly goes on there.
 """
 
 from __future__ import annotations
@@ -13,22 +14,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.compression import Compression
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fixed import Stream, fixed_piece, inflate_whole, is_garbled, open_fixed, scan_fixed
 from loaderd.shards.framing import Ends
 from loaderd.shards.reader import Block, BlockPiece, Reading, ShardFiles
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_file import OpenFile, ShardFile
 from loaderd.shards.timed import TimedFile, inflating
 
 if TYPE_CHECKING:
-    from loaderd.shards.npz import Arrays
+    from loaderd.shards.npz import NpzRows
 
 # More of it comes in pieces.
 _MAX_WHOLE_BYTES = 32 << 20
-_PIECE_RECORDS = 1024
 
 
 class FixedBlockReader(ShardFiles):
@@ -43,7 +43,7 @@ class FixedBlockReader(ShardFiles):
     ) -> None:
         super().__init__(files, compressions, reading)
         self._records = records
-        self._npz: tuple[int, Arrays] | None = None
+        self._npz: tuple[int, NpzRows] | None = None
 
     def close(self) -> None:
         super().close()
@@ -102,19 +102,36 @@ class FixedBlockReader(ShardFiles):
         self._file(block.shard).check_unchanged()
 
     def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece]:
-        from loaderd.shards.npz import gather, load_arrays  # and zipfile
-
-        if self._npz is None or self._npz[0] != block.shard:
-            self._npz = None  # before the next one takes memory
-            file = self._files[block.shard]
-            timed = TimedFile(self._file(block.shard), self._spent)
-            with inflating(self._spent):
-                self._npz = block.shard, load_arrays(file.uri, timed, file.size_bytes, self._records)
+        rows = self._npz_before(block, first)
         size = self._records.record_bytes
-        for begin in range(first, stop, _PIECE_RECORDS):
-            end = min(begin + _PIECE_RECORDS, stop)
-            buffer = gather(self._npz[1], self._records, begin, end)
-            yield BlockPiece(begin, fixed_piece(buffer, end - begin, size, begin * size, begin))
+        while (begin := rows.row) < stop:
+            with inflating(self._spent):
+                buffer = rows.read(stop - begin)
+            self._on_read(block.num_bytes * rows.row // block.num_records)
+            yield BlockPiece(begin, fixed_piece(buffer, rows.row - begin, size, begin * size, begin))
+        self._npz = block.shard, rows
+
+    def _npz_before(self, block: Block, first: int) -> NpzRows:
+        """The npz, standing at row ``first``. Until it has been read from without an error, none is kept."""
+        kept, self._npz = self._npz, None
+        with inflating(self._spent):
+            if kept is not None and kept[0] == block.shard and kept[1].row <= first:
+                rows = kept[1]
+            else:
+                del kept  # before the next one takes memory
+                from loaderd.shards.npz import NpzRows  # and zipfile
+
+                rows = NpzRows(self._files[block.shard], lambda: self._npz_file(block.shard), self._records)
+            if rows.num_rows != block.num_records:
+                uri, expected = self._files[block.shard].uri, f"{block.num_records} rows, as when it was indexed"
+                damage = Damage(uri, 0, 0, expected, f"{rows.num_rows}", lost_bytes=-1)
+                raise ShardReadError(str(damage), damage=damage)
+            for row in rows.skip_to(first):
+                self._on_read(block.num_bytes * row // block.num_records)
+        return rows
+
+    def _npz_file(self, shard: int) -> OpenFile:
+        return TimedFile(self._file(shard), self._spent)
 
     def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
         uri = self._files[block.shard].uri

@@ -22,7 +22,6 @@ from loaderd.shards.shard_file import OpenFile, ShardFile
 from loaderd.shards.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.tar import find_members
 
-_DIGEST_RECORDS = 1024
 _MAX_AT_ONCE_BYTES = 1 << 20
 
 
@@ -116,14 +115,14 @@ class _Found:
 
     def add_npz(self) -> None:
         """The rows of the arrays."""
-        from loaderd.shards.npz import gather, load_arrays  # and zipfile
+        from loaderd.shards.npz import NpzRows  # and zipfile
 
-        arrays = load_arrays(self._file.uri, self._opened, self._file.size_bytes, self._records)
-        count = len(next(iter(arrays.values())))
-        for first in range(0, count, _DIGEST_RECORDS):
-            self._add_digest(gather(arrays, self._records, first, min(first + _DIGEST_RECORDS, count)))
-        if count:
-            self._rows.append((0, self._file.size_bytes, count, 0))
+        rows = NpzRows(self._file, lambda: self._opened, self._records)
+        while rows.row < rows.num_rows:
+            self._add_digest(rows.read(rows.num_rows))
+            self._on_read(self._file.size_bytes * rows.row // rows.num_rows)
+        if rows.num_rows:
+            self._rows.append((0, self._file.size_bytes, rows.num_rows, 0))
 
     def _add_digest(self, data: Bytes1D) -> None:
         self._digest = crc32c(data.data, self._digest)

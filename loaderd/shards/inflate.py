@@ -1,4 +1,4 @@
-"""Inflating what is in memory whole, by the fastest library that is installed: isal, zlib-ng, or Python's own.
+"""Inflating by the fastest library that is installed: isal, zlib-ng, or Python's own.
 
 A game of Leela Chess Zero takes isal a third of the time that zlib takes.
 """
@@ -13,7 +13,7 @@ _RAW_WINDOW_BITS = -15
 
 @cache
 def _libraries() -> tuple[Any, Any]:
-    """(with ``decompress`` for gzip, with ``decompress`` for zlib and ``crc32``)."""
+    """(with ``decompress`` for gzip, with ``decompressobj`` and ``crc32``)."""
     try:
         from isal import igzip, isal_zlib
 
@@ -37,13 +37,12 @@ def gunzip(data: Any) -> bytes:
     return inflated
 
 
-def inflate_raw(data: Any, num_bytes: int) -> bytes:
-    """A deflate stream without a header, of which so many bytes are expected. Raises an error of zlib's kind."""
-    inflated: bytes = _libraries()[1].decompress(data, wbits=_RAW_WINDOW_BITS, bufsize=max(1, num_bytes))
-    return inflated
+def raw_inflater() -> Any:
+    """For a deflate stream without a header: as ``zlib.decompressobj``. Raises errors of zlib's kind."""
+    return _libraries()[1].decompressobj(wbits=_RAW_WINDOW_BITS)
 
 
-def crc32(data: Any) -> int:
-    """The CRC of gzip and zip files."""
-    value: int = _libraries()[1].crc32(data)
+def crc32(data: Any, crc: int = 0) -> int:
+    """The CRC of gzip and zip files, of what comes behind data whose CRC is ``crc``."""
+    value: int = _libraries()[1].crc32(data, crc)
     return value

@@ -1,7 +1,14 @@
 """Records in the arrays of an npz: each array has a row a record, and a field of the record's dtype its name.
 
-An npz is a zip of ``.npy`` files, deflated or stored. The arrays that the schema reads are inflated whole; the others
-are not looked at.
+An npz is a zip of ``.npy`` files, deflated or stored::
+
+    a.npy  ████████████░░░░░░░░░░░░    all arrays that the schema reads are inflated side by side, a few rows at a
+    b.npy  ████░░░░                    time: they never lie in memory whole, and what was inflated last is in the
+    c.npy  ██████████████░░░░░░░░░░    cache still when it becomes records
+
+So rows are read from front to back. Whether an array is as it was written, its CRC tells at its end: the index pass
+reads all of it, and only then are rows used. What is damaged later shows where it cannot be inflated, or with the
+last rows.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ import io
 import math
 import struct
 import zipfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,88 +26,224 @@ import numpy.typing as npt
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.crc import Bytes1D
-from loaderd.shards.inflate import crc32, inflate_raw
-from loaderd.shards.shard_file import OpenFile
+from loaderd.shards.inflate import crc32, raw_inflater
+from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote
 from loaderd.shards.zstd import FileReader
 
 _HINT = "Check that the schema's dtype is what the file holds; or restore the file."
 _LOCAL_HEADER = struct.Struct("<26xHH")  # bytes of the name and of the extra field (PKWARE's APPNOTE, 4.3.7)
+_PIECE_BYTES = 1 << 21
+_READ_BYTES = 1 << 18
+# An inflater returns what it has not used yet as a copy.
+_FED_BYTES = 1 << 15
+_MOST_HEADER_BYTES = 1 << 16
 
-Arrays = dict[str, npt.NDArray[Any]]
+Open = Callable[[], OpenFile]
 
 
-def load_arrays(shard: str, file: OpenFile, size_bytes: int, records: FixedRecords) -> Arrays:
-    """The array of each field, (n, *the field's shape), n being the same for all.
+class NpzRows:
+    """The rows of an npz as records, from front to back."""
 
-    Raises ShardReadError where one is missing, damaged, of another dtype or shape, or has another number of rows.
+    def __init__(self, shard: ShardFile, file: Open, records: FixedRecords) -> None:
+        """``file`` returns the open file: it may have been closed and opened again since the last read.
+
+        Raises ShardReadError where an array is missing, of another dtype or shape, or has another number of rows.
+        """
+        self._records = records
+        entries = _entries(shard, file())
+        self._columns: dict[str, _Column] = {}
+        for name in records:
+            if name not in entries:
+                raise _bad(shard.uri, 0, f"an array {name!r}", f"only {sorted(entries)}")
+            self._columns[name] = _Column(shard, file, entries[name], name, records)
+        rows = {name: column.num_rows for name, column in self._columns.items()}
+        if len(set(rows.values())) > 1:
+            raise _bad(shard.uri, 0, "arrays with one row a record", f"rows: {rows}")
+        self.num_rows = next(iter(rows.values()))
+        self.row = 0
+        """The next one to be read."""
+        self._buffer = np.zeros(max(1, min(self.num_rows, _PIECE_BYTES // records.record_bytes)), records.dtype)
+        self._finish()
+
+    def skip_to(self, row: int) -> Iterator[int]:
+        """Go on to a row that is not behind; yields each row that is reached on the way."""
+        while self.row < row:
+            self._read(min(row - self.row, len(self._buffer)))
+            yield self.row
+
+    def read(self, most: int) -> Bytes1D:
+        """uint8, (rows * record_bytes,): the next rows, ``most`` of them or fewer; until the next call.
+
+        Raises ShardReadError where an array is damaged: with the last rows at the latest.
+        """
+        count = min(most, len(self._buffer), self.num_rows - self.row)
+        for name, values in self._read(count).items():
+            self._buffer[name][:count] = values
+        return self._buffer[:count].view(np.uint8).reshape(-1)
+
+    def _read(self, count: int) -> dict[str, npt.NDArray[Any]]:
+        values = {name: column.read(count) for name, column in self._columns.items()}
+        self.row += count
+        self._finish()
+        return values
+
+    def _finish(self) -> None:
+        if self.row == self.num_rows:
+            for column in self._columns.values():
+                column.finish()
+
+
+class _Column:
+    """An array of an npz, from front to back."""
+
+    def __init__(
+        self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo, name: str, records: FixedRecords
+    ) -> None:
+        self._shard, self._entry = shard.uri, entry
+        # To a store far away one goes once: each read of one array would forget what was fetched ahead of another.
+        read_bytes = max(1, entry.compress_size) if is_remote(shard.uri) else _READ_BYTES
+        self._stream = _EntryStream(shard, file, entry, read_bytes)
+        assert records.dtype.fields is not None
+        field = records.dtype.fields[name][0]
+        shape, is_fortran, dtype = _header(self._stream, entry, shard.uri)
+        in_order = not is_fortran or len(shape) == 1
+        if dtype != field.base or shape[1:] != field.shape or not shape or not in_order:
+            dims = "".join(f", {dim}" for dim in field.shape)
+            expected = f"array {name!r} of {field.base}, (rows{dims}) in C order"
+            order = "" if in_order else " in Fortran order"
+            raise self._bad(expected, f"{dtype}, {shape}{order}")
+        if entry.file_size - self._stream.done_bytes < math.prod(shape) * dtype.itemsize:
+            raise self._bad(f"the values of {name!r}, {shape}", f"{entry.file_size} bytes")
+        self.num_rows, self._shape, self._dtype = shape[0], shape[1:], dtype
+        self._row_bytes = field.itemsize
+        self._buffer = bytearray()
+
+    def read(self, count: int) -> npt.NDArray[Any]:
+        """The next rows, (count, *the field's shape); until the next call."""
+        num_bytes = count * self._row_bytes
+        if len(self._buffer) < num_bytes:
+            self._buffer = bytearray(num_bytes)
+        view = memoryview(self._buffer)[:num_bytes]
+        if self._stream.read_into(view) < num_bytes:
+            raise self._bad(f"{self._entry.filename} of {self._entry.file_size} bytes", f"{self._stream.done_bytes}")
+        return np.frombuffer(view, self._dtype).reshape(count, *self._shape)
+
+    def finish(self) -> None:
+        """All rows have been read. Raises ShardReadError where the array is not the one that was written."""
+        scratch = memoryview(bytearray(_READ_BYTES))
+        while self._stream.read_into(scratch):
+            pass
+        if self._stream.done_bytes != self._entry.file_size or self._stream.crc != self._entry.CRC:
+            expected = f"{self._entry.filename} of {self._entry.file_size} bytes with its CRC"
+            raise self._bad(expected, f"{self._stream.done_bytes} bytes with another")
+
+    def _bad(self, expected: str, found: str) -> ShardReadError:
+        return _bad(self._shard, self._entry.header_offset, expected, found)
+
+
+class _EntryStream:
+    """The bytes of a zip's entry, from front to back; ``crc``: of those that were read."""
+
+    def __init__(self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo, read_bytes: int = _READ_BYTES) -> None:
+        self._shard, self._file, self._entry = shard.uri, file, entry
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
+            what = f"method {entry.compress_type}, encrypted or another"
+            raise _bad(shard.uri, entry.header_offset, f"{entry.filename} deflated or stored", what)
+        self._inflater: Any = raw_inflater() if entry.compress_type == zipfile.ZIP_DEFLATED else None
+        header = bytearray(_LOCAL_HEADER.size)
+        file().read_at(entry.header_offset, memoryview(header))
+        name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+        self._offset = entry.header_offset + len(header) + name_bytes + extra_bytes
+        self._left_bytes = entry.compress_size
+        self._read_bytes = read_bytes
+        self._pending = memoryview(b"")
+        self._fed: Any = b""
+        self.done_bytes = self.crc = 0
+
+    def read_into(self, view: memoryview) -> int:
+        """Fill it; returns the bytes read, fewer only at the end. Raises ShardReadError."""
+        done = 0
+        while done < len(view):
+            data = self._inflate(len(view) - done) if self._inflater is not None else self._stored(len(view) - done)
+            if not data and not self._fed and not self._pending and not self._left_bytes:
+                break
+            view[done : done + len(data)] = data
+            done += len(data)
+        self.done_bytes += done
+        self.crc = crc32(view[:done], self.crc)
+        return done
+
+    def _inflate(self, most: int) -> bytes:
+        if not self._fed:
+            self._fed = self._stored(_FED_BYTES)
+        try:
+            data: bytes = self._inflater.decompress(self._fed, most)
+        except Exception as error:  # each library has errors of its own
+            expected = f"valid compressed data of {self._entry.filename}"
+            raise _bad(self._shard, self._entry.header_offset, expected, f"{error}") from None
+        self._fed = self._inflater.unconsumed_tail
+        return data
+
+    def _stored(self, most: int) -> memoryview:
+        """The next bytes as they are in the file, one at least unless there are none."""
+        if not self._pending and self._left_bytes:
+            stored = memoryview(bytearray(min(self._left_bytes, self._read_bytes)))
+            if (got := self._file().read_at(self._offset, stored)) < len(stored):
+                what = f"{self._entry.compress_size} bytes of {self._entry.filename}"
+                raise _bad(self._shard, self._offset, what, f"{self._entry.compress_size - self._left_bytes + got}")
+            self._offset += got
+            self._left_bytes -= got
+            self._pending = stored
+        taken, self._pending = self._pending[:most], self._pending[most:]
+        return taken
+
+
+class _HeaderReader(io.RawIOBase):
+    """The front of a stream, as numpy's functions for headers want it; too long a header is none."""
+
+    def __init__(self, stream: _EntryStream) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _MOST_HEADER_BYTES:
+            raise ValueError(f"a header of {size} bytes")
+        data = bytearray(size)
+        return bytes(data[: self._stream.read_into(memoryview(data))])
+
+
+def arrays_of(shard: ShardFile, file: OpenFile) -> dict[str, np.dtype[Any]]:
+    """Of each array, what a row of it is: a dtype, with a shape where it is no scalar.
+
+    Raises ShardReadError where the file is no whole npz, or one of the arrays is no array of rows.
     """
+    found = {}
+    for name, entry in _entries(shard, file).items():
+        shape, _, dtype = _header(_EntryStream(shard, lambda: file, entry, _FED_BYTES), entry, shard.uri)
+        if not shape:
+            raise _bad(shard.uri, entry.header_offset, f"an array of rows in {entry.filename}", "a single value")
+        found[name] = np.dtype((dtype, shape[1:]))
+    return found
+
+
+def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether it is in Fortran's order, dtype."""
     try:
-        with zipfile.ZipFile(io.BufferedReader(FileReader(file, size_bytes))) as archive:
-            entries = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise _bad(shard, 0, "a whole npz", f"{error}") from None
-    arrays: Arrays = {}
-    for name in records:
-        if name not in entries:
-            raise _bad(shard, 0, f"an array {name!r}", f"only {sorted(entries)}")
-        arrays[name] = _array(shard, file, entries[name], name, records)
-    rows = {name: len(array) for name, array in arrays.items()}
-    if len(set(rows.values())) > 1:
-        raise _bad(shard, 0, "arrays with one row a record", f"rows: {rows}")
-    return arrays
-
-
-def gather(arrays: Arrays, records: FixedRecords, first: int, stop: int) -> Bytes1D:
-    """uint8, ((stop - first) * record_bytes,): rows of all arrays as records."""
-    found = np.zeros(stop - first, records.dtype)
-    for name, array in arrays.items():
-        found[name] = array[first:stop]
-    return found.view(np.uint8).reshape(-1)
-
-
-def _array(shard: str, file: OpenFile, entry: zipfile.ZipInfo, name: str, records: FixedRecords) -> npt.NDArray[Any]:
-    data = _inflated(shard, file, entry)
-    assert records.dtype.fields is not None
-    field = records.dtype.fields[name][0]
-    try:
-        header = io.BytesIO(data[:65536])
+        header = _HeaderReader(stream)
         version = np.lib.format.read_magic(header)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read(header)
+        found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(header)
     except ValueError as error:
-        raise _bad(shard, entry.header_offset, f"a numpy array in {entry.filename}", f"{error}") from None
-    in_order = not is_fortran or len(shape) == 1
-    if dtype != field.base or shape[1:] != field.shape or not shape or not in_order:
-        expected = f"array {name!r} of {field.base}, (rows{''.join(f', {dim}' for dim in field.shape)}) in C order"
-        order = "" if in_order else " in Fortran order"
-        raise _bad(shard, entry.header_offset, expected, f"{dtype}, {shape}{order}")
-    if len(data) - header.tell() < math.prod(shape) * dtype.itemsize:
-        raise _bad(shard, entry.header_offset, f"the values of {name!r}, {shape}", f"{len(data)} bytes")
-    return np.frombuffer(data, dtype, math.prod(shape), header.tell()).reshape(shape)
+        raise _bad(uri, entry.header_offset, f"a numpy array in {entry.filename}", f"{error}") from None
+    return found
 
 
-def _inflated(shard: str, file: OpenFile, entry: zipfile.ZipInfo) -> bytes:
-    """The bytes of an entry, its CRC checked."""
-    offset, what = entry.header_offset, entry.filename
-    header = bytearray(_LOCAL_HEADER.size)
-    file.read_at(offset, memoryview(header))
-    name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-    stored = bytearray(entry.compress_size)
-    got = file.read_at(offset + len(header) + name_bytes + extra_bytes, memoryview(stored))
-    if got < len(stored):
-        raise _bad(shard, offset, f"{len(stored)} bytes of {what}", f"{got}")
-    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
-        raise _bad(shard, offset, f"{what} deflated or stored", f"method {entry.compress_type}, encrypted or another")
-    data = bytes(stored)
-    if entry.compress_type == zipfile.ZIP_DEFLATED:
-        try:
-            data = inflate_raw(stored, entry.file_size)
-        except Exception as error:  # each library has errors of its own
-            raise _bad(shard, offset, f"valid compressed data of {what}", f"{error}") from None
-    if len(data) != entry.file_size or crc32(data) != entry.CRC:
-        expected = f"{what} of {entry.file_size} bytes with its CRC"
-        raise _bad(shard, offset, expected, f"{len(data)} bytes with another")
-    return data
+def _entries(shard: ShardFile, file: OpenFile) -> dict[str, zipfile.ZipInfo]:
+    """What is in the zip, by the names of arrays."""
+    try:
+        with zipfile.ZipFile(io.BufferedReader(FileReader(file, shard.size_bytes))) as archive:
+            return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise _bad(shard.uri, 0, "a whole npz", f"{error}") from None
 
 
 def _bad(shard: str, offset: int, expected: str, found: str) -> ShardReadError:

@@ -7,7 +7,7 @@ skipped: folders, links, a LICENSE. The tar itself must not be compressed, so th
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from loaderd.errors import Damage
@@ -26,8 +26,13 @@ class Member(NamedTuple):
     num_bytes: int
 
 
-def find_members(shard: str, file: OpenFile, size_bytes: int) -> Iterator[Member | Damage]:
-    """The members that hold records, in the tar's order; in the end the damage where the tar itself is not whole."""
+def find_members(
+    shard: str, file: OpenFile, size_bytes: int, on_skipped: Callable[[str], None] | None = None
+) -> Iterator[Member | Damage]:
+    """The members that hold records, in the tar's order; in the end the damage where the tar itself is not whole.
+
+    ``on_skipped`` is told the names of the others.
+    """
     import tarfile
 
     reader = io.BufferedReader(FileReader(file, size_bytes), _BUFFER_BYTES)
@@ -42,6 +47,8 @@ def find_members(shard: str, file: OpenFile, size_bytes: int) -> Iterator[Member
                     yield Member(info.name, info.offset_data, min(info.size, left))
                     if info.size > left:
                         return  # a member that is cut says so itself
+                elif on_skipped is not None:
+                    on_skipped(info.name)
     except (tarfile.TarError, OSError) as error:
         why = f", {error}"
     # The library ends quietly at a header that is none.

@@ -10,32 +10,42 @@ A loader has a schema, which says what records are. A command that looks at shar
 from __future__ import annotations
 
 import contextlib
-import io
 import math
-import zipfile
-import zlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-import numpy as np
-
-from loaderd.schema import FixedRecords
+from loaderd.errors import ShardReadError
+from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
 from loaderd.shards.access import Access
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed import detect_wrapping, open_fixed
+from loaderd.shards.npz import arrays_of
 from loaderd.shards.shard_file import OpenFile, ShardFile
 from loaderd.shards.tar import Member, find_members
-from loaderd.shards.zstd import FileReader
 
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
-_NPY_HEAD_BYTES = 1 << 12
+
+
+class Told(NamedTuple):
+    """A schema that ships, and the Python that makes it."""
+
+    schema: Schema
+    made_by: str
 
 
 def tell_records(file: ShardFile, access: Access | None = None) -> FixedRecords | None:
-    """The records of fixed size that a shard holds; None: TFRecord, or what nobody knows.
+    """The records of the schema that :func:`tell_schema` tells, if any."""
+    told = tell_schema(file, access)
+    return None if told is None else told.schema.records
 
-    Costs opening the file and a read or two. Raises ShardReadError where it cannot be opened, and StorageError.
+
+def tell_schema(file: ShardFile, access: Access | None = None) -> Told | None:
+    """The schema of the records of fixed size that a shard holds; None: TFRecord, or what nobody knows.
+
+    Costs opening the file and some reads. Raises ShardReadError where it cannot be opened, and StorageError.
     """
     opened = open_shard(file, access)
     try:
@@ -43,29 +53,36 @@ def tell_records(file: ShardFile, access: Access | None = None) -> FixedRecords 
         if _is_frame(head):
             return None
         if head.startswith(b"PK\x03\x04"):
-            return _tell_npz(opened, file.size_bytes)
+            return _tell_npz(opened, file)
         return _tell_stream(opened, file)
     finally:
         opened.close()
 
 
-def _tell_stream(opened: OpenFile, file: ShardFile) -> FixedRecords | None:
-    known = lc0().records
-    assert known is not None
+def _tell_stream(opened: OpenFile, file: ShardFile) -> Told | None:
+    known = lc0()
+    assert known.records is not None
     # As if the size were that of whole records: this is not to refuse any file.
-    wrapping = detect_wrapping(file.uri, opened, known.record_bytes, known)
-    start, num_bytes = 0, file.size_bytes
-    if wrapping == "none" and num_bytes % known.record_bytes:
+    wrapping = detect_wrapping(file.uri, opened, known.records.record_bytes, known.records)
+    if wrapping == "none" and file.size_bytes % known.records.record_bytes:
         return None
-    if wrapping == "tar":
-        member = next(find_members(file.uri, opened, file.size_bytes), None)
-        if not isinstance(member, Member):
-            return None
-        start, num_bytes = member.offset, member.num_bytes
-    head = bytearray(HEADER_BYTES)
-    got = open_fixed(file.uri, opened, start, num_bytes, wrapping).read_into(memoryview(head))
-    is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == known.expect["version"]
-    return known if is_lc0 and not _is_frame(bytes(head)) else None
+    parts: Iterable[tuple[int, int]] = [(0, file.size_bytes)] if wrapping != "tar" else _members(opened, file)
+    for start, num_bytes in parts:
+        head = bytearray(HEADER_BYTES)
+        try:
+            got = open_fixed(file.uri, opened, start, num_bytes, wrapping).read_into(memoryview(head))
+        except ShardReadError:  # this member is no stream
+            continue
+        is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == known.records.expect["version"]
+        return Told(known, "loaderd.schemas.lc0()") if is_lc0 and not _is_frame(bytes(head)) else None
+    return None
+
+
+def _members(opened: OpenFile, file: ShardFile) -> Iterator[tuple[int, int]]:
+    """Where in a tar the members are that hold records: (offset, bytes)."""
+    for member in find_members(file.uri, opened, file.size_bytes):
+        if isinstance(member, Member):
+            yield member.offset, member.num_bytes
 
 
 def _is_frame(head: bytes) -> bool:
@@ -73,22 +90,12 @@ def _is_frame(head: bytes) -> bool:
     return len(head) >= HEADER_BYTES and masked_crc(head[:8]) == int.from_bytes(head[8:HEADER_BYTES], "little")
 
 
-def _tell_npz(opened: OpenFile, size_bytes: int) -> FixedRecords | None:
-    with contextlib.suppress(zipfile.BadZipFile, zlib.error, OSError, ValueError, KeyError, IndexError):
-        with zipfile.ZipFile(io.BufferedReader(FileReader(opened, size_bytes))) as archive:
-            moves, targets = (_shape_of(archive, name) for name in (_POLICY, _TARGETS))
-        return katago(math.isqrt(moves[2] - 1), targets[1]).records
+def _tell_npz(opened: OpenFile, file: ShardFile) -> Told | None:
+    with contextlib.suppress(ShardReadError, ValueError, KeyError, IndexError):
+        arrays = arrays_of(file, opened)
+        size, targets = math.isqrt(arrays[_POLICY].shape[1] - 1), arrays[_TARGETS].shape[0]
+        return Told(katago(size, targets), f"loaderd.schemas.katago(board_size={size}, num_targets={targets})")
     return None
-
-
-def _shape_of(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
-    """The shape of an array, from the first bytes of its entry. Raises KeyError for one that there is not."""
-    with archive.open(f"{name}.npy") as entry:
-        header = io.BytesIO(entry.read(_NPY_HEAD_BYTES))
-    version = np.lib.format.read_magic(header)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape: tuple[int, ...] = read(header)[0]
-    return shape
 
 
 def _read(opened: OpenFile, offset: int, size: int) -> bytes:

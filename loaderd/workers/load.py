@@ -41,7 +41,8 @@ from loaderd.stages import Stage
 _HINT_CORRUPT = 'Restore the file, or pass on_corrupt="skip_record" or "skip_shard" to go on without it.'
 _HINT_MISMATCH = "Change the schema to what the records hold, or give the feature a default."
 
-_MAX_TOGETHER_BYTES = 32 << 20
+# In 8 MiB the games of a tar take 5 % longer, and in 32 no less time.
+_MAX_TOGETHER_BYTES = 16 << 20
 
 Bytes2D = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.intp]

@@ -16,7 +16,7 @@ import pytest
 from fixed_files import DTYPE, RECORDS, SCHEMA, WRAPPINGS, npz_of, records_from, tar_of, wrapped, zstd
 
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError
-from loaderd.shards import fixed_blocks, inflate
+from loaderd.shards import fixed_blocks, inflate, npz
 from loaderd.shards.files import list_shards
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.fixed_index import build_fixed_index
@@ -109,7 +109,7 @@ def test_the_digest_is_that_of_the_records(tmp_path: Path):
 
 @pytest.mark.parametrize("how", WRAPPINGS)
 def test_any_range_of_a_block(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fixed_blocks, "_PIECE_RECORDS", 4)
+    monkeypatch.setattr(npz, "_PIECE_BYTES", 4 * SIZE)
     file = make(tmp_path / "a", wrapped(records_from(0, 30), how))
     index = build_fixed_index(file, RECORDS, 30)
     reader = FixedBlockReader(RECORDS, [file], [index.compression])
@@ -130,6 +130,22 @@ def test_what_is_large_comes_in_pieces(how: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", 10)
     file = make(tmp_path / "a", wrapped(records_from(0, 65), how))
     assert loaded(file, build_fixed_index(file, RECORDS, 7)) == (list(range(65)), 0)
+
+
+def test_an_npz_goes_on_where_the_reading_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun: list[None] = []
+    make_inflater = inflate.raw_inflater
+    monkeypatch.setattr(npz, "raw_inflater", lambda: begun.append(None) or make_inflater())
+    monkeypatch.setattr(npz, "_PIECE_BYTES", 4 * SIZE)
+    file = make(tmp_path / "a", npz_of(records_from(0, 60)))
+    index = build_fixed_index(file, RECORDS, 7)
+    assert len(begun) == len(RECORDS)
+    reader = FixedBlockReader(RECORDS, [file], ["npz"])
+    (block,) = blocks_of(index)
+    for first, stop, times in ((0, 10, 2), (10, 21, 2), (30, 60, 2), (5, 7, 3), (6, 60, 4)):
+        assert [found.first for found in reader.read(block, first, stop)] == list(range(first, stop, 4))
+        assert len(begun) == times * len(RECORDS), f"rows {first} to {stop - 1}"
+    reader.close()
 
 
 # ------------------------------------------------------------------------------------- damage at the index pass
@@ -279,6 +295,30 @@ def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, tmp_
     block = blocks_of(index)[-3 if how == "tar" else 0]
     overwrite(file, garbled(data, block.offset + block.num_bytes // 2))
     assert loaded(file, index) == ([*range(30), *range(40, 60)] if how == "tar" else [], block.num_records)
+
+
+def test_a_wrong_crc_of_an_npz_is_named_with_its_last_rows(tmp_path: Path):
+    data = io.BytesIO()
+    records = records_from(0, 60)
+    np.savez(data, **{name: records[name] for name in DTYPE.names or ()})
+    file = make(tmp_path / "a", data.getvalue())
+    index = build_fixed_index(file, RECORDS, 7)
+    overwrite(file, garbled(data.getvalue(), data.getvalue().index(records["values"].tobytes()) + 300))
+    reader = FixedBlockReader(RECORDS, [file], ["npz"])
+    (block,) = blocks_of(index)
+    for first, stop in ((0, 30), (30, 59)):
+        assert len(list(reader.read(block, first, stop))) == 1
+    with pytest.raises(ShardReadError, match=r"expected values\.npy of \d+ bytes with its CRC"):
+        list(reader.read(block, 59, 60))
+    reader.close()
+
+
+def test_an_npz_that_has_another_number_of_rows_later(tmp_path: Path):
+    file = make(tmp_path / "a", npz_of(records_from(0, 60)))
+    reader = FixedBlockReader(RECORDS, [file], ["npz"])
+    with pytest.raises(ShardReadError, match="expected 50 rows, as when it was indexed, found 60"):
+        list(reader.read(Block(0, 0, file.size_bytes, 50, 0), 0, 50))
+    reader.close()
 
 
 def test_a_loader_raises_what_it_finds(tmp_path: Path):

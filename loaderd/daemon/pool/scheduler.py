@@ -8,6 +8,10 @@ where storage far away is asked for what the next ones need. The
 tasks of a dead worker go to the others, in front of anything new. A task that has killed three workers is given up:
 it is for its source to say what becomes of it.
 
+A load that goes on in the middle of a block is given to who loaded what comes before it, if that worker has room and
+gets on: of a block that can only be inflated from its front, it has inflated that much already. Otherwise any other
+gets the load, so that nobody waits for one worker.
+
 A worker **stalls** when it is at something and nothing comes of it for so many ticks. What it is at, who calls
 :meth:`Scheduler.tick` knows. Ticks count moments in which this process ran, so a job that is suspended for a night
 has lost none of them.
@@ -31,6 +35,8 @@ class _Worker:
         self.ticks = 0
         self.at: Hashable = None
         """What it was at when this was asked last."""
+        self.last: Task | None = None
+        """What it was given last."""
 
     @property
     def ready(self) -> bool:
@@ -148,10 +154,12 @@ class Scheduler:
             task = self._next_task(len(worker.tasks))
             if task is None:
                 break
+            number, worker = next((item for item in ready if _goes_on(item[1], task)), (number, worker))
             task.number = self._next_number
             self._next_number += 1
             self._tasks[task.number] = task
             worker.tasks.append(task)
+            worker.last = task
             assigned.append((number, task))
         return assigned
 
@@ -168,3 +176,13 @@ class Scheduler:
             if task is not None:
                 return task
         return None
+
+
+def _goes_on(worker: _Worker, task: Task) -> bool:
+    """Whether a worker gets on, and has room for what goes on from the task that it was given last."""
+    return (
+        worker.last is not None
+        and not worker.ticks
+        and task.goes_on_from(worker.last)
+        and len(worker.tasks) < task.source.tasks_per_worker
+    )

@@ -139,6 +139,15 @@ class Task:
         self.deaths = 0
         self.number = -1
 
+    def goes_on_from(self, other: Task) -> bool:
+        """Whether it loads, of a block, what comes right behind the part with which ``other`` ended."""
+        if self.source is not other.source:
+            return False
+        if not isinstance(self.work, LoadWork) or not isinstance(other.work, LoadWork):
+            return False
+        first, last = self.work.slices[0], other.work.slices[-1]
+        return first.first > 0 and (first.epoch, first.block, first.first) == (last.epoch, last.block, last.stop)
+
 
 class TaskSource(Protocol):
     """Something that has work to do; the scheduler asks it."""

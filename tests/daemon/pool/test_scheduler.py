@@ -14,13 +14,14 @@ from workforce_run import Crew, Hand
 from loaderd.daemon.delivery.outgoing import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.pool.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TrialWork
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, LoadWork, Task, TrialWork
 from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.memory.page import POSITION, split_key
 from loaderd.memory.taking import Taker
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
+from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
@@ -77,6 +78,47 @@ def test_who_has_yet_to_start_gets_no_task():
     assert shards_of(scheduler.assign()) == [(0, "a0"), (0, "a1")]
     scheduler.ready(1)
     assert shards_of(scheduler.assign()) == [(1, "a2"), (1, "a3")]
+
+
+class Loads:
+    """A source of loads, each of one part of a block: (block, first, stop)."""
+
+    tasks_per_worker = TASKS_PER_WORKER
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, int, int]] = []
+
+    def next_task(self) -> Task | None:
+        return Task(self, LoadWork(0, 0, (Slice(*self.parts.pop(0), row=0, epoch=0),))) if self.parts else None
+
+    def done(self, task: Task, result: Any) -> None:
+        """Nothing becomes of it."""
+
+    def retry(self, task: Task) -> bool:
+        return True
+
+
+def test_who_loaded_the_front_of_a_block_goes_on_with_it():
+    source = Loads()
+    scheduler = scheduler_of(source, workers=3)
+    given: list[tuple[int, Task]] = []
+
+    def assign(*parts: tuple[int, int, int]) -> list[int]:
+        """Which worker gets each of these."""
+        source.parts = list(parts)
+        given.extend(new := scheduler.assign())
+        return [worker for worker, _ in new]
+
+    assert assign((0, 0, 10), (1, 0, 10), (1, 10, 20), (1, 20, 30), (1, 30, 40), (0, 12, 20)) == [0, 1, 1, 2, 2, 0]
+    for worker, task in given:  # 1 had no room for a third part of block 1, and nobody waited for it
+        scheduler.end_task(worker, task.number, [])
+    assert assign((2, 0, 10), (1, 40, 50), (0, 20, 25), (1, 45, 50)) == [0, 2, 1, 0]
+    for _ in range(2):
+        scheduler.tick({0: None, 1: None, 2: "stuck"}.get)
+    assert assign((1, 50, 60)) == [1], "2 has room, but does not get on"
+    scheduler.end_task(0, given[6][1].number, [])
+    scheduler.lose_worker(2, "was killed by SIGKILL")
+    assert assign() == [0]
 
 
 @pytest.mark.parametrize("removed_first", [False, True])

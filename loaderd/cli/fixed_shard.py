@@ -1,0 +1,146 @@
+"""What ``loaderd inspect`` finds in a shard of records of a fixed size: what they are, what wraps them, a record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loaderd.decode.example import Listed
+from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
+from loaderd.schema import FixedRecords, Schema
+from loaderd.shards.access import Access
+from loaderd.shards.files import open_shard
+from loaderd.shards.fixed_blocks import FixedBlockReader
+from loaderd.shards.npz import arrays_of
+from loaderd.shards.reader import Block
+from loaderd.shards.shard_file import OpenFile, ShardFile
+from loaderd.shards.shard_index import ShardIndex
+from loaderd.shards.tar import find_members
+from loaderd.shards.told import tell_schema
+
+WRAPPED = {
+    "none": "one behind the other in a file",
+    "gzip": "compressed with gzip to a file",
+    "zstd": "compressed with zstd to a file",
+    "tar": "in a tar",
+    "npz": "as rows of an npz",
+}
+"""How a shard wraps its records, in words."""
+_NO_SCHEMA = "none is known, so these are the arrays of the npz"
+_NPZ_MAGIC = b"PK\x03\x04"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the records of a shard are. ``schema``: None for an npz of which nothing is known but its arrays.
+
+    ``named``: the schema in words. ``python``: a module with the schema, or with one that reads all arrays; of a
+    schema that the user gave, nothing.
+    """
+
+    records: FixedRecords
+    schema: Schema | None
+    named: str
+    python: str
+
+
+def stored_of(schema: Schema, name: str) -> Stored | None:
+    """What a schema of that name says of the records; None: they are TFRecord."""
+    return None if schema.records is None else Stored(schema.records, schema, name, "")
+
+
+def stored_in(file: ShardFile) -> Stored | None:
+    """What a shard tells of its records by itself; None: it is TFRecord, or does not tell.
+
+    Raises ShardReadError, SchemaError and StorageError.
+    """
+    told = tell_schema(file)
+    if told is not None:
+        assert told.schema.records is not None
+        module = f"import loaderd\n\nschema = {told.made_by}\n"
+        return Stored(told.schema.records, told.schema, f"{told.made_by}, told by the content", module)
+    records = _opened(file, lambda opened: _npz_records(file, opened))
+    return None if records is None else Stored(records, None, _NO_SCHEMA, _as_python(records))
+
+
+def _npz_records(file: ShardFile, opened: OpenFile) -> FixedRecords | None:
+    head = bytearray(len(_NPZ_MAGIC))
+    if not opened.read_at(0, memoryview(head)) or head != _NPZ_MAGIC:
+        return None
+    return FixedRecords(np.dtype(list(arrays_of(file, opened).items())))
+
+
+def skipped_members(file: ShardFile, index: ShardIndex) -> list[str]:
+    """The members of a tar that hold no records."""
+    names: list[str] = []
+    if index.compression == "tar":
+        _opened(file, lambda opened: list(find_members(file.uri, opened, file.size_bytes, names.append)))
+    return names
+
+
+def _opened(file: ShardFile, look: Callable[[OpenFile], Any]) -> Any:
+    opened = open_shard(file, Access())
+    try:
+        return look(opened)
+    finally:
+        opened.close()
+
+
+def record_of(file: ShardFile, index: ShardIndex, records: FixedRecords, number: int | None) -> tuple[int, bytes]:
+    """Number and bytes of a record; None: the first healthy one. Raises OptionError where it is not healthy."""
+    if number is None and index.num_records:
+        number = int(index.first_records[0])
+    blocks = [Block(0, *index.block(position)) for position in range(len(index.counts))] if number is not None else []
+    block = next((one for one in blocks if 0 <= (number or 0) - one.first_record < one.num_records), None)
+    if block is None or number is None:
+        last = max((one.first_record + one.num_records - 1 for one in blocks), default=-1)
+        raise OptionError(
+            f"--record must be a healthy record of {file.name}, got {number or 0}",
+            hint=f"The last one is {last}. loaderd verify names the damage." if last >= 0 else "It has none.",
+        )
+    reader = FixedBlockReader(records, [file], [index.compression])
+    place = number - block.first_record
+    try:
+        for found in reader.read(block, place, place + 1):
+            if isinstance(found, Damage):
+                raise at_damage(CorruptRecordError, found, hint="It has been damaged since it was indexed.")
+            start = int(found.piece.payload_starts[place - found.first])
+            return number, found.piece.buffer[start : start + records.record_bytes].tobytes()
+    finally:
+        reader.close()
+    raise AssertionError("a reader delivers what is in a block, or the damage")
+
+
+def list_values(records: FixedRecords, record: bytes) -> dict[str, Listed]:
+    """What a record holds under each name; of packed bits, the bytes."""
+    row = np.frombuffer(record, records.dtype)[0]
+    found = {}
+    for name in records:
+        values = np.asarray(row[name])
+        is_bytes = name in records.bits or values.dtype.kind in "SV"
+        kind = "bits" if name in records.bits else str(values.dtype)
+        found[name] = Listed(kind, (values.tobytes(),) if is_bytes else tuple(values.reshape(-1).tolist()))
+    return found
+
+
+def kind_of(records: FixedRecords, name: str) -> tuple[str, tuple[int, ...]]:
+    """(dtype, shape) of a field; packed bits are uint8."""
+    assert records.dtype.fields is not None
+    dtype = records.dtype.fields[name][0]
+    return dtype.base.name if dtype.base.kind in "biuf" and dtype.isnative else dtype.base.str, dtype.shape
+
+
+def _as_python(records: FixedRecords) -> str:
+    """A module with a schema that reads each field as an array."""
+    types = {name: kind_of(records, name) for name in records}
+    fields = [
+        f"        ({json.dumps(name)}, {json.dumps(dtype)}, {shape})," for name, (dtype, shape) in types.items()
+    ]
+    arrays = [f"        {json.dumps(name)}: loaderd.Array({json.dumps(name)})," for name in types]
+    record = ["record = np.dtype(", "    [", *fields, "    ]", ")"]
+    made = ["schema = loaderd.Schema(", "    loaderd.FixedRecords(record),", "    {", *arrays, "    },", ")"]
+    return "\n".join(["import numpy as np", "", "import loaderd", "", *record, *made, ""])

@@ -1,0 +1,96 @@
+"""A record for people to look at: its stored values as text, and what is delivered for it, drawn or as a picture."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loaderd.cli.reading import say
+from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.decode.example import Listed, RecordFault
+from loaderd.decode.example_rows import RowParser
+from loaderd.decode.fixed_rows import FixedParser
+from loaderd.errors import OptionError, RecordMismatchError
+from loaderd.grids import Values, draw, picture, planes_of, png, stacked
+from loaderd.schema import Schema
+from loaderd.shards.shard_file import ShardFile
+
+_SHOWN_VALUES = 8
+_SHOWN_BYTES = 24
+
+
+def write_png(fields: Mapping[str, Values], path: Path) -> None:
+    """A picture of the planes of all fields. Raises OptionError."""
+    pictures = [picture(found) for value in fields.values() if (found := planes_of(value)) is not None]
+    if not pictures:
+        raise OptionError("--png needs a field with planes, of two or three axes, and the schema has none")
+    try:
+        path.write_bytes(png(stacked(pictures)))
+    except OSError as error:
+        raise OptionError(f"--png {path} cannot be written: {error}") from None
+
+
+def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[str, Values]:
+    """What a loader delivers for a record, field by field; random fields draw from a fixed seed of their own.
+
+    Raises RecordMismatchError where the record is not what the schema says, and WorkerError.
+    """
+    rows = np.zeros((1, schema.row_bytes), np.uint8)
+    place = np.zeros(1, np.intp)
+    buffer, starts, lengths = np.frombuffer(record, np.uint8), np.zeros(1, np.int64), np.array([len(record)])
+    parser = RowParser(schema) if schema.records is None else FixedParser(schema)
+    for fault in parser.parse(buffer, starts, lengths, rows, place):
+        raise mismatch(file, number, fault)
+    out = {name: np.empty((1, *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
+    BatchDecoder(schema).decode(rows, out)
+    return {name: values[0, ...] for name, values in out.items()}
+
+
+def mismatch(file: ShardFile, number: int, fault: RecordFault) -> RecordMismatchError:
+    """The error for a record that is not what the schema says."""
+    text = f"{file.uri}: record {number}: expected {fault.expected}, found {fault.found}"
+    return RecordMismatchError(
+        text, hint="Without --record and --schema, loaderd inspect says what the features are."
+    )
+
+
+def show_fields(fields: Mapping[str, Values]) -> None:
+    """What is delivered for a record, a field each; planes are drawn."""
+    for name, value in fields.items():
+        say(f"\n{name}: {value.dtype} {value.shape}")
+        found = planes_of(value)
+        say(np.array2string(value, threshold=100) if found is None else draw(found, _terminal_width()))
+
+
+def listed_text(listed: Listed) -> str:
+    """The kind and the first values."""
+    shown = [_text(value) for value in listed.values[:_SHOWN_VALUES]]
+    more = f", … {len(listed.values):,} values" if len(listed.values) > _SHOWN_VALUES else ""
+    return f"{listed.kind} {', '.join(shown)}{more}"
+
+
+def _text(value: bytes | float | int) -> str:
+    if not isinstance(value, bytes):
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    more = f"… {len(value):,} bytes" if len(value) > _SHOWN_BYTES else ""
+    return f"{value[:_SHOWN_BYTES].hex(' ')}{more}"
+
+
+def plain(value: bytes | float | int) -> Any:
+    """A value as JSON has it."""
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def plain_array(value: Values) -> Any:
+    """An array as JSON has it."""
+    if value.dtype.kind == "S":
+        return np.char.decode(value, errors="backslashreplace").tolist()
+    return value.astype(np.float32).tolist() if value.dtype.kind == "V" else value.tolist()
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size((120, 24)).columns

@@ -1,0 +1,133 @@
+"""``loaderd inspect`` of shards that are no TFRecords: of files, tars and npz, with a schema and without."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fixed_files import DTYPE, WRAPPINGS, records_from, tar_of, wrapped
+
+import loaderd
+from loaderd.cli.main import main
+from loaderd.schemas import kata, leela
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def inspect(capsys: Capture, *arguments: Any) -> tuple[int, str, str]:
+    """The exit status, and what is printed."""
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", *map(str, arguments)])
+    out, error = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, out, error
+
+
+def inspected(capsys: Capture, *arguments: Any) -> dict[str, Any]:
+    status, out, error = inspect(capsys, *arguments, "--json")
+    assert status == 0, error
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def leela_game(num_records: int) -> bytes:
+    records = np.zeros(num_records, leela.RECORD)
+    records["version"], records["input_format"], records["plies_left"] = 6, 1, np.arange(num_records)
+    records["planes"][:, 0] = 0x80
+    return gzip.compress(records.tobytes())
+
+
+@pytest.mark.parametrize("how", WRAPPINGS)
+def test_records_as_a_schema_has_them(how: str, tmp_path: Path, capsys: Capture):
+    records = records_from(0, 60)
+    (tmp_path / "a").write_bytes(wrapped(records, how))
+    told = inspected(capsys, tmp_path / "a", "--schema", "fixed_files:SCHEMA", "--record", 33)
+    assert (told["compression"], told["records"], told["record_bytes"]) == (how, 60, DTYPE.itemsize)
+    assert told["blocks"] == ([10] * 6 if how == "tar" else [60])
+    assert told["skipped"] == (["LICENSE", "games/README"] if how == "tar" else [])
+    assert told["features"]["values"] == {"dtype": "float32", "shape": [3]}
+    assert told["values"]["number"] == [33] and told["values"]["planes"] == [records["planes"][33].tobytes().hex()]
+    assert told["fields"]["values"] == records["values"][33].tolist()
+    assert told["fields"]["bits"] == np.unpackbits(records["planes"][33]).tolist()
+
+
+def test_games_of_leela_tell_what_they_are_and_what_is_wrong_with_them(tmp_path: Path, capsys: Capture):
+    shard = tmp_path / "a.tar"
+    members = [("LICENSE", b"ODbL"), ("0.gz", b"hello"), ("1.gz", leela_game(3)), ("2.gz", leela_game(9)[:-9])]
+    shard.write_bytes(tar_of(members))
+    told = inspected(capsys, shard)
+    assert told["schema"] == "loaderd.schemas.lc0(), told by the content" and told["fields"] == {}
+    assert [damage["record"] for damage in told["damages"]] == [0, 4 + told["records"] - 3]
+    assert told["record"] == 1 and told["values"]["version"] == [6], "the first healthy one"
+    status, text, _ = inspect(capsys, shard, "--record", 3)
+    assert status == 0 and "2 members of 3 to " in text and "; skipped: LICENSE\n2 damages, the first: " in text
+    assert "'0.gz'" in text and "plies_left: float32 ()\n2.\n" in text
+    assert "plane 0           plane 104" not in text and "plane 0   " in text
+    assert inspect(capsys, shard, "--png", tmp_path / "board.png")[0] == 0 and (tmp_path / "board.png").stat().st_size
+    assert "schema = loaderd.schemas.lc0()\n" in inspect(capsys, shard, "--features")[1]
+
+
+def test_rows_of_katago_tell_the_size_of_the_board(tmp_path: Path, capsys: Capture):
+    rows = kata.rows(9, 80)
+    np.savez_compressed(tmp_path / "a.npz", **{name: np.zeros(5, rows)[name] for name in rows.names or ()})
+    told = inspected(capsys, tmp_path / "a.npz", "--record", 4)
+    assert told["schema"] == "loaderd.schemas.katago(board_size=9, num_targets=80), told by the content"
+    assert np.shape(told["fields"]["planes"]) == (22, 9, 9) and told["blocks"] == [5]
+
+
+def test_the_schema_proposed_for_any_npz_reads_it(tmp_path: Path, capsys: Capture):
+    arrays = {"a b": np.arange(60).reshape(20, 3), '"': np.arange(20, dtype=">i2"), "name": np.array([b"ab"] * 20)}
+    np.savez(tmp_path / "a.npz", **arrays)
+    status, text, _ = inspect(capsys, tmp_path / "a.npz")
+    assert status == 0 and "20 healthy records of 28 bytes, as rows of an npz" in text and "none is known" in text
+    module: dict[str, Any] = {}
+    exec(inspect(capsys, tmp_path / "a.npz", "--features")[1], module)
+    options: dict[str, Any] = {"batch_size": 20, "shuffle": False, "workers": 1, "index_cache": "none"}
+    with loaderd.Loader(tmp_path / "a.npz", module["schema"], **options) as loader:
+        for batch in loader:
+            for name, values in arrays.items():
+                np.testing.assert_array_equal(batch[name], values)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a.gz", "--schema", "katgo"], "Did you mean katago?"),
+        (["a.gz", "--schema", "other"], "named MODULE:NAME"),
+        (["a.gz", "--record", "90"], "got 90\nThe last one is 2."),
+        (["a.gz", "--record", "-1"], "--record must be an integer from 0 on"),
+        (["a.gz", "--features", "--schema", "lc0"], "--features proposes a schema"),
+        (["cut.npz"], "expected a whole npz"),
+        (["unequal.npz"], "rows: {'a': 3, 'b': 4}"),
+        (["unequal.npz", "--schema", "lc0"], "expected an array 'version'"),
+        (["own.npz", "--png", "x.png"], "--png needs --schema"),
+        (["value.npz"], "expected an array of rows in a.npy, found a single value"),
+        (["none.tar"], "does not exist"),
+        (["old.gz", "--record", "0"], "expected version 6, found version 5"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(
+    arguments: list[str], said: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("a.gz").write_bytes(leela_game(3))
+    old = np.zeros(2, leela.RECORD)
+    old["version"] = 6, 5
+    Path("old.gz").write_bytes(gzip.compress(old[::-1].tobytes()))
+    np.savez("unequal.npz", a=np.zeros(3), b=np.zeros(4))
+    np.savez("own.npz", a=np.zeros(3))
+    np.savez("value.npz", a=np.float32(1))
+    Path("cut.npz").write_bytes(Path("own.npz").read_bytes()[:-30])
+    if arguments[0] == "old.gz":
+        arguments = [*arguments, "--schema", "lc0"]
+    status, _, error = inspect(capsys, *arguments)
+    assert status == 2 and said in error
