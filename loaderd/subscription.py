@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from loaderd.errors import BusyError, OptionError, ServerError
-from loaderd.options import Remainder, StreamOptions, as_count, require
+from loaderd.options import Remainder, StreamOptions, as_count, require, require_choice
 
 Sharing = Literal["independent", "split", "shared", "mirrored"]
 
@@ -46,8 +46,7 @@ class Subscription:
         for what in ("batch_size", "epochs", "shard", "held_batches"):
             object.__setattr__(self, what, getattr(options, what))
         require(self.shard[1] <= _MAX_HOSTS, "shard", f"of at most {_MAX_HOSTS} hosts", self.shard)
-        sharings = ("independent", "split", "shared", "mirrored")
-        require(self.sharing in sharings, "sharing", "independent, split, shared or mirrored", self.sharing)
+        require_choice(self.sharing, "sharing", Sharing)
         object.__setattr__(self, "consumers", as_count(self.consumers, "consumers"))
         for what in ("group", "name"):
             value = getattr(self, what)

@@ -176,6 +176,7 @@ class BaseLoader:
         Raises OptionError where it is of other data, or does not exist. A position from the middle of an epoch on
         another number of hosts is for ``Loader(…, start=position)`` alone: it may take more memory.
         """
+        _require_position(position)
         with self._stream.lock:
             pass_, step = self._stream.course_of(position).find(position)
         if self._grows and position.listing is None and step == 0:
@@ -190,6 +191,7 @@ class BaseLoader:
 
     def after(self, position: Position, batches: int) -> Position:
         """The position so many batches after ``position``, one pass following the other."""
+        _require_position(position)
         return self._stream.course_of(position).after(position, batches)
 
     def pass_to_json(self, pass_: Pass) -> str:
@@ -381,6 +383,10 @@ class _Iteration(Iterator[Any]):
         if error is not None:
             raise error
         return element
+
+
+def _require_position(value: Any) -> None:
+    require(isinstance(value, Position), "position", "a loaderd.Position", value)
 
 
 def checked_start(start: Position | None) -> Position:

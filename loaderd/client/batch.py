@@ -58,7 +58,10 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         return Batch(fields, self.num_records)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return self._fields[name]
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise KeyError(f"no field {name!r}; there are {', '.join(self._fields)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -64,6 +65,12 @@ def unreadable(uri: str, why: str, hint: str = "") -> ShardReadError:
     """The error for a shard that is not there, or may not be read."""
     damage = Damage(uri, 0, 0, "a file that can be read", why, lost_bytes=-1)
     return ShardReadError(f"{uri}: {why}", hint=hint or _HINT_READ, damage=damage)
+
+
+def version(size_bytes: int, mtime_ns: int) -> str:
+    """In words: which state of a file it is."""
+    seconds, rest_ns = divmod(mtime_ns, 1_000_000_000)
+    return f"{size_bytes} bytes, written {datetime.fromtimestamp(seconds)}" + (f".{rest_ns:09}" if rest_ns else "")
 
 
 def changed(uri: str, expected: str, found: str) -> ShardReadError:
