@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, as_it_is
-from loaderd.client.batch_source import Described, Stream
+from loaderd.client.batch_source import Described, Glimpse, Stream
 from loaderd.client.end import ProgramEnds
-from loaderd.client.glimpse import Glimpse
 from loaderd.diagnosis import Diagnosis, diagnose_samples, nothing_yet
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.memory.page import TAKES_AHEAD

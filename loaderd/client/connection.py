@@ -16,12 +16,11 @@ import subprocess
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
 from loaderd.client.batch import SlotReader
-from loaderd.client.damage_report import DamageReport
+from loaderd.client.batch_source import Counts
 from loaderd.client.intake import Intake, TurnIntake
 from loaderd.client.link import LinkLost, limit_sending
 from loaderd.client.patience import Patience
@@ -59,22 +58,6 @@ from loaderd.statistics import StorageCounts
 _MIN_START_LIMIT_S = 30.0
 
 _logger = logging.getLogger("loaderd")
-
-
-@dataclass
-class Counts:
-    """What all daemons of a loader did, one after the other: fields of ``Statistics``."""
-
-    batches: int = 0
-    records: int = 0
-    copies: int = 0
-    starts: int = 0
-    wait_s: float = 0.0
-    device_wait_s: float = 0.0
-    records_skipped: int = 0
-    report: DamageReport = field(default_factory=DamageReport)
-    workers_restarted: int = 0
-    daemon_restarts: int = 0
 
 
 class Connection:

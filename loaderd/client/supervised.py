@@ -22,41 +22,36 @@ import os
 import subprocess
 import threading
 import time
-from collections import deque
 from typing import Any
 
 from loaderd.client.batch import Batch
-from loaderd.client.connection import Connection, Counts
+from loaderd.client.batch_source import Counts, Stream
+from loaderd.client.connection import Connection
 from loaderd.client.damage_report import DamageReport
-from loaderd.client.end import ProgramEnds, program_has_ended, register
-from loaderd.client.glimpse import Glimpse
+from loaderd.client.end import ProgramEnds
 from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import Source
 from loaderd.errors import ClosedError, Damage, LoaderdError, OptionError
-from loaderd.memory.page import COPIES_AHEAD, COPY_NS, DEVICE_WAIT_NS
+from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed
 
 
-class SupervisedStream:
+class SupervisedStream(Stream):
     """The batches of a source, of which there is another link when one is lost.
 
     One thread at a time, holding ``lock``; but :meth:`close` from any, at any time, without it. After an exception,
     KeyboardInterrupt included, the next call goes on. Of no use in a fork of the process.
     """
 
-    course: Course
-    """The arithmetic for the data in use."""
     data: Listed
-    """What the daemon said of them."""
+    """What the daemon said of the data in use."""
 
     def __init__(self, source: Source, start: Position, progress: IndexProgress) -> None:
         """Have the stream opened at ``start``. Raises LoaderdError."""
-        self.lock = threading.Lock()
-        self._over: str | type[ProgramEnds] | None = None
         self._not_over = _held_lock()
         self._maker = os.getpid()
         self._source = source
@@ -64,10 +59,7 @@ class SupervisedStream:
         self._courses: dict[Listing | None, Course] = {}
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
-        self.counts = Counts(report=DamageReport(source.options.report))
-        self.glimpses: deque[Glimpse] = deque()
-        """Those that have not seen a batch yet."""
-        register(self)
+        super().__init__(Counts(report=DamageReport(source.options.report)))
         try:
             self._open(start, None)
             self._room_for = self.course.find(start)[0].past
@@ -81,31 +73,23 @@ class SupervisedStream:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Fields of ``Statistics``: sizes."""
         return {**self._sizes, **self.data.facts, "storage": self._now.storage_counts}
 
     @property
     def num_lent(self) -> int:
-        """Slots that the consumer holds."""
         return self._now.num_lent
 
     @property
     def watched(self) -> Watched | None:
-        """The page of the stream; None in a group."""
         return self._now.watched
 
     def course_of(self, of: Pass | Position) -> Course:
-        """The arithmetic for the data that a pass or a position is of. Raises LoaderdError."""
         if of.listing is None or of.listing in self._courses:
             return self._courses.get(of.listing, self.course)
         self.list_shards(of.listing)
         return self.course
 
     def list_shards(self, listing: Listing | None) -> None:
-        """Have the data be made of the shards that there are now, or of those of ``listing``, where sets grow.
-
-        Raises LoaderdError; then nothing has changed.
-        """
         self.check()
         self._expected = None
         place = Position(listing=listing, of=self.data.of)
@@ -143,10 +127,6 @@ class SupervisedStream:
     # ---------------------------------------------------------------------------------------- batches
 
     def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
-        """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one.
-
-        ``wanted``: so many from this one on are of use only together, so one wait for all of them is enough.
-        """
         while True:
             try:
                 connection = self._now
@@ -174,20 +154,13 @@ class SupervisedStream:
         self.counts.starts += 1
 
     def _take(self, connection: Connection, wanted: int = 1) -> Batch | LoaderdError | None:
-        counts = self.counts
         connection.tell_news()
         if not connection.has_batch:
-            counts.wait_s += connection.wait_for_batch(wanted) / 1e9
+            self.counts.wait_s += connection.wait_for_batch(wanted) / 1e9
         found = connection.next_batch()
         if found is None or isinstance(found, LoaderdError):
             return found
-        slot, num_records = found
-        counts.batches += 1
-        counts.records += num_records
-        batch = self._lend(connection, slot, num_records)
-        while self.glimpses:
-            self.glimpses.popleft().see(batch)
-        return batch
+        return self._delivered(self._lend(connection, *found))
 
     def _lend(self, connection: Connection, slot: int, num_records: int) -> Batch:
         """The batch in a slot; a copy, where the consumer holds too many."""
@@ -200,14 +173,6 @@ class SupervisedStream:
         if connection.watched is not None:
             connection.watched.page.words[COPY_NS] += time.perf_counter_ns() - began_ns
         return batch
-
-    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
-        """The consumer has waited so long for a copy to a device, where ``ahead`` of them are begun in advance."""
-        self.counts.device_wait_s += waited_ns / 1e9
-        if self.watched is not None:
-            words = self.watched.page.words
-            words[DEVICE_WAIT_NS] += waited_ns
-            words[COPIES_AHEAD] = ahead
 
     # --------------------------------------------------------------------------------- another daemon
 
@@ -279,38 +244,23 @@ class SupervisedStream:
     # -------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
-        """End the stream; from any thread. A :meth:`fetch` that waits in another one raises ClosedError."""
-        self.end("the loader is closed")
+        super().close()
         if self._connection is not None:
             self._connection.close()
 
     def end(self, why: str | type[ProgramEnds]) -> None:
-        """What :class:`~loaderd.client.end.Ending` says."""
-        self._over = self._over or why
+        super().end(why)
         with contextlib.suppress(RuntimeError):  # it has ended before
             self._not_over.release()
         if self._connection is not None:
             self._connection.wake()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it gives no batches any more."""
-        return self._over is not None
-
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """Those of ours that end with the stream."""
         process = None if self._connection is None else self._connection.process
         return [] if process is None else [process]
 
-    def check(self) -> None:
-        if isinstance(self._over, str):
-            raise ClosedError(self._over, hint="Make a new one.")
-        if self._over is not None or program_has_ended():
-            raise ProgramEnds
-
     def leave_to_parent(self) -> None:
-        """In a fork of the process, whose parent goes on with the stream."""
-        self.lock = threading.Lock()  # a thread that held it is not in the fork
+        super().leave_to_parent()
         self._not_over = _held_lock()
         self._over = f"the loader belongs to process {self._maker}, of which this one, {os.getpid()}, is a fork"
 
