@@ -35,14 +35,7 @@ class Subscription:
     name: str = ""
 
     def __post_init__(self) -> None:
-        options = StreamOptions(
-            self.batch_size,
-            epochs=self.epochs,
-            remainder=self.remainder,
-            shard=self.shard,
-            held_batches=self.held_batches,
-            workers=1,
-        )
+        options = self.stream_options(workers=1)
         for what in ("batch_size", "epochs", "shard", "held_batches"):
             object.__setattr__(self, what, getattr(options, what))
         require(self.shard[1] <= _MAX_HOSTS, "shard", f"of at most {_MAX_HOSTS} hosts", self.shard)
@@ -57,6 +50,11 @@ class Subscription:
             raise OptionError(f'shard={self.shard} is for sharing="split", got sharing={self.sharing!r}')
         if self.consumers > 1 and not self.is_group:
             raise OptionError(f'consumers is for sharing="shared" or "mirrored", got sharing={self.sharing!r}')
+
+    def stream_options(self, **others: Any) -> StreamOptions:
+        """What a consumer's own stream is to be like; ``others``: options that the server is not told."""
+        names = ("batch_size", "epochs", "remainder", "shard", "held_batches")
+        return StreamOptions(**{name: getattr(self, name) for name in names}, **others)
 
     @property
     def is_group(self) -> bool:

@@ -119,7 +119,6 @@ class SlotReader:
             (name, offset, spec.record_bytes, spec.dtype, spec.shape)
             for (name, spec), offset in zip(layout.specs.items(), layout.offsets.values(), strict=True)
         ]
-        self._first_offset = self._fields[0][1]
 
     @property
     def num_lent(self) -> int:
@@ -143,12 +142,7 @@ class SlotReader:
 
     def copy(self, slot: int, num_records: int) -> Batch:
         """A copy of the batch in ``slot``, its fields at multiples of 64 bytes."""
-        start = slot * self._slot_bytes
-        room = np.empty(self._slot_bytes + 64, dtype=np.uint8)
-        shift = -(room.__array_interface__["data"][0] + self._first_offset) % 64
-        copied = room[shift : shift + self._slot_bytes]
-        copied[:] = self._memory[start : start + self._slot_bytes]
-        return self._batch(copied, num_records)
+        return self._batch(self._memory[slot * self._slot_bytes :][: self._slot_bytes], num_records).copy()
 
     def _batch(self, slot_bytes: npt.NDArray[np.uint8], num_records: int) -> Batch:
         read_only = slot_bytes[:]

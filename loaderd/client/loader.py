@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, cast
 
-from loaderd.client.base import BaseLoader, checked_start
+from loaderd.client.base import BaseLoader
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import EmbeddedSource, check_remainder
+from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
 from loaderd.errors import OptionError

@@ -215,16 +215,8 @@ class ServedSource(Source):
     ) -> None:
         """``reconnect_timeout``: seconds. Raises OptionError."""
         self.what = f"the server at {address}"
-        self.options = StreamOptions(
-            subscription.batch_size,
-            epochs=subscription.epochs,
-            remainder=subscription.remainder,
-            shard=subscription.shard,
-            workers=1,  # the server's business
-            held_batches=subscription.held_batches,
-            stall_timeout=stall_timeout,
-            report=report,
-        )
+        # How many workers there are is the server's business.
+        self.options = subscription.stream_options(workers=1, stall_timeout=stall_timeout, report=report)
         self._address = address
         self._dataset = dataset
         self._subscription = subscription

@@ -214,7 +214,7 @@ class SupervisedStream(Stream):
             except LinkLost as lost:
                 end = lost
             except ClosedError:
-                connection.close()
+                connection.link.close()
                 raise
             finally:
                 self._progress.close()
@@ -227,7 +227,7 @@ class SupervisedStream(Stream):
         self.check()  # a program that is ending must not wait here
         fruitful = False
         if before is not None:
-            before.kill()
+            before.link.kill()
             before.torn = True
             fruitful, before.delivered = before.delivered, False
         self.check()
@@ -246,14 +246,14 @@ class SupervisedStream(Stream):
     def close(self) -> None:
         super().close()
         if self._connection is not None:
-            self._connection.close()
+            self._connection.link.close()
 
     def end(self, why: str | type[ProgramEnds]) -> None:
         super().end(why)
         with contextlib.suppress(RuntimeError):  # it has ended before
             self._not_over.release()
         if self._connection is not None:
-            self._connection.wake()
+            self._connection.link.wake()
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
         process = None if self._connection is None else self._connection.process
