@@ -65,11 +65,15 @@ class Dataset:
         checked: dict[str, Any] = {"shards": checked_names(self.shards)}
         require(isinstance(self.schema, Schema), "schema", "a loaderd.Schema", self.schema, _schema_hint(self.schema))
         require_choice(self.refresh, "refresh", Refresh)
-        order = {name: getattr(self, name) for name in _COMMON if name != "schema"}
+        order = self.order_options()
         options = StreamOptions(batch_size=1, workers=1, **order)
         checked.update((name, getattr(options, name)) for name in order)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+    def order_options(self) -> dict[str, Any]:
+        """Those options that are the loader's, too: all sets of a loader have them in common."""
+        return {name: getattr(self, name) for name in _COMMON if name != "schema"}
 
     def take(self, count: int) -> Dataset:
         """The first ``count`` records, or all if there are fewer.

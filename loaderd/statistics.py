@@ -18,13 +18,13 @@ class StorageCounts:
     requests: int = 0
     """Requests that were answered: looks at an object, and reads of a part of one."""
     bytes: int = 0
-    """Bytes that came."""
+    """Bytes received."""
     retries: int = 0
-    """Requests that had failed and were made again."""
+    """Requests that were made again after a failure."""
     cache_hits: int = 0
     """Parts of shards (of 256 KiB) that were read from ``Storage.cache_dir``."""
     cache_misses: int = 0
-    """Parts that had to be fetched, though there is a ``Storage.cache_dir``."""
+    """Parts that ``Storage.cache_dir`` did not hold, and that were fetched."""
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,30 @@ class Statistics:
     records_delivered: int
     """Records in them."""
     batches_copied: int
-    """Batches of these that were copied, because the consumer holds so many that the slots would run out."""
+    """Batches that were copied, because the consumer held so many that slots would have run out."""
     starts: int
-    """How often the workers had to begin at a place other than the next: once a pass, and once a jump."""
+    """How often the workers began at another batch than the next one: at each pass, and at each jump within one."""
     wait_s: float
     """Seconds that the consumer waited for a batch."""
     device_wait_s: float
-    """Seconds that it waited, besides, for copies of batches to a device. Where a ``tf.data.Dataset`` copies, it is
-    the time that they take, as a copy took that was tried when the data set was made."""
+    """Seconds that it waited for copies of batches to a device, too. Where a ``tf.data.Dataset`` copies, this is an
+    estimate: the number of copies, times what one took when the data set was made."""
     records_skipped: int
-    """Deliveries left out because of damage that the index pass had not seen. (What it saw is not in the plan.)"""
+    """Records left out of batches for damage that the index pass did not see. (What it saw is not in the plan.)"""
     damages: tuple[Damage, ...]
-    """What the index pass found, and what came up later: each record once, the first 1,000 of all."""
+    """Damaged records, found by the index pass or later: each once, the first 1,000."""
     stage_s: Mapping[str, float]
-    """Seconds of wall time that all workers of this daemon have spent so far. With records: "read", "inflate",
-    "frames" (find where each begins), "check" (CRCs; of compressed shards also frames), "parse" (and write the rows
-    to their places), "order" (the rest of a load). With batches: "fill" (but for the fields). Waiting: for a "slot"
-    that the consumer gives back, or for a "window" that is being loaded. Empty in a group."""
+    """Seconds of wall time by stage, of all workers of this daemon together. Loading: "read", "inflate", "frames"
+    (finding where each record begins), "check" (CRCs; of compressed shards, frames too), "parse" (and writing rows to
+    their places), "order" (the rest of a load). Filling: "fill" (without the fields). Waiting: for a "slot" that the
+    consumer gives back, or for a "window" that is being loaded. Empty in a group."""
     field_s: Mapping[str, float]
-    """Seconds of these workers by field: what it takes to make it of rows, or of other fields. Fields of which other
-    ones are derived are here, too. Where a batch takes less than 1 ms, one call in sixteen is timed for all of them.
-    Empty as ``stage_s`` is."""
+    """Seconds of these workers by field: making it of rows, or of other fields; intermediate fields are here too. If
+    a batch takes less than 1 ms, one call in sixteen is timed and counts for all. Empty where ``stage_s`` is."""
     waits: tuple[int, ...]
-    """How many waits of the consumer were shorter than 4.1 µs, how many of the others shorter than twice that, and so
-    on; the last number is of all longer ones. Of this daemon; empty as ``stage_s`` is."""
+    """A histogram of the consumer's waits at this daemon: how many were shorter than 4.1 µs, how many from there to
+    twice that, and so on, each limit twice the one before; the last counts all longer ones. Empty where ``stage_s``
+    is."""
     storage: StorageCounts
     """What the workers have asked of storage so far, the index pass included. In groups and over the network, it is
     the index pass alone."""
@@ -72,9 +72,9 @@ class Statistics:
     workers_restarted: int
     """Workers that died and were replaced."""
     daemon_restarts: int
-    """How often the daemon was replaced: it died or stalled, or Ctrl-C came in the middle of what it said."""
+    """How often the daemon was replaced, because it died or stalled, or because Ctrl-C cut a message of its short."""
     slots: int
-    """Batches that fit in shared memory at a time."""
+    """Batches for which there is shared memory."""
     slots_lent: int
     """Slots that the consumer holds now."""
     slot_bytes: int
@@ -84,31 +84,31 @@ class Statistics:
     window_bytes: int
     """Bytes of all windows that are held at a time, packed."""
     kernels: Kernels
-    """What unpacks bits: "compiled" code, where the extra of that name is installed and a field is for it."""
+    """What unpacks bits: "compiled", where the extra of that name is installed and a field has bits; else "numpy"."""
     index_s: float
-    """Seconds that it took to find and read, or to make, the index."""
+    """Seconds spent on the index: finding and reading it, or making it."""
     index_cached: int
     """Shards whose index came from the cache."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a stream is made with. From a page, for whoever reads what it says."""
+    """What does not change in a stream; it stands on the page, for processes that have nothing else."""
 
     fields: tuple[str, ...]
-    """In the order in which they are made, those included that others are derived from."""
+    """Names in the order in which workers make them, intermediate fields included."""
     derived: tuple[str, ...]
-    """Those of them that a function of the user's makes."""
+    """Those of them that a function of the user's computes."""
     workers: int
     cores: int
-    """That the daemon and its workers may keep busy."""
+    """Cores that the daemon and its workers may use."""
     batch_size: int
     held_batches: int
     slots: int
     steps_per_epoch: int
     """Batches of an epoch, for this host."""
     windows: int
-    """That are held at a time."""
+    """Windows that are held at a time."""
     shards: int
     compressed: int
     """Shards that are GZIP or ZLIB."""
@@ -117,27 +117,27 @@ class Facts:
     has_bits: bool
     """Whether any field unpacks bits."""
     batch_bytes: int
-    """Of a whole batch as it is delivered."""
+    """Bytes of a whole batch as it is delivered."""
     packed_bytes: int
-    """Of its records as they are stored in a window."""
+    """Bytes of its records as they lie in a window, packed."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a stream had done by a moment. Times are of the wall clock, but for those with ``cpu`` in their name."""
+    """What a stream had done by a certain moment. Times are wall time, except where the name says ``cpu``."""
 
     time_s: float
-    """Of the machine's monotonic clock."""
+    """That moment, by the machine's monotonic clock."""
     batches: int
     records: int
     wait_s: float
-    """That the consumer has waited."""
+    """Seconds that the consumer waited for batches."""
     waits: tuple[int, ...]
     """As in :class:`Statistics`."""
     copy_s: float
-    """That the consumer has copied batches, because it holds too many."""
+    """Seconds that the consumer spent copying batches, because it held too many."""
     takes_ahead: bool
-    """Whether who takes the batches is not who uses them: then a wait of the former need not be one of the latter."""
+    """Whether batches are taken ahead of their use, as by tf.data: then a wait need not delay the training."""
     stage_s: Mapping[str, float]
     field_s: Mapping[str, float]
     device_wait_s: float = 0.0
@@ -145,29 +145,29 @@ class Snapshot:
     copies_ahead: int = 0
     """Batches that are copied to a device before they are taken."""
     consumer_pid: int = 0
-    """0: nobody has begun."""
+    """0: no consumer has begun."""
     consumer_cpu_s: float = 0.0
-    """Of the consumer's process."""
+    """CPU time of the consumer's process."""
     thread_cpu_s: float = 0.0
-    """Of the busiest of its main thread and of the one that takes batches."""
+    """CPU time of its main thread or of the thread that takes batches, whichever used more."""
     thread_delay_s: float = 0.0
-    """That this thread could have run, and had no core."""
+    """Seconds in which this thread could have run, but had no core."""
     worker_cpu_s: float = 0.0
     delay_s: float = 0.0
-    """That workers could have run, and had no core."""
+    """Seconds in which workers could have run, but had no core."""
     idle_s: float = 0.0
-    """That cores of the machine had nothing to do, all cores together."""
+    """Seconds in which cores of the machine were idle, summed over the cores."""
     throttled_s: float = 0.0
-    """That the cgroup was stopped, because it had used its quota of time."""
+    """Seconds for which the cgroup was stopped because it had used up its quota of CPU time."""
     memory_stall_s: float = 0.0
-    """That something waited for memory (PSI)."""
+    """Seconds in which some process waited for memory (PSI)."""
     asked_bytes: int = 0
-    """That workers have read."""
+    """Bytes that workers read."""
     fetched_bytes: int = 0
-    """Of these, bytes that came from storage, and not from the page cache."""
+    """Those of them that came from storage, not from the page cache."""
     epoch: int = 0
     batch: int = 0
-    """The batch of the epoch that the consumer takes next."""
+    """The number, in its epoch, of the batch that the consumer takes next."""
     slots_full: int = 0
     windows_ready: int = 0
     workers_restarted: int = 0

@@ -70,7 +70,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0; 2 where it cannot be shown."""
+    """The exit status: 0; 2 where it cannot be shown."""
     try:
         if arguments.png is not None and arguments.schema is None:
             raise OptionError("--png needs --schema, which says what the planes are")
