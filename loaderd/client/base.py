@@ -49,26 +49,27 @@ class BaseLoader(Standing):
         return self.iterate()
 
     def iterate(self, hand_over: HandOver = as_it_is, ahead: int = 0) -> Iterator[Any]:
-        """The same, of what ``hand_over(batch)()`` gives of each batch.
+        """As ``iter(loader)``, but each element is what ``hand_over(batch)()`` returns.
 
-        ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that what takes time
-        can begin; what it returns is called when its batch is taken. :attr:`position` is that of what was taken. An
-        exception from either loses no batch: it is the next one. Either may call :meth:`count_device_wait`.
+        ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that it can begin what
+        takes time; the function that it returns is called when the batch is taken. :attr:`position` counts batches
+        that were taken. If either raises, no batch is lost: it is the next one. Either may call
+        :meth:`count_device_wait`.
         """
         return _Iteration(self, self._stream, hand_over, ahead)
 
     def count_device_wait(self, waited_ns: int, ahead: int) -> None:
-        """For :meth:`iterate`: the consumer has waited so long for a copy; ``ahead`` of them are begun in advance."""
+        """For :meth:`iterate`: the consumer waited ``waited_ns`` for a copy, of which ``ahead`` are begun early."""
         self._stream.count_device_wait(waited_ns, ahead)
 
     def fetch(self, pass_: Pass, step: int, wanted: int = 1, copy_ns: int = 0) -> Batch | None:
         """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
 
-        Any step can be asked for at any time and is always the same batch. Steps in order are fast; another one makes
-        the workers start anew there. Raises the error of a batch that cannot be delivered. What is asked for by its
-        step is known by it: there is no :attr:`position` then. ``wanted``: of how many steps in order this is the
-        first that are of use only together; they are waited for together then. ``copy_ns``: how long it will take to
-        copy the batch to a device, for whoever takes it.
+        Any step can be asked for at any time, and is always the same batch. Steps in order are fast; at any other one
+        the workers have to begin anew. Raises the error of a batch that cannot be delivered. Whoever asks by step
+        keeps count of them: there is no :attr:`position` afterwards. ``wanted``: how many steps, from this one on,
+        the caller needs before it can use any of them; one wait is for all of these. ``copy_ns``: how long the caller
+        will take to copy the batch to a device.
         """
         with self._stream.lock:
             if self._stream.watched is not None:
@@ -82,7 +83,7 @@ class BaseLoader(Standing):
         return found
 
     def glimpse(self, num_records: int) -> Glimpse:
-        """A copy of the first records of the next batch that is taken; it is there when that was."""
+        """Ask for a copy of the first records of the next batch; it is there once that batch has been taken."""
         glimpse = Glimpse(as_count(num_records, "num_records"))
         self._stream.glimpses.append(glimpse)
         return glimpse
@@ -90,8 +91,8 @@ class BaseLoader(Standing):
     def headroom(self, batches: int = 10) -> None:
         """From now on, give copies of the next ``batches`` over and over, from memory, and never wait for data.
 
-        So a training shows how fast it could be at most. It learns nothing of use meanwhile: for a measurement alone.
-        0 ends it, and the data go on where they would be.
+        This shows how fast a training could be at most. It is for measuring only: the training sees the same few
+        batches all the time. 0 ends it, and the data go on at the batch where they would stand without it.
         """
         require(self.sharing != "shared", "sharing", "another one than shared, for headroom", self.sharing)
         batches = as_count(batches, "batches", "a number of batches, or 0", least=0)

@@ -4,8 +4,8 @@ The arrays of a batch are views of a shared-memory slot. They all hold on to one
 what was made from them without a copy: slices, tensors) is gone, so is the lease, and its slot can go back to the
 daemon. Nobody has to say that a batch is not needed any more.
 
-Where the last reference is dropped, in whatever thread, no Python code runs, only ``deque.append``: nothing that
-Ctrl-C could come between, and that would lose a slot.
+When the last reference goes, in whatever thread, no Python code runs but ``deque.append``. So Ctrl-C cannot come in
+between, and lose a slot.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class ServedLoader(BaseLoader):
 class SharedLoader(ServedLoader):
     """One of the consumers that take batches by turns, each the next one when it asks.
 
-    Iterating goes on with the pass that the group is at, to the end of that pass. :attr:`position` is the group's:
-    before it everything is used up, by one consumer or another.
+    An iteration joins the pass that the group is in, and ends with it. :attr:`position` is that of the group: all
+    batches before it are used up, by one consumer or another.
     """
 
     sharing = "shared"

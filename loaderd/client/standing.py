@@ -25,7 +25,7 @@ class Standing:
 
     @property
     def passes_of_an_iteration(self) -> int | None:
-        """1; or where data sets grow, as many as the iteration that comes next has epochs (None: no end)."""
+        """How many passes the next iteration makes: 1, or where data sets grow, one for each epoch (None: no end)."""
         if not self._grows or self._options.epochs is None:
             return None if self._grows else 1
         return self._options.epochs - self._next[0].first_epoch % self._options.epochs

@@ -5,13 +5,13 @@
     fetch ──► a batch is there ──────────────────────────────────────────────────────► lend it
          └──► wait ──► the daemon died, or says nothing ──► another one, on the same data, from this batch on ──┘
 
-What a daemon knows follows from the description, the pass and the step, so nothing of it need be saved; and what a
-server knows, from what the consumer subscribed to. A new one is opened at a position in the data in use, and refuses
-others itself. It has memory of its own: batches that are held keep the old one, and nothing of them reaches the new
-daemon. So has an interrupt (``Connection.torn``) no other consequence than a new daemon, or connection.
+Nothing of a daemon need be saved: all that it does follows from the description, the pass and the step; with a
+server, from what the consumer subscribed to. The next one is opened at a position in the same data, and refuses if it
+finds other data. It has memory of its own; batches that the consumer still holds keep that of the old one. So an
+interrupt (``Connection.torn``) costs a new daemon, or a new connection, and nothing else.
 
 An error that the daemon itself reports (Failed) is final, as it would come again, unless the source knows better.
-After anything else, the source says how long to go on trying (``sources``); between two trials, :meth:`close` and
+After any other end, the source says how long to go on trying (``sources``). Between two attempts, :meth:`close` and
 Ctrl-C end the wait.
 """
 
@@ -109,7 +109,7 @@ class SupervisedStream(Stream):
             self._progress.close()
 
     def _use_data(self, wanted: Listing | None) -> None:
-        """Take over what the daemon says of its data, and trust it from here on."""
+        """Take over what the daemon says of its data; the connection is in order from here on."""
         data = self._now.data
         listing = listing_of(data.listing)
         if wanted is not None and listing != wanted:
@@ -182,7 +182,7 @@ class SupervisedStream(Stream):
         return self._connection
 
     def _open_for(self, pass_: Pass, end: LinkLost | None, step: int = 0) -> None:
-        """Have another daemon for a pass: on the same data, with the memory that the pass needs."""
+        """Replace the daemon by one for this pass: on the same data, with the memory that the pass needs."""
         place = Position(listing=pass_.listing, of=self.data.of)
         course = self._courses.get(pass_.listing)
         if course is None:  # nothing of it was ever delivered
@@ -195,9 +195,9 @@ class SupervisedStream(Stream):
         self._room_for = pass_.past
 
     def _open(self, place: Position, end: LinkLost | None, at: str = "its beginning") -> None:
-        """Have a daemon, opened at ``place``.
+        """Replace the connection by a new one, opened at ``place``.
 
-        ``end``: what became of the one before, unless it is we who have no more use for it; ``at``: where it stood.
+        ``end``: how the one before was lost; None: we gave it up. ``at``: in words, where it stood.
         """
         self._expected = None
         self._room_for = ()
@@ -223,7 +223,7 @@ class SupervisedStream(Stream):
         self._source.is_back(at)
 
     def _take_leave(self, before: Connection | None, end: LinkLost | None, at: str) -> None:
-        """Raises LoaderdError if there should be no other link; returns when it is time for it."""
+        """End ``before``, and wait until another link may be tried. Raises LoaderdError if none should be."""
         self.check()  # a program that is ending must not wait here
         fruitful = False
         if before is not None:
