@@ -1,11 +1,11 @@
 """The training process's end of one stream: of a private daemon, or of a server (see ``sources``).
 
-There is no thread: whoever wants a batch takes it, one at a time (see ``intake``), and gives back the slots that
-nothing refers to any more: as many as a consumer may hold are never missed by the workers.
+It has no thread. The caller's thread takes one batch at a time (see ``intake``), and gives back the slots that
+nothing refers to any more; there are enough slots for the workers even while a consumer holds as many as it may.
 
-**Interrupts.** Ctrl-C may come at any bytecode. In the wait for a batch it costs nothing. Anywhere else, messages may
-be lost or half read; so ``torn`` is set before anything is touched and taken back when all is in order again, and
-whoever finds it set must not go on with this connection, but make another.
+**Interrupts.** Ctrl-C may come at any bytecode. While we sleep for a batch, it does no harm. Anywhere else, a message
+may get lost or be read by half. So ``torn`` is set before anything is touched, and reset when all is in order again.
+A connection that is found torn must not be used any more: another one replaces it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Connection(Conversation):
         self._joined: Joined | None = None
         self._away: LoaderdError | None = None
         self.torn = True
-        """Whether nobody knows what was said: see the module's docstring."""
+        """Whether it must not be used any more: see the module's docstring."""
         self.delivered = False
         """Whether a batch has come."""
         self._counts = counts
@@ -87,19 +87,19 @@ class Connection(Conversation):
 
     @property
     def data(self) -> Listed:
-        """What the daemon said of the data that it uses now."""
+        """The daemon's description of the data in use."""
         assert self._listed is not None
         return self._listed
 
     @property
     def reader(self) -> SlotReader:
-        """What makes batches of slots."""
+        """Makes batches of slots."""
         assert self._reader is not None
         return self._reader
 
     @property
     def step(self) -> int:
-        """That of the batch which :meth:`next_batch` gave last."""
+        """The step of the batch that :meth:`next_batch` returned last."""
         return self._intake.step
 
     @property
@@ -164,9 +164,9 @@ class Connection(Conversation):
         self.torn = False
 
     def join(self, pass_: Pass, step: int, taken: list[int]) -> None:
-        """Take part in the pass of a group, of which this is what we know; drops what was on its way.
+        """Join the pass of a group; drops what was on its way. The arguments are what we know of it, as in Start.
 
-        Waits until it is known where the group is. ``taken`` as in Start. Leaves the connection torn.
+        Waits until the server has said where the group is. Leaves the connection torn.
         """
         self.torn = True
         self._drop(step)
@@ -193,7 +193,7 @@ class Connection(Conversation):
         self._intake.begin(self._generation, step)
 
     def tell_news(self) -> None:
-        """Pass on what the source has to say. Not in the middle of anything."""
+        """Pass on what the source has to say; to be called between batches."""
         if (news := self._source.news()) is not None:
             self.torn = True
             self._send(news)
@@ -207,7 +207,7 @@ class Connection(Conversation):
         return self._intake.has_batch and not self._intake.has_news
 
     def wait_for_batch(self, wanted: int) -> int:
-        """Wait until :meth:`next_batch` can answer; where one wait can be for ``wanted`` batches, so many times.
+        """Wait until :meth:`next_batch` can answer, if possible for ``wanted`` batches in a row.
 
         Returns how many ns that took. Raises StorageError, or ServerError, where storage or servers do not answer;
         the next wait is for the same batch.
@@ -226,7 +226,7 @@ class Connection(Conversation):
     def next_batch(self) -> tuple[int, int] | LoaderdError | None:
         """(slot, records) of the next batch, the slot being ours; or why it cannot be had; None: the pass is over.
 
-        Leaves the connection torn: whoever has used the slot takes that back.
+        Leaves the connection torn, until the caller has made a batch of the slot.
         """
         self.torn = True
         if self.reader.ended:

@@ -85,7 +85,7 @@ class Intake:
         """The pass is over: of no effect where the consumer knows how long it is."""
 
     def noted(self) -> None:
-        """A message has come of which CONSUMER_NEWS told."""
+        """One of the messages that CONSUMER_NEWS counts has come."""
         self._news += 1
 
     def fall_asleep(self, wanted: int) -> bool:

@@ -91,7 +91,7 @@ class Source(ABC):
         """What the other end should hear, if there is something; is asked now and then."""
         return None
 
-    def is_back(self, at: str) -> None:  # noqa: B027 - the user was not told to wait for a daemon of our own
+    def is_back(self, at: str) -> None:  # noqa: B027 - a daemon of our own is back at once, and says nothing
         """The stream is open, or open again."""
 
 
@@ -170,7 +170,7 @@ class RemoteSource(_OwnDaemon):
 
 
 class Known:
-    """What a server has said of a data set, which must stay so. ``what``: who has said it."""
+    """What a server said of a data set, which must not change. ``what``: the server, in words."""
 
     def __init__(self, what: str, dataset: str) -> None:
         self._what = what

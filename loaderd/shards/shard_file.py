@@ -75,7 +75,7 @@ def version(size_bytes: int, mtime_ns: int) -> str:
 
 def changed(uri: str, expected: str, found: str) -> ShardReadError:
     """The error for a shard that is not the one that was listed."""
-    damage = Damage(uri, 0, 0, f"the file of {expected} that was indexed", found, lost_bytes=-1)
+    damage = Damage(uri, 0, 0, f"the file that was indexed, of {expected}", found, lost_bytes=-1)
     text = f"{uri} changed while it was in use: expected {expected}, found {found}"
     return ShardReadError(text, hint=_HINT_CHANGED, damage=damage)
 
