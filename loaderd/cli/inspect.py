@@ -49,7 +49,7 @@ def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser("inspect", help="what is in a shard", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
-    parser.add_argument("shard", metavar="SHARD", help="a path or a URI")
+    parser.add_argument("shards", metavar="SHARD", nargs="+", help="a path or a URI; of several, the first is shown")
     parser.add_argument(
         "--record", type=int, metavar="N", help="the record to show, from 0; default: 0, with --schema"
     )
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.png is not None and arguments.schema is None:
             raise OptionError("--png needs --schema, which says what the planes are")
-        file = _only_file(arguments.shard)
+        file = list_shards(arguments.shards[0])[0]
         if arguments.features:
             sys.stdout.write(propose(take_sample(file, as_count(arguments.sample, "--sample"))))
         elif arguments.record is not None or arguments.schema is not None:
@@ -85,13 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
-
-
-def _only_file(shard: str) -> ShardFile:
-    files = list_shards(shard)
-    if len(files) > 1:
-        raise OptionError(f"SHARD must name one file, got {shard!r}, which names {len(files)}")
-    return files[0]
 
 
 # ---------------------------------------------------------------------------------------------- the shard
