@@ -194,9 +194,9 @@ class BaseLoader(Standing):
         ``port``: 0 is one that is free; returns it. ``host``: the address to listen at; "": all. A thread answers.
         Raises OptionError where the port cannot be had.
         """
-        from loaderd.client.exporter import of_weak, serve_metrics  # few need it, and it takes 50 ms
+        from loaderd.client.exporter import serve_metrics  # few need it, and it takes 50 ms
 
-        port, end = serve_metrics(port, host, of_weak(self))
+        port, end = serve_metrics(port, host, self)
         self._metrics_ends.append(end)
         return port
 

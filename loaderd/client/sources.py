@@ -143,9 +143,6 @@ class RemoteSource(_OwnDaemon):
         self._asked_s = time.monotonic()
         self._known = Known(f"the servers at {', '.join(wanted.of.addresses[:3])}", wanted.of.name)
 
-    def greeting(self, start: str) -> list[Message]:
-        return [Open(cloudpickle.dumps(self._wanted), start), Ask()]
-
     def welcomed(self, welcome: Welcome) -> None:
         self._known.take_over(self, welcome.dataset)
 
@@ -166,6 +163,7 @@ class RemoteSource(_OwnDaemon):
         if not addresses or addresses == self._wanted.of.addresses:
             return None
         self._wanted = replace(self._wanted, of=replace(self._wanted.of, addresses=checked_addresses(addresses)))
+        self._pickled = cloudpickle.dumps(self._wanted)
         return UseServers(list(addresses))
 
 
