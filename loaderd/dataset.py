@@ -26,6 +26,7 @@ from loaderd.options import (
     as_seed,
     is_count,
     require,
+    require_choice,
 )
 from loaderd.plan.rows import ConcatRows, MixRows, Rows
 from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Selection, Skip, Take
@@ -65,12 +66,16 @@ class Dataset:
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"shards": checked_names(self.shards)}
         require(isinstance(self.schema, Schema), "schema", "a loaderd.Schema", self.schema, _schema_hint(self.schema))
-        require(self.refresh in ("never", "epoch"), "refresh", "never or epoch", self.refresh)
-        order = {name: getattr(self, name) for name in _COMMON if name != "schema"}
+        require_choice(self.refresh, "refresh", Refresh)
+        order = self.order_options()
         options = StreamOptions(batch_size=1, workers=1, **order)
         checked.update((name, getattr(options, name)) for name in order)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+    def order_options(self) -> dict[str, Any]:
+        """Those options that are the loader's, too: all sets of a loader have them in common."""
+        return {name: getattr(self, name) for name in _COMMON if name != "schema"}
 
     def take(self, count: int) -> Dataset:
         """The first ``count`` records, or all if there are fewer.
@@ -308,7 +313,7 @@ def _schema_hint(got: Any) -> str:
         return f"Call it: {getattr(got, '__name__', 'it')}()."
     if isinstance(got, Mapping):
         return "Of what tf.io.parse_example takes, loaderd_tf.schema_from_features(features, …) makes one."
-    return ""
+    return "Of a TFRecord shard, `loaderd inspect SHARD --features` proposes one."
 
 
 @dataclass(frozen=True)

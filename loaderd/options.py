@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from loaderd.errors import OptionError
 from loaderd.machine import available_memory, usable_cores
@@ -33,6 +33,12 @@ def require(condition: bool, what: str, must: str, got: Any, hint: str = "") -> 
     """Raise OptionError unless ``condition``. ``hint``: what to do."""
     if not condition:
         raise OptionError(f"{what} must be {must}, got {got!r:.300}", hint=hint)
+
+
+def require_choice(value: Any, what: str, kind: Any) -> None:
+    """Raise OptionError unless ``value`` is one of those of ``kind``, a ``Literal``."""
+    *names, last = (f'"{name}"' for name in get_args(kind))
+    require(isinstance(value, str) and value in get_args(kind), what, f"{', '.join(names)} or {last}", value)
 
 
 def is_count(value: Any, least: int = 1) -> bool:
@@ -154,7 +160,7 @@ class StreamOptions:
             checked["workers"] = default_workers()
         require(isinstance(self.shuffle, (bool, Shuffle)), "shuffle", "True, False or loaderd.Shuffle", self.shuffle)
         checked["seed"] = as_seed(self.seed)
-        require(self.remainder in ("drop", "short", "carry"), "remainder", "drop, short or carry", self.remainder)
+        require_choice(self.remainder, "remainder", Remainder)
         shard = self.shard
         require(
             isinstance(shard, (tuple, list))
@@ -167,15 +173,9 @@ class StreamOptions:
             shard,
         )
         checked["shard"] = (int(shard[0]), int(shard[1]))
-        require(
-            self.on_corrupt in ("raise", "skip_record", "skip_shard"),
-            "on_corrupt",
-            "raise, skip_record or skip_shard",
-            self.on_corrupt,
-        )
+        require_choice(self.on_corrupt, "on_corrupt", OnCorrupt)
         checked["held_batches"] = as_count(self.held_batches, "held_batches")
-        require(_is_path(self.index_cache), "index_cache", '"user", "beside", "none" or a folder', self.index_cache)
-        checked["index_cache"] = os.fspath(self.index_cache)
+        checked["index_cache"] = _index_cache(self.index_cache)
         require(self.report is None or _is_path(self.report), "report", "a path or None", self.report)
         checked["report"] = None if self.report is None else _absolute(os.fspath(self.report), "report")
         require(isinstance(self.storage, Storage), "storage", "a loaderd.Storage", self.storage)
@@ -208,6 +208,16 @@ class StreamOptions:
         else:
             wanted = min(DEFAULT_WINDOW_RECORDS, DEFAULT_WINDOW_BYTES // row_bytes)
         return max(wanted, self.batch_size)
+
+
+def _index_cache(value: Any) -> str:
+    must = '"user", "beside", "none" or a folder'
+    require(_is_path(value), "index_cache", must, value)
+    where: str = os.fspath(value)
+    is_word = os.path.basename(where) == where and not isinstance(value, os.PathLike)
+    if is_word and where not in ("user", "beside", "none") and not os.path.isdir(where):
+        raise OptionError(f"index_cache must be {must}, got {value!r}", hint=f"A new folder here is ./{where}")
+    return where
 
 
 def _is_path(value: Any) -> bool:

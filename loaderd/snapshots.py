@@ -16,32 +16,32 @@ class StorageCounts:
     requests: int = 0
     """Requests that were answered: looks at an object, and reads of a part of one."""
     bytes: int = 0
-    """Bytes that came."""
+    """Bytes received."""
     retries: int = 0
-    """Requests that had failed and were made again."""
+    """Requests that were made again after a failure."""
     cache_hits: int = 0
     """Parts of shards (of 256 KiB) that were read from ``Storage.cache_dir``."""
     cache_misses: int = 0
-    """Parts that had to be fetched, though there is a ``Storage.cache_dir``."""
+    """Parts that ``Storage.cache_dir`` did not hold, and that were fetched."""
 
 
 class Facts(NamedTuple):
-    """What a stream is made with. From a page, for whoever reads what it says."""
+    """What does not change in a stream; it stands on the page, for processes that have nothing else."""
 
     fields: tuple[str, ...]
-    """In the order in which they are made, those included that others are derived from."""
+    """Names in the order in which workers make them, intermediate fields included."""
     derived: tuple[str, ...]
-    """Those of them that a function of the user's makes."""
+    """Those of them that a function of the user's computes."""
     workers: int
     cores: int
-    """That the daemon and its workers may keep busy."""
+    """Cores that the daemon and its workers may use."""
     batch_size: int
     held_batches: int
     slots: int
     steps_per_epoch: int
     """Batches of an epoch, for this host."""
     windows: int
-    """That are held at a time."""
+    """Windows that are held at a time."""
     shards: int
     compressed: int
     """Shards that are GZIP or ZLIB."""
@@ -50,26 +50,26 @@ class Facts(NamedTuple):
     has_bits: bool
     """Whether any field unpacks bits."""
     batch_bytes: int
-    """Of a whole batch as it is delivered."""
+    """Bytes of a whole batch as it is delivered."""
     packed_bytes: int
-    """Of its records as they are stored in a window."""
+    """Bytes of its records as they lie in a window, packed."""
 
 
 class Snapshot(NamedTuple):
-    """What a stream had done by a moment. Times are of the wall clock, but for those with ``cpu`` in their name."""
+    """What a stream had done by a certain moment. Times are wall time, except where the name says ``cpu``."""
 
     time_s: float
-    """Of the machine's monotonic clock."""
+    """That moment, by the machine's monotonic clock."""
     batches: int
     records: int
     wait_s: float
-    """That the consumer has waited."""
+    """Seconds that the consumer waited for batches."""
     waits: tuple[int, ...]
     """As in ``Statistics``."""
     copy_s: float
-    """That the consumer has copied batches, because it holds too many."""
+    """Seconds that the consumer spent copying batches, because it held too many."""
     takes_ahead: bool
-    """Whether who takes the batches is not who uses them: then a wait of the former need not be one of the latter."""
+    """Whether batches are taken ahead of their use, as by tf.data: then a wait need not delay the training."""
     stage_s: Mapping[str, float]
     field_s: Mapping[str, float]
     device_wait_s: float = 0.0
@@ -77,29 +77,29 @@ class Snapshot(NamedTuple):
     copies_ahead: int = 0
     """Batches that are copied to a device before they are taken."""
     consumer_pid: int = 0
-    """0: nobody has begun."""
+    """0: no consumer has begun."""
     consumer_cpu_s: float = 0.0
-    """Of the consumer's process."""
+    """CPU time of the consumer's process."""
     thread_cpu_s: float = 0.0
-    """Of the busiest of its main thread and of the one that takes batches."""
+    """CPU time of its main thread or of the thread that takes batches, whichever used more."""
     thread_delay_s: float = 0.0
-    """That this thread could have run, and had no core."""
+    """Seconds in which this thread could have run, but had no core."""
     worker_cpu_s: float = 0.0
     delay_s: float = 0.0
-    """That workers could have run, and had no core."""
+    """Seconds in which workers could have run, but had no core."""
     idle_s: float = 0.0
-    """That cores of the machine had nothing to do, all cores together."""
+    """Seconds in which cores of the machine were idle, summed over the cores."""
     throttled_s: float = 0.0
-    """That the cgroup was stopped, because it had used its quota of time."""
+    """Seconds for which the cgroup was stopped because it had used up its quota of CPU time."""
     memory_stall_s: float = 0.0
-    """That something waited for memory (PSI)."""
+    """Seconds in which some process waited for memory (PSI)."""
     asked_bytes: int = 0
-    """That workers have read."""
+    """Bytes that workers read."""
     fetched_bytes: int = 0
-    """Of these, bytes that came from storage, and not from the page cache."""
+    """Those of them that came from storage, not from the page cache."""
     epoch: int = 0
     batch: int = 0
-    """The batch of the epoch that the consumer takes next."""
+    """The number, in its epoch, of the batch that the consumer takes next."""
     slots_full: int = 0
     windows_ready: int = 0
     workers_restarted: int = 0

@@ -22,30 +22,30 @@ class Statistics:
     records_delivered: int
     """Records in them."""
     batches_copied: int
-    """Batches of these that were copied, because the consumer holds so many that the slots would run out."""
+    """Batches that were copied, because the consumer held so many that slots would have run out."""
     starts: int
-    """How often the workers had to begin at a place other than the next: once a pass, and once a jump."""
+    """How often the workers began at another batch than the next one: at each pass, and at each jump within one."""
     wait_s: float
     """Seconds that the consumer waited for a batch."""
     device_wait_s: float
-    """Seconds that it waited, besides, for copies of batches to a device. Where a ``tf.data.Dataset`` copies, it is
-    the time that they take, as a copy took that was tried when the data set was made."""
+    """Seconds that it waited for copies of batches to a device, too. Where a ``tf.data.Dataset`` copies, this is an
+    estimate: the number of copies, times what one took when the data set was made."""
     records_skipped: int
-    """Deliveries left out because of damage that the index pass had not seen. (What it saw is not in the plan.)"""
+    """Records left out of batches for damage that the index pass did not see. (What it saw is not in the plan.)"""
     damages: tuple[Damage, ...]
-    """What the index pass found, and what came up later: each record once, the first 1,000 of all."""
+    """Damaged records, found by the index pass or later: each once, the first 1,000."""
     stage_s: Mapping[str, float]
-    """Seconds of wall time that all workers of this daemon have spent so far. With records: "read", "inflate",
-    "frames" (find where each begins), "check" (CRCs; of compressed shards also frames), "parse" (and write the rows
-    to their places), "order" (the rest of a load). With batches: "fill" (but for the fields). Waiting: for a "slot"
-    that the consumer gives back, or for a "window" that is being loaded. Empty in a group."""
+    """Seconds of wall time by stage, of all workers of this daemon together. Loading: "read", "inflate", "frames"
+    (finding where each record begins), "check" (CRCs; of compressed shards, frames too), "parse" (and writing rows to
+    their places), "order" (the rest of a load). Filling: "fill" (without the fields). Waiting: for a "slot" that the
+    consumer gives back, or for a "window" that is being loaded. Empty in a group."""
     field_s: Mapping[str, float]
-    """Seconds of these workers by field: what it takes to make it of rows, or of other fields. Fields of which other
-    ones are derived are here, too. Where a batch takes less than 1 ms, one call in sixteen is timed for all of them.
-    Empty as ``stage_s`` is."""
+    """Seconds of these workers by field: making it of rows, or of other fields; intermediate fields are here too. If
+    a batch takes less than 1 ms, one call in sixteen is timed and counts for all. Empty where ``stage_s`` is."""
     waits: tuple[int, ...]
-    """How many waits of the consumer were shorter than 4.1 µs, how many of the others shorter than twice that, and so
-    on; the last number is of all longer ones. Of this daemon; empty as ``stage_s`` is."""
+    """A histogram of the consumer's waits at this daemon: how many were shorter than 4.1 µs, how many from there to
+    twice that, and so on, each limit twice the one before; the last counts all longer ones. Empty where ``stage_s``
+    is."""
     storage: StorageCounts
     """What the workers have asked of storage so far, the index pass included. In groups and over the network, it is
     the index pass alone."""
@@ -54,9 +54,9 @@ class Statistics:
     workers_restarted: int
     """Workers that died and were replaced."""
     daemon_restarts: int
-    """How often the daemon was replaced: it died or stalled, or Ctrl-C came in the middle of what it said."""
+    """How often the daemon was replaced, because it died or stalled, or because Ctrl-C cut a message of its short."""
     slots: int
-    """Batches that fit in shared memory at a time."""
+    """Batches for which there is shared memory."""
     slots_lent: int
     """Slots that the consumer holds now."""
     slot_bytes: int
@@ -66,8 +66,8 @@ class Statistics:
     window_bytes: int
     """Bytes of all windows that are held at a time, packed."""
     kernels: Kernels
-    """What unpacks bits: "compiled" code, where the extra of that name is installed and a field is for it."""
+    """What unpacks bits: "compiled", where the extra of that name is installed and a field has bits; else "numpy"."""
     index_s: float
-    """Seconds that it took to find and read, or to make, the index."""
+    """Seconds spent on the index: finding and reading it, or making it."""
     index_cached: int
     """Shards whose index came from the cache."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from loaderd.errors import BusyError, OptionError, ServerError
-from loaderd.options import Remainder, StreamOptions, as_count, require
+from loaderd.options import Remainder, StreamOptions, as_count, require, require_choice
 
 Sharing = Literal["independent", "split", "shared", "mirrored"]
 
@@ -35,19 +35,11 @@ class Subscription:
     name: str = ""
 
     def __post_init__(self) -> None:
-        options = StreamOptions(
-            self.batch_size,
-            epochs=self.epochs,
-            remainder=self.remainder,
-            shard=self.shard,
-            held_batches=self.held_batches,
-            workers=1,
-        )
+        options = self.stream_options(workers=1)
         for what in ("batch_size", "epochs", "shard", "held_batches"):
             object.__setattr__(self, what, getattr(options, what))
         require(self.shard[1] <= _MAX_HOSTS, "shard", f"of at most {_MAX_HOSTS} hosts", self.shard)
-        sharings = ("independent", "split", "shared", "mirrored")
-        require(self.sharing in sharings, "sharing", "independent, split, shared or mirrored", self.sharing)
+        require_choice(self.sharing, "sharing", Sharing)
         object.__setattr__(self, "consumers", as_count(self.consumers, "consumers"))
         for what in ("group", "name"):
             value = getattr(self, what)
@@ -58,6 +50,11 @@ class Subscription:
             raise OptionError(f'shard={self.shard} is for sharing="split", got sharing={self.sharing!r}')
         if self.consumers > 1 and not self.is_group:
             raise OptionError(f'consumers is for sharing="shared" or "mirrored", got sharing={self.sharing!r}')
+
+    def stream_options(self, **others: Any) -> StreamOptions:
+        """What a consumer's own stream is to be like; ``others``: options that the server is not told."""
+        names = ("batch_size", "epochs", "remainder", "shard", "held_batches")
+        return StreamOptions(**{name: getattr(self, name) for name in names}, **others)
 
     @property
     def is_group(self) -> bool:

@@ -13,8 +13,9 @@ except ModuleNotFoundError as error:
 from loaderd_tf.callbacks import BackupAndRestore
 from loaderd_tf.distribute import distribute
 from loaderd_tf.eager import batches
+from loaderd_tf.parse_features import schema_from_features
 from loaderd_tf.tensorboard import TensorBoard
-from loaderd_tf.tf_dataset import from_loader, make_dataset, schema_from_features
+from loaderd_tf.tf_dataset import from_loader, make_dataset
 from loaderd_tf.unpack import Unpack, packed_schema, unpack
 
 __all__ = [

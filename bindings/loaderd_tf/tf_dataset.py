@@ -15,30 +15,27 @@ that share batches out with others as they ask for them: nobody can ask for one 
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import tensorflow as tf
 
 import loaderd
 from loaderd.client.base import BaseLoader
-from loaderd.client.elements import Structure, check_loader
-from loaderd.client.end import ProgramEnds, program_has_ended
+from loaderd.client.elements import Structure, check_loader, field_names, packer
+from loaderd.client.end import program_has_ended
 from loaderd.client.loader import as_dataset
 from loaderd.dataset import with_schema
-from loaderd.errors import ClosedError, OptionError
+from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
 from loaderd_tf.device import copy_ns, is_host
+from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import keep_with_graph, unconverted
 from loaderd_tf.hops import Hops, batches_per_hop, while_true
 from loaderd_tf.structure import check_element
 from loaderd_tf.unpack import packed_schema
 
-_NO_END = np.iinfo(np.int64).max
 # Beside a hop and what is prefetched: one batch held by the step, and the one that it will take next.
 _HELD_BY_CONSUMER = 2
 
@@ -135,93 +132,50 @@ def from_loader(
     """
     check_loader(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
-    names = list(dict.fromkeys(tf.nest.flatten(structure)))
+    names = field_names(structure)
     specs = [
         tf.TensorSpec([loader.static_batch_size, *spec.shape], tf.as_dtype(spec.dtype))
         for spec in (loader.schema.specs[name] for name in names)
     ]
-
-    # TensorFlow keeps a numpy_function's Python function for ever, so the functions must not keep the loader: the
-    # data set does, and so do iterators and whatever is made of it.
-    weak_loader = weakref.ref(loader)
+    copying_ns = 0 if device is None or is_host(device) else copy_ns(specs, loader.batch_size, device)
+    called = GraphLoader(loader, names, copying_ns)
+    pack = packer(structure)
     keep_with_graph(loader)
 
-    @lru_cache(maxsize=16)
-    def pass_of(text: bytes) -> Any:
-        return _alive(weak_loader).pass_from_json(text)
-
-    def element(tensors: list[tf.Tensor]) -> Any:
-        by_name = dict(zip(names, tensors, strict=True))
-        return tf.nest.map_structure(lambda name: by_name[name], structure)
+    def element(tensors: Sequence[tf.Tensor]) -> Any:
+        return pack(dict(zip(names, tensors, strict=True)))
 
     if loader.sharing == "shared":
-        dataset = _of_turns(weak_loader, names, specs).map(unconverted(lambda *tensors: element(list(tensors))))
-        return attach(_ahead(dataset, prefetch, device), loader)
+        turns = tf.data.Dataset.from_generator(called.turns, output_signature=tuple(specs))
+        return attach(_ahead(turns.map(unconverted(lambda *tensors: element(tensors))), prefetch, device), loader)
 
-    copying_ns = 0 if device is None or is_host(device) else copy_ns(specs, loader.batch_size, device)
-
-    def fetch(text: bytes, step: int, wanted: int) -> list[np.ndarray[Any, Any]]:
-        alive = weak_loader()
-        if alive is None:  # the iterator is being destroyed, and its data set was first
-            raise ProgramEnds
-        batch = alive.fetch(pass_of(text), step, wanted, copying_ns)
-        assert batch is not None, "the range of steps ends where the pass does"
-        return [batch[name] for name in names]
-
-    def new_pass(_: Any) -> tuple[bytes, np.int64, np.int64]:
-        try:
-            alive = _alive(weak_loader)
-            pass_, step = alive.new_pass()
-            num_steps = alive.num_steps(pass_)
-        except ProgramEnds:
-            return b"", np.int64(0), np.int64(0)
-        text = alive.pass_to_json(pass_).encode()
-        return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps)
-
-    cardinality = _cardinality(loader)
-    size = min(
-        batches_per_hop(loader.schema, loader.batch_size),
-        max(1, loader.held_batches - prefetch - _HELD_BY_CONSUMER),
-    )
-    hops = Hops(fetch, element, specs, size, lambda: weak_loader() is None or program_has_ended())
-
-    def which(number: tf.Tensor) -> list[tf.Tensor]:
-        found = tf.numpy_function(new_pass, [number], [tf.string, tf.int64, tf.int64], stateful=False)
-        return [tf.ensure_shape(tensor, []) for tensor in found]
-
-    num_passes = loader.passes_of_an_iteration
-    passes = tf.data.Dataset.counter() if num_passes is None else tf.data.Dataset.range(num_passes)
-    # Not passes.map(which): TensorFlow would run that ahead; data that grow are to be listed when an epoch begins.
-    dataset = while_true(passes, lambda: not program_has_ended()).flat_map(
-        # Autograph writes what it translates to temporary files, which a process that is killed leaves behind.
-        unconverted(
-            lambda number: tf.data.Dataset.from_tensors(number).map(lambda n: tuple(which(n))).flat_map(hops.dataset)
-        )
-    )
-    if cardinality != tf.data.UNKNOWN_CARDINALITY and (cardinality < 0 or loader.next_is_whole):
-        dataset = _of_cardinality(dataset, cardinality, lambda: weak_loader() is None)
+    hop_batches = batches_per_hop(loader.schema, loader.batch_size)
+    hop_batches = min(hop_batches, max(1, loader.held_batches - prefetch - _HELD_BY_CONSUMER))
+    hops = Hops(called.fetch, element, specs, hop_batches, called.is_over)
+    dataset = _of_passes(called, loader.passes_of_an_iteration, hops)
+    size = cardinality(loader)
+    if size != tf.data.UNKNOWN_CARDINALITY and (size < 0 or loader.next_is_whole):
+        dataset = _of_cardinality(dataset, size, called.is_gone)
     dataset = _ahead(dataset, prefetch, device)
     if device is not None or not loader.next_is_whole:
         # What copies to a device is a generator to TensorFlow, which knows no cardinality of it, nor takes one there.
         # And a data set whose first pass is shorter than the next ones has none that TensorFlow could hold it to.
-        dataset.cardinality = lambda: tf.constant(_cardinality(_alive(weak_loader)), tf.int64)
+        dataset.cardinality = called.cardinality
     return attach(dataset, loader)
 
 
-def _of_turns(weak_loader: weakref.ref[Any], names: list[str], specs: list[tf.TensorSpec]) -> tf.data.Dataset:
-    """Tuples of the fields of each batch that the loader gets."""
+def _of_passes(called: GraphLoader, num_passes: int | None, hops: Hops) -> tf.data.Dataset:
+    """The elements of ``num_passes`` passes (None: no end), each of which begins when the one before is over."""
+    passes = tf.data.Dataset.counter() if num_passes is None else tf.data.Dataset.range(num_passes)
 
-    def batches() -> Iterator[Any]:
-        iterator = iter(_alive(weak_loader))
+    def which(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        found = tf.numpy_function(called.new_pass, [number], [tf.string, tf.int64, tf.int64], stateful=False)
+        return tuple(tf.ensure_shape(tensor, []) for tensor in found)
 
-        def arrays() -> tuple[np.ndarray[Any, Any], ...] | None:
-            tf.constant(0)  # TensorFlow lets go of the arrays before only when an eager tensor is deleted (see hops)
-            batch = next(iterator, None)
-            return None if batch is None else tuple(batch[name] for name in names)
-
-        return iter(arrays, None)  # no generator: that would hold on to what it yields
-
-    return tf.data.Dataset.from_generator(batches, output_signature=tuple(specs))
+    # Not passes.map(which): TensorFlow would run that ahead; data that grow are to be listed when an epoch begins.
+    return while_true(passes, lambda: not program_has_ended()).flat_map(
+        unconverted(lambda number: tf.data.Dataset.from_tensors(number).map(which).flat_map(hops.dataset))
+    )
 
 
 def _of_cardinality(dataset: tf.data.Dataset, cardinality: int, is_gone: Callable[[], bool]) -> tf.data.Dataset:
@@ -243,61 +197,3 @@ def _ahead(dataset: tf.data.Dataset, prefetch: int, device: str | None) -> tf.da
         to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
         return dataset.prefetch(1).apply(to_device)
     return dataset.prefetch(prefetch) if prefetch else dataset
-
-
-def _alive(weak_loader: weakref.ref[Any]) -> Any:
-    loader = weak_loader()
-    if program_has_ended():
-        raise ProgramEnds
-    if loader is None:
-        raise ClosedError("the data set of this iterator is gone", hint="Keep a reference to it while it is used.")
-    return loader
-
-
-def _cardinality(loader: BaseLoader) -> int:
-    if loader.passes_of_an_iteration != 1:
-        return int(
-            tf.data.INFINITE_CARDINALITY if loader.passes_of_an_iteration is None else tf.data.UNKNOWN_CARDINALITY
-        )
-    try:
-        return len(loader)
-    except TypeError:
-        return int(tf.data.INFINITE_CARDINALITY)
-
-
-def schema_from_features(
-    features: Mapping[str, Any],
-    bytes_features: Mapping[str, loaderd.PackedBits | loaderd.Raw] | None = None,
-    fields: Mapping[str, Any] | None = None,
-) -> loaderd.Schema:
-    """A schema from the dict that ``tf.io.parse_example`` takes.
-
-    ``features``: name -> ``tf.io.FixedLenFeature`` of int64, float32 or string; shapes and defaults are kept. A
-    string feature does not say what its bytes hold, so ``bytes_features`` does: ``{"d": loaderd.PackedBits(1552)}``.
-    ``fields``: the fields of a batch; without it every feature is a field of its own name, as it is stored. Raises
-    SchemaError for features of a variable size, which don't fit in a fixed batch.
-    """
-    described = dict(bytes_features or {})
-    stored: dict[str, Any] = {}
-    for name, feature in features.items():
-        stored[name] = described.pop(name) if name in described else _stored_feature(name, feature)
-    if described:
-        raise loaderd.errors.SchemaError(f"bytes_features describes {sorted(described)}, which features lacks")
-    return loaderd.Schema.of_stored(stored) if fields is None else loaderd.Schema(features=stored, fields=fields)
-
-
-def _stored_feature(name: str, feature: Any) -> loaderd.Int64 | loaderd.Float:
-    if not isinstance(feature, tf.io.FixedLenFeature):
-        raise loaderd.errors.SchemaError(
-            f"feature {name!r} must be a tf.io.FixedLenFeature, got {type(feature).__name__}",
-            hint="loaderd reads records of a fixed size.",
-        )
-    dtype = tf.as_dtype(feature.dtype)
-    if dtype == tf.string:
-        raise loaderd.errors.SchemaError(
-            f"feature {name!r} is a string: say what its bytes hold",
-            hint=f"Such as bytes_features={{{name!r}: loaderd.PackedBits(1552)}}, or loaderd.Raw('uint8', (784,)).",
-        )
-    shape = tuple(tf.TensorShape(feature.shape).as_list())
-    kind = loaderd.Int64 if dtype == tf.int64 else loaderd.Float
-    return kind(shape=shape, default=feature.default_value)

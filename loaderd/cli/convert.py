@@ -102,7 +102,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0; 1 where records are damaged or do not fit; 2 where it cannot be done."""
+    """The exit status: 0; 1 where records are damaged or do not fit; 2 where it cannot be done."""
     began_s = time.monotonic()
     try:
         found, num_damages = _convert(arguments)

@@ -55,7 +55,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0."""
+    """The exit status: 0."""
     sys.stdout.write(json.dumps(dashboard(), indent=2) + "\n")
     return 0
 

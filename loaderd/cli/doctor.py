@@ -63,7 +63,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0; 1 where a training waits too much; 2 where there is nothing to look at."""
+    """The exit status: 0; 1 where a training waits too much; 2 where there is nothing to look at."""
     try:
         if arguments.schema is not None:
             return examine(arguments)

@@ -46,7 +46,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0; 1 where there is damage; 2 where indexes cannot be made or kept."""
+    """The exit status: 0; 1 where there is damage; 2 where indexes cannot be made or kept."""
     began_s = time.monotonic()
     try:
         block_records = as_count(arguments.block_records, "--block-records")

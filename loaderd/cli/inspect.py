@@ -56,7 +56,7 @@ def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser("inspect", help="what is in a shard", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
-    parser.add_argument("shard", metavar="SHARD", help="a path or a URI")
+    parser.add_argument("shards", metavar="SHARD", nargs="+", help="a path or a URI; of several, the first is shown")
     parser.add_argument(
         "--record", type=int, metavar="N", help="the record to show, from 0; default: the first, with --schema"
     )
@@ -77,9 +77,9 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0; 2 where it cannot be shown."""
+    """The exit status: 0; 2 where it cannot be shown."""
     try:
-        file = _only_file(arguments.shard)
+        file = list_shards(arguments.shards[0])[0]
         schema = None if arguments.schema is None else load_schema(arguments.schema)
         stored = stored_in(file) if schema is None else stored_of(schema, arguments.schema)
         if stored is not None:
@@ -96,13 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
-
-
-def _only_file(shard: str) -> ShardFile:
-    files = list_shards(shard)
-    if len(files) > 1:
-        raise OptionError(f"SHARD must name one file, got {shard!r}, which names {len(files)}")
-    return files[0]
 
 
 # ---------------------------------------------------------------------------------------------- the shard

@@ -12,7 +12,9 @@ from loaderd.cli import bench, convert, dashboard, doctor, index, inspect, serve
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options. A command sets ``run``: from its options to the exit status."""
-    result = argparse.ArgumentParser(prog="loaderd", description="Batches for TensorFlow from TFRecord shards.")
+    result = argparse.ArgumentParser(
+        prog="loaderd", description="Batches for TensorFlow, PyTorch and JAX from shards of packed records."
+    )
     result.add_argument("--version", action="version", version=f"loaderd {loaderd.__version__}")
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     bench.add_to(commands)

@@ -57,7 +57,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0; or 1 where the server does not answer."""
+    """The exit status: 0; or 1 where the server does not answer."""
     try:
         require(
             not arguments.watch or sys.stdout.isatty(), "standard output", "a terminal, for --watch", "another one"

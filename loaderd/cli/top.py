@@ -46,7 +46,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0; or 1 where the standard streams are no terminal."""
+    """The exit status: 0; or 1 where the standard streams are no terminal."""
     streams = _Streams(frozenset(arguments.pids))
     if arguments.once:
         console = Console(width=None if sys.stdout.isatty() else 200)

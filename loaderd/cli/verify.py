@@ -40,7 +40,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0; 1 where there is damage; 2 where there is nothing that can be checked."""
+    """The exit status: 0; 1 where there is damage; 2 where there is nothing that can be checked."""
     began_s = time.monotonic()
     checked, damages, damaged, records, num_bytes = 0, 0, 0, 0, 0
     try:

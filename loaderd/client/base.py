@@ -1,19 +1,18 @@
-"""What all loaders have in common: passes, positions and facts of a stream, wherever its batches come from."""
+"""What all loaders have in common: batches and facts of a stream, wherever its batches come from."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, as_it_is
-from loaderd.client.batch_source import Described, Stream
+from loaderd.client.batch_source import Described, Glimpse, Stream
 from loaderd.client.end import ProgramEnds
-from loaderd.client.glimpse import Glimpse
+from loaderd.client.standing import Standing
 from loaderd.diagnosis import Diagnosis, diagnose_samples, nothing_yet
-from loaderd.errors import LoaderdError, OptionError
+from loaderd.errors import LoaderdError
 from loaderd.memory.page import TAKES_AHEAD
 from loaderd.options import as_count, require
 from loaderd.plan.passes import Pass
@@ -24,7 +23,7 @@ from loaderd.subscription import Sharing
 _Any = TypeVar("_Any", bound="BaseLoader")
 
 
-class BaseLoader:
+class BaseLoader(Standing):
     """A :class:`~loaderd.Loader`, a :class:`~loaderd.ServedLoader`, or one of ``loaderd.testing``."""
 
     sharing: Sharing = "independent"
@@ -32,13 +31,8 @@ class BaseLoader:
 
     def __init__(self, described: Described, stream: Stream, start: Position) -> None:
         """``stream`` is of what is ``described``, opened at ``start``."""
+        super().__init__(stream, described.options, described.grows, start)
         self.schema = described.schema
-        self._options = described.options
-        self._grows = described.grows
-        self._stream = stream
-        self._next = stream.course.find(start)
-        self._here: tuple[Pass, int] | None = self._next
-        self._first_pass = self._next[0]
         self._repeated: list[Batch] = []
         self._most_repeated = 0
         self._metrics_ends: list[Callable[[], None]] = []
@@ -55,50 +49,27 @@ class BaseLoader:
         return self.iterate()
 
     def iterate(self, hand_over: HandOver = as_it_is, ahead: int = 0) -> Iterator[Any]:
-        """The same, of what ``hand_over(batch)()`` gives of each batch.
+        """As ``iter(loader)``, but each element is what ``hand_over(batch)()`` returns.
 
-        ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that what takes time
-        can begin; what it returns is called when its batch is taken. :attr:`position` is that of what was taken. An
-        exception from either loses no batch: it is the next one. Either may call :meth:`count_device_wait`.
+        ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that it can begin what
+        takes time; the function that it returns is called when the batch is taken. :attr:`position` counts batches
+        that were taken. If either raises, no batch is lost: it is the next one. Either may call
+        :meth:`count_device_wait`.
         """
         return _Iteration(self, self._stream, hand_over, ahead)
 
     def count_device_wait(self, waited_ns: int, ahead: int) -> None:
-        """For :meth:`iterate`: the consumer has waited so long for a copy; ``ahead`` of them are begun in advance."""
+        """For :meth:`iterate`: the consumer waited ``waited_ns`` for a copy, of which ``ahead`` are begun early."""
         self._stream.count_device_wait(waited_ns, ahead)
-
-    @property
-    def passes_of_an_iteration(self) -> int | None:
-        """1; or where data sets grow, as many as the iteration that comes next has epochs (None: no end)."""
-        if not self._grows or self._options.epochs is None:
-            return None if self._grows else 1
-        return self._options.epochs - self._next[0].first_epoch % self._options.epochs
-
-    def new_pass(self) -> tuple[Pass, int]:
-        """Begin a pass; returns which it is, and the step with which it begins, for :meth:`fetch`."""
-        with self._stream.lock:
-            return self._new_pass()
-
-    def _new_pass(self) -> tuple[Pass, int]:
-        pass_, step = self._next
-        if self._grows and pass_.listing is None:
-            self._stream.list_shards(None)
-            pass_ = replace(pass_, listing=self._stream.course.listing)
-        self._next = self._stream.course.next_pass(pass_), 0
-        return pass_, step
-
-    def num_steps(self, pass_: Pass) -> int | None:
-        """The step behind the last one of a pass; None if it never ends."""
-        return self._stream.course_of(pass_).batches(pass_).num_steps
 
     def fetch(self, pass_: Pass, step: int, wanted: int = 1, copy_ns: int = 0) -> Batch | None:
         """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
 
-        Any step can be asked for at any time and is always the same batch. Steps in order are fast; another one makes
-        the workers start anew there. Raises the error of a batch that cannot be delivered. What is asked for by its
-        step is known by it: there is no :attr:`position` then. ``wanted``: of how many steps in order this is the
-        first that are of use only together; they are waited for together then. ``copy_ns``: how long it will take to
-        copy the batch to a device, for whoever takes it.
+        Any step can be asked for at any time, and is always the same batch. Steps in order are fast; at any other one
+        the workers have to begin anew. Raises the error of a batch that cannot be delivered. Whoever asks by step
+        keeps count of them: there is no :attr:`position` afterwards. ``wanted``: how many steps, from this one on,
+        the caller needs before it can use any of them; one wait is for all of these. ``copy_ns``: how long the caller
+        will take to copy the batch to a device.
         """
         with self._stream.lock:
             if self._stream.watched is not None:
@@ -112,7 +83,7 @@ class BaseLoader:
         return found
 
     def glimpse(self, num_records: int) -> Glimpse:
-        """A copy of the first records of the next batch that is taken; it is there when that was."""
+        """Ask for a copy of the first records of the next batch; it is there once that batch has been taken."""
         glimpse = Glimpse(as_count(num_records, "num_records"))
         self._stream.glimpses.append(glimpse)
         return glimpse
@@ -120,8 +91,8 @@ class BaseLoader:
     def headroom(self, batches: int = 10) -> None:
         """From now on, give copies of the next ``batches`` over and over, from memory, and never wait for data.
 
-        So a training shows how fast it could be at most. It learns nothing of use meanwhile: for a measurement alone.
-        0 ends it, and the data go on where they would be.
+        This shows how fast a training could be at most. It is for measuring only: the training sees the same few
+        batches all the time. 0 ends it, and the data go on at the batch where they would stand without it.
         """
         require(self.sharing != "shared", "sharing", "another one than shared, for headroom", self.sharing)
         batches = as_count(batches, "batches", "a number of batches, or 0", least=0)
@@ -142,67 +113,6 @@ class BaseLoader:
                 self._repeated.append(found.copy())
             return found
         return self._repeated[step % self._most_repeated]
-
-    # -------------------------------------------------------------------------------------- positions
-
-    @property
-    def position(self) -> Position:
-        """Where the consumer stands: the batch that it will take next. What was read ahead does not count.
-
-        Raises OptionError where a ``tf.data.Dataset`` takes the batches: it takes them ahead, and so does whatever is
-        made of it.
-        """
-        if self._here is None:
-            raise OptionError(
-                "loader.position must be that of a loop over the loader, but something else takes batches ahead",
-                hint="For a tf.data.Dataset save the iterator (tf.train.Checkpoint), use BackupAndRestore, or count: "
-                "begin = loader.next_position in front of the loop, loader.after(begin, batches) in it.",
-            )
-        return self._stream.course_of(self._here[0]).position(*self._here)
-
-    @property
-    def next_position(self) -> Position:
-        """Where the next pass will begin; and so, before an iteration, where that does."""
-        return self._stream.course_of(self._next[0]).position(*self._next)
-
-    @property
-    def next_is_whole(self) -> bool:
-        """Whether the next pass begins where a pass begins, and so is as long as those behind it."""
-        return self._stream.course.is_whole(*self._next)
-
-    def seek(self, position: Position) -> None:
-        """Have the next pass begin at ``position``, and end where it would have ended.
-
-        Raises OptionError where it is of other data, or does not exist. A position from the middle of an epoch on
-        another number of hosts is for ``Loader(…, start=position)`` alone: it may take more memory.
-        """
-        with self._stream.lock:
-            pass_, step = self._stream.course_of(position).find(position)
-        if self._grows and position.listing is None and step == 0:
-            pass_ = replace(pass_, listing=None)
-        if pass_.past and pass_ != self._first_pass:
-            raise OptionError(
-                f"this position of {position.hosts} hosts in batches of {position.batch_size} is for a new loader",
-                hint="Give it as Loader(…, start=position).",
-            )
-        with self._stream.lock:
-            self._next = self._here = pass_, step
-
-    def after(self, position: Position, batches: int) -> Position:
-        """The position so many batches after ``position``, one pass following the other."""
-        return self._stream.course_of(position).after(position, batches)
-
-    def pass_to_json(self, pass_: Pass) -> str:
-        """A pass as text that says what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""
-        return self._stream.course.pass_to_json(pass_)
-
-    def pass_from_json(self, text: str | bytes) -> Pass:
-        """The pass of that text; a new pass will begin behind it. Raises OptionError where it is of other data."""
-        pass_ = self._stream.course.pass_from_json(text)
-        with self._stream.lock:
-            if pass_.first_epoch >= self._next[0].first_epoch:
-                self._next = self._stream.course.next_pass(pass_), 0
-        return pass_
 
     # ------------------------------------------------------------------------------------------ facts
 
@@ -284,9 +194,9 @@ class BaseLoader:
         ``port``: 0 is one that is free; returns it. ``host``: the address to listen at; "": all. A thread answers.
         Raises OptionError where the port cannot be had.
         """
-        from loaderd.client.exporter import of_weak, serve_metrics  # few need it, and it takes 50 ms
+        from loaderd.client.exporter import serve_metrics  # few need it, and it takes 50 ms
 
-        port, end = serve_metrics(port, host, of_weak(self))
+        port, end = serve_metrics(port, host, self)
         self._metrics_ends.append(end)
         return port
 
@@ -381,9 +291,3 @@ class _Iteration(Iterator[Any]):
         if error is not None:
             raise error
         return element
-
-
-def checked_start(start: Position | None) -> Position:
-    """Where a loader is to begin. Raises OptionError for what is no position."""
-    require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start)
-    return start or Position()

@@ -4,8 +4,8 @@ The arrays of a batch are views of a shared-memory slot. They all hold on to one
 what was made from them without a copy: slices, tensors) is gone, so is the lease, and its slot can go back to the
 daemon. Nobody has to say that a batch is not needed any more.
 
-Where the last reference is dropped, in whatever thread, no Python code runs, only ``deque.append``: nothing that
-Ctrl-C could come between, and that would lose a slot.
+When the last reference goes, in whatever thread, no Python code runs but ``deque.append``. So Ctrl-C cannot come in
+between, and lose a slot.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         return Batch(fields, self.num_records)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return self._fields[name]
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise KeyError(f"no field {name!r}; there are {', '.join(self._fields)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -116,7 +119,6 @@ class SlotReader:
             (name, offset, spec.record_bytes, spec.dtype, spec.shape)
             for (name, spec), offset in zip(layout.specs.items(), layout.offsets.values(), strict=True)
         ]
-        self._first_offset = self._fields[0][1]
 
     @property
     def num_lent(self) -> int:
@@ -140,12 +142,7 @@ class SlotReader:
 
     def copy(self, slot: int, num_records: int) -> Batch:
         """A copy of the batch in ``slot``, its fields at multiples of 64 bytes."""
-        start = slot * self._slot_bytes
-        room = np.empty(self._slot_bytes + 64, dtype=np.uint8)
-        shift = -(room.__array_interface__["data"][0] + self._first_offset) % 64
-        copied = room[shift : shift + self._slot_bytes]
-        copied[:] = self._memory[start : start + self._slot_bytes]
-        return self._batch(copied, num_records)
+        return self._batch(self._memory[slot * self._slot_bytes :][: self._slot_bytes], num_records).copy()
 
     def _batch(self, slot_bytes: npt.NDArray[np.uint8], num_records: int) -> Batch:
         read_only = slot_bytes[:]

@@ -1,15 +1,20 @@
-"""What a loader asks of the stream that its batches come from."""
+"""A stream of batches, as a loader sees it, wherever the batches come from."""
 
 from __future__ import annotations
 
-import threading
+from abc import ABC, abstractmethod
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from loaderd.client.batch import Batch
-from loaderd.client.connection import Counts
-from loaderd.client.glimpse import Glimpse
+from loaderd.client.damage_report import DamageReport
+from loaderd.client.end import Ending
 from loaderd.errors import LoaderdError
+from loaderd.memory.page import COPIES_AHEAD, DEVICE_WAIT_NS
 from loaderd.memory.watch import Watched
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing, Pass
@@ -25,46 +30,92 @@ class Described(Protocol):
     grows: bool
 
 
-class Stream(Protocol):
+@dataclass
+class Counts:
+    """What all daemons of a loader did, one after the other: fields of ``Statistics``."""
+
+    batches: int = 0
+    records: int = 0
+    copies: int = 0
+    starts: int = 0
+    wait_s: float = 0.0
+    device_wait_s: float = 0.0
+    records_skipped: int = 0
+    report: DamageReport = field(default_factory=DamageReport)
+    workers_restarted: int = 0
+    daemon_restarts: int = 0
+
+
+class Glimpse:
+    """Of the next batch that somebody takes, a copy of the first records: no slot is held, and no batch is taken."""
+
+    def __init__(self, num_records: int) -> None:
+        self._num_records = num_records
+        self.fields: dict[str, npt.NDArray[np.generic]] | None = None
+        """By name, (records, …): ``num_records``, or as many as the batch has. None: no batch was taken yet."""
+
+    def see(self, batch: Batch) -> None:
+        """This batch is taken."""
+        self.fields = {name: array[: self._num_records].copy() for name, array in batch.items()}
+
+
+class Stream(Ending, ABC):
     """One thread at a time, holding ``lock``; but :meth:`close` from any, at any time, without it."""
 
-    lock: threading.Lock
     course: Course
     """The arithmetic for the data in use."""
-    counts: Counts
-    glimpses: deque[Glimpse]
-    """Those that have not seen a batch yet."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self.glimpses: deque[Glimpse] = deque()
+        """Those that have not seen a batch yet."""
+        super().__init__()
 
     @property
+    @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Fields of ``Statistics``: sizes."""
 
     @property
     def num_lent(self) -> int:
         """Slots that the consumer holds."""
+        return 0
 
     @property
     def watched(self) -> Watched | None:
-        """The page of the stream; None where there is none."""
+        """Its page; None where there is none, and in a group."""
+        return None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it gives no batches any more."""
-
+    @abstractmethod
     def course_of(self, of: Pass | Position) -> Course:
         """The arithmetic for the data that a pass or a position is of. Raises LoaderdError."""
 
+    @abstractmethod
     def list_shards(self, listing: Listing | None) -> None:
-        """Have the data be made of the shards that there are now, or of those of ``listing``, where sets grow."""
+        """Have the data be made of the shards that there are now, or of those of ``listing``, where sets grow.
 
+        Raises LoaderdError; then nothing has changed.
+        """
+
+    @abstractmethod
     def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
-        """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one."""
+        """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one.
+
+        ``wanted``: so many from this one on are of use only together, so one wait for all of them is enough.
+        """
 
     def count_device_wait(self, waited_ns: int, ahead: int) -> None:
         """The consumer has waited so long for a copy to a device, where ``ahead`` of them are begun in advance."""
+        self.counts.device_wait_s += waited_ns / 1e9
+        if self.watched is not None:
+            words = self.watched.page.words
+            words[DEVICE_WAIT_NS] += waited_ns
+            words[COPIES_AHEAD] = ahead
 
-    def check(self) -> None:
-        """Raise ClosedError where it is over."""
-
-    def close(self) -> None:
-        """End it; from any thread."""
+    def _delivered(self, batch: Batch) -> Batch:
+        """Count ``batch``, which the consumer gets."""
+        self.counts.batches += 1
+        self.counts.records += batch.num_records
+        while self.glimpses:
+            self.glimpses.popleft().see(batch)
+        return batch

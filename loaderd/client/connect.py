@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from loaderd.client.base import BaseLoader, checked_start
+from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.link import LinkLost, ask_server
 from loaderd.client.progress import IndexProgress
 from loaderd.client.shared_stream import SharedIteration, SharedStream
 from loaderd.client.sources import HOW_TO_START, RemoteSource, ServedSource, Source
+from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError, ServerError
-from loaderd.options import Remainder, StreamOptions, as_seconds, require
+from loaderd.options import Remainder, as_seconds, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.protocol.messages import AskStatus, Status
@@ -34,8 +35,8 @@ class ServedLoader(BaseLoader):
 class SharedLoader(ServedLoader):
     """One of the consumers that take batches by turns, each the next one when it asks.
 
-    Iterating goes on with the pass that the group is at, to the end of that pass. :attr:`position` is the group's:
-    before it everything is used up, by one consumer or another.
+    An iteration joins the pass that the group is in, and ends with it. :attr:`position` is that of the group: all
+    batches before it are used up, by one consumer or another.
     """
 
     sharing = "shared"
@@ -127,19 +128,16 @@ def connect(
     require(tls is None or isinstance(tls, TLS), "tls", "a loaderd.TLS or None", tls)
     check_compression(compression)
     reconnect_timeout = as_seconds(reconnect_timeout, "reconnect_timeout", "a number of seconds")
-    if sharing == "split" and shard is None:
-        raise OptionError('sharing="split" needs shard=(i, n): this is consumer i of n')
-    is_part = shard is not None and tuple(shard) != (0, 1)
-    subscription = Subscription(
-        batch_size,
+    subscription = _subscription(
+        sharing,
+        shard,
+        name,
+        batch_size=batch_size,
         epochs=epochs,
         remainder=remainder,
-        shard=shard or (0, 1),
         held_batches=held_batches,
-        sharing=sharing or ("split" if is_part else "independent"),
         consumers=consumers,
         group=group,
-        name=os.path.basename(sys.argv[0]) if name is None else name,
     )
     timeouts: dict[str, Any] = {"stall_timeout": stall_timeout, "report": report}
     source: Source
@@ -148,23 +146,10 @@ def connect(
             require(value is None, what, f"None at {address}: it is for servers on the network", value)
         source = ServedSource(address, dataset, subscription, **timeouts, reconnect_timeout=reconnect_timeout)
     else:
-        if subscription.is_group:
-            raise OptionError(
-                f"sharing={subscription.sharing!r} is for consumers of one machine, at its server's Unix socket",
-                hint='Over the network, sharing="split" with shard=(i, n) gives each record to one of n consumers; '
-                "consumers without a shard all get the same batches, and servers make their rows once.",
-            )
-        addresses, ask = _network_addresses(address)
+        ask = address if callable(address) else None
+        addresses = _network_addresses(address() if callable(address) else address, subscription)
         settings = network_settings(addresses, token, tls, compression, subscription.name)
-        options = StreamOptions(
-            batch_size,
-            epochs=epochs,
-            remainder=remainder,
-            shard=subscription.shard,
-            workers=workers,
-            held_batches=held_batches,
-            **timeouts,
-        )
+        options = subscription.stream_options(workers=workers, **timeouts)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
     if sharing == "shared":
         return SharedLoader(source, SharedStream(source, first, IndexProgress(None)), first)
@@ -173,11 +158,30 @@ def connect(
     return loader
 
 
-def _network_addresses(address: Any) -> tuple[tuple[str, ...], Callable[[], Sequence[str]] | None]:
-    """The addresses there are now, and what to ask for those there will be. Raises OptionError."""
-    if callable(address):
-        return checked_addresses(address()), address
-    return checked_addresses([address] if isinstance(address, str) else address), None
+def _subscription(
+    sharing: Sharing | None, shard: tuple[int, int] | None, name: str | None, **options: Any
+) -> Subscription:
+    """What a server on this machine is asked for, where None is chosen for the consumer. Raises OptionError."""
+    if sharing == "split" and shard is None:
+        raise OptionError('sharing="split" needs shard=(i, n): this is consumer i of n')
+    is_part = shard is not None and tuple(shard) != (0, 1)
+    return Subscription(
+        **options,
+        shard=shard or (0, 1),
+        sharing=sharing or ("split" if is_part else "independent"),
+        name=os.path.basename(sys.argv[0]) if name is None else name,
+    )
+
+
+def _network_addresses(address: Any, subscription: Subscription) -> tuple[str, ...]:
+    """Those of servers that have what is asked for. Raises OptionError."""
+    if subscription.is_group:
+        raise OptionError(
+            f"sharing={subscription.sharing!r} is for consumers of one machine, at its server's Unix socket",
+            hint='Over the network, sharing="split" with shard=(i, n) gives each record to one of n consumers; '
+            "consumers without a shard all get the same batches, and servers make their rows once.",
+        )
+    return checked_addresses([address] if isinstance(address, str) else address)
 
 
 def network_settings(

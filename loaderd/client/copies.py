@@ -1,8 +1,8 @@
 """How long a loop waits for copies of its batches to a device.
 
-A device copies when it is done with what it was given before, so a loop that waits for a copy may in truth wait for
-its model. But no copy takes longer than one that has the device to itself, and the fastest of all was near that. So
-of each wait as much counts as the fastest copy took, for each record, and the rest is the model's.
+A device copies after it has done what it was given before, so a loop that waits for a copy may in truth wait for its
+model. A copy by itself takes about as long as the fastest one so far. So of each wait, that much (for each record)
+counts as waiting for the copy; the rest is the model's.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The file holds a JSON object a line: the fields of :class:`~loaderd.errors.Damage`, and ``when`` it was found:
 ``"index"``, before it could be in a batch, or ``"epoch"``, when its batch was taken. Each line is written when that
-is learned. A file that is there is gone on with, and what it names is not named again.
+is learned. A file that exists is continued, and records that it names already are not named again.
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
 
 from loaderd.errors import ClosedError
 
@@ -62,37 +61,50 @@ class ProgramEnds(ClosedError):
         return StopIteration() if isinstance(thread, threading._DummyThread) else SystemExit()
 
 
-class Ending(Protocol):
-    """What must end with the program: a stream."""
+class Ending:
+    """What ends with the program: a stream."""
 
-    lock: threading.Lock
-    """Held by the thread that asks for a batch."""
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held by the thread that asks for a batch."""
+        self._over: str | type[ProgramEnds] | None = None
+        _streams.add(weakref.ref(self, _streams.discard))
 
     def end(self, why: str | type[ProgramEnds]) -> None:
         """Mark it and wake whoever waits; without waiting for anything, and again if need be."""
+        self._over = self._over or why
 
-    def leave_to_parent(self) -> None:
-        """This process is a fork, and the stream its parent's."""
+    @property
+    def is_over(self) -> bool:
+        """Whether it gives no batches any more."""
+        return self._over is not None
+
+    def check(self) -> None:
+        """Raise ClosedError where it is over."""
+        if isinstance(self._over, str):
+            raise ClosedError(self._over, hint="Make a new one.")
+        if self._over is not None or _program_ended:
+            raise ProgramEnds
+
+    def close(self) -> None:
+        """End it, and give back what it has; from any thread. A wait in another one raises ClosedError."""
+        self.end("the loader is closed")
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
         """Those that end with it."""
+        return []
 
-    def close(self) -> None:
-        """End it, and give back what it has."""
+    def leave_to_parent(self) -> None:
+        """This process is a fork, and the stream its parent's."""
+        self.lock = threading.Lock()  # a thread that held it is not in the fork
 
 
 # Weak references, in a set that can be copied in one step while other threads add to it.
-_streams: set[weakref.ref[Any]] = set()
+_streams: set[weakref.ref[Ending]] = set()
 _program_ended = False
 
 
-def register(stream: Ending) -> None:
-    """Have ``stream`` end with the program."""
-    _streams.add(weakref.ref(stream, _streams.discard))
-
-
-def streams() -> list[Any]:
-    """All that are registered and alive."""
+def _living_streams() -> list[Ending]:
     return [stream for ref in list(_streams) if (stream := ref()) is not None]
 
 
@@ -141,7 +153,7 @@ def _end_all() -> None:
     global _program_ended
     _program_ended = True
     # Kept until they are reaped: a thread of TensorFlow's that had the last reference would wait for the processes.
-    kept = streams()
+    kept = _living_streams()
     for stream in kept:
         stream.end(ProgramEnds)
     if not kept and not _foreign_thread_is_in_python():
@@ -149,10 +161,10 @@ def _end_all() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         _drain()
     # Once more: a thread may have been making a new link when it was told.
-    for stream in streams():
+    for stream in _living_streams():
         stream.end(ProgramEnds)
-    reap([process for stream in streams() for process in stream.processes()])
-    for stream in streams():
+    reap([process for stream in _living_streams() for process in stream.processes()])
+    for stream in _living_streams():
         with contextlib.suppress(KeyboardInterrupt):
             stream.close()
 
@@ -163,7 +175,7 @@ def _drain() -> None:
     One that waits for the GIL sleeps, too; but it gets that while we sleep, which is why one look is not enough.
     """
     limit_s = time.monotonic() + _DRAIN_S
-    for stream in streams():
+    for stream in _living_streams():
         if stream.lock.acquire(timeout=max(0.0, limit_s - time.monotonic())):
             stream.lock.release()
     quiet = 0
@@ -198,7 +210,7 @@ def _threads_of_python() -> list[threading.Thread]:
 
 
 def _leave_streams_to_parent() -> None:
-    for stream in streams():
+    for stream in _living_streams():
         stream.leave_to_parent()
     _streams.clear()
 

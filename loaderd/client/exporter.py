@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,16 +13,17 @@ from loaderd.errors import OptionError
 from loaderd.statistics import Statistics
 
 
-def serve_metrics(
-    port: int, host: str, statistics: Callable[[], Statistics | None]
-) -> tuple[int, Callable[[], None]]:
-    """Answer at a port (0: one that is free) for as long as the process lives; returns it, and what ends that.
+class _HasStatistics(Protocol):
+    def statistics(self) -> Statistics: ...
 
-    ``statistics`` is asked by the thread that answers; None: nothing is there any more. Raises OptionError where the
-    port cannot be had.
+
+def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Callable[[], None]]:
+    """Answer at a port (0: any that is free), in a thread; returns the port, and a function that ends it.
+
+    ``loader`` is not kept alive; when it is gone, there are no figures. Raises OptionError where the port is taken.
     """
     registry = CollectorRegistry()
-    registry.register(_Collector(statistics))
+    registry.register(_Collector(loader))
     try:
         server, _ = start_http_server(port, host, registry)
     except OSError as error:
@@ -30,30 +31,19 @@ def serve_metrics(
     return int(server.server_port), server.shutdown
 
 
-def of_weak(loader: Any) -> Callable[[], Statistics | None]:
-    """Asks a loader, and does not keep it alive."""
-    found = weakref.ref(loader)
-
-    def statistics() -> Statistics | None:
-        known = found()
-        return None if known is None else known.statistics()
-
-    return statistics
-
-
 class _Collector:
     """What a registry takes."""
 
-    def __init__(self, statistics: Callable[[], Statistics | None]) -> None:
-        self._statistics = statistics
+    def __init__(self, loader: _HasStatistics) -> None:
+        self._loader = weakref.ref(loader)
 
     def describe(self) -> Iterable[Metric]:
         """Names need not be known before anything is asked."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        found = self._statistics()
-        return iter(()) if found is None else _families(found)
+        loader = self._loader()
+        return iter(()) if loader is None else _families(loader.statistics())
 
 
 def _families(found: Statistics) -> Iterator[Metric]:

@@ -5,21 +5,17 @@ Passes, positions and the end are those of any loader: only what would come from
 
 from __future__ import annotations
 
-import subprocess
-import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.client.base import BaseLoader, checked_start
+from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch
-from loaderd.client.connection import Counts
-from loaderd.client.end import ProgramEnds, program_has_ended, register
-from loaderd.client.glimpse import Glimpse
-from loaderd.errors import ClosedError, LoaderdError, OptionError
+from loaderd.client.batch_source import Counts, Stream
+from loaderd.client.standing import checked_start
+from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import StreamOptions, require
 from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import Course, Position
@@ -40,17 +36,8 @@ class GivenLoader(BaseLoader):
         sizes = [one.num_records for one in checked if isinstance(one, Batch)]
         require(bool(sizes), "batches", "at least one batch that is no error", batches)
         options = StreamOptions(sizes[0], epochs=epochs, shuffle=False, workers=1)
-        stream = _GivenStream(checked, options)
-        super().__init__(_Described(schema, options), stream, checked_start(start))
-
-
-@dataclass
-class _Described:
-    """See ``client.batch_source``."""
-
-    schema: Schema
-    options: StreamOptions
-    grows: bool = False
+        stream = _GivenStream(checked, schema, options)
+        super().__init__(stream, stream, checked_start(start))
 
 
 def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> Batch:
@@ -73,25 +60,20 @@ def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> B
     return Batch({name: arrays[name] for name in schema.specs}, num_records)
 
 
-class _GivenStream:
-    """A stream whose batches are there: see ``client.batch_source``, and ``client.end`` of how it ends."""
+class _GivenStream(Stream):
+    """A stream whose batches are there, and what it is of."""
 
-    watched = None
-    num_lent = 0
+    grows = False
 
-    def __init__(self, batches: list[Batch | LoaderdError], options: StreamOptions) -> None:
+    def __init__(self, batches: list[Batch | LoaderdError], schema: Schema, options: StreamOptions) -> None:
         size = options.batch_size
         sizes = [one.num_records if isinstance(one, Batch) else size for one in batches]
         for number, found in enumerate(sizes):
             is_last = number == len(sizes) - 1
-            must = (
-                f"of at most {size} records, as the first one" if is_last else f"of {size} records, as the first one"
-            )
+            must = f"of {'at most ' * is_last}{size} records, as the first one"
             require(found == size or (is_last and found < size), f"batches[{number}]", must, found)
-        self.lock = threading.Lock()
-        self.counts = Counts()
-        self.glimpses: deque[Glimpse] = deque()
-        self.facts = {
+        self.schema, self.options = schema, options
+        self._facts = {
             "num_shards": 0,
             "num_records": sum(sizes),
             "storage": StorageCounts(),
@@ -101,8 +83,11 @@ class _GivenStream:
         }
         self.course = Course(options, sum(sizes), sum(sizes), {"given_records": sum(sizes)})
         self._batches = batches
-        self._over: str | type[ProgramEnds] | None = None
-        register(self)
+        super().__init__(Counts())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self._facts
 
     def course_of(self, of: Pass | Position) -> Course:
         return self.course
@@ -119,33 +104,4 @@ class _GivenStream:
         given = self._batches[plan.place_of(step)[1]]
         if isinstance(given, LoaderdError):
             return given
-        self.counts.batches += 1
-        self.counts.records += given.num_records
-        while self.glimpses:
-            self.glimpses.popleft().see(given)
-        return given.copy()
-
-    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
-        self.counts.device_wait_s += waited_ns / 1e9
-
-    def check(self) -> None:
-        if isinstance(self._over, str):
-            raise ClosedError(self._over, hint="Make a new one.")
-        if self._over is not None or program_has_ended():
-            raise ProgramEnds
-
-    def close(self) -> None:
-        self.end("the loader is closed")
-
-    def end(self, why: str | type[ProgramEnds]) -> None:
-        self._over = self._over or why
-
-    @property
-    def is_over(self) -> bool:
-        return self._over is not None
-
-    def leave_to_parent(self) -> None:
-        """A fork has batches of its own."""
-
-    def processes(self) -> list[subprocess.Popen[bytes]]:
-        return []
+        return self._delivered(given).copy()

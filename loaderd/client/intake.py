@@ -1,7 +1,7 @@
 """Batches as they come by the page of a stream, or by the one that a member of a group has of its own.
 
-The socket tells only what is rare: what batches lack, and which of them cannot be made. The page says how many such
-messages there are, so that they are read before the batch that they are about is taken.
+The socket carries only what is rare: which records a batch lacks, and which batches cannot be made. The page counts
+these messages, so that each is read before its batch is taken.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Intake:
         """The pass is over: of no effect where the consumer knows how long it is."""
 
     def noted(self) -> None:
-        """A message has come of which CONSUMER_NEWS told."""
+        """One of the messages that CONSUMER_NEWS counts has come."""
         self._news += 1
 
     def fall_asleep(self, wanted: int) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, cast
 
-from loaderd.client.base import BaseLoader, checked_start
+from loaderd.client.base import BaseLoader
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import EmbeddedSource, check_remainder
+from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
 from loaderd.errors import OptionError
@@ -75,21 +76,16 @@ class Loader(BaseLoader):
         start: Position | None = None,
     ) -> None:
         dataset = anchored(as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage))
-        common = dataset.leaves()[0]
         options = StreamOptions(
             batch_size=batch_size,
             epochs=epochs,
-            shuffle=common.shuffle,
-            seed=common.seed,
             remainder=remainder,
             shard=shard,
             workers=workers,
-            on_corrupt=common.on_corrupt,
             held_batches=held_batches,
-            index_cache=common.index_cache,
-            storage=common.storage,
             stall_timeout=stall_timeout,
             report=report,  # type: ignore[arg-type]  # is made a str there
+            **dataset.leaves()[0].order_options(),
         )
         require(progress is None or isinstance(progress, bool), "progress", "True, False or None", progress)
         check_remainder(dataset.grows, remainder)

@@ -1,6 +1,6 @@
-"""How long to wait for a process that says nothing. Pure: it counts waits that ended with nothing and reads no clock.
+"""How long to wait for a process that says nothing. Pure: it counts waits in which nothing came, and reads no clock.
 
-So time in which nobody waits (the whole job is stopped, a laptop sleeps, the clock is set) is no time.
+So time in which nobody waits does not count: while the whole job is stopped, or a laptop sleeps, or the clock is set.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Patience:
         self._report_after_s = _REPORT_AFTER_S
 
     def tick(self) -> None:
-        """A wait of ``tick_s`` ended with nothing."""
+        """Nothing came for ``tick_s``."""
         self._silent_s += self.tick_s
         self._unasked_s += self.tick_s
         self.waited_s += self.tick_s
 
     def heard(self) -> None:
-        """Something came: whoever sent it is alive."""
+        """Something came, so the other process is alive."""
         self._silent_s = self._unasked_s = 0.0
 
     @property

@@ -1,7 +1,8 @@
 """The streams that run on this machine: their pages, read by another process of the same user.
 
-A page is a memfd that a daemon, or a server, has open: /proc/PID/fd shows it, and lets whoever may look there open it
-for reading. So nothing need be announced, nothing is left behind, and the training does nothing for it.
+A page is a memfd that a daemon, or a server, has open. Processes of the same user find it in /proc/PID/fd, and can
+open it there for reading. So no training has to announce itself, nothing is left behind, and being watched costs it
+nothing.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Source(ABC):
         """What the other end should hear, if there is something; is asked now and then."""
         return None
 
-    def is_back(self, at: str) -> None:  # noqa: B027 - the user was not told to wait for a daemon of our own
+    def is_back(self, at: str) -> None:  # noqa: B027 - a daemon of our own is back at once, and says nothing
         """The stream is open, or open again."""
 
 
@@ -143,9 +143,6 @@ class RemoteSource(_OwnDaemon):
         self._asked_s = time.monotonic()
         self._known = Known(f"the servers at {', '.join(wanted.of.addresses[:3])}", wanted.of.name)
 
-    def greeting(self, start: str) -> list[Message]:
-        return [Open(cloudpickle.dumps(self._wanted), start), Ask()]
-
     def welcomed(self, welcome: Welcome) -> None:
         self._known.take_over(self, welcome.dataset)
 
@@ -166,11 +163,12 @@ class RemoteSource(_OwnDaemon):
         if not addresses or addresses == self._wanted.of.addresses:
             return None
         self._wanted = replace(self._wanted, of=replace(self._wanted.of, addresses=checked_addresses(addresses)))
+        self._pickled = cloudpickle.dumps(self._wanted)
         return UseServers(list(addresses))
 
 
 class Known:
-    """What a server has said of a data set, which must stay so. ``what``: who has said it."""
+    """What a server said of a data set, which must not change. ``what``: the server, in words."""
 
     def __init__(self, what: str, dataset: str) -> None:
         self._what = what
@@ -215,16 +213,8 @@ class ServedSource(Source):
     ) -> None:
         """``reconnect_timeout``: seconds. Raises OptionError."""
         self.what = f"the server at {address}"
-        self.options = StreamOptions(
-            subscription.batch_size,
-            epochs=subscription.epochs,
-            remainder=subscription.remainder,
-            shard=subscription.shard,
-            workers=1,  # the server's business
-            held_batches=subscription.held_batches,
-            stall_timeout=stall_timeout,
-            report=report,
-        )
+        # How many workers there are is the server's business.
+        self.options = subscription.stream_options(workers=1, stall_timeout=stall_timeout, report=report)
         self._address = address
         self._dataset = dataset
         self._subscription = subscription

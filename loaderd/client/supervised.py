@@ -5,13 +5,13 @@
     fetch ──► a batch is there ──────────────────────────────────────────────────────► lend it
          └──► wait ──► the daemon died, or says nothing ──► another one, on the same data, from this batch on ──┘
 
-What a daemon knows follows from the description, the pass and the step, so nothing of it need be saved; and what a
-server knows, from what the consumer subscribed to. A new one is opened at a position in the data in use, and refuses
-others itself. It has memory of its own: batches that are held keep the old one, and nothing of them reaches the new
-daemon. So has an interrupt (``Connection.torn``) no other consequence than a new daemon, or connection.
+Nothing of a daemon need be saved: all that it does follows from the description, the pass and the step; with a
+server, from what the consumer subscribed to. The next one is opened at a position in the same data, and refuses if it
+finds other data. It has memory of its own; batches that the consumer still holds keep that of the old one. So an
+interrupt (``Connection.torn``) costs a new daemon, or a new connection, and nothing else.
 
 An error that the daemon itself reports (Failed) is final, as it would come again, unless the source knows better.
-After anything else, the source says how long to go on trying (``sources``); between two trials, :meth:`close` and
+After any other end, the source says how long to go on trying (``sources``). Between two attempts, :meth:`close` and
 Ctrl-C end the wait.
 """
 
@@ -22,41 +22,36 @@ import os
 import subprocess
 import threading
 import time
-from collections import deque
 from typing import Any
 
 from loaderd.client.batch import Batch
-from loaderd.client.connection import Connection, Counts
+from loaderd.client.batch_source import Counts, Stream
+from loaderd.client.connection import Connection
 from loaderd.client.damage_report import DamageReport
-from loaderd.client.end import ProgramEnds, program_has_ended, register
-from loaderd.client.glimpse import Glimpse
+from loaderd.client.end import ProgramEnds
 from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import Source
 from loaderd.errors import ClosedError, Damage, LoaderdError, OptionError
-from loaderd.memory.page import COPIES_AHEAD, COPY_NS, DEVICE_WAIT_NS
+from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass, listing_of
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed
 
 
-class SupervisedStream:
+class SupervisedStream(Stream):
     """The batches of a source, of which there is another link when one is lost.
 
     One thread at a time, holding ``lock``; but :meth:`close` from any, at any time, without it. After an exception,
     KeyboardInterrupt included, the next call goes on. Of no use in a fork of the process.
     """
 
-    course: Course
-    """The arithmetic for the data in use."""
     data: Listed
-    """What the daemon said of them."""
+    """What the daemon said of the data in use."""
 
     def __init__(self, source: Source, start: Position, progress: IndexProgress) -> None:
         """Have the stream opened at ``start``. Raises LoaderdError."""
-        self.lock = threading.Lock()
-        self._over: str | type[ProgramEnds] | None = None
         self._not_over = _held_lock()
         self._maker = os.getpid()
         self._source = source
@@ -64,10 +59,7 @@ class SupervisedStream:
         self._courses: dict[Listing | None, Course] = {}
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
-        self.counts = Counts(report=DamageReport(source.options.report))
-        self.glimpses: deque[Glimpse] = deque()
-        """Those that have not seen a batch yet."""
-        register(self)
+        super().__init__(Counts(report=DamageReport(source.options.report)))
         try:
             self._open(start, None)
             self._room_for = self.course.find(start)[0].past
@@ -81,31 +73,23 @@ class SupervisedStream:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Fields of ``Statistics``: sizes."""
         return {**self._sizes, **self.data.facts, "storage": self._now.storage_counts}
 
     @property
     def num_lent(self) -> int:
-        """Slots that the consumer holds."""
         return self._now.num_lent
 
     @property
     def watched(self) -> Watched | None:
-        """The page of the stream; None in a group."""
         return self._now.watched
 
     def course_of(self, of: Pass | Position) -> Course:
-        """The arithmetic for the data that a pass or a position is of. Raises LoaderdError."""
         if of.listing is None or of.listing in self._courses:
             return self._courses.get(of.listing, self.course)
         self.list_shards(of.listing)
         return self.course
 
     def list_shards(self, listing: Listing | None) -> None:
-        """Have the data be made of the shards that there are now, or of those of ``listing``, where sets grow.
-
-        Raises LoaderdError; then nothing has changed.
-        """
         self.check()
         self._expected = None
         place = Position(listing=listing, of=self.data.of)
@@ -125,7 +109,7 @@ class SupervisedStream:
             self._progress.close()
 
     def _use_data(self, wanted: Listing | None) -> None:
-        """Take over what the daemon says of its data, and trust it from here on."""
+        """Take over what the daemon says of its data; the connection is in order from here on."""
         data = self._now.data
         listing = listing_of(data.listing)
         if wanted is not None and listing != wanted:
@@ -143,10 +127,6 @@ class SupervisedStream:
     # ---------------------------------------------------------------------------------------- batches
 
     def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
-        """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one.
-
-        ``wanted``: so many from this one on are of use only together, so one wait for all of them is enough.
-        """
         while True:
             try:
                 connection = self._now
@@ -174,20 +154,13 @@ class SupervisedStream:
         self.counts.starts += 1
 
     def _take(self, connection: Connection, wanted: int = 1) -> Batch | LoaderdError | None:
-        counts = self.counts
         connection.tell_news()
         if not connection.has_batch:
-            counts.wait_s += connection.wait_for_batch(wanted) / 1e9
+            self.counts.wait_s += connection.wait_for_batch(wanted) / 1e9
         found = connection.next_batch()
         if found is None or isinstance(found, LoaderdError):
             return found
-        slot, num_records = found
-        counts.batches += 1
-        counts.records += num_records
-        batch = self._lend(connection, slot, num_records)
-        while self.glimpses:
-            self.glimpses.popleft().see(batch)
-        return batch
+        return self._delivered(self._lend(connection, *found))
 
     def _lend(self, connection: Connection, slot: int, num_records: int) -> Batch:
         """The batch in a slot; a copy, where the consumer holds too many."""
@@ -201,14 +174,6 @@ class SupervisedStream:
             connection.watched.page.words[COPY_NS] += time.perf_counter_ns() - began_ns
         return batch
 
-    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
-        """The consumer has waited so long for a copy to a device, where ``ahead`` of them are begun in advance."""
-        self.counts.device_wait_s += waited_ns / 1e9
-        if self.watched is not None:
-            words = self.watched.page.words
-            words[DEVICE_WAIT_NS] += waited_ns
-            words[COPIES_AHEAD] = ahead
-
     # --------------------------------------------------------------------------------- another daemon
 
     @property
@@ -217,7 +182,7 @@ class SupervisedStream:
         return self._connection
 
     def _open_for(self, pass_: Pass, end: LinkLost | None, step: int = 0) -> None:
-        """Have another daemon for a pass: on the same data, with the memory that the pass needs."""
+        """Replace the daemon by one for this pass: on the same data, with the memory that the pass needs."""
         place = Position(listing=pass_.listing, of=self.data.of)
         course = self._courses.get(pass_.listing)
         if course is None:  # nothing of it was ever delivered
@@ -230,9 +195,9 @@ class SupervisedStream:
         self._room_for = pass_.past
 
     def _open(self, place: Position, end: LinkLost | None, at: str = "its beginning") -> None:
-        """Have a daemon, opened at ``place``.
+        """Replace the connection by a new one, opened at ``place``.
 
-        ``end``: what became of the one before, unless it is we who have no more use for it; ``at``: where it stood.
+        ``end``: how the one before was lost; None: we gave it up. ``at``: in words, where it stood.
         """
         self._expected = None
         self._room_for = ()
@@ -249,7 +214,7 @@ class SupervisedStream:
             except LinkLost as lost:
                 end = lost
             except ClosedError:
-                connection.close()
+                connection.link.close()
                 raise
             finally:
                 self._progress.close()
@@ -258,11 +223,11 @@ class SupervisedStream:
         self._source.is_back(at)
 
     def _take_leave(self, before: Connection | None, end: LinkLost | None, at: str) -> None:
-        """Raises LoaderdError if there should be no other link; returns when it is time for it."""
+        """End ``before``, and wait until another link may be tried. Raises LoaderdError if none should be."""
         self.check()  # a program that is ending must not wait here
         fruitful = False
         if before is not None:
-            before.kill()
+            before.link.kill()
             before.torn = True
             fruitful, before.delivered = before.delivered, False
         self.check()
@@ -279,38 +244,23 @@ class SupervisedStream:
     # -------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
-        """End the stream; from any thread. A :meth:`fetch` that waits in another one raises ClosedError."""
-        self.end("the loader is closed")
+        super().close()
         if self._connection is not None:
-            self._connection.close()
+            self._connection.link.close()
 
     def end(self, why: str | type[ProgramEnds]) -> None:
-        """What :class:`~loaderd.client.end.Ending` says."""
-        self._over = self._over or why
+        super().end(why)
         with contextlib.suppress(RuntimeError):  # it has ended before
             self._not_over.release()
         if self._connection is not None:
-            self._connection.wake()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it gives no batches any more."""
-        return self._over is not None
+            self._connection.link.wake()
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """Those of ours that end with the stream."""
         process = None if self._connection is None else self._connection.process
         return [] if process is None else [process]
 
-    def check(self) -> None:
-        if isinstance(self._over, str):
-            raise ClosedError(self._over, hint="Make a new one.")
-        if self._over is not None or program_has_ended():
-            raise ProgramEnds
-
     def leave_to_parent(self) -> None:
-        """In a fork of the process, whose parent goes on with the stream."""
-        self.lock = threading.Lock()  # a thread that held it is not in the fork
+        super().leave_to_parent()
         self._not_over = _held_lock()
         self._over = f"the loader belongs to process {self._maker}, of which this one, {os.getpid()}, is a fork"
 

@@ -1,4 +1,4 @@
-"""Is the training waiting for data, why, and what would help? Answered from what two moments say; pure.
+"""Is the training waiting for data, why, and what would help? A pure function of two snapshots.
 
 ::
 
@@ -6,10 +6,10 @@
     data   = what all workers do for a batch / workers                       no step can be shorter than that
     advice = a change of one of them ──► the step would be the longer of the two ──► gain = step now / step then
 
-What is **limiting** is the stage that takes the workers most of their time; and where they spend it waiting for
-windows, the stage that takes the loads most. Copies to a device are limiting where the consumer waits for them
-longer than for data; and where it takes batches ahead, where it does little else. The consumer's own time is that of
-Python where its thread has kept a core busy, alone, all the while.
+The **limiting** stage is the one that takes most of the workers' time; where they mostly wait for windows, the one
+that takes most of the loads. Copies to a device are limiting if the consumer waits longer for them than for data; if
+batches are taken ahead, only when the thread that takes them does little but copy. The consumer's own time is put
+down to Python if one thread of it kept a core busy throughout and the rest of the process did little.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _BEGINNING_S = 0.9
 _MIN_SECONDS = 1.4
 _MIN_STUCK_S = 3.0
 SECONDS = 5.5
-"""How far back is looked: five samples, one a second."""
+"""How far back to look: five samples, one a second."""
 _MIN_WAITING = 0.05
 _MIN_COPYING = 0.05
 _MOSTLY_COPYING = 0.7
 COPY_TO_DEVICE = "copy to the device"
-"""The limiting stage that is none of the workers'."""
+"""The only limiting stage that is not the workers'."""
 _MIN_SLOT_WAITING = 0.25
 _MOST_WINDOW_WAITING = 0.15
 _LESS = 0.7
@@ -44,35 +44,35 @@ class Diagnosis:
     """Whether a training waits for data, why, and what would help. From ``Loader.diagnose()``."""
 
     verdict: Verdict
-    """What makes a step as long as it is."""
+    """What determines how long a step takes."""
     waiting_share: float
-    """The part of the time that the consumer has waited for batches, 0 to 1."""
+    """The share of the time, 0 to 1, in which the consumer waited for batches."""
     takes_ahead: bool
-    """Whether batches are taken ahead, as a ``tf.data.Dataset`` takes them: then it is who takes them that has waited
-    so long, and the training has waited so long at most."""
+    """Whether batches are taken ahead of their use, as a ``tf.data.Dataset`` does. Then ``waiting_share`` is that of
+    the thread that takes them: the training itself waited no longer than that, and maybe less."""
     waiting_spread: tuple[float, float]
-    """The same of single steps: a tenth of them wait less than the first, a tenth more than the second. How long each
-    has waited is known to a factor of two."""
+    """The same share for single steps: one in ten waits less than the first number, one in ten more than the second.
+    Single waits are known to a factor of two."""
     limiting_stage: str
-    """What takes the workers most time: "read", "inflate", "check", "parse", "unpack", or a derived field's name; or
-    "copy to the device". "" where data are not what the training waits for."""
+    """The stage that takes the workers most time: "read", "inflate", "check", "parse", "unpack", or a derived field's
+    name; or "copy to the device". "" if the training does not wait for data."""
     cause: str
-    """Why, where that can be known; else ""."""
+    """Why that is so; "" if unknown."""
     advice: str
-    """One change that would help most; "" if there is none to be named."""
+    """The one change that would help most; "" if there is none."""
     gain: float
-    """How many times as many steps a second there would be, at most, by what was measured. 1: no more than now."""
+    """By what factor the advice would raise the steps per second, at most. 1: not at all."""
     steps_per_s: float
     records_per_s: float
     stage_ns: dict[str, float]
-    """Nanoseconds of workers' time a record, by the stages that may be limiting; waits: "slot", "window". And of the
-    consumer's time, where batches are copied there: "copy to the device"."""
+    """Nanoseconds per record of the workers' time, by stage; their waits are "slot" and "window". And of the
+    consumer's time: "copy to the device"."""
     over_s: float
-    """Of how many seconds all this is."""
+    """How many seconds the figures cover."""
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Diagnosis:
-        """As ``dataclasses.asdict`` has it; what is read of it, this version must know."""
+        """From what ``dataclasses.asdict`` made, maybe by a later version: fields unknown here are ignored."""
         known = {name: wire[name] for name in cls.__dataclass_fields__}
         low, high = known.pop("waiting_spread")
         return cls(waiting_spread=(low, high), **known)
@@ -105,7 +105,7 @@ _HEADLINES: dict[Verdict, str] = {
 
 
 def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
-    """What two snapshots of a stream say, the later one being of now."""
+    """Compare two snapshots of a stream, ``now`` being the later one."""
     if now.time_s <= before.time_s:
         return nothing_yet("there is no second moment to compare with")
     found = rates(before, now, facts)
@@ -161,19 +161,19 @@ def _verdict(found: Rates) -> Verdict:
 
 
 def _waits_for_device(found: Rates) -> bool:
-    """Whether copies hold the training up more than data do.
+    """Whether copies to a device delay the training more than data do.
 
-    Where batches are taken ahead, the time of copies is known, and not whether the model waits for them: it does if
-    whoever copies does little else.
+    If batches are taken ahead, we know how long copies take, but not whether the model waits for them. We say that it
+    does if the thread that copies does little else.
     """
     least_s = _MOSTLY_COPYING * found.own_s if found.now.takes_ahead else _MIN_COPYING * found.step_s
     return found.device_s > max(least_s, found.wait_s)
 
 
 def _comes_in_bursts(found: Rates) -> bool:
-    """Whether workers wait for slots between the waits of the consumer, so that more slots would do away with these.
+    """Whether batches are taken in bursts, so that consumer and workers wait in turn, and more slots would help.
 
-    They also do where windows are slow to come; but then the consumer waits much longer, and workers for windows.
+    Slow windows look alike; but then the consumer waits much longer, and the workers wait for windows.
     """
     waiting = found.wait_s / found.step_s
     wait_for_slots = found.slot_share > max(_MIN_SLOT_WAITING, _LESS * waiting)
@@ -181,16 +181,16 @@ def _comes_in_bursts(found: Rates) -> bool:
 
 
 def _spread(before: Snapshot, now: Snapshot, found: Rates) -> tuple[float, float]:
-    """Of the batch at one tenth, and of the one at nine tenths: the part of its step that it was waited for."""
+    """The share of a step spent waiting: the 10th and the 90th percentile over the steps."""
     waits = [new - old for old, new in zip(before.waits, now.waits, strict=True)]
-    counts = [max(0, found.batches - sum(waits)), *waits]  # those that nobody waited for come first
+    counts = [max(0, found.batches - sum(waits)), *waits]  # steps without a wait come first
 
     def share_at(rank: float) -> float:
         passed = 0
         for number, count in enumerate(counts):
             passed += count
             if passed > rank:
-                wait_s = 0.0 if number == 0 else 0.75e-9 * (4096 << (number - 1))  # the middle of its class
+                wait_s = 0.0 if number == 0 else 0.75e-9 * (4096 << (number - 1))  # the middle of its bin
                 return wait_s / (wait_s + found.own_s)
         return 0.0
 
@@ -198,18 +198,18 @@ def _spread(before: Snapshot, now: Snapshot, found: Rates) -> tuple[float, float
 
 
 def nothing_yet(why: str, over_s: float = 0.0) -> Diagnosis:
-    """Where too little is known."""
+    """The diagnosis where too little is known."""
     return Diagnosis("nothing yet", 0.0, False, (0.0, 0.0), "", f"{why}.", "", 1.0, 0.0, 0.0, {}, over_s)
 
 
 def diagnose_samples(samples: Sequence[Snapshot], facts: Facts) -> Diagnosis:
-    """The same, of samples, one a second, the oldest first: of the last seconds in which batches were taken."""
+    """Compare the first and the last of recent samples (one a second, oldest first) in which batches were taken."""
     begun = [one for one in samples if one.batches > 0]
     if begun and (begun[0] is not samples[0] or begun[0].number == 0):
-        # The second in which it has begun is not what is asked about.
+        # Leave out the first second of a run: start-up is not what the user asks about.
         begun = [one for one in begun if one.time_s - begun[0].time_s > _BEGINNING_S]
     waited_s = 0.0 if not samples else samples[-1].wait_s - samples[0].wait_s
-    if not begun and waited_s > _MIN_STUCK_S:  # for the first batch
+    if not begun and waited_s > _MIN_STUCK_S:  # it still waits for the first batch
         begun = list(samples)
     recent = [one for one in begun if begun[-1].time_s - one.time_s <= SECONDS]
     if not recent or recent[-1].time_s - recent[0].time_s < _MIN_SECONDS:

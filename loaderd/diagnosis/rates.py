@@ -1,7 +1,8 @@
-"""What happened between two moments, by the batch."""
+"""What happened between two snapshots of a stream, as figures of one batch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loaderd.snapshots import Facts, Snapshot
@@ -13,7 +14,7 @@ _COMPUTING = 0.5
 
 @dataclass(frozen=True)
 class Rates:
-    """What happened between two snapshots; times are seconds a batch."""
+    """What happened between two snapshots. Times (``…_s``) are seconds per batch, shares are from 0 to 1."""
 
     facts: Facts
     now: Snapshot
@@ -24,28 +25,31 @@ class Rates:
     wait_s: float
     copy_s: float
     device_s: float
-    """That the consumer has waited for copies to a device."""
+    """What the consumer waited for copies to a device."""
     stage_s: dict[str, float]
-    """Of all workers together."""
+    """Work by stage, of all workers together."""
     slot_share: float
-    """The part of their time that workers waited for slots."""
+    """The share of the workers' time in which they waited for slots."""
     window_share: float
+    """The share in which they waited for windows."""
     worker_cpu_share: float
-    """Of the time that workers did something, the part that they had a core."""
+    """The share of the workers' busy time in which they had a core."""
     delay_share: float
-    """The part of that for which they could have run, and had no core."""
+    """The share of it in which they could have run, but had no core."""
     thread_cpu: float
-    """Cores that the consumer's thread has kept busy."""
+    """How many cores the consumer's busiest thread used: 1 is all the time."""
     thread_delay: float
-    """Cores that it could have kept busy besides, and did not get."""
+    """How many cores it could have used besides, but did not get."""
     other_cpu: float
-    """Cores that the rest of its process has."""
+    """How many cores the rest of its process used."""
     spare_cores: float
-    """That had nothing to do, and that this cgroup might use."""
+    """How many idle cores this cgroup could have used."""
     throttled_share: float
+    """The share of time for which the cgroup was stopped by its CPU quota."""
     memory_share: float
+    """The share of time in which some process waited for memory."""
     fetched_share: float
-    """Of the bytes that were read, the part that was not in the page cache."""
+    """The share of the bytes read that was not in the page cache."""
 
     @property
     def own_s(self) -> float:
@@ -59,36 +63,29 @@ class Rates:
 
     @property
     def data_s(self) -> float:
-        """What a batch takes the workers, all at work: no step can be shorter."""
+        """The time that the workers need for a batch, if all of them work: no step can be shorter."""
         return self.busy_s / self.facts.workers
 
     @property
     def workers_compute(self) -> bool:
-        """Whether it is cores that workers need, and not answers of something else."""
+        """Whether workers are busy computing, rather than waiting for something such as storage."""
         return self.worker_cpu_share + self.delay_share > _COMPUTING
 
     @property
     def limiting(self) -> str:
-        """The stage that takes most; of loads alone, where workers wait for these."""
+        """The stage that takes most time; only stages of loading count where workers wait for windows."""
         of = _LOADING if self.window_share > _MIN_WINDOW_WAITING else tuple(self.stage_s)
         return max(of, key=lambda stage: self.stage_s.get(stage, 0.0))
 
 
 def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
-    """From two snapshots of one stream, between which time has passed."""
+    """Of two snapshots of one stream; ``now`` must be later than ``before``."""
     over_s = now.time_s - before.time_s
     batches, records = now.batches - before.batches, now.records - before.records
     per_batch = 1 / max(1, batches)
     stages = {name: now.stage_s[name] - before.stage_s[name] for name in now.stage_s}
     fields = {name: now.field_s[name] - before.field_s[name] for name in now.field_s}
-    by_stage = {
-        "read": stages["read"],
-        "inflate": stages["inflate"],
-        "check": stages["frames"] + stages["check"],
-        "parse": stages["parse"] + stages["order"],
-        "unpack": stages["fill"] + sum(s for name, s in fields.items() if name not in facts.derived),
-    }
-    by_stage |= {name: s for name, s in fields.items() if name in facts.derived}
+    by_stage = _work_s(stages, fields, facts)
     busy_s = max(1e-9, sum(by_stage.values()))
     asked = now.asked_bytes - before.asked_bytes
     worker_s = over_s * facts.workers
@@ -119,3 +116,15 @@ def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
         memory_share=min(1.0, (now.memory_stall_s - before.memory_stall_s) / over_s),
         fetched_share=min(1.0, (now.fetched_bytes - before.fetched_bytes) / asked) if asked > 1 << 16 else 0.0,
     )
+
+
+def _work_s(stages: Mapping[str, float], fields: Mapping[str, float], facts: Facts) -> dict[str, float]:
+    """Seconds of work by the stages that users are told of; derived fields have names of their own."""
+    return {
+        "read": stages["read"],
+        "inflate": stages["inflate"],
+        "check": stages["frames"] + stages["check"],
+        "parse": stages["parse"] + stages["order"],
+        "unpack": stages["fill"] + sum(s for name, s in fields.items() if name not in facts.derived),
+        **{name: s for name, s in fields.items() if name in facts.derived},
+    }

@@ -1,8 +1,7 @@
-"""What is the cause, which change would help most, and how much it would bring.
+"""The cause, the one change that would help most, and its gain.
 
-The gain is arithmetic: while the training waits, a step takes as long as its data do. If the workers had ``busy``
-seconds to do for a batch where they have ``found.busy_s`` now, or were of another number, data would take so much
-less; but no step is shorter than what the consumer does itself.
+The gain is arithmetic. While the training waits, a step takes as long as its data take. With less work per batch, or
+with more workers, data take less in proportion; but a step never gets shorter than the consumer's own part of it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MOSTLY = 0.5
 
 @dataclass(frozen=True)
 class Remedy:
-    """``gain``: how many times as many steps a second, at most."""
+    """``gain``: the factor by which steps per second rise, at most."""
 
     cause: str = ""
     advice: str = ""
@@ -39,7 +38,7 @@ class Remedy:
 
 
 def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
-    """What to say beside a verdict."""
+    """The remedy for a verdict."""
     if verdict == "the model":
         return _of_model(found)
     if verdict == "the consumer's Python":
@@ -56,15 +55,15 @@ def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
 
 
 def _gain(found: Rates, busy_s: float, workers: float) -> float:
-    """Where a batch takes all workers ``busy_s``, and there are ``workers``."""
+    """The gain if a batch took ``busy_s`` seconds of work, and there were ``workers`` workers."""
     data_s = found.step_s * busy_s / max(1e-12, found.busy_s) * found.facts.workers / workers
     return found.step_s / max(found.own_s, data_s)
 
 
 def _more_workers(found: Rates) -> int:
-    """How many would be enough; as many as now, where no core is left for another one that needs one.
+    """How many workers would be enough; as many as now, if they compute and no core is left.
 
-    At most four times as many: by then something else may be what limits.
+    Four times as many at most: beyond that something else may be the limit.
     """
     now = found.facts.workers
     most = now + math.floor(found.spare_cores + 0.5) if found.workers_compute else 4 * now

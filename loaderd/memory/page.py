@@ -1,8 +1,8 @@
-"""The page: what changes with each batch of a stream, in words of shared memory that nobody has to be asked for.
+"""The page: words of shared memory that say what changes with each batch of a stream. Anybody may read it any time.
 
 A word is a signed integer of 64 bits, at a multiple of 8 bytes; it is read and written as a whole. **Each word has
-one writer**, so there is nothing to lock; whoever wants to know, reads. ("Worker" below is the one that has the seat;
-when it is dead, the daemon writes what it leaves, until another one has the seat.)
+one writer**, so there is nothing to lock. ("Worker" below means the worker that has the seat. When it has died, the
+daemon writes its words until another worker takes the seat.)
 
 ::
 
@@ -13,12 +13,12 @@ when it is dead, the daemon writes what it leaves, until another one has the sea
     LAYOUT … FACTS_BYTES     daemon    how to read the page, for processes that have nothing else: see ``samples``
     SAMPLES                  daemon    how many samples it has written so far
     POSITION                 consumer  the key of the batch that it takes next: all before it are taken
-    CONSUMER_SLEEPS_FOR      consumer  the key of the batch that it sleeps for; 0: it does not sleep
+    CONSUMER_SLEEPS_FOR      consumer  the key of the batch for which it sleeps; 0: it is awake
     TAKEN_BATCHES, _RECORDS  consumer  how many it has taken so far
     CONSUMER_WAITED_NS       consumer  how long it has waited for batches
     COPY_NS                  consumer  how long it has copied batches, because too many are held
     CONSUMER_PID, _THREAD    consumer  its process, and the thread that began the pass
-    TAKES_AHEAD              consumer  1: who takes the batches is not who uses them (tf.data)
+    TAKES_AHEAD              consumer  1: batches are taken ahead of their use (tf.data)
     DEVICE_WAIT_NS           consumer  how long it has waited for copies of batches to a device
     COPIES_AHEAD             consumer  how many batches are copied there before they are taken
     WAITS …                  consumer  how many waits there were of less than 4 µs, 8 µs, 16 µs …; the last: longer
@@ -36,30 +36,30 @@ when it is dead, the daemon writes what it leaves, until another one has the sea
     of each of the last samples:
       …                      daemon    what all words above said at some moment, added up: see ``samples``
 
-A **key** is the generation (which counts how often the consumer began somewhere) and the step in it, as one number,
-so that the two are never read half old, half new; keys rise. A slot is free while FILLED == RELEASED.
+A **key** is the generation (how often the consumer has begun somewhere) and the step in it, in one word, so that
+both are always read together. Keys only rise. A slot is free while FILLED == RELEASED.
 
-**A worker** takes a slot of its own that is free, looks for the first step that is granted, not taken, and in no
-KEY, and writes its key there: that is its claim. It writes the batch, then RECORDS, then FILLED. It reads the KEYs
-first and POSITION behind them: what it finds in neither was not there when it looked. Two workers may claim one step
-at the same moment: each looks again behind its claim, and whose slot has the higher number gives way. Should both go
-on, one batch is there twice; the consumer takes one, and passes the other over.
+**A worker** takes a free slot of its own and looks for the first step that is granted, not taken, and in no KEY. It
+claims that step by writing its key to the slot's KEY, then writes the batch, then RECORDS, then FILLED. It reads all
+KEYs before POSITION, so that a step which was taken meanwhile is found in one of the two. Two workers may claim the
+same step at the same moment; so each looks at the KEYs again after its claim, and the one whose slot has the higher
+number gives way. If both go on all the same, the batch is there twice: the consumer takes one and skips the other.
 
 **The consumer** looks for the slot whose KEY is POSITION and which is not free, writes POSITION, reads the batch, and
-writes RELEASED when nothing refers to it any more. What is older than POSITION it passes over.
+writes RELEASED when nothing refers to it any more. It skips batches that are older than POSITION.
 
-**The daemon** grants steps whose rows are in their windows; it reads POSITION to know which windows are done with.
+**The daemon** grants steps whose rows are in their windows. From POSITION it learns which windows are used up.
 
 **Order.** A writer writes data before the word that announces them; a reader reads the word before the data. x86
-keeps that order by itself; aarch64 needs a barrier between the two. And both need one where somebody writes a word
-and then reads another one's, who does the same the other way round: a worker that says SLEEPS and looks for a free
-slot once more, a consumer that writes RELEASED and looks whether the worker SLEEPS. :func:`barrier` is both.
+keeps that order by itself, aarch64 needs a barrier between the two. Both need one where two processes each write a
+word and then read the other's: a worker says SLEEPS and then looks for a free slot once more, while the consumer
+writes RELEASED and then looks whether the worker SLEEPS. :func:`barrier` serves for both.
 
-**Groups.** Each member of a group has a page of its own, in which the daemon is the only worker (``groups.lane``).
-One that gets batches by turns takes any batch of its generation, and not the one at POSITION.
+**Groups.** Each member of a group has a page of its own, on which the daemon is the only worker (``groups.lane``). A
+member that gets batches by turns takes any batch of its generation, not only the one at POSITION.
 
-**Deaths.** A worker that dies between KEY and FILLED leaves a claim: the daemon takes it back, and another worker
-makes the batch. One that dies behind FILLED has delivered. What a daemon or a consumer leaves goes with the page.
+**Deaths.** A worker that dies between writing KEY and FILLED leaves a claim: the daemon withdraws it, and another
+worker makes the batch. One that dies after FILLED has delivered. When a daemon or a consumer dies, the page goes too.
 """
 
 from __future__ import annotations
@@ -81,29 +81,29 @@ NEVER = (1 << 63) - 1
 """A key that is never reached."""
 
 _LINE = 8
-"""Words of a cache line: what different processes write lies in different ones."""
+"""Words of a cache line. Words of different writers lie in different lines."""
 CONSUMER_NEWS, WAKE_DAEMON_AT, GRANTED, LAYOUT, NUM_SLOTS, NUM_SEATS, FACTS_BYTES, SAMPLES = range(_LINE)
 POSITION, CONSUMER_SLEEPS_FOR, TAKEN_BATCHES, TAKEN_RECORDS, CONSUMER_WAITED_NS = range(_LINE, _LINE + 5)
 COPY_NS, CONSUMER_PID, CONSUMER_THREAD = range(_LINE + 5, _LINE + 8)
 TAKES_AHEAD, DEVICE_WAIT_NS, COPIES_AHEAD, WAITS = range(_LINE + 8, _LINE + 12)
 NUM_WAITS = 23
-"""Of the histogram of the consumer's waits. The last but one counts those of less than 9 s."""
+"""Bins of the histogram of the consumer's waits; the last but one ends at 9 s."""
 _SEATS = 6 * _LINE
 CONSUMER = slice(POSITION, WAITS + NUM_WAITS)
 """All words of the consumer."""
 
 
 class Counter(IntEnum):
-    """What a worker counts for whoever wants to know; times in ns."""
+    """What a worker counts; times in ns."""
 
     FILLS = 0
     FILL_NS = 1
     LOADS = 2
     LOAD_NS = 3
     SLOT_WAIT_NS = 4
-    """It had no slot: the consumer is slower."""
+    """It had no free slot: the consumer is slower."""
     WINDOW_WAIT_NS = 5
-    """It had a slot, and no rows."""
+    """It had a slot, but no rows."""
     STORAGE_REQUESTS = 6
     STORAGE_BYTES = 7
     STORAGE_RETRIES = 8
@@ -112,17 +112,17 @@ class Counter(IntEnum):
 
 
 STORAGE_COUNTERS = tuple(Counter)[Counter.STORAGE_REQUESTS :]
-"""Of each field of ``StorageCounts``, in order."""
+"""One for each field of ``StorageCounts``, in order."""
 
 
 MAX_FIELDS = 32
-"""That have a word of their own; the last one is of all fields from there on."""
+"""Fields that have a word of their own; the last word is for all further ones together."""
 NUM_COUNTERS = len(Counter) + len(Stage) + MAX_FIELDS
 _NEWS, _SLEEPS, _TASK, _MAKES, _COUNTERS = 0, _LINE, _LINE + 1, _LINE + 2, _LINE + 3
 _SPENT = _COUNTERS + len(Counter)
 _SEAT_WORDS = 8 * _LINE
 NUM_SAMPLES = 16
-"""That are kept: one is written while the others can be read."""
+"""Samples that are kept: one is being written while the others can be read."""
 SAMPLE_WORDS = 13 * _LINE
 
 
@@ -146,29 +146,29 @@ _lock.acquire()
 
 
 def barrier() -> None:
-    """Nothing that is written or read behind this comes before what was written or read in front of it. 60 ns.
+    """Reads and writes after this happen after those before it, as other processes see it. Takes 60 ns.
 
-    To release a lock and to acquire one is that, on every processor: Python has nothing else for it.
+    Releasing and acquiring a lock has this effect on every processor; Python offers no other way.
     """
     _lock.release()
     _lock.acquire()
 
 
 def ring(bell: int) -> None:
-    """Wake who polls this eventfd."""
-    # It may have been rung 2**64 - 2 times, by somebody who means no good: it wakes all the same.
+    """Wake the process that polls this eventfd."""
+    # BlockingIOError: it was rung 2**64 - 2 times, which only an attacker does. The process wakes all the same.
     with contextlib.suppress(BlockingIOError):
         os.eventfd_write(bell, 1)
 
 
 def silence(bell: int) -> None:
-    """Have an eventfd that was rung wait for the next time."""
+    """Reset an eventfd, so that a poll waits for the next ring."""
     with contextlib.suppress(BlockingIOError):
         os.eventfd_read(bell)
 
 
 def new_bell() -> int:
-    """An eventfd, which nobody ever waits for but in a poll."""
+    """A new eventfd; it is non-blocking, as it is only ever polled."""
     return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
@@ -188,7 +188,7 @@ class Page:
         )
 
     def close(self) -> None:
-        """Let go of the memory at once, and not when garbage is collected; the words are not there any more."""
+        """Let go of the memory now, rather than at garbage collection. The words cannot be used any more."""
         self.words.release()
 
     # -------------------------------------------------------------------------------------------- slots
@@ -212,18 +212,18 @@ class Page:
         return [slot for slot in range(self.num_slots) if filled[slot] != released[slot]]
 
     def claim(self, slot: int, key: int) -> None:
-        """Worker: this batch is being made there; 0: none is."""
+        """Worker: the batch with this key is being made in the slot; 0: none is."""
         self.words[self._key + slot] = key
 
     def fill(self, slot: int, num_records: int, count: int = 0) -> None:
-        """Worker: the batch is there; it is number ``count`` in this slot, or one more than there were."""
+        """Worker: the batch is ready. ``count``: what FILLED becomes; 0: one more than it is."""
         words = self.words
         words[self._records + slot] = num_records
         barrier()
         words[self._filled + slot] = count or words[self._filled + slot] + 1
 
     def records_in(self, slot: int) -> int:
-        """Of the batch in a slot."""
+        """How many records the batch in a slot has."""
         return self.words[self._records + slot]
 
     def release(self, slot: int) -> None:
@@ -235,15 +235,15 @@ class Page:
         return self.words[self._released + slot]
 
     def slots_of(self, seat: int) -> range:
-        """That belong to a seat."""
+        """The slots that belong to a seat."""
         return range(seat, self.num_slots, self.num_seats)
 
     def seat_of(self, slot: int) -> int:
-        """To which a slot belongs."""
+        """The seat to which a slot belongs."""
         return slot % self.num_seats
 
     def unfinished(self, seat: int) -> list[tuple[int, int]]:
-        """(slot, key) of what the worker of a seat has claimed: what it makes, and what it keeps a slot for."""
+        """(slot, key) of each batch that the worker of a seat has claimed and not finished."""
         least = max(1, self.words[POSITION])
         return [
             (slot, self.key_in(slot))
@@ -269,16 +269,16 @@ class Page:
         return bool(self.words[self._of_seat(seat) + _SLEEPS])
 
     def say_sleeps(self, seat: int, sleeps: bool) -> None:
-        """Worker: it waits for its bell; who gives a slot back rings it."""
+        """Worker: it waits for its bell, which the consumer rings when it gives a slot back."""
         self.words[self._of_seat(seat) + _SLEEPS] = sleeps
 
     def task(self, seat: int) -> int | None:
-        """The number of the task that a worker is at."""
+        """The number of the task on which the worker is; None: on none."""
         number = self.words[self._of_seat(seat) + _TASK]
         return number - 1 if number else None
 
     def say_task(self, seat: int, number: int | None) -> None:
-        """Worker: it begins with a task, or is at none."""
+        """Worker: it begins a task, or has none."""
         self.words[self._of_seat(seat) + _TASK] = 0 if number is None else number + 1
 
     def makes(self, seat: int) -> int:
@@ -290,30 +290,30 @@ class Page:
         self.words[self._of_seat(seat) + _MAKES] = key
 
     def count(self, seat: int, counter: Counter, amount: int) -> None:
-        """Worker: so much more of this."""
+        """Worker: add to a counter."""
         self.words[self._of_seat(seat) + _COUNTERS + counter] += amount
 
     def counted(self, seat: int, counter: Counter) -> int:
-        """How much of this there was."""
+        """What a worker has counted."""
         return self.words[self._of_seat(seat) + _COUNTERS + counter]
 
     def total(self, counter: Counter) -> int:
-        """Of all seats."""
+        """A counter, summed over all seats."""
         return sum(self.counted(seat, counter) for seat in range(self.num_seats))
 
     def spent(self, seat: int) -> memoryview[int]:
-        """The words in which a worker adds up its ns: of each stage, and of each field behind them."""
+        """The words in which a worker sums its ns: one for each stage, then one for each field."""
         begin = self._of_seat(seat) + _SPENT
         return self.words[begin : begin + len(Stage) + MAX_FIELDS]
 
     def totals(self) -> list[int]:
-        """Of all seats: of each counter, each stage and each field."""
+        """Each counter, then each stage, then each field, summed over all seats."""
         begins = [self._of_seat(seat) + _COUNTERS for seat in range(self.num_seats)]
         of_seats = [self.words[begin : begin + NUM_COUNTERS].tolist() for begin in begins]
         return list(map(sum, zip(*of_seats, strict=True)))
 
     def sample(self, number: int) -> memoryview[int]:
-        """The words of a sample; its place is that of an older one."""
+        """The words of a sample, which replaces an older one."""
         begin = self._first_sample + number % NUM_SAMPLES * SAMPLE_WORDS
         return self.words[begin : begin + SAMPLE_WORDS]
 

@@ -1,14 +1,14 @@
-"""What a page says to those who only look: what has been counted, now and in the last seconds.
+"""What a page tells processes that only read it: counts up to now, and in the last seconds.
 
 ::
 
     words of the stream │ sample 0 │ sample 1 │ … │ sample 15 │ facts (JSON, as long as FACTS_BYTES says)
                           the daemon writes one or two a second, to the place of the oldest
 
-A page is read by its consumer, and by any process of the same user: it is a memfd that the daemon has open, and
-/proc/PID/fd shows it. So it says itself how it is laid out (LAYOUT, NUM_SLOTS, NUM_SEATS). A sample adds up what the
-workers count, and has besides what only the daemon finds out (:class:`Seen`). Whoever reads copies all samples, and
-then looks how many have been written since: what was overwritten meanwhile is left out.
+Besides the consumer, any process of the same user can read a page: it is a memfd that the daemon has open, found in
+/proc/PID/fd. So the page says itself how it is laid out (LAYOUT, NUM_SLOTS, NUM_SEATS). A sample holds the sums of
+what the workers count, and what only the daemon measures (:class:`Seen`). A reader copies all samples, then looks how
+many have been written since, and leaves out those that were overwritten meanwhile.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from loaderd.snapshots import Facts, Snapshot
 from loaderd.stages import Stage
 
 PAGE_NAME = "page"
-"""Of its memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
+"""The name of a page's memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
 _LAYOUT = 0x10ADE4D0002
-"""To be changed whenever the words are: a page may be read by another version."""
+"""Change it whenever the layout of the words changes: another version may read the page."""
 _NUM_CONSUMER = CONSUMER.stop - CONSUMER.start
 _COUNTED, _SEEN = 1 + _NUM_CONSUMER, 1 + _NUM_CONSUMER + NUM_COUNTERS
 
 
 class Seen(IntEnum):
-    """What the daemon finds out, and nobody counts."""
+    """What the daemon measures."""
 
     CONSUMER_CPU_NS = 0
     THREAD_CPU_NS = 1
@@ -82,17 +82,17 @@ class Seen(IntEnum):
 
 
 def wait_class(waited_ns: int) -> int:
-    """Which of the WAITS counts a wait."""
+    """The bin of WAITS in which a wait is counted."""
     return min((waited_ns >> 12).bit_length(), NUM_WAITS - 1)
 
 
 def encode_facts(facts: Facts) -> bytes:
-    """As they stand behind the words."""
+    """The bytes that stand behind the words."""
     return json.dumps(facts._asdict()).encode()
 
 
 def begin(page: Page, memory: npt.NDArray[np.uint8], facts: bytes) -> None:
-    """Daemon: say how the page is read. ``memory``: uint8, the words and room for ``facts`` behind them."""
+    """Daemon: write how the page is laid out. ``memory``: uint8, the words, and room for ``facts`` behind them."""
     words = page.words
     start = 8 * words_of(page.num_slots, page.num_seats)
     memory[start : start + len(facts)] = np.frombuffer(facts, np.uint8)
@@ -102,7 +102,7 @@ def begin(page: Page, memory: npt.NDArray[np.uint8], facts: bytes) -> None:
 
 
 def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
-    """The page in a memory of which nothing else is known. Raises DaemonError where it is of another version."""
+    """A page, from its memory alone. Raises DaemonError if another version wrote it."""
     head = memory[: 8 * SAMPLES].view(np.int64)
     if head[LAYOUT] != _LAYOUT:
         raise DaemonError(
@@ -117,7 +117,7 @@ def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
 
 
 def write_sample(page: Page, seen: Mapping[Seen, int]) -> None:
-    """Daemon: keep what all have counted so far. 100 µs."""
+    """Daemon: write a sample of all counts. Takes 100 µs."""
     number = page.words[SAMPLES]
     sample = page.sample(number)
     found = [time.monotonic_ns(), *page.words[CONSUMER].tolist(), *page.totals()]
@@ -129,7 +129,7 @@ def write_sample(page: Page, seen: Mapping[Seen, int]) -> None:
 
 
 def read_samples(page: Page, facts: Facts) -> list[Snapshot]:
-    """The last ones, the oldest first."""
+    """The latest samples, oldest first."""
     number = page.words[SAMPLES]
     barrier()
     first = max(0, number - NUM_SAMPLES + 1)
@@ -140,7 +140,7 @@ def read_samples(page: Page, facts: Facts) -> list[Snapshot]:
 
 
 def snapshot(page: Page, facts: Facts) -> Snapshot:
-    """What has been counted up to now, without what only the daemon knows."""
+    """All counts up to now; what only the daemon measures is 0."""
     words = [time.monotonic_ns(), *page.words[CONSUMER].tolist(), *page.totals(), *[0] * len(Seen)]
     return _snapshot(words, facts.fields)
 
@@ -184,7 +184,7 @@ def _snapshot(words: Sequence[int], fields: Sequence[str]) -> Snapshot:
 
 
 def spent_of(counted: Sequence[int], fields: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds by stage and by field, of ``Page.totals``; no time is in two stages, or in a stage and a field."""
+    """Seconds by stage and by field, from ``Page.totals``. No time is counted twice."""
     by_stage = counted[len(Counter) : len(Counter) + len(Stage)]
     by_field = counted[len(Counter) + len(Stage) :]
     stage_ns = {stage.name.lower(): by_stage[stage] for stage in Stage}

@@ -27,7 +27,7 @@ from loaderd.options import Storage
 from loaderd.shards.filesystems import Filesystems
 from loaderd.shards.range_cache import PART_BYTES, RangeCache
 from loaderd.shards.retries import insist, may_pass
-from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable
+from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable, version
 from loaderd.shards.storage_threads import Askers, wait_for
 from loaderd.snapshots import StorageCounts
 
@@ -215,7 +215,7 @@ class Access:
                 raise changed(file.uri, f"{file.size_bytes} bytes", f"{size} bytes")
             # Whole seconds: some stores give the time more exactly in lists than elsewhere.
             if mtime_ns and file.mtime_ns and mtime_ns // _NS != file.mtime_ns // _NS:
-                expected, found = (f"{size} bytes of time {time_ns // _NS}" for time_ns in (file.mtime_ns, mtime_ns))
+                expected, found = (version(size, time_ns // _NS * _NS) for time_ns in (file.mtime_ns, mtime_ns))
                 raise changed(file.uri, expected, found)
             if one.etag is not None and etag != one.etag:
                 raise changed(file.uri, f"ETag {one.etag!r:.60}", f"ETag {etag!r:.60}")

@@ -149,7 +149,7 @@ class BlockReader(ShardFiles):
             if isinstance(found, Damage):
                 damages.append(found)
             elif found.offset == offset and number + found.num_records <= last:
-                # Nothing is missing in front of it: the damages are of bad records in it.
+                # Nothing is missing in front of it: the damages are of damaged records in it.
                 yield from damages
                 damages.clear()
                 yield found

@@ -80,7 +80,8 @@ class IndexCache:
         return replace(index, file=file)
 
     def store(self, index: ShardIndex) -> OSError | None:
-        """Keep ``index``; returns the error where the cache could not be written."""
+        """Keep ``index``; returns the error where the cache could not be written, with its folder."""
+        path = None
         try:
             path = self.path_of(index.file)
             if path is None:
@@ -99,5 +100,7 @@ class IndexCache:
                     os.unlink(temporary)
                 raise
         except OSError as error:
+            if error.filename is None and path is not None:  # a full disk says not which
+                error.filename = str(path.parent)
             return error
         return None

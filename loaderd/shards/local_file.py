@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from loaderd.machine import remedy
 from loaderd.shards.retries import insist, may_pass
-from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable
+from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable, version
 
 _Answer = TypeVar("_Answer")
 
@@ -62,8 +62,8 @@ class LocalFile:
         if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
             raise changed(
                 file.uri,
-                f"{file.size_bytes} bytes of time {file.mtime_ns}",
-                f"{status.st_size} bytes of time {status.st_mtime_ns}",
+                version(file.size_bytes, file.mtime_ns),
+                version(status.st_size, status.st_mtime_ns),
             )
 
     def read_at(self, offset: int, view: memoryview) -> int:

@@ -8,6 +8,7 @@ there, and whoever asks again may get them. What raises one is never counted as 
 from __future__ import annotations
 
 import posixpath
+from datetime import datetime
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -64,9 +65,15 @@ def unreadable(uri: str, why: str, hint: str = "") -> ShardReadError:
     return ShardReadError(f"{uri}: {why}", hint=hint or _HINT_READ, damage=damage)
 
 
+def version(size_bytes: int, mtime_ns: int) -> str:
+    """In words: which state of a file it is."""
+    seconds, rest_ns = divmod(mtime_ns, 1_000_000_000)
+    return f"{size_bytes} bytes, written {datetime.fromtimestamp(seconds)}" + (f".{rest_ns:09}" if rest_ns else "")
+
+
 def changed(uri: str, expected: str, found: str) -> ShardReadError:
     """The error for a shard that is not the one that was listed."""
-    damage = Damage(uri, 0, 0, f"the file of {expected} that was indexed", found, lost_bytes=-1)
+    damage = Damage(uri, 0, 0, f"the file that was indexed, of {expected}", found, lost_bytes=-1)
     text = f"{uri} changed while it was in use: expected {expected}, found {found}"
     return ShardReadError(text, hint=_HINT_CHANGED, damage=damage)
 

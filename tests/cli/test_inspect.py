@@ -56,6 +56,17 @@ def test_a_shard_is_summed_up(shard: Path):
     assert "300 healthy records" in text and "compression gzip" in text and "300 of 300" in text
 
 
+def test_of_several_the_first_is_shown(shard: Path, tmp_path: Path):
+    """As a shell makes them of a glob without quotes; or in quotes."""
+    alone = inspect(shard, "--json").stdout
+    assert shard.name in alone
+    assert inspect(shard, tmp_path / "none", "--json").stdout == alone
+    other = shard.with_name(f"z-{shard.name}")
+    other.write_bytes(shard.read_bytes())
+    assert inspect(f"{shard.parent}/*{shard.name}", "--json").stdout == alone
+    other.unlink()
+
+
 def test_damage_and_what_is_no_example_are_said(tmp_path: Path):
     (path,) = testing.write_shards(tmp_path, [b"\xff" * 9, b"", b"abc"])
     offset = testing.damage(path, record=2)

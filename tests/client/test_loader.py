@@ -302,6 +302,17 @@ def test_a_data_set_is_a_description(write_numbered: Write, numbered_schema: loa
         loaderd.Loader(dataset, batch_size=30, seed=3)
 
 
+def test_what_is_no_position_and_no_field_is_said(write_numbered: Write, numbered_schema: loaderd.Schema):
+    with loaderd.Loader(write_numbered([90]), numbered_schema, batch_size=30, workers=1) as loader:
+        for ask in (lambda: loader.seek(3), lambda: loader.after("{}", 1)):  # type: ignore[arg-type]
+            with pytest.raises(OptionError, match=r"position must be a loaderd.Position"):
+                ask()
+        batch = next(iter(loader))
+        with pytest.raises(KeyError, match="no field 'bord'; there are bits, id"):
+            batch["bord"]
+        assert "bord" not in batch and batch.get("bord") is None
+
+
 def test_the_index_is_made_once(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
     shards = write_numbered([100, 100, 100])
     cache = str(tmp_path / "cache")

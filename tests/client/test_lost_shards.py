@@ -75,7 +75,7 @@ def test_with_raise_all_shards_that_cannot_be_indexed_are_named(
 def test_nothing_but_shards_that_cannot_be_read(write_numbered: Write, numbered_schema: loaderd.Schema):
     shards = write_numbered([100])
     make_unreadable(shards[0])
-    with pytest.raises(NoShardsError, match=r"hold no record that is not damaged: .*000.tfrecord"):
+    with pytest.raises(NoShardsError, match=r"no record can be read from 1 shard: .*000.tfrecord"):
         loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record")
 
 

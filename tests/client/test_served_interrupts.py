@@ -53,7 +53,7 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
             step = 4 * number % 13
             loader.seek(loaderd.Position(0, step))
             batches, found = iter(loader), []
-            loader._stream._now._link.kill()  # as if the server had hung up
+            loader._stream._now.link.kill()  # as if the server had hung up
             with InterruptAt(*point) as interrupt:
                 found.append(check_batch(next(batches)))
             came += interrupt.came

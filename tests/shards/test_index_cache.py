@@ -235,6 +235,7 @@ def test_a_disk_that_is_full(cache: IndexCache, file: ShardFile, tmp_path: Path)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert isinstance(error, OSError) and error.strerror == "File too large"
+        assert str(tmp_path) in str(error), "which disk it is"
         assert cache.load(file) is None
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.tfrecord"], "nothing is left"
     assert cache.store(index) is None

@@ -2,7 +2,7 @@
 
 Reading is laid out for speed: as many streams as there are cores, each through its own share of the files,
 batched while they are still strings. Shuffled, each stream draws the order of its files anew every epoch and
-keeps a shuffle buffer of 10,000 records of its own.
+shuffles 10,000 records of its own.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ class Data:
         for table, files in zip(self._tables, sets, strict=True):
             if not table.num_records:
                 raise NoShardsError(
-                    f"the {len(files)} shards hold no record"
-                    + (f" that is not damaged: {damages[0]}" if damages else ""),
-                    hint="Check that the files are TFRecord shards (plain, GZIP or ZLIB).",
+                    f"no record can be read from {len(files)} shard{'s' * (len(files) != 1)}"
+                    + (f": {damages[0]}" if damages else ""),
+                    hint="Check that these are the right files, and that nobody writes to them at this moment.",
                 )
         self._block_ends = list(accumulate(len(table.counts) for table in self._tables))
         self._first_shards = list(accumulate((len(files) for files in sets), initial=0))

@@ -1,0 +1,102 @@
+"""A loader as the functions that the graph of a data set calls.
+
+TensorFlow keeps the Python function of a ``numpy_function`` for ever. So these functions must not keep the loader:
+the data set does, and so do its iterators and whatever is made of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from loaderd.client.base import BaseLoader
+from loaderd.client.end import ProgramEnds, program_has_ended
+from loaderd.errors import ClosedError
+from loaderd_tf.hops import Arrays
+
+_NO_END = np.iinfo(np.int64).max
+
+
+class GraphLoader:
+    """Of ``loader``, whose batches are handed over as the arrays of the fields ``names``.
+
+    ``copy_ns``: how long it takes to copy a batch to the device for which they are.
+    """
+
+    def __init__(self, loader: BaseLoader, names: tuple[str, ...], copy_ns: int) -> None:
+        self._loader = weakref.ref(loader)
+        self._names = names
+        self._copy_ns = copy_ns
+        self._pass_of = lru_cache(maxsize=16)(self._parsed_pass)
+
+    def is_gone(self) -> bool:
+        """Whether nobody keeps the loader any more."""
+        return self._loader() is None
+
+    def is_over(self) -> bool:
+        """Whether no batch will come."""
+        return self.is_gone() or program_has_ended()
+
+    def alive(self) -> BaseLoader:
+        """The loader. Raises ClosedError where it is gone, ProgramEnds."""
+        loader = self._loader()
+        if program_has_ended():
+            raise ProgramEnds
+        if loader is None:
+            raise ClosedError(
+                "the data set of this iterator is gone", hint="Keep a reference to it while it is used."
+            )
+        return loader
+
+    def new_pass(self, _: Any) -> tuple[bytes, np.int64, np.int64]:
+        """Begin a pass: which it is, its first step, and the one behind its last; none when the program has ended."""
+        try:
+            loader = self.alive()
+            pass_, step = loader.new_pass()
+            num_steps = loader.num_steps(pass_)
+        except ProgramEnds:
+            return b"", np.int64(0), np.int64(0)
+        text = loader.pass_to_json(pass_).encode()
+        return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps)
+
+    def fetch(self, which: bytes, step: int, wanted: int) -> Arrays:
+        """As :class:`~loaderd_tf.hops.Hops` asks for batches."""
+        loader = self._loader()
+        if loader is None:  # the iterator is being destroyed, and its data set was first
+            raise ProgramEnds
+        batch = loader.fetch(self._pass_of(which), step, wanted, self._copy_ns)
+        assert batch is not None, "the range of steps ends where the pass does"
+        return [batch[name] for name in self._names]
+
+    def _parsed_pass(self, which: bytes) -> Any:
+        return self.alive().pass_from_json(which)
+
+    def turns(self) -> Any:
+        """An iterator over the batches that come to this consumer of a group, as tuples."""
+        iterator = iter(self.alive())
+
+        def arrays() -> tuple[np.ndarray[Any, Any], ...] | None:
+            tf.constant(0)  # TensorFlow lets go of the arrays before only when an eager tensor is deleted (see hops)
+            batch = next(iterator, None)
+            return None if batch is None else tuple(batch[name] for name in self._names)
+
+        return iter(arrays, None)  # no generator: that would hold on to what it yields
+
+    def cardinality(self) -> tf.Tensor:
+        """Of the data set, at this moment."""
+        return tf.constant(cardinality(self.alive()), tf.int64)
+
+
+def cardinality(loader: BaseLoader) -> int:
+    """Of a data set of ``loader``: batches of its next iteration, as far as that is known."""
+    num_passes = loader.passes_of_an_iteration
+    if num_passes != 1:
+        return int(tf.data.INFINITE_CARDINALITY if num_passes is None else tf.data.UNKNOWN_CARDINALITY)
+    try:
+        return len(loader)
+    except TypeError:
+        return int(tf.data.INFINITE_CARDINALITY)

@@ -1,0 +1,119 @@
+"""Where a consumer stands in its data: passes, and positions in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from loaderd.client.batch_source import Stream
+from loaderd.errors import OptionError
+from loaderd.options import StreamOptions, require
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import Position
+
+
+class Standing:
+    """Of a loader: the pass that comes next, and the batch that the consumer will take next."""
+
+    def __init__(self, stream: Stream, options: StreamOptions, grows: bool, start: Position) -> None:
+        self._stream = stream
+        self._options = options
+        self._grows = grows
+        self._next = stream.course.find(start)
+        self._here: tuple[Pass, int] | None = self._next
+        self._first_pass = self._next[0]
+
+    @property
+    def passes_of_an_iteration(self) -> int | None:
+        """How many passes the next iteration makes: 1, or where data sets grow, one for each epoch (None: no end)."""
+        if not self._grows or self._options.epochs is None:
+            return None if self._grows else 1
+        return self._options.epochs - self._next[0].first_epoch % self._options.epochs
+
+    def new_pass(self) -> tuple[Pass, int]:
+        """Begin a pass; returns which it is, and the step with which it begins, for :meth:`fetch`."""
+        with self._stream.lock:
+            return self._new_pass()
+
+    def _new_pass(self) -> tuple[Pass, int]:
+        pass_, step = self._next
+        if self._grows and pass_.listing is None:
+            self._stream.list_shards(None)
+            pass_ = replace(pass_, listing=self._stream.course.listing)
+        self._next = self._stream.course.next_pass(pass_), 0
+        return pass_, step
+
+    def num_steps(self, pass_: Pass) -> int | None:
+        """The step behind the last one of a pass; None if it never ends."""
+        return self._stream.course_of(pass_).batches(pass_).num_steps
+
+    @property
+    def position(self) -> Position:
+        """Where the consumer stands: the batch that it will take next. What was read ahead does not count.
+
+        Raises OptionError where a ``tf.data.Dataset`` takes the batches: it takes them ahead, and so does whatever is
+        made of it.
+        """
+        if self._here is None:
+            raise OptionError(
+                "loader.position must be that of a loop over the loader, but something else takes batches ahead",
+                hint="For a tf.data.Dataset save the iterator (tf.train.Checkpoint), use BackupAndRestore, or count: "
+                "begin = loader.next_position in front of the loop, loader.after(begin, batches) in it.",
+            )
+        return self._stream.course_of(self._here[0]).position(*self._here)
+
+    @property
+    def next_position(self) -> Position:
+        """Where the next pass will begin; and so, before an iteration, where that does."""
+        return self._stream.course_of(self._next[0]).position(*self._next)
+
+    @property
+    def next_is_whole(self) -> bool:
+        """Whether the next pass begins where a pass begins, and so is as long as those behind it."""
+        return self._stream.course.is_whole(*self._next)
+
+    def seek(self, position: Position) -> None:
+        """Have the next pass begin at ``position``, and end where it would have ended.
+
+        Raises OptionError where it is of other data, or does not exist. A position from the middle of an epoch on
+        another number of hosts is for ``Loader(…, start=position)`` alone: it may take more memory.
+        """
+        _require_position(position)
+        with self._stream.lock:
+            pass_, step = self._stream.course_of(position).find(position)
+        if self._grows and position.listing is None and step == 0:
+            pass_ = replace(pass_, listing=None)
+        if pass_.past and pass_ != self._first_pass:
+            raise OptionError(
+                f"this position of {position.hosts} hosts in batches of {position.batch_size} is for a new loader",
+                hint="Give it as Loader(…, start=position).",
+            )
+        with self._stream.lock:
+            self._next = self._here = pass_, step
+
+    def after(self, position: Position, batches: int) -> Position:
+        """The position so many batches after ``position``, one pass following the other."""
+        _require_position(position)
+        return self._stream.course_of(position).after(position, batches)
+
+    def pass_to_json(self, pass_: Pass) -> str:
+        """A pass as text that says what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""
+        return self._stream.course.pass_to_json(pass_)
+
+    def pass_from_json(self, text: str | bytes) -> Pass:
+        """The pass of that text; a new pass will begin behind it. Raises OptionError where it is of other data."""
+        pass_ = self._stream.course.pass_from_json(text)
+        with self._stream.lock:
+            if pass_.first_epoch >= self._next[0].first_epoch:
+                self._next = self._stream.course.next_pass(pass_), 0
+        return pass_
+
+
+def _require_position(value: Any) -> None:
+    require(isinstance(value, Position), "position", "a loaderd.Position", value)
+
+
+def checked_start(start: Position | None) -> Position:
+    """Where a loader is to begin. Raises OptionError for what is no position."""
+    require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start)
+    return start or Position()
