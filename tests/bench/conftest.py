@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import commands
 import pytest
 
 _BRIEF = ("--seconds", "0.2", "--warmup-seconds", "0", "--attempts", "1", "--batch-size", "128", "--name", "x")
@@ -17,8 +17,8 @@ def loaderd_bench(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
     """Runs ``loaderd bench`` in ``tmp_path``, briefly."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("loaderd")), "bench", *arguments, *_BRIEF]
-        command += ["--work-dir", str(tmp_path / "work")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+        return commands.run(
+            "bench", *arguments, *_BRIEF, "--work-dir", tmp_path / "work", folder=tmp_path, limit_s=100
+        )
 
     return run

@@ -6,18 +6,17 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from commands import COMMAND
 from prometheus_client.parser import text_string_to_metric_families
 
 import loaderd
 from loaderd.server.metrics import Metrics
 
-COMMAND = str(Path(sys.executable).with_name("loaderd"))
 _FROM_PROMETHEUS = {"instance"}
 
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import run
 
 from loaderd.client.running import running_streams
 
-COMMAND = str(Path(sys.executable).with_name("loaderd"))
-Start = Callable[[float], "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
-def doctor(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, "doctor", *arguments], capture_output=True, text=True, timeout=60, **options)
+def doctor(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return run("doctor", *arguments, folder=folder)
 
 
 def test_a_running_training_is_found_and_diagnosed(start_training: Start):
@@ -36,7 +34,7 @@ def test_a_running_training_is_found_and_diagnosed(start_training: Start):
 
 
 def test_a_training_that_waits_is_an_exit_status(start_training: Start):
-    training = start_training(0.0)
+    training = start_training(0.0, batch_s=0.005)
     assert doctor(str(training.pid), "--max-waiting", "1").returncode == 0
     done = doctor(str(training.pid), "--max-waiting", "0.01", "--json")
     (case,) = json.loads(done.stdout)
@@ -64,11 +62,11 @@ def test_shards_without_a_training(tmp_path: Path, write_numbered: Callable[[Seq
         "    return loaderd.Schema({'id': loaderd.Int64()}, {'id': loaderd.Array('id')})\n"
     )
     of_shards = ["shards/*.tfrecord", "--schema", "mine:schema", "--workers", "1", "--batch-size", "64"]
-    done = doctor(*of_shards, "--step-ms", "1000", "--json", cwd=tmp_path)
+    done = doctor(*of_shards, "--step-ms", "1000", "--json", folder=tmp_path)
     found = json.loads(done.stdout)
     assert done.returncode == 0 and (found["workers"], found["needed"]) == (1, 1)
     assert found["found"]["records_per_s"] > 1000 and found["found"]["stage_ns"]["parse"] > 0
-    done = doctor(*of_shards, "--step-ms", "0.0001", "--seconds", "4.5", cwd=tmp_path)
+    done = doctor(*of_shards, "--step-ms", "0.0001", "--seconds", "4.5", folder=tmp_path)
     assert done.returncode == 1 and "and there are 1." in done.stdout and "ns a record" in done.stdout
-    done = doctor("shards/*.tfrecord", "--schema", "mine:nothing", cwd=tmp_path)
+    done = doctor("shards/*.tfrecord", "--schema", "mine:nothing", folder=tmp_path)
     assert done.returncode == 2 and "--schema mine:nothing cannot be had" in done.stderr

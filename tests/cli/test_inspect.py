@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import COMMAND, run
 
 import loaderd
 from loaderd import testing
 
-COMMAND = str(Path(sys.executable).with_name("loaderd"))
 BOARDS = np.zeros((300, 3, 3, 2), bool)
 BOARDS[7, 1, 2, 0] = BOARDS[7, 0, 0, 1] = BOARDS[7, 0, 1, 1] = True
 ARRAYS = {
@@ -27,10 +26,8 @@ ARRAYS = {
 }
 
 
-def inspect(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [COMMAND, "inspect", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, **options)
+def inspect(*arguments: Any, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return run("inspect", *arguments, folder=folder)
 
 
 @pytest.fixture
@@ -81,19 +78,19 @@ def test_a_record_is_shown_as_it_is_stored_and_as_it_is_delivered(shard: Path, t
     stored = json.loads(inspect(shard, "--record", 7, "--json").stdout)["features"]
     assert stored["move"] == [21, 22, 23] and stored["number"] == [7] and stored["id"] == [b"game-0".hex()]
     command = [shard, "--record", 7, "--schema", "boards:schema"]
-    fields = json.loads(inspect(*command, "--json", cwd=tmp_path).stdout)["fields"]
+    fields = json.loads(inspect(*command, "--json", folder=tmp_path).stdout)["fields"]
     np.testing.assert_array_equal(fields["board"], BOARDS[7] * [1.0, -1.0])
     assert fields["score"] == pytest.approx(ARRAYS["score"][7])
-    drawn = inspect(*command, cwd=tmp_path).stdout
+    drawn = inspect(*command, folder=tmp_path).stdout
     assert "plane 0   plane 1\n· · ·     □ □ ·\n· · ■     · · ·\n· · ·     · · ·\n" in drawn
-    assert "all 0: planes 0, 1" in inspect(shard, "--schema", "boards:schema", cwd=tmp_path).stdout
+    assert "all 0: planes 0, 1" in inspect(shard, "--schema", "boards:schema", folder=tmp_path).stdout
 
 
 def test_planes_become_a_picture(shard: Path, tmp_path: Path):
     from matplotlib.image import imread
 
     command = [shard, "--record", 7, "--schema", "boards:schema", "--png", "board.png"]
-    assert inspect(*command, cwd=tmp_path).returncode == 0
+    assert inspect(*command, folder=tmp_path).returncode == 0
     pixels = (imread(tmp_path / "board.png")[:, :, :3] * 255).round().astype(int)
     red, blue, white = (103, 0, 31), (5, 48, 97), (255, 255, 255)
     squares = [[4 + 16 + 32 * number for number in range(3)], [4 + 96 + 4 + 16 + 32 * number for number in range(3)]]
@@ -113,7 +110,7 @@ def test_the_proposed_schema_loads_these_records(shard: Path, tmp_path: Path):
             np.testing.assert_array_equal(batch[name], ARRAYS[name])
         np.testing.assert_array_equal(batch["board"][:, :18], BOARDS.reshape(300, 18))
     (tmp_path / "proposed.py").write_text(module)
-    shown = inspect(shard, "--record", 4, "--schema", "proposed:schema", "--json", cwd=tmp_path)
+    shown = inspect(shard, "--record", 4, "--schema", "proposed:schema", "--json", folder=tmp_path)
     assert json.loads(shown.stdout)["fields"]["id"] == "game-4"
 
 
@@ -146,7 +143,7 @@ def test_what_cannot_be_shown_is_said(shard: Path, tmp_path: Path):
         ([shard, "--schema", "boards:schema", "--png", "no/x.png"], "--png no/x.png cannot be written"),
         ([tmp_path / "none"], "does not exist"),
     ]:
-        done = inspect(*arguments, cwd=tmp_path)
+        done = inspect(*arguments, folder=tmp_path)
         assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 

@@ -6,15 +6,14 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+from commands import COMMAND
 
 import loaderd
 from loaderd.bench.process_tree import process_tree
 from loaderd.cli.main import parser
-
-COMMAND = str(Path(sys.executable).with_name("loaderd"))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

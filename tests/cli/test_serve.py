@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import COMMAND
 
 from loaderd.cli.main import main, parser
 from loaderd.cli.serve import options_of
 from loaderd.errors import OptionError
 from loaderd.server.settings import Address, ServerOptions
 
-COMMAND = str(Path(sys.executable).with_name("loaderd"))
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from commands import run
 from rich.console import Console
 
 from loaderd.cli.status import screen
-
-COMMAND = str(Path(sys.executable).with_name("loaderd"))
 
 
 def report(*consumers: dict[str, Any], pid: int = 7) -> dict[str, Any]:
@@ -91,6 +88,6 @@ def test_one_who_has_just_come_and_nobody():
 
 def test_where_there_is_no_server(tmp_path: Path):
     for address, error in ((f"unix://{tmp_path}/x.sock", "loaderd serve"), ("http://x", "must be unix:///PATH")):
-        done = subprocess.run([COMMAND, "status", address], capture_output=True, text=True, timeout=60)
+        done = run("status", address)
         assert (done.returncode, done.stdout) == (1, "")
         assert error in done.stderr and "Traceback" not in done.stderr

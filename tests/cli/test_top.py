@@ -22,7 +22,7 @@ import pytest
 from loaderd.cli.top_rows import Row, bar, short, slowest
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
-Start = Callable[[float], "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 _ENTER, _LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
 

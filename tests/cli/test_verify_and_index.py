@@ -8,7 +8,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
@@ -16,15 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import COMMAND, run
 
 from loaderd import testing
 from loaderd.schemas import kata, leela
-
-COMMAND = str(Path(sys.executable).with_name("loaderd"))
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture
@@ -176,8 +170,7 @@ def test_a_schema_says_what_content_does_not_tell(tmp_path: Path):
         "records = loaderd.FixedRecords([('letters', 'S4')])\n"
         "schema = loaderd.Schema(records, {'letters': loaderd.Array('letters')})\n"
     )
-    command = [COMMAND, "verify", "records", "--schema", "mine:schema", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = run("verify", "records", "--schema", "mine:schema", "--json", folder=tmp_path)
     damage, shard, _ = map(json.loads, done.stdout.splitlines())
     assert done.returncode == 1 and shard["records"] == 9
     assert (damage["record"], damage["offset"], damage["found"]) == (9, 36, "3 bytes")

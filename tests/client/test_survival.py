@@ -173,7 +173,7 @@ while at_openings < wanted / 10 or others < wanted:
         going = False
         try:
             try:
-                if chance.random() < 0.1:
+                if chance.random() < 0.2:
                     arm(True)
                 for batch in batches:
                     got.append(batch["id"].tolist())

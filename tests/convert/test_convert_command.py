@@ -8,12 +8,12 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 
@@ -23,7 +23,7 @@ from loaderd.bench.process_tree import process_tree
 from loaderd.cli.main import main
 from loaderd.convert.journal import NAME, Journal
 
-COMMAND = [str(Path(sys.executable).with_name("loaderd")), "convert"]
+COMMAND = [commands.COMMAND, "convert"]
 MODULE = """
 import numpy as np
 from loaderd import testing
@@ -41,8 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)
+    return commands.run("convert", *arguments, folder=folder)
 
 
 OPTIONS = ("from/*", "--schema", "mine:schema", "--records-per-shard", 150)
