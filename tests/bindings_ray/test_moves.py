@@ -36,7 +36,7 @@ def check(found, datasets):
     """What each trainer has got is the beginning of its plan, epoch by epoch, and of some length."""
     epochs = 1 + max(map(len, found)) // 8  # of eight batches for each of two
     for rank, batches in enumerate(found):
-        assert len(batches) >= 100
+        assert len(batches) > 100
         assert batches == expected(datasets, (rank, len(found)), epochs=epochs)[: len(batches)]
 
 
@@ -98,6 +98,8 @@ def test_processes_are_killed_for_a_minute(start_cluster, datasets):
                 continue
             killed[what] = killed.get(what, 0) + 1
 
+    # On a busy machine a server needs longer for its start than it lives here: without this, nothing would be read.
+    wait_until(lambda: all(ray.get([each.num_taken.remote() for each in trainers])))
     killing = threading.Thread(target=kill)
     killing.start()
 
