@@ -25,7 +25,7 @@ from loaderd.errors import OptionError
 from loaderd.memory.anonymous import SharedMemory
 
 CELL_BYTES = 1 << 20
-_MIN_CELLS = 16
+_MIN_CELLS = 32
 _MAKING_LIMIT_S = 60.0
 
 

@@ -42,8 +42,9 @@ from loaderd.gateway.answers import Answer, Answers, NotReady
 from loaderd.gateway.arrow import arrow_schema
 from loaderd.gateway.bandwidth import Bandwidth
 from loaderd.gateway.batch_streams import Ticket, ask_schema, batches_of
+from loaderd.gateway.handshakes import watch_handshakes
 from loaderd.gateway.makers import Makers
-from loaderd.gateway.tally import Reader, Tally
+from loaderd.gateway.tally import SOMEWHERE, Reader, Tally
 from loaderd.logs import configure
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Gateway, Make, Status, Stop
@@ -79,7 +80,7 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of p
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> _Caller:
         has_token = self._token is None or is_bearer(_only(headers, AUTHORIZATION), self._token)
         if not has_token and info.method == flight.FlightMethod.GET_SCHEMA:  # whose errors pyarrow does not translate
-            self._tally.refused("somewhere", _NO_TOKEN)
+            self._tally.refused(SOMEWHERE, _NO_TOKEN)
             raise flight.FlightUnauthenticatedError(_NO_TOKEN)
         return _Caller(_only(headers, CONSUMER)[:200], has_token)
 
@@ -110,13 +111,13 @@ def _in_words() -> Iterator[None]:
 class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarrow, which has no types
     """Listens from when it is made on. Raises OptionError where it cannot."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], tally: Tally) -> None:
         self._daemon = f"unix://{settings['unix']}"
         self._places = threading.Semaphore(settings["max_consumers"])
         bandwidth = settings["max_bandwidth"]
         self._bandwidth = None if bandwidth is None else Bandwidth(bandwidth)
         self._sending = threading.Lock()
-        self.tally = Tally()
+        self.tally = tally
         self.address = _address_of(settings["host"], settings["port"])
         secure = settings["tls_cert"] is not None
         options: dict[str, Any] = {}
@@ -305,9 +306,12 @@ def _serve(channel: Channel, parent_fd: int) -> None:
                     channel.send(Status(server.report()))  # what came since the last one
                 return
             if isinstance(message, Gateway):
+                tally = Tally()
+                if message.settings["tls_cert"] is not None:
+                    watch_handshakes(tally.refused)
                 configure(message.settings["log_format"], "gateway")
                 try:
-                    server = GatewayServer(message.settings)
+                    server = GatewayServer(message.settings, tally)
                 except LoaderdError as error:
                     channel.send(Failed(to_wire(error)))
                     return

@@ -7,6 +7,7 @@ import logging
 import queue
 import select
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -19,12 +20,22 @@ from loaderd.protocol.process import how_it_ended
 from loaderd.protocol.starting import start_process
 
 _LIMIT_S = 60.0
-# A consumer has four requests a worker on their way, and one that is refused waits longer than its turn takes.
-_CALLS_PER_MAKER = 32
+_FEWEST_CALLS, _MOST_CALLS = 4, 32
+_LONGEST_WAIT_S = 0.25
+_WEIGHT_OF_LAST = 0.2
 _MAX_DEATHS = 3
 _MOST_REMEMBERED = 1000
 
 _logger = logging.getLogger("loaderd")
+
+
+def calls_per_maker(took_s: float) -> int:
+    """How many calls a maker may have, where it needs ``took_s`` for each: the last one waits as long as all of them.
+
+    A consumer has several requests a worker on their way. One that is refused comes again after 0.05 s or later, and
+    one that waits for a second is asked of another server as well.
+    """
+    return max(_FEWEST_CALLS, min(_MOST_CALLS, int(_LONGEST_WAIT_S / took_s))) if took_s else _MOST_CALLS
 
 
 class _Maker:
@@ -63,7 +74,10 @@ class Makers:
         self._settings = settings
         self._memory = memory
         self._idle: queue.LifoQueue[_Maker | None] = queue.LifoQueue()
-        self._places = threading.Semaphore(_CALLS_PER_MAKER * number)
+        self._number = number
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._took_s = 0.0
         self._deaths: Counter[bytes] = Counter()
         for _ in range(number):
             self._idle.put(_Maker(settings, memory))
@@ -78,12 +92,15 @@ class Makers:
                 f"{_MAX_DEATHS} processes of the server were lost at the making of these rows",
                 hint="A derived field that crashes or never ends, or too little memory, are the usual causes.",
             )
-        if not self._places.acquire(blocking=False):
-            raise NotReady("the server is full")
+        with self._lock:
+            if self._calls >= self._number * calls_per_maker(self._took_s):
+                raise NotReady("the server is full")
+            self._calls += 1
         try:
             made = self._make(wanted)
         finally:
-            self._places.release()
+            with self._lock:
+                self._calls -= 1
         if made.why_not:
             raise NotReady(made.why_not)
         if made.error is not None:
@@ -95,7 +112,12 @@ class Makers:
         try:
             if maker is None:
                 maker = _Maker(self._settings, self._memory)
-            return maker.ask(wanted)
+            began_s = time.monotonic()
+            made = maker.ask(wanted)
+            with self._lock:
+                weight = _WEIGHT_OF_LAST if self._took_s else 1.0
+                self._took_s += weight * (time.monotonic() - began_s - self._took_s)
+            return made
         except ChannelClosed as closed:
             assert maker is not None
             how, maker = maker.end(), None

@@ -12,6 +12,9 @@ _MOST_CONSUMERS = 256
 _OTHERS = "(others)"
 _SAY_EVERY_S = 10.0
 
+SOMEWHERE = "somewhere"
+"""The host of a call of which nobody says where it came from."""
+
 Reader = tuple[str, str]
 """The name that a consumer gives itself, and the host that it calls from."""
 

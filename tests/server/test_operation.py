@@ -23,6 +23,7 @@ from serving import COMMAND, MODULE, Server, handles_of, wait_ends, wait_until
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import BusyError, LoaderdError, ServerError
+from loaderd.remote.address import network_address
 
 Start = Callable[..., Server]
 HEALTH = ["--health", "127.0.0.1:0"]
@@ -262,6 +263,21 @@ def test_what_is_weak_or_expires_is_warned_of_and_taken_anew_on_sighup(start: St
     server.process.send_signal(signal.SIGHUP)
     server.wait_line("reload failed, the server goes on as it was: server.key must be a private key")
     assert ask_status(address, token="a-longer-one-than-before", tls=tls)["pid"]
+
+
+def test_a_failed_handshake_is_counted_and_in_the_log(start: Start, tmp_path: Path):
+    server = start(*HEALTH, "--listen", "127.0.0.1:0", *certificate(tmp_path, "server"), until="grpc+tls://")
+    port = network_address(server.said[-1].split('"')[1])[1]
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", port)) as caller:
+            caller.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            while caller.recv(1000):
+                pass
+    server.wait_line("a call from somewhere was refused: the TLS handshake failed: http request; 1 calls")
+    wait_until(lambda: 'loaderd_refused_total{way="network"} 3.0' in page(server, "metrics")[1])
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_end() == 0
+    assert not [line for line in server.said if "Handshake failed" in line]
 
 
 def test_memory_of_a_consumer_has_a_limit(start: Start):
