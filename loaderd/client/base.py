@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, as_it_is
@@ -83,7 +82,7 @@ class BaseLoader:
         pass_, step = self._next
         if self._grows and pass_.listing is None:
             self._stream.list_shards(None)
-            pass_ = replace(pass_, listing=self._stream.course.listing)
+            pass_ = pass_._replace(listing=self._stream.course.listing)
         self._next = self._stream.course.next_pass(pass_), 0
         return pass_, step
 
@@ -179,7 +178,7 @@ class BaseLoader:
         with self._stream.lock:
             pass_, step = self._stream.course_of(position).find(position)
         if self._grows and position.listing is None and step == 0:
-            pass_ = replace(pass_, listing=None)
+            pass_ = pass_._replace(listing=None)
         if pass_.past and pass_ != self._first_pass:
             raise OptionError(
                 f"this position of {position.hosts} hosts in batches of {position.batch_size} is for a new loader",

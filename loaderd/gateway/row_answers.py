@@ -83,10 +83,11 @@ class RowMaker:
         """uint8, (ticket.num_rows, row bytes); and places of rows that could not be had, with why. These are 0."""
         slices, row = [], 0
         for epoch, block, first, stop in ticket.rows:
-            slices.append(self._served.data.slice(Slice(block, first, stop, row, epoch), self._seed))
+            slices.append(Slice(block, first, stop, row, epoch))
             row += stop - first
         window = np.zeros((row, self._schema.row_bytes), np.uint8)
-        faults = self._files.load(0, slices, np.arange(row), window)
+        places = self._served.data.places(slices, self._seed)
+        faults = self._files.read(slices, places, np.arange(row), window)
         lost = sorted({number for numbers, _ in faults for number in numbers})
         there = np.delete(np.arange(row), lost)
         found = np.zeros(row, self._row_dtype)
