@@ -219,8 +219,9 @@ class Line:
                 continue
             assert isinstance(item, Delivery)
             self.taken.append(item)
+            self.feed.lend(item.slot, 0)
             if not self.keeps:
-                self.feed.release([item.slot])
+                self.feed.give_back(item.slot, 0)
         self.granting.say()
         self.crew.assign()
 
@@ -292,11 +293,11 @@ def test_a_consumer_that_gives_nothing_back_does_not_stop_the_loads(line_of: Any
     assert [item.step for item in line.taken] == [0, 1, 2]
     assert sum(what.num_rows for what in line.begun if isinstance(what, LoadWork)) == 200, "as there are arenas for"
     slot = line.taken[1].slot
-    line.feed.release([slot])
+    line.feed.give_back(slot, 0)
     more = list(line.work())
     assert [(what.step, what.slot) for what in more if isinstance(what, Claim)] == [(3, slot)]
     with pytest.raises(ValueError, match=f"slot {(slot + 1) % 3 + 3} is not lent"):
-        line.feed.release([(slot + 1) % 3 + 3])
+        line.feed.give_back((slot + 1) % 3 + 3, 0)
 
 
 @pytest.mark.parametrize("batch_size", [10, 700, 20_000])

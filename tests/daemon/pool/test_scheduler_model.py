@@ -277,10 +277,12 @@ class Consumer:
         assert item.num_records + skipped == len(places) and item.num_records
         assert skipped == bad and bool(errors) == bool(skipped) and (self.skip_damaged or not skipped)
         self.lent.add(item.slot)
+        self.feed.lend(item.slot, 0)
 
     def release(self, slots: list[int]) -> None:
         self.lent.difference_update(slots)
-        self.feed.release(slots)
+        for slot in slots:
+            self.feed.give_back(slot, 0)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
