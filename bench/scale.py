@@ -83,9 +83,9 @@ def measure(num_shards: int, num_records: int) -> dict[str, Any]:
     end_of(STEPS[1])
     order = EpochOrder(table.counts, 0, LATE_EPOCH, shuffle=True)
     row = table.num_records // 2
-    slices = [
-        table.slice(part, 0) for part in order.slices(row, min(row + DEFAULT_WINDOW_RECORDS, table.num_records))
-    ]
+    slices = order.slices(row, min(row + DEFAULT_WINDOW_RECORDS, table.num_records))
+    for part in slices:
+        table.place(part.block, 0, part.epoch)
     end_of(STEPS[2])
     assert table.num_records == order.num_records == num_records
     _, other_cores = meter.read()

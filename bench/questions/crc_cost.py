@@ -62,9 +62,9 @@ class LoadStep:
         places = np.resize(rng.permutation(DEFAULT_WINDOW_RECORDS), table.num_records)
         parts, row = [], 0
         for number in rng.permutation(len(table.counts)):
-            block = blocks.Block(*table.block(number)[:-1])
-            parts.append(Part(block, places[row : row + block.count]))
-            row += block.count
+            block = table.place(number).block
+            parts.append(Part(block, places[row : row + block.num_records]))
+            row += block.num_records
         self._tasks = [parts[first : first + BLOCKS_PER_TASK] for first in range(0, len(parts), BLOCKS_PER_TASK)]
 
     def run(self) -> tuple[float, int]:

@@ -148,7 +148,7 @@ class Connection(Conversation):
         self.torn = True
         self._drop(0)
         before, self._listed = self._listed, None
-        self._send(List(None if listing is None else list(listing)))
+        self._send(List(listing))
         self._wait("the data", lambda: self._listed, self._stall_timeout)
         error = self.data.error
         if error is not None:
@@ -160,7 +160,7 @@ class Connection(Conversation):
         """Have a pass delivered from ``step`` on; drops what was on its way."""
         self.torn = True
         self._drop(step)
-        self._send(Start(self._generation, pass_.to_wire(), step))
+        self._send(Start(self._generation, pass_, step))
         self.torn = False
 
     def join(self, pass_: Pass, step: int, taken: list[int]) -> None:
@@ -170,14 +170,14 @@ class Connection(Conversation):
         """
         self.torn = True
         self._drop(step)
-        self._send(Start(self._generation, pass_.to_wire(), step, taken))
+        self._send(Start(self._generation, pass_, step, taken))
         self._wait("the group", lambda: self._joined, self._stall_timeout)
 
     @property
     def joined(self) -> tuple[Pass, int]:
         """The pass that the group is at, and the step before which all is used up."""
         assert self._joined is not None
-        return Pass.from_wire(self._joined.which), self._joined.step
+        return self._joined.which, self._joined.step
 
     def want(self, count: int) -> None:
         """Ask for so many batches of the group's. Leaves the connection torn."""

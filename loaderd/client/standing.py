@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from loaderd.client.batch_source import Stream
@@ -39,7 +38,7 @@ class Standing:
         pass_, step = self._next
         if self._grows and pass_.listing is None:
             self._stream.list_shards(None)
-            pass_ = replace(pass_, listing=self._stream.course.listing)
+            pass_ = pass_._replace(listing=self._stream.course.listing)
         self._next = self._stream.course.next_pass(pass_), 0
         return pass_, step
 
@@ -82,7 +81,7 @@ class Standing:
         with self._stream.lock:
             pass_, step = self._stream.course_of(position).find(position)
         if self._grows and position.listing is None and step == 0:
-            pass_ = replace(pass_, listing=None)
+            pass_ = pass_._replace(listing=None)
         if pass_.past and pass_ != self._first_pass:
             raise OptionError(
                 f"this position of {position.hosts} hosts in batches of {position.batch_size} is for a new loader",

@@ -35,7 +35,7 @@ from loaderd.client.sources import Source
 from loaderd.errors import ClosedError, Damage, LoaderdError, OptionError
 from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
-from loaderd.plan.passes import Listing, Pass, listing_of
+from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import Course, Position
 from loaderd.protocol.messages import Listed
 
@@ -111,7 +111,7 @@ class SupervisedStream(Stream):
     def _use_data(self, wanted: Listing | None) -> None:
         """Take over what the daemon says of its data; the connection is in order from here on."""
         data = self._now.data
-        listing = listing_of(data.listing)
+        listing = data.listing
         if wanted is not None and listing != wanted:
             raise OptionError(
                 f"the position belongs to other data: to the shards {wanted}, and those there now are {listing}",

@@ -33,7 +33,6 @@ from loaderd.daemon.who_waits import describe
 from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
 from loaderd.options import default_workers
-from loaderd.plan.passes import listing_of
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import (
     Ask,
@@ -235,7 +234,7 @@ class ServerDaemon(Daemon):
 
     def _give_data(self, consumer: Consumer, message: AskData) -> None:
         served = self._served(message.dataset)
-        answer, memory = served.data(listing_of(message.listing), self._workforce)
+        answer, memory = served.data(message.listing, self._workforce)
         self._wires.post(consumer.number, answer, () if memory is None else (memory.fd,))
         if memory is not None:
             memory.close_fd()

@@ -39,7 +39,7 @@ from loaderd.memory.page import (
 )
 from loaderd.memory.taking import Taker
 from loaderd.options import require
-from loaderd.plan.passes import Listing, Pass, listing_of
+from loaderd.plan.passes import Listing, pass_of
 from loaderd.protocol.messages import (
     Away,
     Broken,
@@ -139,14 +139,14 @@ class Session:
         if isinstance(message, Start):
             is_key = 0 < message.generation <= MAX_GENERATION and message.step <= MAX_STEP
             require(is_key, "Start", f"of generation 1 to {MAX_GENERATION}", message)
-            members.start(member, message.generation, Pass.from_wire(message.which), message.step, message.taken)
+            members.start(member, message.generation, pass_of(message.which), message.step, message.taken)
         elif isinstance(message, Want):
             members.want(member, message.num_batches)
         elif isinstance(message, List):
             require(self._prepare is not None, "List", "for a data set that grows", message)
             assert self._prepare is not None and self._own is not None
             members.stop(member)
-            self._own = self._preparation = self._prepare(listing_of(message.listing), self._own.indexes)
+            self._own = self._preparation = self._prepare(message.listing, self._own.indexes)
         else:
             raise DaemonError(f"{type(message).__name__} is not for the daemon")
 
@@ -290,7 +290,7 @@ class Session:
         elif isinstance(item, PassEnd):
             self._announce(member, Ended(generation))
         else:
-            self._announce(member, Joined(generation, item.pass_.to_wire(), item.step))
+            self._announce(member, Joined(generation, item.pass_, item.step))
 
     def _announce(self, member: int, message: Message) -> None:
         """Have a member read a message before it takes what comes behind it."""

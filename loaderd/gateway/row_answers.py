@@ -93,11 +93,12 @@ class RowMaker:
         """
         slices, row = [], 0
         for epoch, block, first, stop in ticket.rows:
-            slices.append(self._served.data.slice(Slice(block, first, stop, row, epoch), self._seed))
+            slices.append(Slice(block, first, stop, row, epoch))
             row += stop - first
         if len(self._window) < row:  # kept: new pages for each ticket would cost 34 ns a record
             self._window = np.empty((row, self._schema.row_bytes), np.uint8)
-        faults = self._files.load(0, slices, np.arange(row), self._window)
+        places = self._served.data.places(slices, self._seed)
+        faults = self._files.read(slices, places, np.arange(row), self._window)
         lost = sorted({number for numbers, _ in faults for number in numbers})
         found = out.reshape(-1).view(self._row_dtype)
         for before, stop in itertools.pairwise([-1, *lost, row]):

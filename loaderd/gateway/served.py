@@ -41,7 +41,7 @@ class ServedSets:
 
 def ask_data(daemon: str, dataset: str, listing: Listing | None) -> bytes:
     """What ``daemon.catalog.Served.data`` gives. Raises NotReady, LinkLost, LoaderdError."""
-    question = AskData(dataset, None if listing is None else list(listing))
+    question = AskData(dataset, listing)
     answer, fd = ask_server(daemon, DataIs, question, timeout_s=_ANSWER_TIMEOUT_S)
     if fd is None:
         raise NotReady(answer.why_not)

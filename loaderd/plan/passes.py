@@ -6,10 +6,9 @@ here is a function of the constructor's arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderd.options import is_count, require
 from loaderd.plan.batches import BatchPlan, Segment
@@ -49,8 +48,7 @@ def past_of(values: Any) -> Past:
     return tuple(map(tuple, values))
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """Which pass: of ``epochs`` epochs (None: for ever) from ``first_epoch`` on.
 
     ``past``: what other numbers of hosts took of the first epoch before, one behind the other: how many rows each of
@@ -62,18 +60,17 @@ class Pass:
     past: Past = ()
     listing: Listing | None = None
 
-    def to_wire(self) -> list[Any]:
-        """Plain values, for a message; the way back is :meth:`from_wire`."""
-        return [self.first_epoch, self.epochs, self.past, self.listing]
 
-    @classmethod
-    def from_wire(cls, wire: Any) -> Pass:
-        """Raises OptionError for what is no pass. Whether a course has it, ``Course.batches`` says."""
-        require(isinstance(wire, list) and len(wire) == 4, "a pass", "its four fields", wire)
-        first_epoch, epochs, past, listing = wire
-        require(is_count(first_epoch, 0), "first_epoch", "an integer from 0 on", first_epoch)
-        require(epochs is None or is_count(epochs), "epochs", "a positive integer or None", epochs)
-        return cls(first_epoch, epochs, past_of(past), listing_of(listing))
+def pass_of(values: Any) -> Pass:
+    """A pass of anybody, or one that came as a list. Raises OptionError for what is none.
+
+    Whether a course has it, ``Course.batches`` says.
+    """
+    require(isinstance(values, (list, tuple)) and len(values) == 4, "a pass", "its four fields", values)
+    first_epoch, epochs, past, listing = values
+    require(is_count(first_epoch, 0), "first_epoch", "an integer from 0 on", first_epoch)
+    require(epochs is None or is_count(epochs), "epochs", "a positive integer or None", epochs)
+    return Pass(first_epoch, epochs, past_of(past), listing_of(listing))
 
 
 class PassPlan:

@@ -17,7 +17,7 @@ from typing import Any
 from loaderd.errors import OptionError
 from loaderd.options import StreamOptions, as_count, is_count, require
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.passes import Listing, Pass, Past, listing_of, past_of
+from loaderd.plan.passes import Listing, Pass, Past, listing_of, pass_of, past_of
 from loaderd.plan.shares import HostShare, Rest, split_evenly
 
 _VERSION = 1
@@ -127,13 +127,13 @@ class Course:
 
     def pass_to_json(self, pass_: Pass) -> str:
         """A pass as text, with what its steps mean."""
-        return json.dumps({"pass": pass_.to_wire(), "of": self._counted})
+        return json.dumps({"pass": pass_, "of": self._counted})
 
     def pass_from_json(self, text: str | bytes) -> Pass:
         """The pass that :meth:`pass_to_json` wrote. Raises OptionError where its steps do not count here."""
         values = json.loads(text)
         _compare(values["of"], self._counted)
-        return Pass.from_wire(values["pass"])
+        return pass_of(values["pass"])
 
     @property
     def _counted(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Course:
     def next_pass(self, pass_: Pass) -> Pass:
         """The whole pass behind this one (behind one that never ends: from its second epoch on)."""
         following = self._pass_from(pass_.first_epoch + (pass_.epochs or 1), ())
-        return following if self.listing is None else replace(following, listing=None)
+        return following if self.listing is None else following._replace(listing=None)
 
     def _pass_from(self, epoch: int, past: Past) -> Pass:
         """From ``epoch`` to where the pass ends that it belongs to: passes have ``epochs`` epochs, from 0 on."""

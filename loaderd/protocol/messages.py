@@ -23,27 +23,35 @@ this way: it lies in shared memory, whose file descriptors travel beside Opened 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple, get_args
 
 import msgpack
 
+from loaderd.plan.passes import Listing, Pass
+from loaderd.protocol.decoding import Decoder, message_decoder_of
 from loaderd.protocol.worker_messages import (
     Advanced,
     AskTask,
     Attach,
     Attached,
     Detach,
-    Done,
+    FilesFound,
     FillFailed,
     Granted,
+    Indexed,
     IndexTask,
     ListTask,
+    Loaded,
     LoadTask,
+    Probed,
     ProbeTask,
     Said,
     Seat,
+    TableFound,
     TaskFailed,
     TrialTask,
+    TriedOut,
     UseServers,
     Withdrawn,
 )
@@ -100,7 +108,7 @@ class Joined(NamedTuple):
     """
 
     generation: int
-    which: list[Any]
+    which: Pass
     step: int
 
 
@@ -130,7 +138,7 @@ class AskData(NamedTuple):
     """Gateway: what are the data, now, or those of ``listing`` (``plan.passes``)? A set that grows is listed anew."""
 
     dataset: str
-    listing: list[Any] | None
+    listing: Listing | None
 
 
 class DataIs(NamedTuple):
@@ -201,7 +209,7 @@ class Progress(NamedTuple):
 class List(NamedTuple):
     """Client: of sets that grow, use the shards that there are now, or those of ``listing`` (``plan.passes``)."""
 
-    listing: list[Any] | None
+    listing: Listing | None
 
 
 class Listed(NamedTuple):
@@ -213,32 +221,38 @@ class Listed(NamedTuple):
 
     facts: dict[str, Any]
     of: dict[str, Any]
-    listing: Any
+    listing: Listing | None
     damages: list[dict[str, Any]]
     error: dict[str, Any] | None = None
+
+
+class PageSize(NamedTuple):
+    """Of the page by which batches come (``memory.page``)."""
+
+    num_slots: int
+    num_seats: int
 
 
 class Opened(NamedTuple):
     """Daemon: the stream exists; the memory of its slots comes with this message.
 
-    ``facts`` are fields of ``Statistics``. Listed has come before it. ``page``: [num_slots, num_seats] of the page
-    by which batches come (``memory.page``). Its memory comes along, and the bells: the consumer's, the daemon's, and
-    one of each seat.
+    ``facts`` are fields of ``Statistics``. Listed has come before it. The memory of its page comes along, and the
+    bells: the consumer's, the daemon's, and one of each seat.
     """
 
     facts: dict[str, Any]
-    page: list[int]
+    page: PageSize
 
 
 class Start(NamedTuple):
-    """Client: deliver the batches of a pass (as ``plan.passes.Pass.to_wire`` has it) from ``step`` on.
+    """Client: deliver the batches of a pass from ``step`` on.
 
     Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches behind ``step``
     that this consumer has had already.
     """
 
     generation: int
-    which: list[Any]
+    which: Pass
     step: int
     taken: list[int] = []  # noqa: RUF012 - nobody changes it
 
@@ -324,7 +338,7 @@ Message = (
     | TrialTask
     | Attached
     | Advanced
-    | Done
+    | Loaded
     | TaskFailed
     | Seat
     | Granted
@@ -339,6 +353,11 @@ Message = (
     | Make
     | Made
     | Away
+    | FilesFound
+    | TableFound
+    | Indexed
+    | Probed
+    | TriedOut
 )
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(_MESSAGES)}
@@ -352,5 +371,15 @@ def encode(message: Message) -> bytes:
 
 def decode(values: list[Any]) -> Message:
     """The message of an unpacked array."""
-    message: Message = _MESSAGES[values[0]](*values[1:])
+    return message_of(values[0], values[1:])
+
+
+def message_of(number: int, values: list[Any]) -> Message:
+    """The message of number ``number``, of its fields as plain values."""
+    message: Message = _decoder_of(number)(values)
     return message
+
+
+@cache
+def _decoder_of(number: int) -> Decoder:
+    return message_decoder_of(_MESSAGES[number])

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -28,6 +28,7 @@ from loaderd.protocol.messages import (
     Start,
     Subscribe,
     Want,
+    message_of,
 )
 
 _MESSAGES: tuple[type[Message], ...] = get_args(Message)
@@ -137,8 +138,7 @@ def decode_strict(data: bytes) -> Message:
     for value, (name, kind, is_right) in zip(values, checks, strict=False):
         if not is_right(value):
             raise MalformedMessage(f"{cls.__name__}.{name} must be {kind}, got another {type(value).__name__}")
-    message: Message = cls(*values)
-    return message
+    return message_of(number, values)
 
 
 def _unpack(data: bytes) -> Any:
@@ -182,20 +182,43 @@ def _is_plain(value: Any, depth: int = _MAX_DEPTH) -> bool:
     return value is None or type(value) in (bool, str) or _is_integer(value)
 
 
-def _check_of(kind: Any) -> Check:
-    """Whether a value is of the type that a field is annotated with."""
+def _is_text(value: Any) -> bool:
+    """For people to read: nothing that moves the cursor, nothing that cannot be written to a log."""
+    return type(value) is str and value.isprintable()
+
+
+def _is_name(value: Any) -> bool:
+    """Of a file: anything."""
+    return type(value) is str
+
+
+def _check_of(kind: Any, is_text: Check = _is_text) -> Check:
+    """Whether a value is, or can be made, of the type that a field is annotated with."""
     if kind is Any or kind == dict[str, Any]:
         return lambda value: (kind is Any or type(value) is dict) and _is_plain(value)
     if kind is int:
         return _is_integer
-    if kind is str:  # for people to read: nothing that moves the cursor, nothing that cannot be written to a log
-        return lambda value: type(value) is str and value.isprintable()
-    parts = [_check_of(part) for part in get_args(kind)]
-    if get_origin(kind) is UnionType:
+    if kind is str:
+        return is_text
+    if hasattr(kind, "_fields"):
+        return _all_of([_check_of(part, _is_name) for part in get_type_hints(kind).values()])
+    origin, args = get_origin(kind), get_args(kind)
+    parts = [_check_of(part, _is_name if origin is tuple else is_text) for part in args if part is not ...]
+    if origin in (Union, UnionType):
         return lambda value: any(part(value) for part in parts)
-    if get_origin(kind) is list:
+    if origin is list or args[1:] == (...,):
         return lambda value: type(value) is list and all(map(parts[0], value))
-    return lambda value: type(value) is kind
+    return _all_of(parts) if origin is tuple else lambda value: type(value) is kind
+
+
+def _all_of(checks: list[Check]) -> Check:
+    """A list of so many values, each of which is right."""
+
+    def is_right(value: Any) -> bool:
+        is_list = type(value) is list and len(value) == len(checks)
+        return is_list and all(check(each) for check, each in zip(checks, value, strict=True))
+
+    return is_right
 
 
 def _fields_of(cls: type[Message]) -> tuple[list[tuple[str, str, Check]], int]:
@@ -209,4 +232,4 @@ def _named(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
 
 
-_FIELDS_OF = {cls: _fields_of(cls) for cls in _MESSAGES}
+_FIELDS_OF = {cls: _fields_of(cls) for cls in CONSUMER_MESSAGES}

@@ -4,7 +4,8 @@
 
     daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, UseServers,
                          ListTask, AskTask, IndexTask, ProbeTask, LoadTask, TrialTask
-    daemon  ◄── worker   Attached, Advanced, Said, Done, TaskFailed, FillFailed
+    daemon  ◄── worker   Attached, Advanced, Said, TaskFailed, FillFailed,
+                         FilesFound, TableFound, Indexed, Probed, Loaded, TriedOut
 
 Tasks are numbered by the daemon, streams too: a worker has a place for each stream that it is attached to. Batches
 are no tasks: of what is granted, each worker makes the next one that nobody has begun (see ``memory.page``).
@@ -14,8 +15,51 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from loaderd.memory.runs import ArenaSegment, Run
+from loaderd.plan.epoch import Slice, WindowOrder
+from loaderd.plan.passes import Listing
+from loaderd.plan.selection import Condition
+from loaderd.shards.compression import Compression
+from loaderd.shards.reader import Block
+from loaderd.shards.shard_file import ShardFile
+from loaderd.snapshots import Kernels
+
 ATTACH_TASK = -1
 NO_STREAM = -1
+
+
+class Shards(NamedTuple):
+    """The files that the records of a stream are in, and how each is compressed."""
+
+    files: list[ShardFile]
+    compressions: list[Compression]
+
+
+class Left(NamedTuple):
+    """Of the records of a block, those in the data set: numbers ``low`` to ``high - 1`` that meet ``conditions``."""
+
+    low: int
+    high: int
+    conditions: list[Condition]
+
+
+class FilePlace(NamedTuple):
+    """Where the records of a slice are read.
+
+    ``left``: None where all records of ``block`` are in the data set. ``key``: of the shard in its epoch, for the
+    random numbers of its records.
+    """
+
+    block: Block
+    left: Left | None
+    key: int
+
+
+class LoadFault(NamedTuple):
+    """Places of a window that could not be written; and why, as ``errors.to_wire`` says it."""
+
+    places: list[int]
+    error: dict[str, Any]
 
 
 class Seat(NamedTuple):
@@ -28,14 +72,14 @@ class Attach(NamedTuple):
     """Daemon: what a worker needs for a stream; ``description`` as in Open.
 
     The memory of its windows, of its slots and of its page comes along, and the bell of its consumer.
-    ``source``: [files (as in IndexTask), compressions], or a pickle of ``remote.source.RemoteRows``.
+    ``source``: of a stream whose records are elsewhere, a pickle of ``remote.source.RemoteRows``.
     ``num_slots`` and ``num_seats`` are the page's; ``news``: how many Granted and Withdrawn were sent to the seat
     before. It may come again for the same stream, with other files.
     """
 
     stream: int
     description: bytes
-    source: list[Any] | bytes
+    source: Shards | bytes
     max_rows: int
     num_slots: int
     num_seats: int
@@ -51,13 +95,12 @@ class Detach(NamedTuple):
 class Granted(NamedTuple):
     """Daemon: these batches may be made, beside those granted before in the same generation; older ones may not.
 
-    Each run is [first step, how many, segments of the first, rows of it to leave out]: a segment is
-    [arena, start, stop], and in a run of several batches each lies behind the one before. No run: look again.
+    No run: look again.
     """
 
     stream: int
     generation: int
-    runs: list[list[Any]]
+    runs: list[Run]
 
 
 class Withdrawn(NamedTuple):
@@ -81,7 +124,7 @@ class AskTask(NamedTuple):
 
     task: int
     of: bytes
-    listing: Any
+    listing: Listing | None
 
 
 class UseServers(NamedTuple):
@@ -91,13 +134,13 @@ class UseServers(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """Daemon: index this file ([uri, size_bytes, mtime_ns]), and keep that in the cache (``options.index_cache``).
+    """Daemon: index this file, and keep that in the cache (``options.index_cache``).
 
     ``storage`` as in ListTask. ``records``: how those of fixed size are stored (``FixedRecords``, or None), pickled.
     """
 
     task: int
-    file: list[Any]
+    file: ShardFile
     index_cache: str
     block_records: int
     storage: bytes
@@ -105,35 +148,33 @@ class IndexTask(NamedTuple):
 
 
 class ProbeTask(NamedTuple):
-    """Daemon: see whether the first record of this block (to ``left``, as in LoadTask) fits the schema.
+    """Daemon: see whether the first record of ``block`` fits the schema; ``num_records`` of it are in the data set.
 
-    Of a stream whose source are servers, the block is [block, count].
-
-    ``any_fits``: whether any of its first records does.
+    ``any_fits``: whether any of its first records does. ``place`` as those of LoadTask; None where servers read it.
     """
 
     task: int
     stream: int
-    block: list[Any]
+    block: int
+    num_records: int
+    place: FilePlace | None
     any_fits: bool
 
 
 class LoadTask(NamedTuple):
-    """Daemon: bring records into a window, whose rows go where ``order`` (as in ``plan.epoch.WindowOrder``) says.
+    """Daemon: bring ``slices`` into the window in ``arena``, each row to where ``order`` says.
 
-    ``due``: the key to which POSITION comes when this should be done before more batches are made. Each slice is
-    [shard, offset, num_bytes, count, first_record, anchors, left, first, stop, row, key]: the block's place (as in
-    ``shards.blocks.Block``), which of its records are in the data set (as in ``BlockTable``), which of these are
-    wanted, the window's row of the first of them, and the key of its shard in its epoch, for the random numbers of
-    its records. Of a stream whose source are servers, it is [block, first, stop, row, epoch].
+    ``due``: the key to which POSITION comes when this should be done before more batches are made. ``places``: of
+    each slice, where it is read; none where servers read it.
     """
 
     task: int
     stream: int
     due: int
     arena: int
-    order: list[Any]
-    slices: list[list[Any]]
+    order: WindowOrder
+    slices: list[Slice]
+    places: list[FilePlace]
 
 
 class TrialTask(NamedTuple):
@@ -141,7 +182,7 @@ class TrialTask(NamedTuple):
 
     task: int
     stream: int
-    segments: list[list[int]]
+    segments: list[ArenaSegment]
     omit: list[int]
 
 
@@ -158,16 +199,53 @@ class Advanced(NamedTuple):
     done_bytes: int
 
 
-class Done(NamedTuple):
-    """Worker: the task is done.
+class FilesFound(NamedTuple):
+    """Worker: a ListTask is done."""
 
-    ``result``: [uri, size_bytes, mtime_ns] of each shard (ListTask); [index, why it could not be cached, what was
-    asked of storage: the fields of ``StorageCounts``] (IndexTask); what the servers say (AskTask); what it decodes
-    with, as in ``Statistics`` (ProbeTask); faults (LoadTask), each [places, error].
+    task: int
+    files: list[ShardFile]
+
+
+class TableFound(NamedTuple):
+    """Worker: an AskTask is done; ``table`` as ``remote.tables`` has it."""
+
+    task: int
+    table: bytes
+
+
+class Indexed(NamedTuple):
+    """Worker: an IndexTask is done.
+
+    ``encoded``: the index; ``unkept``: why it could not be kept. ``asked``: of storage, as ``StorageCounts``.
     """
 
     task: int
-    result: Any
+    encoded: bytes
+    unkept: str | None
+    asked: list[int]
+
+
+class Probed(NamedTuple):
+    """Worker: a ProbeTask is done; batches are decoded with these."""
+
+    task: int
+    kernels: Kernels
+
+
+class Loaded(NamedTuple):
+    """Worker: a LoadTask is done, but for what ``faults`` name."""
+
+    task: int
+    faults: list[LoadFault]
+
+
+class TriedOut(NamedTuple):
+    """Worker: a TrialTask is done."""
+
+    task: int
+
+
+Done = FilesFound | TableFound | Indexed | Probed | Loaded | TriedOut
 
 
 class Said(NamedTuple):

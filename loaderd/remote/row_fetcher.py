@@ -10,12 +10,13 @@ import concurrent.futures as futures
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import LoaderdError, RecordMismatchError, ServerError, from_wire
+from loaderd.plan.epoch import Slice
+from loaderd.protocol.worker_messages import LoadTask, ProbeTask
 from loaderd.remote.ask_once import wait_telling
 from loaderd.remote.calls import Calls, Rows
 from loaderd.remote.servers import Servers
@@ -69,39 +70,39 @@ class RowFetcher:
         """Ask these from now on."""
         self._servers.use(addresses)
 
-    def begin(self, task: int, slices: Sequence[list[Any]]) -> None:
+    def begin(self, task: LoadTask) -> None:
         """Ask for the rows of a load that is to come, so that they are there by then."""
         while len(self._ahead) >= _MOST_AHEAD:  # loads that were called off
             self._ahead.popitem(last=False)
-        self._ahead[task] = self._ask(slices)
+        self._ahead[task.task] = self._ask(task.slices)
 
-    def is_there(self, task: int, slices: Sequence[list[Any]]) -> bool:
+    def is_there(self, task: LoadTask) -> bool:
         """Whether a load need not wait for its rows."""
-        return all(answer.done() for _, answer in self._ahead.get(task, ()))
+        return all(answer.done() for _, answer in self._ahead.get(task.task, ()))
 
-    def load(self, task: int, slices: Sequence[list[Any]], places: Places, window: Rows) -> Faults:
-        """Write the rows of ``slices`` (as in LoadTask) to ``window``, uint8 (max_rows, row_bytes), at ``places``.
+    def load(self, task: LoadTask, places: Places, window: Rows) -> Faults:
+        """Write the rows of the task's slices to ``window``, uint8 (max_rows, row_bytes), at ``places``.
 
         Returns the places that could not be written, and why. Raises ServerError where no server answers.
         """
         faults: Faults = []
-        for first, answer in self._ahead.pop(task, None) or self._ask(slices):
+        for first, answer in self._ahead.pop(task.task, None) or self._ask(task.slices):
             rows, bad = wait_telling(answer, self._tell)
             of_rows = places[first : first + len(rows)]
             window[of_rows] = rows
             faults += [(of_rows[numbers].tolist(), from_wire(error)) for numbers, error in bad]
         return faults
 
-    def check_fits(self, block_fields: list[Any], most: int) -> None:
+    def check_fits(self, task: ProbeTask, most: int) -> None:
         """Raise RecordMismatchError where none of the first ``most`` records of a block fit the server's schema."""
-        block, count = block_fields[0], min(block_fields[1], most)
-        _, faults = wait_telling(self._ask([[block, 0, count, 0, 0]])[0][1], self._tell)
+        count = min(task.num_records, most)
+        _, faults = wait_telling(self._ask([Slice(task.block, 0, count, 0, 0)])[0][1], self._tell)
         errors = [from_wire(error) for _, error in faults]
         mismatches = [error for error in errors if isinstance(error, RecordMismatchError)]
         if mismatches and sum(len(numbers) for numbers, _ in faults) == count:
             raise mismatches[0]
 
-    def _ask(self, slices: Sequence[list[Any]]) -> list[tuple[int, Answer]]:
+    def _ask(self, slices: Sequence[Slice]) -> list[tuple[int, Answer]]:
         """(number of its first row in the slices, answer) of each request that they make."""
         asked: list[tuple[int, Answer]] = []
         first_row = 0
@@ -112,7 +113,7 @@ class RowFetcher:
             first_row += request.num_rows
         return asked
 
-    def _requests(self, slices: Sequence[list[Any]]) -> Iterator[_Request]:
+    def _requests(self, slices: Sequence[Slice]) -> Iterator[_Request]:
         """A slice is cut only where it is too large for a request: a server reads a cut block once for each part."""
         request = _Request()
         for block, first, stop, _, epoch in slices:

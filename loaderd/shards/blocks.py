@@ -200,4 +200,4 @@ def _parts(block: Block) -> Iterator[Block]:
     for number, (start, end) in enumerate(itertools.pairwise([*anchors, block.num_bytes])):
         first = number * ANCHOR_RECORDS
         count = block.num_records - first if number == len(anchors) - 1 else ANCHOR_RECORDS
-        yield Block(block.shard, block.offset + start, end - start, count, block.first_record + first)
+        yield Block(block.shard, block.offset + start, end - start, count, block.first_record + first, b"")

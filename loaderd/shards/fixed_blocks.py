@@ -64,7 +64,12 @@ class FixedBlockReader(ShardFiles):
             return block
         size = self._records.record_bytes
         return Block(
-            block.shard, block.offset + first * size, (stop - first) * size, stop - first, block.first_record + first
+            block.shard,
+            block.offset + first * size,
+            (stop - first) * size,
+            stop - first,
+            block.first_record + first,
+            b"",
         )
 
     def can_read_together(self, block: Block) -> bool:

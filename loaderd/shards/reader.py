@@ -32,7 +32,7 @@ class Block(NamedTuple):
     num_bytes: int
     num_records: int
     first_record: int
-    anchors: bytes = b""
+    anchors: bytes
     """uint32, little-endian: the offset in the block of every ``ANCHOR_RECORDS``-th record."""
 
 

@@ -16,39 +16,47 @@ from loaderd.errors import to_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import MAX_FIELDS
-from loaderd.plan.epoch import WindowOrder
-from loaderd.protocol.worker_messages import IndexTask, ListTask, LoadTask, ProbeTask
+from loaderd.memory.runs import ArenaSegment
+from loaderd.protocol.worker_messages import (
+    FilesFound,
+    Indexed,
+    IndexTask,
+    ListTask,
+    Loaded,
+    LoadFault,
+    LoadTask,
+    Probed,
+    ProbeTask,
+    TrialTask,
+    TriedOut,
+)
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.indexer import make_index
-from loaderd.shards.shard_file import ShardFile
-from loaderd.snapshots import Kernels
 from loaderd.stages import Stage
 from loaderd.workers.file_rows import FileRows
-from loaderd.workers.fill import Segment
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
 
 _MAX_PROBED = 1000
-_ROW = -2  # of a slice
 
 
-def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | None = None) -> list[list[Any]]:
-    """[uri, size_bytes, mtime_ns] of each shard. Raises as ``list_shards``."""
-    files = list_shards(task.shards, on_name, access)
-    return [[file.uri, file.size_bytes, file.mtime_ns] for file in files]
+def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | None = None) -> FilesFound:
+    """Raises as ``list_shards``."""
+    return FilesFound(task.task, list_shards(task.shards, on_name, access))
 
 
-def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> list[Any]:
-    """The result of an IndexTask: see ``Done``."""
+def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:
+    """Raises ShardReadError and StorageError."""
     access = access or Access()
-    file, records = ShardFile(*task.file), pickle.loads(task.records)
-    index = make_index(file, records, task.block_records, on_read, access)
-    unstored = IndexCache(task.index_cache, task.block_records, records).store(index)
-    return [index.encode(), None if unstored is None else str(unstored), list(astuple(access.take_counts()))]
+    records = pickle.loads(task.records)
+    index = make_index(task.file, records, task.block_records, on_read, access)
+    unkept = IndexCache(task.index_cache, task.block_records, records).store(index)
+    asked = list(astuple(access.take_counts()))
+    return Indexed(task.task, index.encode(), None if unkept is None else str(unkept), asked)
 
 
 class Executor:
@@ -78,43 +86,43 @@ class Executor:
         """Read nothing more. The memory goes with the object."""
         self.rows.close()
 
-    def probe(self, task: ProbeTask) -> Kernels:
-        """What batches are decoded with.
+    def probe(self, task: ProbeTask) -> Probed:
+        """See whether records fit.
 
         Raises RecordMismatchError where the first record that is left of a block does not fit the schema; or, if the
         task asks whether any of them does, where none of the first thousand fits.
         """
-        self.rows.check_fits(task.block, _MAX_PROBED if task.any_fits else 1)
-        return self._decoder.kernels
+        self.rows.check_fits(task, _MAX_PROBED if task.any_fits else 1)
+        return Probed(task.task, self._decoder.kernels)
 
     def begin(self, task: LoadTask) -> None:
         """Begin to fetch what a load will read, where it is far away."""
-        self.rows.begin(task.task, task.slices)
+        self.rows.begin(task)
 
     def is_there(self, task: LoadTask) -> bool:
         """Whether a load could begin at once: nothing that it reads is still on its way."""
-        return self.rows.is_there(task.task, task.slices)
+        return self.rows.is_there(task)
 
-    def load(self, task: LoadTask) -> list[list[Any]]:
-        """Bring records into a window; returns the faults: [places, error] each."""
+    def load(self, task: LoadTask) -> Loaded:
+        """Bring records into a window."""
         # The rows of the slices follow each other: asking for the places of all at once costs a quarter.
-        first_row = task.slices[0][_ROW]
-        *_, first, stop, last_row, _ = task.slices[-1]
-        places = WindowOrder(*task.order).places(first_row, last_row + stop - first)
-        faults = self.rows.load(task.task, task.slices, places, self._windows[task.arena])
-        return [[of_error, to_wire(error)] for of_error, error in faults]
+        last = task.slices[-1]
+        places = task.order.places(task.slices[0].row, last.row + last.stop - last.first)
+        faults = self.rows.load(task, places, self._windows[task.arena])
+        return Loaded(task.task, [LoadFault(of_error, to_wire(error)) for of_error, error in faults])
 
-    def fill(self, slot: int, segments: Sequence[Segment], omit: Sequence[int]) -> None:
+    def fill(self, slot: int, segments: Sequence[ArenaSegment], omit: Sequence[int]) -> None:
         """Decode a batch into its slot, but for the rows ``omit`` of it."""
         self._decode(self._slots[slot], segments, omit)
 
-    def try_out(self, segments: Sequence[Segment], omit: Sequence[int]) -> None:
+    def try_out(self, task: TrialTask) -> TriedOut:
         """Decode a batch, and forget it."""
         room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
-        self._decode(room, segments, omit)
+        self._decode(room, task.segments, task.omit)
+        return TriedOut(task.task)
 
     def _decode(
-        self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[Segment], omit: Sequence[int]
+        self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[ArenaSegment], omit: Sequence[int]
     ) -> None:
         if omit:
             whole = np.concatenate([self._windows[arena][start:stop] for arena, start, stop in segments])

@@ -1,4 +1,4 @@
-"""Loading a window from shards that this process reads itself: from slices as messages name them, to blocks."""
+"""Loading a window from shards that this process reads itself: from slices, to blocks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import LoaderdError
+from loaderd.plan.epoch import Slice
 from loaderd.plan.selection import numbers_that
+from loaderd.protocol.worker_messages import FilePlace, LoadTask, ProbeTask
 from loaderd.schema import Schema
 from loaderd.shards.reader import Block, Reading
 from loaderd.shards.shard_file import ShardFile
-from loaderd.workers.load import Part, WindowLoader
+from loaderd.workers.load import Faults, Part, WindowLoader
 
 Places = npt.NDArray[np.intp]
 
 
-def _numbers_left(block: Block, left: list[Any]) -> npt.NDArray[np.int64]:
-    """int64, (left,): the numbers in the block of the records that are in the data set; ``left``: as in LoadTask."""
-    low, high, conditions = left
-    return numbers_that(conditions, low, high) - block.first_record
+def _numbers_of(place: FilePlace) -> npt.NDArray[np.int64]:
+    """int64, (left,): the numbers in its block of the records that are in the data set."""
+    block, left, _ = place
+    if left is None:
+        return np.arange(block.num_records)
+    return numbers_that(left.conditions, left.low, left.high) - block.first_record
 
 
 class FileRows:
@@ -40,50 +43,57 @@ class FileRows:
         """Close the shards' files."""
         self._loader.close()
 
-    def begin(self, task: int, slices: Sequence[list[Any]]) -> None:
+    def begin(self, task: LoadTask) -> None:
         """Begin to fetch what a load will read, where it is far away."""
         if self._loader.reader.fetches:
-            self._loader.reader.begin([block for block, _ in self._wanted(slices)])
+            self._loader.reader.begin([block for block, _ in self._wanted(task.slices, task.places)])
 
-    def is_there(self, task: int, slices: Sequence[list[Any]]) -> bool:
+    def is_there(self, task: LoadTask) -> bool:
         """Whether a load could begin at once: nothing that it reads is still on its way."""
         reader = self._loader.reader
-        return not reader.fetches or reader.are_there([block for block, _ in self._wanted(slices)])
+        return not reader.fetches or reader.are_there([block for block, _ in self._wanted(task.slices, task.places)])
 
     def use_servers(self, addresses: tuple[str, ...]) -> None:
         """It has none."""
 
-    def load(
-        self, task: int, slices: Sequence[list[Any]], places: Places, window: npt.NDArray[np.uint8]
-    ) -> list[tuple[list[int], LoaderdError]]:
-        """Write the rows of ``slices`` (as in LoadTask) to ``window``, uint8 (max_rows, row_bytes), at ``places``.
+    def load(self, task: LoadTask, places: Places, window: npt.NDArray[np.uint8]) -> Faults:
+        """As :meth:`read`."""
+        return self.read(task.slices, task.places, places, window)
 
-        Returns the places that could not be written, and why.
+    def read(
+        self, slices: Sequence[Slice], from_: Sequence[FilePlace], places: Places, window: npt.NDArray[np.uint8]
+    ) -> Faults:
+        """Write the rows of ``slices`` (each read ``from_`` where it is) to ``window``, uint8 (max_rows, row_bytes).
+
+        They go to ``places``. Returns those that could not be written, and why.
         """
-        first_row = slices[0][-2]
+        first_row = slices[0].row
         parts = []
-        for (block, wanted), (*_, first, stop, row, key) in zip(self._wanted(slices), slices, strict=True):
-            of_block = np.full(block.num_records, -1)
-            of_block[wanted] = places[row - first_row : row - first_row + stop - first]
-            parts.append(Part(block, of_block, key))
+        wanted_of = self._wanted(slices, from_)
+        for (block, wanted), (_, first, stop, row, _), place in zip(wanted_of, slices, from_, strict=True):
+            of_block = places[row - first_row : row - first_row + stop - first]
+            if len(of_block) < block.num_records:
+                of_wanted, of_block = of_block, np.full(block.num_records, -1)
+                of_block[wanted] = of_wanted
+            parts.append(Part(block, of_block, place.key))
         return self._loader.load(parts, window)
 
-    def _wanted(self, slices: Sequence[list[Any]]) -> Iterator[tuple[Block, slice | npt.NDArray[np.int64]]]:
+    def _wanted(
+        self, slices: Sequence[Slice], from_: Sequence[FilePlace]
+    ) -> Iterator[tuple[Block, slice | npt.NDArray[np.int64]]]:
         """Of each slice what must be read of its block, and which of the records in that are wanted."""
-        for *place, left, first, stop, _, _ in slices:
-            block = Block(*place)
-            if left is None:
+        for (_, first, stop, _, _), place in zip(slices, from_, strict=True):
+            block = place.block
+            if place.left is None:
                 found = self._loader.reader.narrowed(block, first, stop)
                 skipped = found.first_record - block.first_record
                 yield found, slice(first - skipped, stop - skipped)
             else:
-                numbers = _numbers_left(block, left)[first:stop]
+                numbers = _numbers_of(place)[first:stop]
                 found = self._loader.reader.narrowed(block, int(numbers[0]), int(numbers[-1]) + 1)
                 yield found, numbers - (found.first_record - block.first_record)
 
-    def check_fits(self, block_fields: list[Any], most: int) -> None:
+    def check_fits(self, task: ProbeTask, most: int) -> None:
         """Raise RecordMismatchError where none of the first ``most`` records left of a block fit the schema."""
-        *place, left = block_fields
-        block = Block(*place)
-        numbers = np.arange(block.num_records) if left is None else _numbers_left(block, left)
-        self._loader.check_fits(block, numbers[:most])
+        assert task.place is not None
+        self._loader.check_fits(task.place.block, _numbers_of(task.place)[:most])

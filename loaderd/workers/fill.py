@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loaderd.memory.page import CONSUMER_SLEEPS_FOR, POSITION, Page, barrier, key_of, ring, split_key, step_of
-
-Segment = tuple[int, int, int]
-"""(arena, start, stop)."""
-
-
-class Run(NamedTuple):
-    """Batches ``first`` to ``stop - 1``: ``segments`` of the first, of whose rows ``omit`` are left out."""
-
-    first: int
-    stop: int
-    segments: tuple[Segment, ...]
-    omit: tuple[int, ...]
-
-    @classmethod
-    def from_wire(cls, wire: list[Any]) -> Run:
-        """As Granted has it."""
-        first, count, segments, omit = wire
-        return cls(first, first + count, tuple((arena, start, stop) for arena, start, stop in segments), tuple(omit))
-
-    def segments_of(self, step: int) -> tuple[Segment, ...]:
-        """Where the rows of a batch lie. In a run of several, each lies behind the one before."""
-        if step == self.first:
-            return self.segments
-        ((arena, start, stop),) = self.segments
-        shift = (step - self.first) * (stop - start)
-        return ((arena, start + shift, stop + shift),)
-
-    @property
-    def num_records(self) -> int:
-        """Of each of its batches."""
-        return sum(stop - start for _, start, stop in self.segments) - len(self.omit)
+from loaderd.memory.runs import ArenaSegment, Run, without
 
 
 class Claim(NamedTuple):
@@ -55,7 +25,7 @@ class Claim(NamedTuple):
         return step_of(self.key)
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[ArenaSegment, ...]:
         """Where its rows lie."""
         return self.run.segments_of(self.step)
 
@@ -178,17 +148,3 @@ class Filler:
             self.page.claim(claim.slot, 0)
         else:
             self._parked[claim.key] = claim.slot
-
-
-def without(runs: list[Run], step: int) -> list[Run]:
-    """The same batches but for ``step``."""
-    found = []
-    for run in runs:
-        if not run.first <= step < run.stop:
-            found.append(run)
-            continue
-        if run.first < step:
-            found.append(Run(run.first, step, run.segments, run.omit))
-        if step + 1 < run.stop:
-            found.append(Run(step + 1, run.stop, run.segments_of(step + 1), run.omit))
-    return found

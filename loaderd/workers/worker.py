@@ -21,7 +21,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
@@ -29,7 +29,6 @@ from loaderd.machine import be_killed_first, remedy
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.options import Storage
-from loaderd.plan.passes import listing_of
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
@@ -49,6 +48,8 @@ from loaderd.protocol.worker_messages import (
     ProbeTask,
     Said,
     Seat,
+    Shards,
+    TableFound,
     TaskFailed,
     TrialTask,
     UseServers,
@@ -56,10 +57,10 @@ from loaderd.protocol.worker_messages import (
 )
 from loaderd.shards.access import Access
 from loaderd.shards.reader import Reading
-from loaderd.shards.shard_file import ShardFile, is_remote
+from loaderd.shards.shard_file import is_remote
 from loaderd.workers.execute import Executor, index_shard, list_set
 from loaderd.workers.file_rows import FileRows
-from loaderd.workers.fill import Claim, Filler, Run
+from loaderd.workers.fill import Claim, Filler
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
@@ -127,8 +128,7 @@ class Worker:
                 stream.executor.rows.use_servers(tuple(message.addresses))
         elif isinstance(message, Granted):
             if message.stream in self._streams:
-                runs = [Run.from_wire(run) for run in message.runs]
-                self._streams[message.stream].filler.granted(message.generation, runs)
+                self._streams[message.stream].filler.granted(message.generation, message.runs)
         elif isinstance(message, Withdrawn):
             if message.stream in self._streams:
                 self._streams[message.stream].filler.withdrawn(message.generation, message.step)
@@ -144,10 +144,8 @@ class Worker:
         """Begin to fetch what a task needs from far away, before its turn comes."""
         if isinstance(task, LoadTask) and task.stream in self._streams:
             self._streams[task.stream].executor.begin(task)
-        elif isinstance(task, IndexTask):
-            file = ShardFile(*task.file)
-            if is_remote(file.uri):
-                self._access_of(pickle.loads(task.storage)).fetch_ahead(file)
+        elif isinstance(task, IndexTask) and is_remote(task.file.uri):
+            self._access_of(pickle.loads(task.storage)).fetch_ahead(task.file)
 
     def _access_of(self, storage: Storage) -> Access:
         """One for all tasks and streams with the same options: they share its threads and its connections."""
@@ -193,14 +191,12 @@ class Worker:
         self._turns.append(stream)
 
     def _rows_of(
-        self, description: StreamDescription, source: list[Any] | bytes, spent: memoryview[int]
+        self, description: StreamDescription, source: Shards | bytes, spent: memoryview[int]
     ) -> FileRows | RowFetcher:
         """What reads the records of a stream; ``source`` as in Attach."""
-        if not isinstance(source, bytes):
-            files, compressions = source
-            shards = [ShardFile(*file) for file in files]
-            access = self._access_of(description.options.storage)
-            return FileRows(description.schema, shards, compressions, Reading(self._tell, access, spent))
+        if isinstance(source, Shards):
+            reading = Reading(self._tell, self._access_of(description.options.storage), spent)
+            return FileRows(description.schema, source.files, source.compressions, reading)
         from loaderd.remote.row_fetcher import RowFetcher  # Arrow Flight, for those who need it
 
         rows: RemoteRows = pickle.loads(source)
@@ -320,7 +316,7 @@ class Worker:
         began_ns = time.monotonic_ns()
         if page is not None:
             page.say_task(self._seat, task.task)
-        results: list[object] = []
+        results: list[Done] = []
         error = self._error_of(lambda: results.append(self._result_of(task)), type(task).__name__)
         if page is not None:
             page.say_task(self._seat, None)
@@ -329,21 +325,20 @@ class Worker:
                 page.count(self._seat, Counter.LOADS, 1)
                 page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
         self._pass_on()
-        answer = Done(task.task, results[0]) if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error))
-        self._channel.send(answer)
+        self._channel.send(results[0] if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error)))
 
     def _count_storage(self, page: Page) -> None:
         for access in self._accesses:
             for counter, amount in zip(STORAGE_COUNTERS, astuple(access.take_counts()), strict=True):
                 page.count(self._seat, counter, amount)
 
-    def _result_of(self, task: AnyTask) -> object:
+    def _result_of(self, task: AnyTask) -> Done:
         if isinstance(task, ListTask):
             return list_set(task, self._tell, self._access_of(pickle.loads(task.storage)))
         if isinstance(task, AskTask):
             from loaderd.remote.ask_once import ask_table  # Arrow Flight, for those who need it
 
-            return ask_table(pickle.loads(task.of), listing_of(task.listing), self._tell, self._say)
+            return TableFound(task.task, ask_table(pickle.loads(task.of), task.listing, self._tell, self._say))
         if isinstance(task, IndexTask):
             return index_shard(task, self._tell, self._access_of(pickle.loads(task.storage)))
         executor = self._streams[task.stream].executor
@@ -351,8 +346,7 @@ class Worker:
             return executor.load(task)
         if isinstance(task, ProbeTask):
             return executor.probe(task)
-        executor.try_out([(arena, start, stop) for arena, start, stop in task.segments], task.omit)
-        return None
+        return executor.try_out(task)
 
     def _error_of(self, do: Callable[[], object], what: str) -> LoaderdError | None:
         """Do it; whatever goes wrong becomes an error of loaderd's."""

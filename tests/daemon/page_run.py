@@ -16,7 +16,7 @@ from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key, words_of
 from loaderd.memory.taking import Taker
-from loaderd.workers.fill import Claim, Filler, Run
+from loaderd.workers.fill import Claim, Filler
 
 
 def new_page(num_slots: int, num_seats: int) -> Page:
@@ -54,8 +54,7 @@ class Hand:
             if isinstance(said, Withdrawal):
                 self.filler.withdrawn(generation, said.step)
                 continue
-            runs = [Run.from_wire(grant.to_wire()) for grant in said]
-            self.filler.granted(generation, runs)
+            self.filler.granted(generation, [grant.run for grant in said])
 
     def _wake_up(self) -> None:
         self.asleep = False

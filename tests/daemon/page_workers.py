@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
+from loaderd.daemon.pool.tasks import LoadWork, Task
 from loaderd.memory.page import Page, words_of
-from loaderd.protocol.worker_messages import Granted, Withdrawn
-from loaderd.workers.fill import Claim, Filler, Run
+from loaderd.protocol.worker_messages import Granted, Loaded, LoadFault, TriedOut, Withdrawn
+from loaderd.workers.fill import Claim, Filler
 
 
 def new_page(num_slots: int, num_seats: int) -> Page:
     """On memory of its own."""
     return Page(np.zeros(8 * words_of(num_slots, num_seats), np.uint8), num_slots, num_seats)
+
+
+def answer_to(task: Task, faults: Sequence[LoadFault] = ()) -> Loaded | TriedOut:
+    """What a worker says when it has done a load, or a trial."""
+    is_load = isinstance(task.work, LoadWork)
+    return Loaded(task.number, list(faults)) if is_load else TriedOut(task.number)
 
 
 class PageWorker:
@@ -38,4 +46,4 @@ class PageWorker:
         if isinstance(message, Withdrawn):
             self.filler.withdrawn(message.generation, message.step)
             return
-        self.filler.granted(message.generation, [Run.from_wire(run) for run in message.runs])
+        self.filler.granted(message.generation, message.runs)

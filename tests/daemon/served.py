@@ -109,7 +109,7 @@ class Consumer:
 
     def start(self, pass_: Pass, generation: int = 1) -> Consumer:
         self.taker.begin(generation, 0)
-        return self.send(Start(generation, pass_.to_wire(), 0))
+        return self.send(Start(generation, pass_, 0))
 
     def wait_for_batch(self, limit_s: float = _LIMIT_S) -> Consumer:
         """Until one can be taken. Raises what the server says instead."""

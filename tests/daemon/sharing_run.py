@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Collection
 
 import numpy as np
-from page_workers import PageWorker, new_page
+from page_workers import PageWorker, answer_to, new_page
 
 from loaderd.daemon.delivery.grants import Withdrawal
 from loaderd.daemon.delivery.outgoing import Delivery
@@ -93,7 +93,7 @@ class Workshop:
                 if isinstance(item, Withdrawal):
                     worker.tell(Withdrawn(0, stream.generation, item.step))
                 else:
-                    worker.tell(Granted(0, stream.generation, [grant.to_wire() for grant in item]))
+                    worker.tell(Granted(0, stream.generation, [grant.run for grant in item]))
 
     # ------------------------------------------------------------------------------------------ workers
 
@@ -126,7 +126,7 @@ class Workshop:
 
     def _end(self, job: Task | tuple[PageWorker, Claim]) -> None:
         if isinstance(job, Task):
-            self.stream.done(job, [])
+            self.stream.done(job, answer_to(job))
             return
         worker, claim = job
         generation, step = claim.place

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 from page_run import Floor
+from page_workers import answer_to
 
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import LoadWork, Task
+from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.epoch import Slice
@@ -145,7 +146,7 @@ class Run:
     def end_task(self, task: Task, error: LoaderdError | None = None) -> None:
         (worker,) = [worker for worker, other in self.working if other is task]
         self.working.remove((worker, task))
-        self.scheduler.end_task(worker, task.number, [] if isinstance(task.work, LoadWork) else None, error)
+        self.scheduler.end_task(worker, task.number, error or answer_to(task))
         self.hand_out()
 
     def to_the_end(

@@ -14,11 +14,12 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Fault, LoadWork, Task
 from loaderd.errors import CorruptRecordError, LoaderdError
 from loaderd.memory.page import POSITION
+from loaderd.memory.runs import ArenaSegment
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course
 from loaderd.plan.shares import HostShare, Rest
-from loaderd.workers.fill import Claim, Segment
+from loaderd.workers.fill import Claim
 
 Row = tuple[int, int, int]
 """(epoch, block, record of the block)."""
@@ -163,7 +164,7 @@ class StreamWorld(RuleBasedStateMachine):
         assert self.stream.is_under_way(claim.key) and step not in self.broken
         self.slots[claim.slot] = [None]
 
-    def read(self, segments: tuple[Segment, ...]) -> list[Row | None]:
+    def read(self, segments: tuple[ArenaSegment, ...]) -> list[Row | None]:
         return [row for arena, start, stop in segments for row in self.arenas[arena][start:stop]]
 
     def finish_load(self, task: Task, work: LoadWork, faults: list[int]) -> list[Fault]:

@@ -228,7 +228,7 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
     options = Subscription(10).to_wire()
     hello = Hello(PROTOCOL, VERSION, "train")
     version = rf"loaderd {loaderd.__version__} .* protocol {PROTOCOL}; the consumer is loaderd 9.9 and speaks 99"
-    start = [*Pass(0, 1).to_wire()]
+    start = Pass(0, 1)
     cases: list[tuple[Sequence[object], type[LoaderdError], str]] = [
         ([Hello(99, "9.9", "train")], ServerError, version),
         ([Hello(PROTOCOL, VERSION, "other")], ServerError, "no data set 'other'; there are .*'train', 'valid'"),
@@ -263,9 +263,9 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
     )
     refused(daemon.subscribe().send(Want(1)), ServerError, "Want")
     refused(daemon.subscribe().send(List(None)), OptionError, "grows")
-    refused(daemon.subscribe().send(Start(1, ["x"], 0)), OptionError, "a pass must be its four fields")
+    refused(daemon.subscribe().send(Start(1, Pass(-1, 1), 0)), OptionError, "first_epoch must be")
     # The ends of three windows: a batch reaches over all of them, and there is memory for two windows.
-    ends = Pass(0, 1, ((260, 260, 260),)).to_wire()
+    ends = Pass(0, 1, ((260, 260, 260),))
     refused(daemon.subscribe().send(Start(1, ends, 0)), OptionError, "needs 3 at a time; there are 2 of 267")
     assert len(flat(healthy.read())) == 800
     assert daemon.report()["workers_restarted"] == 0

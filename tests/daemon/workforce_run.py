@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from page_workers import answer_to
+
 from loaderd.daemon.delivery.granting import Granting
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import IndexWork, LoadWork, Task
@@ -29,7 +31,7 @@ from loaderd.protocol.worker_messages import (
     TaskFailed,
     Withdrawn,
 )
-from loaderd.workers.fill import Claim, Filler, Run
+from loaderd.workers.fill import Claim, Filler
 
 
 def was_rung(bell: int) -> bool:
@@ -99,7 +101,7 @@ def _granting_of(number: int, stream: Stream, workforce: Workforce) -> Granting:
     page = stream.page
 
     def attach_message(seat: int) -> Attach:
-        return Attach(number, b"", [], 0, page.num_slots, page.num_seats, page.news(seat))
+        return Attach(number, b"", b"", 0, page.num_slots, page.num_seats, page.news(seat))
 
     opened: Any = SimpleNamespace(
         number=number,
@@ -143,11 +145,7 @@ class Hand:
         if isinstance(message, Task):
             self.tasks.append(message)
         elif isinstance(message, Granted):
-            runs = [
-                Run(first, first + count, tuple((arena, start, stop) for arena, start, stop in segments), tuple(omit))
-                for first, count, segments, omit in message.runs
-            ]
-            self.fillers[message.stream].granted(message.generation, runs)
+            self.fillers[message.stream].granted(message.generation, message.runs)
         elif isinstance(message, Withdrawn):
             self.fillers[message.stream].withdrawn(message.generation, message.step)
         elif isinstance(message, Attach):
@@ -215,15 +213,16 @@ class Hand:
         page = self._crew.pages[self._crew.stream_of(task)]
         return bool(page.words[POSITION] >= key_of(task.generation, task.work.due))
 
-    def end(self, result: Any = None, error: LoaderdError | None = None) -> None:
-        """Have it end what it is at, and say what there is to say."""
+    def end(self, answer: Done | None = None, error: LoaderdError | None = None) -> None:
+        """Have it end what it is at, and say what there is to say; ``answer``: of a task, if it is no usual one."""
         job, self.job = self.job, None
         assert job is not None
         if job.task is not None:
             number = job.task.number
             if job.stream in self._crew.pages:
                 self._crew.pages[job.stream].say_task(self.seat, None)
-            self.said.append(Done(number, result) if error is None else TaskFailed(number, NO_STREAM, to_wire(error)))
+            done = answer or answer_to(job.task)
+            self.said.append(done if error is None else TaskFailed(number, NO_STREAM, to_wire(error)))
             return
         assert job.claim is not None
         filler = self.fillers[job.stream]

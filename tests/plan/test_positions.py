@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from loaderd.errors import OptionError
 from loaderd.options import Remainder, StreamOptions
-from loaderd.plan.passes import Pass, PassPlan, past_of
+from loaderd.plan.passes import Pass, PassPlan, pass_of, past_of
 from loaderd.plan.positions import Course, Position
 from loaderd.plan.rows import SetRows
 
@@ -253,7 +253,7 @@ def plan_of(job: Job, pass_: Pass, step: int) -> None:
 )
 def test_a_pass_of_any_values_can_be_planned_or_is_refused(job: Job, wire: Any, step: int):
     try:
-        pass_ = Pass.from_wire(wire)
+        pass_ = pass_of(wire)
         num_steps = job.course(0).batches(pass_).num_steps
     except OptionError:
         return

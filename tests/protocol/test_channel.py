@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from loaderd.errors import DaemonError
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Ask, Message, Open, Want, Warned, encode
-from loaderd.protocol.worker_messages import Done
+from loaderd.protocol.worker_messages import Loaded, LoadFault
 
 Pair = tuple[Channel, Channel]
 
@@ -44,7 +44,7 @@ MESSAGES = [
     Want(3),
     Open(bytes(range(256)), None),
     Warned("ü" * 40, 2),
-    Done(7, [[1, 2], {"a": None}]),
+    Loaded(7, [LoadFault([1, 2], {"a": None})]),
 ]
 STREAM = b"".join(map(encode, MESSAGES))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaderd.plan.passes import Pass
 from loaderd.protocol import messages, worker_messages
 from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
@@ -28,8 +29,16 @@ VALUES = st.recursive(
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """What a field of that type can hold."""
-    if get_origin(kind) is list:
-        return st.lists(values_of(get_args(kind)[0]), max_size=3)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return st.sampled_from(parts)
+    if origin is tuple:
+        each = st.lists(values_of(parts[0]), max_size=3) if parts[1:] == (...,) else st.tuples(*map(values_of, parts))
+        return each.map(tuple)
+    if hasattr(kind, "_fields"):
+        return instances_of(kind)
+    if origin is list:
+        return st.lists(values_of(parts[0]), max_size=3)
     if get_origin(kind) is dict:
         return st.dictionaries(values_of(get_args(kind)[0]), values_of(get_args(kind)[1]), max_size=3)
     if get_origin(kind) is UnionType:
@@ -38,7 +47,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     return {Any: VALUES, type(None): st.none(), **plain}[kind]
 
 
-def instances_of(cls: type[Message]) -> st.SearchStrategy[Message]:
+def instances_of(cls: Any) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{name: values_of(kind) for name, kind in get_type_hints(cls).items()})
 
 
@@ -51,12 +60,17 @@ def unpack(data: bytes) -> list[Any]:
 def test_a_message_survives_the_way(cls: type[Message], data: st.DataObject):
     message = data.draw(instances_of(cls))
     back = decode(unpack(encode(message)))
-    assert type(back) is cls and back == message
+    assert type(back) is cls and back == message and types_of(back) == types_of(message)
+
+
+def types_of(value: object) -> object:
+    """Its type, and those of what is in it."""
+    return (type(value), [types_of(each) for each in value]) if isinstance(value, (tuple, list)) else type(value)
 
 
 def test_every_message_has_a_number_of_its_own():
-    defined = [value for value in vars(messages).values() if hasattr(value, "_fields")]
-    assert set(defined) == set(CLASSES) and len(CLASSES) == len(set(CLASSES))
+    defined = {value for value in vars(messages).values() if hasattr(value, "_fields")}
+    assert defined - {messages.PageSize, Pass} == set(CLASSES) and len(CLASSES) == len(set(CLASSES))
     numbers = [unpack(encode(cls(*[0] * len(cls._fields))))[0] for cls in CLASSES]
     assert sorted(numbers) == list(range(len(CLASSES)))
 

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import msgpack
 
+from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.protocol.messages import (
     PROTOCOL,
@@ -46,7 +47,7 @@ VALID = [
     Subscribe(OPTIONS, None),
     Subscribe(OPTIONS, Position(1, 2, past=((400, 400),)).to_json()),
     List([["a", "b", 3, "c"], None]),
-    Start(1, [0, 1, [[100, 100]], None], 4, [5, 6]),
+    Start(1, Pass(0, 1, ((100, 100),)), 4, [5, 6]),
     Want(2),
     Ask(),
     AskStatus(),

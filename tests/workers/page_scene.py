@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from loaderd.memory.page import Page, new_bell, split_key, words_of
+from loaderd.memory.runs import Run
 from loaderd.memory.taking import Taker
-from loaderd.workers.fill import Claim, Filler, Run
+from loaderd.workers.fill import Claim, Filler
 
 SIZE = 3
 """Records of a batch."""

@@ -17,12 +17,13 @@ from loaderd.dataset import Dataset, StreamDescription
 from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError, WorkerError, from_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
+from loaderd.memory.runs import ArenaSegment
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
-from loaderd.protocol.worker_messages import IndexTask, LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import Indexed, IndexTask, LoadFault, LoadTask, ProbeTask, TrialTask
 from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
@@ -64,13 +65,19 @@ class Stage:
         for memory in (self.windows, self.slots, *theirs):
             memory.close_fd()
 
-    def load(self, window: int, arena: int) -> list[list[Any]]:
+    def load(self, window: int, arena: int) -> list[LoadFault]:
         """Load a window, two slices a task; returns the faults."""
         order = self.plan.order_of(window)
-        slices = [self.table.slice(part, 3) for part in self.plan.slices_of(window)]
-        where = [order.key, order.size, order.first, order.stop]
-        tasks = [LoadTask(i, 0, 0, arena, where, slices[i : i + 2]) for i in range(0, len(slices), 2)]
-        return [fault for task in tasks for fault in self.executor.load(task)]
+        slices = self.plan.slices_of(window)
+        places = [self.table.place(part.block, 3, part.epoch) for part in slices]
+        tasks = [
+            LoadTask(i, 0, 0, arena, order, slices[i : i + 2], places[i : i + 2]) for i in range(0, len(slices), 2)
+        ]
+        return [fault for task in tasks for fault in self.executor.load(task).faults]
+
+    def probe(self, any_fits: bool) -> None:
+        place = self.table.place(0)
+        self.executor.probe(ProbeTask(0, 0, 0, place.block.num_records, place, any_fits))
 
     def numbers(self, window: int) -> list[int]:
         """The planned number of each place of a window: records are numbered through in the order of the blocks."""
@@ -208,12 +215,13 @@ def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbere
     planned = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
     assert 77 not in planned
     tried.clear()
-    stage.executor.try_out([(2, 50, 57), (0, 0, 9)], [0, *range(3, 16)])
+    segments = [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)]
+    stage.executor.try_out(TrialTask(0, 0, segments, [0, *range(3, 16)]))
     assert tried == planned[1:3]
     (window,) = [window for window in range(3) if 77 in stage.numbers(window)]
     place = stage.numbers(window).index(77)
     with pytest.raises(WorkerError, match="raised KeyError: 77"):
-        stage.executor.try_out([((2, 0, 1)[window], place, place + 1)], [])
+        stage.executor.try_out(TrialTask(0, 0, [ArenaSegment((2, 0, 1)[window], place, place + 1)], []))
     assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
     assert np.array_equal(stage.windows.bytes, before)
 
@@ -240,11 +248,11 @@ def test_the_files_of_a_stream_that_is_over_are_closed(
 
 @pytest.mark.parametrize("any_fits", [False, True])
 def test_a_probe_reads_the_first_record(write_numbered: Write, stage: Stage, any_fits: bool):
-    stage.executor.probe(ProbeTask(0, 0, stage.table.block(0), any_fits))
+    stage.probe(any_fits)
     other = loaderd.Schema({"id": loaderd.Float()}, {"id": loaderd.Array("id")})
     wrong = Stage(write_numbered([60], "others"), other)
     with pytest.raises(RecordMismatchError, match=r"record 0 at byte 0: expected .*float"):
-        wrong.executor.probe(ProbeTask(0, 0, wrong.table.block(0), any_fits))
+        wrong.probe(any_fits)
 
 
 def test_a_probe_of_many_finds_the_one_that_fits(write_numbered: Write, numbered_schema: loaderd.Schema):
@@ -252,36 +260,29 @@ def test_a_probe_of_many_finds_the_one_that_fits(write_numbered: Write, numbered
     empty = framed(b"")
     path.write_bytes(empty + empty + path.read_bytes() + empty)
     stage = Stage([path], numbered_schema)
-    stage.executor.probe(ProbeTask(0, 0, stage.table.block(0), True))
+    stage.probe(True)
     with pytest.raises(RecordMismatchError, match="record 0 at byte 0"):
-        stage.executor.probe(ProbeTask(0, 0, stage.table.block(0), False))
+        stage.probe(False)
 
 
 def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
     (path,) = write_numbered([100])
     (file,) = list_shards(str(path))
 
-    def index(where: Path) -> list[Any]:
+    def index(where: Path) -> Indexed:
         return index_shard(
-            IndexTask(
-                0,
-                [file.uri, file.size_bytes, file.mtime_ns],
-                str(where),
-                30,
-                pickle.dumps(Storage()),
-                pickle.dumps(None),
-            )
+            IndexTask(0, file, str(where), 30, pickle.dumps(Storage()), pickle.dumps(None)),
         )
 
-    encoded, unstored, _ = index(tmp_path / "cache")
-    assert unstored is None
+    _, encoded, unkept, _ = index(tmp_path / "cache")
+    assert unkept is None
     found = decode_index(encoded)
     assert found.file == file and found.counts.tolist() == [30, 30, 30, 10]
     kept = IndexCache(str(tmp_path / "cache"), 30).load(file)
     assert kept is not None and kept.encode() == encoded
     (tmp_path / "no folder").touch()
-    encoded, unstored, _ = index(tmp_path / "no folder")
-    assert decode_index(encoded).num_records == 100 and "Not a directory" in unstored
+    _, encoded, unkept, _ = index(tmp_path / "no folder")
+    assert decode_index(encoded).num_records == 100 and unkept is not None and "Not a directory" in unkept
     os.remove(path)
     with pytest.raises(ShardReadError, match="No such file"):
         index(tmp_path / "cache")

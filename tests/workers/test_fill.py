@@ -10,7 +10,8 @@ import pytest
 from page_scene import SIZE, Died, Scene
 
 from loaderd.memory.page import POSITION, WAKE_DAEMON_AT, key_of, silence, step_of
-from loaderd.workers.fill import Claim, Filler, Run, without
+from loaderd.memory.runs import Run, without
+from loaderd.workers.fill import Claim, Filler
 
 Do = Callable[[Scene], object]
 NewScene = Callable[..., Scene]

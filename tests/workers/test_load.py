@@ -195,7 +195,7 @@ def test_a_record_that_does_not_fit_costs_its_place_alone(
     files = list_shards(str(paths[0]))
     index = build_index(files[0], 40)
     loader = WindowLoader(numbered_schema, files, [index.compression])
-    anchored = blocks_of(0, index) if not callable(compress) else [Block(0, 0, len(content), 100, 0)]
+    anchored = blocks_of(0, index) if not callable(compress) else [Block(0, 0, len(content), 100, 0, b"")]
     parts = [Part(block, block.first_record + np.arange(block.num_records)) for block in anchored]
     window = np.zeros((100, numbered_schema.row_bytes), dtype=np.uint8)
     faults = faults_of(loader.load(parts, window))

@@ -36,7 +36,7 @@ class Granting:
 
     def granted_message(self) -> Granted:
         """What a worker that comes may make."""
-        runs = [grant.to_wire() for grant in self._stream.all_granted()]
+        runs = [grant.run for grant in self._stream.all_granted()]
         return Granted(self.number, self._stream.generation, runs)
 
     def say(self) -> None:
@@ -47,7 +47,7 @@ class Granting:
             if isinstance(item, Withdrawal):
                 self._workforce.tell(self, Withdrawn(self.number, stream.generation, item.step))
             else:
-                runs = [grant.to_wire() for grant in item]
+                runs = [grant.run for grant in item]
                 self._workforce.tell(self, Granted(self.number, stream.generation, runs))
 
     def is_under_way(self, key: int) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loaderd.daemon.pool.tasks import PlannedBatch
+from loaderd.memory.runs import Run
 from loaderd.plan.batches import Segment
 
 
@@ -33,9 +34,10 @@ class Grant(NamedTuple):
         front = [Grant(self.first, step)] if self.first.step < step else []
         return [*front, Grant(self.batch(step + 1), self.stop)] if step + 1 < self.stop else front
 
-    def to_wire(self) -> list[Any]:
-        """A run, as Granted wants it."""
-        return [self.first.step, self.stop - self.first.step, self.first.segments_to_wire(), list(self.first.omit)]
+    @property
+    def run(self) -> Run:
+        """As workers see it."""
+        return Run(self.first.step, self.stop, self.first.arena_segments, self.first.omit)
 
 
 class Withdrawal(NamedTuple):

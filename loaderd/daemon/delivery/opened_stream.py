@@ -19,9 +19,10 @@ from loaderd.memory.page import POSITION, Page, key_of, new_bell, split_key, wor
 from loaderd.memory.samples import PAGE_NAME, Seen, begin, encode_facts
 from loaderd.memory.watch import Watched
 from loaderd.options import StreamOptions
+from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course, Position
-from loaderd.protocol.messages import Listed, Opened
+from loaderd.protocol.messages import Listed, Opened, PageSize
 from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialTask
 from loaderd.snapshots import Kernels
 
@@ -205,7 +206,7 @@ class OpenedStream:
 
     def opened_message(self, index_facts: Mapping[str, Any], num_seats: int) -> Opened:
         """What the client needs, which reads a page of so many seats; goes with :attr:`client_fd` and others."""
-        page = [self.page.num_slots, num_seats]
+        page = PageSize(self.page.num_slots, num_seats)
         return Opened({**self._sizes, **index_facts, "kernels": self.kernels}, page)
 
     def listed_message(self, error: LoaderdError | None = None) -> Listed:
@@ -226,14 +227,15 @@ class OpenedStream:
             assert self.stream.plan is not None
             order = self.stream.plan.order_of(work.window)
             seed = self._description.options.seed
-            slices = [self._data.slice(part, seed) for part in work.slices]
+            places = self._data.places(work.slices, seed)
             due = key_of(task.generation, work.due)
-            order_fields = [order.key, order.size, order.first, order.stop]
-            return LoadTask(task.number, self.number, due, work.arena, order_fields, slices)
+            return LoadTask(task.number, self.number, due, work.arena, order, list(work.slices), places)
         if isinstance(work, TrialWork):
-            return TrialTask(task.number, self.number, work.batch.segments_to_wire(), work.omit)
+            return TrialTask(task.number, self.number, list(work.batch.arena_segments), work.omit)
         assert isinstance(work, ProbeWork)
-        return ProbeTask(task.number, self.number, self._data.block(work.block), work.any_fits)
+        block, count = work.block, self._data.count(work.block)
+        (place,) = self._data.places([Slice(block, 0, count, 0, 0)], 0) or (None,)
+        return ProbeTask(task.number, self.number, block, count, place, work.any_fits)
 
     def close(self) -> None:
         """Give the memories back; nothing can be done with the stream any more.

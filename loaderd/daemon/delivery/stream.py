@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from loaderd.daemon.delivery.away import Away
 from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
@@ -32,16 +31,18 @@ from loaderd.daemon.pool.tasks import (
     HINT_OF_DEATHS,
     MAX_DEATHS,
     TASKS_PER_WORKER,
+    Fault,
     LoadWork,
     PlannedBatch,
     Task,
     TrialWork,
 )
-from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError
+from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
 from loaderd.memory.page import GRANTED, MAX_STEP, NEVER, POSITION, WAKE_DAEMON_AT, Page, barrier, key_of, split_key
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
+from loaderd.protocol.worker_messages import Done, Loaded
 
 _NO_GENERATION = 0
 
@@ -132,14 +133,16 @@ class Stream:
     def advanced(self, task: Task, done_bytes: int) -> None:
         """Of no effect: nobody asks how far a load is."""
 
-    def done(self, task: Task, result: Any) -> None:
-        """A task is done; the result of a load is the list of its faults. :meth:`look` comes behind it."""
+    def done(self, task: Task, result: Done) -> None:
+        """A task is done. :meth:`look` comes behind it."""
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork):
             self._away.is_back()
-            self._windows.loaded(task.work, result)
+            assert isinstance(result, Loaded)
+            faults = [Fault(tuple(fault.places), from_wire(fault.error)) for fault in result.faults]
+            self._windows.loaded(task.work, faults)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)
 

@@ -12,7 +12,11 @@ from loaderd.plan.passes import Pass, PassPlan
 
 
 class Feed:
-    """What there is for the members lies in ``outbox``, in the order of the batches. Each slot there is lent."""
+    """What there is for the members lies in ``outbox``, in the order of the batches.
+
+    A slot that lies there no more has **holders**: members, by their numbers, and None for the group itself, which
+    keeps what it has not handed out yet. It is the stream's again when nobody holds it.
+    """
 
     def __init__(self, stream: Stream, taker: Taker) -> None:
         self.outbox: deque[Outgoing] = deque()
@@ -21,6 +25,7 @@ class Feed:
         self._omissions: dict[int, Omission] = {}
         self._broken: dict[int, BrokenBatch] = {}
         self._ended = True
+        self._holders: dict[int, set[int | None]] = {}
 
     @property
     def plan(self) -> PassPlan | None:
@@ -57,12 +62,37 @@ class Feed:
         self._ended = True
         self._taker.stop(self._stream.generation + 1)  # or the workers would go on until no slot is left
 
-    def release(self, slots: list[int]) -> None:
-        """Slots are given back; raises ValueError for one that is not lent."""
-        for slot in slots:
-            if slot not in self._taker.held:
-                raise ValueError(f"slot {slot} is not lent")
-            self._taker.release(slot)
+    # ------------------------------------------------------------------------------------------- slots
+
+    def lend(self, slot: int, holder: int | None) -> None:
+        """``holder`` has a slot, beside those who have it already."""
+        self._holders.setdefault(slot, set()).add(holder)
+
+    def give_back(self, slot: int, holder: int | None) -> bool:
+        """``holder`` has a slot no more; returns whether it is free now. Raises ValueError if it did not have it."""
+        holders = self._holders.get(slot, set())
+        if holder not in holders:
+            raise ValueError(f"slot {slot} is not lent to consumer {holder}")
+        holders.remove(holder)
+        if holders:
+            return False
+        del self._holders[slot]
+        self._taker.release(slot)
+        return True
+
+    def slots_of(self, holder: int | None) -> set[int]:
+        """The slots that ``holder`` has."""
+        return {slot for slot, holders in self._holders.items() if holder in holders}
+
+    def describe(self) -> str:
+        """What to wait for: members to give slots back, or workers."""
+        if len(self._holders) < self.num_slots:
+            return "waits for the workers"
+        members = sorted({one for holders in self._holders.values() for one in holders if one is not None})
+        having = ", ".join(f"consumer {member} has {len(self.slots_of(member))}" for member in members)
+        return f"waits for batches to be given back: of {self.num_slots}, {having}"
+
+    # ----------------------------------------------------------------------------------------- batches
 
     def collect(self) -> None:
         """Take what is there, and have the daemon woken when the next batch is."""

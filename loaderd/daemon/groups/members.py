@@ -11,7 +11,7 @@ All are pure state machines: events in (a member joins, starts, gives slots back
 one member does must not make another one's batches void.
 
 **Slots.** A slot that has been handed to a member is lent to it until it gives it back or leaves, whatever it starts
-meanwhile. A slot that several have is free when the last of them has given it back (:class:`Loans`).
+meanwhile. A slot that several have is free when the last of them has given it back (see ``feed.Feed``).
 """
 
 from __future__ import annotations
@@ -110,53 +110,6 @@ def require_room(group: str, num_present: int, num_members: int) -> None:
             f"the {group} group has its {num_members} consumers",
             hint="Give all of them the same, larger `consumers`, or this one another `group`.",
         )
-
-
-class Loans:
-    """Who has which slots of a stream. A slot is the stream's again when nobody has it.
-
-    A holder is a member's number, or None for the machine itself, which keeps what it has not handed out yet.
-    """
-
-    def __init__(self, stream: Feed) -> None:
-        self._stream = stream
-        self._holders: dict[int, set[int | None]] = {}
-
-    def lend(self, slot: int, holder: int | None) -> None:
-        """``holder`` has a slot, beside those who have it already."""
-        self._holders.setdefault(slot, set()).add(holder)
-
-    def give_back(self, slot: int, holder: int | None) -> bool:
-        """``holder`` has a slot no more; returns whether it is free now. Raises ValueError if it did not have it."""
-        holders = self._holders.get(slot, set())
-        if holder not in holders:
-            raise ValueError(f"slot {slot} is not lent to consumer {holder}")
-        holders.remove(holder)
-        if holders:
-            return False
-        del self._holders[slot]
-        self._stream.release([slot])
-        return True
-
-    def slots_of(self, holder: int | None) -> set[int]:
-        """The slots that ``holder`` has."""
-        return {slot for slot, holders in self._holders.items() if holder in holders}
-
-    @property
-    def all_lent(self) -> bool:
-        """Whether the stream has no slot left to work in."""
-        return len(self._holders) == self._stream.num_slots
-
-    def describe(self) -> str:
-        """What to wait for: members to give slots back, or workers."""
-        if not self.all_lent:
-            return "waits for the workers"
-        counts = {
-            member: len(self.slots_of(member))
-            for member in sorted({one for holders in self._holders.values() for one in holders if one is not None})
-        }
-        having = ", ".join(f"consumer {member} has {number}" for member, number in counts.items())
-        return f"waits for batches to be given back: of {self._stream.num_slots}, {having}"
 
 
 class PageReader:

@@ -29,7 +29,7 @@ from itertools import count
 
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, PassEnd
 from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.groups.members import GRACE_S, Handed, Loans, PassKey, key_of, require_place, require_room
+from loaderd.daemon.groups.members import GRACE_S, Handed, PassKey, key_of, require_place, require_room
 from loaderd.plan.passes import Pass
 
 Place = tuple[PassKey, int]
@@ -55,7 +55,6 @@ class Mirrored:
         self._stream = stream
         self._num_members = num_members
         self._share = max(1, stream.num_slots // num_members)
-        self._loans = Loans(stream)
         self._members: dict[int, _Member] = {}
         self._begun = False
         self._quiet_s = 0.0
@@ -88,7 +87,7 @@ class Mirrored:
 
     def release(self, member: int, slots: list[int]) -> None:
         for slot in slots:
-            if self._loans.give_back(slot, member):
+            if self._stream.give_back(slot, member):
                 self._forget_recent(slot)
 
     def stop(self, member: int) -> None:
@@ -97,7 +96,7 @@ class Mirrored:
     def leave(self, member: int) -> None:
         del self._members[member]
         self._handed = [handed for handed in self._handed if handed.member != member]
-        self.release(member, list(self._loans.slots_of(member)))
+        self.release(member, list(self._stream.slots_of(member)))
         self._begun = self._begun and bool(self._members)
         self._settle()
 
@@ -178,7 +177,7 @@ class Mirrored:
 
     def _hand(self, member: int, one: _Member, item: Delivery | BrokenBatch) -> None:
         if isinstance(item, Delivery):
-            self._loans.lend(item.slot, member)
+            self._stream.lend(item.slot, member)
         self._handed.append(Handed(member, one.generation, item))
         one.place = one.place[0], item.step + 1
 
@@ -202,7 +201,7 @@ class Mirrored:
         missed = [item for item in self._recent if item.step >= one.place[1]]
         if not missed or missed[0].step != one.place[1]:
             return
-        own, slots = self._loans.slots_of(member), {slot for item in missed for slot in _slots(item)}
+        own, slots = self._stream.slots_of(member), {slot for item in missed for slot in _slots(item)}
         if not own & slots and len(own) + len(slots) <= self._share:
             for item in missed:
                 self._hand(member, one, item)
@@ -224,7 +223,7 @@ class Mirrored:
         if self._pass is not None:
             if member in self._next_ones():
                 full = self._full_ones()
-                return f"waits for {_named(full)} to give batches back" if full else self._loans.describe()
+                return f"waits for {_named(full)} to give batches back" if full else self._stream.describe()
             behind = [
                 number
                 for number, other in self._members.items()
@@ -239,7 +238,7 @@ class Mirrored:
         return self.held_by(member) >= self._share  # else it may hold them to use them, and wait for another member
 
     def held_by(self, member: int) -> int:
-        return len(self._loans.slots_of(member))
+        return len(self._stream.slots_of(member))
 
 
 def _slots(item: Delivery | BrokenBatch) -> list[int]:

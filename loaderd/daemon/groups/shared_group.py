@@ -30,7 +30,6 @@ from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.members import (
     GRACE_S,
     Handed,
-    Loans,
     PassKey,
     Progressed,
     key_of,
@@ -40,7 +39,7 @@ from loaderd.daemon.groups.members import (
 from loaderd.plan.passes import Pass
 
 _QUEUE = None
-"""Who holds the slots of the batches that are ready (see ``Loans``)."""
+"""Who holds the slots of the batches that are ready (see ``Feed``)."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,6 @@ class Shared:
     def __init__(self, stream: Feed, num_members: int) -> None:
         self._stream = stream
         self._num_members = num_members
-        self._loans = Loans(stream)
         self._members: dict[int, _Member] = {}
         self._turns: deque[int] = deque()
         """The members that want batches, in the order in which they get one."""
@@ -160,7 +158,7 @@ class Shared:
 
     def release(self, member: int, slots: list[int]) -> None:
         for slot in slots:
-            self._loans.give_back(slot, member)
+            self._stream.give_back(slot, member)
             if self._at is not None and slot in self._at.in_flight and self._at.in_flight[slot][0] == member:
                 self._at.use(self._at.in_flight.pop(slot)[1].step)
 
@@ -173,8 +171,8 @@ class Shared:
         if member in self._turns:
             self._turns.remove(member)
         self._handed = [handed for handed in self._handed if handed.member != member]
-        for slot in self._loans.slots_of(member):
-            self._loans.give_back(slot, member)
+        for slot in self._stream.slots_of(member):
+            self._stream.give_back(slot, member)
         if not self._members:
             self._end_group()
 
@@ -245,8 +243,8 @@ class Shared:
 
     def _end_group(self) -> None:
         self._stream.stop()
-        for slot in self._loans.slots_of(_QUEUE):
-            self._loans.give_back(slot, _QUEUE)
+        for slot in self._stream.slots_of(_QUEUE):
+            self._stream.give_back(slot, _QUEUE)
         self._at = None
 
     # ------------------------------------------------------------------------------------------ batches
@@ -254,9 +252,9 @@ class Shared:
     def _keep(self, item: Delivery | BrokenBatch, kept: bool) -> None:
         """The queue holds the slot of a batch from now on, or no more."""
         if isinstance(item, Delivery) and kept:
-            self._loans.lend(item.slot, _QUEUE)
+            self._stream.lend(item.slot, _QUEUE)
         elif isinstance(item, Delivery):
-            self._loans.give_back(item.slot, _QUEUE)
+            self._stream.give_back(item.slot, _QUEUE)
 
     def _drain(self, at: _Pass) -> None:
         """Take what the stream has made, but for what is used up already."""
@@ -286,7 +284,7 @@ class Shared:
                 one.told = at.low
             self._handed.append(Handed(member, one.generation, item))
             if isinstance(item, Delivery):
-                self._loans.lend(item.slot, member)
+                self._stream.lend(item.slot, member)
                 at.in_flight[item.slot] = member, item
             else:
                 at.use(item.step)
@@ -300,7 +298,7 @@ class Shared:
         """
         for member in self._turns:
             if self._members[member].in_pass == at.number:
-                own = self._loans.slots_of(member)
+                own = self._stream.slots_of(member)
                 for item in at.ready:
                     if isinstance(item, BrokenBatch) or item.slot not in own:
                         return member, item
@@ -333,10 +331,10 @@ class Shared:
                 {f"consumer {user}" for user, _ in at.in_flight.values() if self._members[user].wants <= 0}
             )
             return f"waits for {', '.join(users)} to use the last batches of the pass"
-        return self._loans.describe()
+        return self._stream.describe()
 
     def has_waiting(self, member: int) -> bool:
         return self._members[member].wants <= 0 and bool(self.held_by(member))
 
     def held_by(self, member: int) -> int:
-        return len(self._loans.slots_of(member))
+        return len(self._stream.slots_of(member))

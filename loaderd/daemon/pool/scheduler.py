@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any
 
-from loaderd.daemon.pool.tasks import HINT_OF_DEATHS, TASKS_PER_WORKER, Task, TaskSource, Work
+from loaderd.daemon.pool.tasks import HINT_OF_DEATHS, TASKS_PER_WORKER, Task, TaskSource
 from loaderd.errors import LoaderdError, WorkerError
+from loaderd.protocol.worker_messages import Done
 
 
 class _Worker:
@@ -117,10 +117,6 @@ class Scheduler:
                 return worker.tasks[0]
         return None
 
-    def work_of(self, number: int) -> Work:
-        """What task ``number``, which some worker has, is."""
-        return self._tasks[number].work
-
     def lose_worker(self, worker: int, reason: str, stalled: bool = False, blamed: Task | None = None) -> None:
         """``worker`` died, or was ended because it ``stalled``, at its task ``blamed``; all are done again."""
         lost = self._workers.pop(worker)
@@ -135,15 +131,15 @@ class Scheduler:
             else:
                 self._again.append(task)
 
-    def end_task(self, worker: int, number: int, result: Any, error: LoaderdError | None = None) -> None:
+    def end_task(self, worker: int, number: int, result: Done | LoaderdError) -> None:
         """``worker`` did task ``number``, or could not."""
         task = self._tasks.pop(number)
         self._workers[worker].tasks.remove(task)
         self._workers[worker].ticks = 0
-        if error is None:
-            task.source.done(task, result)
+        if isinstance(result, LoaderdError):
+            task.source.failed(task, result)
         else:
-            task.source.failed(task, error)
+            task.source.done(task, result)
 
     def assign(self) -> list[tuple[int, Task]]:
         """Give tasks to those workers that are ready, until there are no more tasks or no more room."""

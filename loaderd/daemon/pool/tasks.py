@@ -7,11 +7,13 @@ is given to another. ``str(work)`` says in a message what it was. Batches are no
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from loaderd.errors import LoaderdError, WorkerError
+from loaderd.memory.runs import ArenaSegment
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
+from loaderd.protocol.worker_messages import Done
 
 
 class ListWork(NamedTuple):
@@ -82,9 +84,11 @@ class PlannedBatch(NamedTuple):
         """Those that are left out included."""
         return sum(part.stop - part.start for part in self.segments)
 
-    def segments_to_wire(self) -> list[list[int]]:
-        """As messages to workers want them."""
-        return [[arena, part.start, part.stop] for arena, part in zip(self.arenas, self.segments, strict=True)]
+    @property
+    def arena_segments(self) -> tuple[ArenaSegment, ...]:
+        """The segments as workers see them."""
+        parts = zip(self.arenas, self.segments, strict=True)
+        return tuple(ArenaSegment(arena, part.start, part.stop) for arena, part in parts)
 
 
 class Fault(NamedTuple):
@@ -162,7 +166,7 @@ class TaskSource(Protocol):
     def advanced(self, task: Task, done_bytes: int) -> None:
         """The task goes on, and stands at byte ``done_bytes`` of its file."""
 
-    def done(self, task: Task, result: Any) -> None:
+    def done(self, task: Task, result: Done) -> None:
         """The task is done."""
 
     def failed(self, task: Task, error: LoaderdError) -> None:

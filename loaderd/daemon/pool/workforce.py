@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Protocol
 
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import Fault, LoadWork, Task, TaskSource, TrialWork
+from loaderd.daemon.pool.tasks import LoadWork, Task, TaskSource, TrialWork
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.pool.worker_use import WorkersUse
 from loaderd.errors import LoaderdError, from_wire
@@ -185,7 +185,7 @@ class Workforce:
             elif isinstance(message, Advanced):
                 self.scheduler.advanced(worker, message.task, message.done_bytes)
             elif isinstance(message, Done):
-                self.scheduler.end_task(worker, message.task, self._result_of(message))
+                self.scheduler.end_task(worker, message.task, message)
             elif isinstance(message, TaskFailed):
                 self._failed(worker, message)
             elif isinstance(message, FillFailed) and message.stream in self._streams:
@@ -203,17 +203,12 @@ class Workforce:
     def _failed(self, worker: int, message: TaskFailed) -> None:
         error = from_wire(message.error)
         if message.task != ATTACH_TASK:
-            self.scheduler.end_task(worker, message.task, None, error)
+            self.scheduler.end_task(worker, message.task, error)
             return
         self.scheduler.ready(worker)
         stream = self._streams.get(message.stream)
         if stream is not None:
             stream.attach_failed(error)
-
-    def _result_of(self, message: Done) -> Any:
-        if isinstance(self.scheduler.work_of(message.task), LoadWork):
-            return [Fault(tuple(places), from_wire(error)) for places, error in message.result]
-        return message.result
 
     def silent(self, source: TaskSource, limit_s: float) -> Task | None:
         """A task of ``source`` that a worker is at, and of which nothing has come for so long."""

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from loaderd.errors import NoShardsError
 from loaderd.options import OnCorrupt
-from loaderd.plan.epoch import Slice
 from loaderd.plan.selection import Condition, Hashed, Operation, Selection, counts_that, numbers_that
+from loaderd.protocol.worker_messages import FilePlace, Left
 from loaderd.randomness import key_of
+from loaderd.shards.reader import Block
 from loaderd.shards.shard_index import ShardIndex
 
 _HINTS = {
@@ -74,27 +75,18 @@ class BlockTable:
                 digest.update(np.stack(columns)[:, chosen].astype("<i8").tobytes())
         return num_shards, digest.hexdigest()
 
-    def block(self, number: int) -> list[Any]:
-        """[shard, offset, num_bytes, count, first_record, anchors, left], as the messages to workers want a block.
-
-        ``left``: None where all of its records are in the data set, else [low, high, conditions]: in it are those of
-        the shard's records low .. high - 1 that meet the conditions (see ``plan.selection``).
-        """
-        block = number if self._blocks is None else int(self._blocks[number])
-        shard = bisect_right(self._ends, block)
+    def place(self, number: int, seed: int = 0, epoch: int = 0) -> FilePlace:
+        """Where block ``number`` is read; the keys of its records come from ``seed``."""
+        own = number if self._blocks is None else int(self._blocks[number])
+        shard = bisect_right(self._ends, own)
         index = self._indexes[shard]
-        place = index.block(block - (self._ends[shard - 1] if shard else 0))
-        _, _, count, first, _ = place
-        left: list[Any] | None = None
-        if self._by_record or block in self._ranges:
-            left = [*self._ranges.get(block, (first, first + count)), conditions_of(self._by_record, index)]
-        return [self._shards[shard], *place, left]
-
-    def slice(self, part: Slice, seed: int) -> list[Any]:
-        """A slice of a window as a LoadTask wants it; the keys of its records come from ``seed``."""
-        shard, *block = self.block(part.block)
-        key = key_of("record", seed, part.epoch, self._names[shard])
-        return [shard, *block, part.first, part.stop, part.row, key]
+        block = Block(self._shards[shard], *index.block(own - (self._ends[shard - 1] if shard else 0)))
+        left = None
+        if self._by_record or own in self._ranges:
+            first = block.first_record
+            low, high = self._ranges.get(own, (first, first + block.num_records))
+            left = Left(low, high, conditions_of(self._by_record, index))
+        return FilePlace(block, left, key_of("record", seed, epoch, self._names[block.shard]))
 
 
 def conditions_of(by_record: Sequence[Hashed], index: ShardIndex) -> list[Condition]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, IndexWork, Task
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, StorageError, WorkerError
+from loaderd.protocol.worker_messages import Done, Indexed
 from loaderd.shards.access import PIECE_BYTES
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile, is_remote
@@ -81,13 +81,12 @@ class IndexPass:
     def next_task(self) -> Task | None:
         return Task(self, IndexWork(self._waiting.popleft())) if self._waiting else None
 
-    def done(self, task: Task, result: Any) -> None:
-        assert isinstance(task.work, IndexWork)
-        encoded, unstored, counts = result
-        self.unstored = self.unstored or unstored
-        self.counts = [before + more for before, more in zip(self.counts, counts, strict=True)]
+    def done(self, task: Task, result: Done) -> None:
+        assert isinstance(task.work, IndexWork) and isinstance(result, Indexed)
+        self.unstored = self.unstored or result.unkept
+        self.counts = [before + more for before, more in zip(self.counts, result.asked, strict=True)]
         file = self.files[task.work.file]  # which has its secrets
-        self._take(task.work.file, replace(decode_index(encoded), file=file))
+        self._take(task.work.file, replace(decode_index(result.encoded), file=file))
 
     def _take(self, number: int, index: ShardIndex) -> None:
         self.indexes[number] = index

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, ListWork, Task
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
+from loaderd.protocol.worker_messages import Done, FilesFound
 from loaderd.redaction import redacted
 from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
 
@@ -45,9 +45,9 @@ class ListPass:
 
     def advanced(self, task: Task, done_bytes: int) -> None: ...
 
-    def done(self, task: Task, result: Any) -> None:
-        assert isinstance(task.work, ListWork)
-        self.files[task.work.set] = [ShardFile(*file) for file in result]
+    def done(self, task: Task, result: Done) -> None:
+        assert isinstance(task.work, ListWork) and isinstance(result, FilesFound)
+        self.files[task.work.set] = result.files
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         self.error = self.error or error

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
+from loaderd.protocol.worker_messages import FilePlace, Shards
 from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.shards.shard_index import ShardIndex
 
@@ -117,24 +117,26 @@ class Data:
         return any(is_remote(file.uri) for file in self.files)
 
     @property
-    def source(self) -> list[Any]:
+    def source(self) -> Shards:
         """As in Attach."""
-        return [[[file.uri, file.size_bytes, file.mtime_ns] for file in self.files], self.compressions]
+        return Shards(self.files, self.compressions)
 
     def use_servers(self, addresses: tuple[str, ...]) -> None:
         """There are none."""
 
-    def block(self, number: int) -> list[Any]:
-        """As ``BlockTable.block``."""
-        own, of_set = self._find(number)
-        shard, *rest = self._tables[of_set].block(own)
-        return [shard + self._first_shards[of_set], *rest]
+    def count(self, block: int) -> int:
+        """Records of a block that are in the data set."""
+        own, of_set = self._find(block)
+        return int(self._tables[of_set].counts[own])
 
-    def slice(self, part: Slice, seed: int) -> list[Any]:
-        """As ``BlockTable.slice``."""
-        own, of_set = self._find(part.block)
-        shard, *rest = self._tables[of_set].slice(Slice(own, part.first, part.stop, part.row, part.epoch), seed)
-        return [shard + self._first_shards[of_set], *rest]
+    def places(self, slices: Sequence[Slice], seed: int) -> list[FilePlace]:
+        """Where each slice is read; the keys of its records come from ``seed``."""
+        return [self._place(part.block, seed, part.epoch) for part in slices]
+
+    def _place(self, block: int, seed: int = 0, epoch: int = 0) -> FilePlace:
+        own, of_set = self._find(block)
+        place = self._tables[of_set].place(own, seed, epoch)
+        return place._replace(block=place.block._replace(shard=place.block.shard + self._first_shards[of_set]))
 
     def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
         """``error``, which workers met at ``records``, with these named: the shards, the blocks and the records."""
@@ -145,19 +147,20 @@ class Data:
         rest = f"\n  … and of {len(named) - _MOST_NAMED} more blocks" if len(named) > _MOST_NAMED else ""
         text = f"{error.message}. It holds\n  " + "\n  ".join(named[:_MOST_NAMED]) + rest
         block, found = next(iter(numbers.items()))
-        uri = self.files[self.block(block)[0]].uri
+        uri = self.files[self._place(block).block.shard].uri
         damage = Damage(uri, min(found), _UNKNOWN, "records that workers survive", error.message)
         return WorkerError(text, hint=error.hint, damage=damage)
 
     def _named(self, block: int, numbers: Sequence[int]) -> str:
-        shard, offset, _, count, first, *_ = self.block(block)
+        of = self._place(block).block
         which = f"record {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} records from {min(numbers)} on"
-        return f"{self.files[shard].uri}: {which}, of the block of {count} from record {first} at byte {offset}"
+        where = f"the block of {of.num_records} from record {of.first_record} at byte {of.offset}"
+        return f"{self.files[of.shard].uri}: {which}, of {where}"
 
     def _numbers(self, part: Slice) -> list[int]:
         """The numbers in their shard of the records of ``part``."""
-        *_, count, first, _, left = self.block(part.block)
-        low, high, conditions = left or (first, first + count, [])
+        block, left, _ = self._place(part.block)
+        low, high, conditions = left or (block.first_record, block.first_record + block.num_records, [])
         found: list[int] = numbers_that(conditions, low, high)[part.first : part.stop].tolist()
         return found
 
@@ -175,5 +178,5 @@ def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> tupl
     if not leaf.grows:
         return None
     counts_all = any(isinstance(operation, (Take, Skip)) for operation in leaf.selection)
-    first = 0 if counts_all else table.block(0)[0]
+    first = 0 if counts_all else table.place(0).block.shard
     return files[first].name, files[-1].name, len(files) - first, table.digest

@@ -97,8 +97,7 @@ class Preparation:
 
     def _index_message(self, task: Task) -> IndexTask:
         file, options = self._file_of(task), self._options
-        place = [file.uri, file.size_bytes, file.mtime_ns]
-        return IndexTask(task.number, place, options.index_cache, options.block_records, self._storage, self._records)
+        return IndexTask(task.number, file, options.index_cache, options.block_records, self._storage, self._records)
 
     def _file_of(self, task: Task) -> ShardFile:
         assert self.index_pass is not None and isinstance(task.work, IndexWork)

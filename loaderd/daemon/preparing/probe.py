@@ -8,10 +8,10 @@ some blocks, spread over all of them, one after the other until there is a recor
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, ProbeWork, Task
 from loaderd.errors import LoaderdError, RecordMismatchError, WorkerError
+from loaderd.protocol.worker_messages import Done, Probed
 from loaderd.snapshots import Kernels
 
 _MAX_BLOCKS = 8
@@ -41,8 +41,9 @@ class Probe:
 
     def advanced(self, task: Task, done_bytes: int) -> None: ...
 
-    def done(self, task: Task, result: Any) -> None:
-        self.finished, self.error, self.kernels = True, None, result
+    def done(self, task: Task, result: Done) -> None:
+        assert isinstance(result, Probed)
+        self.finished, self.error, self.kernels = True, None, result.kernels
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         self._tried += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from loaderd.errors import Damage, LoaderdError, WorkerError
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.rows import SetRows
+from loaderd.protocol.worker_messages import FilePlace
 from loaderd.remote.source import RemoteRows, RemoteSet
 from loaderd.remote.tables import Table
 from loaderd.shards.shard_file import ShardFile
@@ -48,13 +48,13 @@ class RemoteData:
         """Workers that come are to ask these."""
         self._of = replace(self._of, addresses=addresses)
 
-    def block(self, number: int) -> list[Any]:
-        """As in ProbeTask."""
-        return [number, int(self._counts[number])]
+    def count(self, block: int) -> int:
+        """Records of a block."""
+        return int(self._counts[block])
 
-    def slice(self, part: Slice, seed: int) -> list[Any]:
-        """As in LoadTask."""
-        return [part.block, part.first, part.stop, part.row, part.epoch]
+    def places(self, slices: Sequence[Slice], seed: int) -> list[FilePlace]:
+        """None: servers read them."""
+        return []
 
     def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
         """``error``, which workers met at ``records``, with these named."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import pickle
 import time
 from dataclasses import replace
-from typing import Any
 
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, AskWork, Task
 from loaderd.daemon.pool.workforce import Workforce
@@ -17,7 +16,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.passes import Listing
 from loaderd.protocol.messages import Welcome
-from loaderd.protocol.worker_messages import AskTask
+from loaderd.protocol.worker_messages import AskTask, Done, TableFound
 from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire, welcome_to
 from loaderd.shards.shard_file import ShardFile
@@ -78,9 +77,10 @@ class Asking:
 
     def advanced(self, task: Task, done_bytes: int) -> None: ...
 
-    def done(self, task: Task, result: Any) -> None:
+    def done(self, task: Task, result: Done) -> None:
+        assert isinstance(result, TableFound)
         try:
-            self.table = table_from_wire(result, f"{self._stream.of.addresses[0]}/{self._stream.of.name}")
+            self.table = table_from_wire(result.table, f"{self._stream.of.addresses[0]}/{self._stream.of.name}")
             self.data = RemoteData(self.table, self._stream.of, self.description.options)
         except LoaderdError as error:
             self.error = error

@@ -11,18 +11,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from page_run import Floor, Hand
+from page_workers import answer_to
 from stream_run import Run as StreamRun
 from stream_world import Row, StreamWorld
 
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Fault, LoadWork, Task, TrialWork
-from loaderd.errors import LoaderdError
+from loaderd.errors import LoaderdError, to_wire
 from loaderd.memory.page import NEVER, POSITION, WAKE_DAEMON_AT, key_of
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course
 from loaderd.plan.rows import SetRows
+from loaderd.protocol.worker_messages import Done, LoadFault
 
 _STEPS_OF_AN_ENDLESS_PASS = 25
 
@@ -268,12 +270,12 @@ class StreamMachine(StreamWorld):
     @rule(which=st.integers(0, 5), faults=st.lists(st.integers(0, 20), max_size=2) | st.just([]) | st.just([]))
     def finish(self, which: int, faults: list[int]) -> None:
         seat, task = list(self.working.items())[which % len(self.working)]
-        result = self.finish_load(task, task.work, faults) if isinstance(task.work, LoadWork) else None
-        self.end_task(seat, task, result)
+        found = self.finish_load(task, task.work, faults) if isinstance(task.work, LoadWork) else []
+        self.end_task(seat, task, answer_to(task, [LoadFault([*each.places], to_wire(each.error)) for each in found]))
 
-    def end_task(self, seat: int, task: Task, result: Any, error: LoaderdError | None = None) -> None:
+    def end_task(self, seat: int, task: Task, result: Done | LoaderdError) -> None:
         self.tasks[seat].remove(task)
-        self.scheduler.end_task(self.workers[seat], task.number, result, error)
+        self.scheduler.end_task(self.workers[seat], task.number, result)
         self.floor.say()
         self.settle()
 
@@ -288,7 +290,7 @@ class StreamMachine(StreamWorld):
                 wanted = places[part.row : part.row + part.stop - part.first]
                 if (wanted >= 0).any():
                     self.note_faults(task.work.window, [Fault(tuple(wanted[wanted >= 0].tolist()), error)])
-        self.end_task(seat, task, None, error)
+        self.end_task(seat, task, error)
 
     @rule(which=st.integers(0, 2))
     def die(self, which: int) -> None:

@@ -55,8 +55,7 @@ def test_sources_are_asked_in_turn_and_workers_get_two_tasks_each():
     assert scheduler.assign() == []
     numbers = [task.number for _, task in assigned]
     assert len(set(numbers)) == 4
-    assert [scheduler.work_of(number) for number in numbers] == [task.work for _, task in assigned]
-    scheduler.end_task(1, numbers[1], None, LoaderdError("b cannot be read"))
+    scheduler.end_task(1, numbers[1], LoaderdError("b cannot be read"))
     assert shards_of(scheduler.assign()) == [(1, "a3")]
 
 
@@ -159,7 +158,7 @@ def test_a_stall_is_counted_in_ticks_in_which_a_worker_stays_where_it_is():
     at[1] = "a batch"
     tick(1)
     assert scheduler.stalled(3, 5) == [0, 2] and scheduler.ticks_of(1) == 0, "1 has come to something else"
-    scheduler.end_task(0, task.number, None, LoaderdError("cannot be read"))
+    scheduler.end_task(0, task.number, LoaderdError("cannot be read"))
     scheduler.ready(2)
     at[0] = None
     tick(9)
@@ -262,8 +261,9 @@ class Line:
                 continue
             assert isinstance(item, Delivery)
             self.taken.append(item)
+            self.feed.lend(item.slot, 0)
             if not self.keeps:
-                self.feed.release([item.slot])
+                self.feed.give_back(item.slot, 0)
         self.granting.say()
         self.crew.assign()
 
@@ -282,7 +282,7 @@ class Line:
             for hand in self.crew.hands.values():
                 if hand.job is not None:
                     idle = 0
-                    hand.end([] if hand.job.task else None)
+                    hand.end()
                     self.listen()
                 before = len(self.begun)
                 self.begin(hand)
@@ -335,11 +335,11 @@ def test_a_consumer_that_gives_nothing_back_does_not_stop_the_loads(line_of: Any
     assert [item.step for item in line.taken] == [0, 1, 2]
     assert sum(what.num_rows for what in line.begun if isinstance(what, LoadWork)) == 200, "as there are arenas for"
     slot = line.taken[1].slot
-    line.feed.release([slot])
+    line.feed.give_back(slot, 0)
     more = list(line.work())
     assert [(what.step, what.slot) for what in more if isinstance(what, Claim)] == [(3, slot)]
     with pytest.raises(ValueError, match=f"slot {(slot + 1) % 3 + 3} is not lent"):
-        line.feed.release([(slot + 1) % 3 + 3])
+        line.feed.give_back((slot + 1) % 3 + 3, 0)
 
 
 @pytest.mark.parametrize("batch_size", [10, 700, 20_000])
@@ -381,7 +381,7 @@ def test_while_a_batch_is_on_trial_its_slot_is_kept_for_it(line_of: Any):
             line.listen()
             line.begin(hand)
             while hand.job is None or hand.job.claim is None:
-                hand.end([])
+                hand.end()
                 line.listen()
                 line.begin(hand)
         (victim,) = [hand for hand in line.crew.hands.values() if hand.job and hand.job.claim.step == 0]
@@ -434,7 +434,7 @@ def test_a_load_that_waits_for_its_time_is_no_stall(line_of: Any):
     while line.crew.workforce.scheduler.tasks_of(hand.number) and split_key(line.stream.page.words[POSITION])[1] < 30:
         assert line.tick(_STALL_TICKS // 2) == []
         if hand.job is not None:
-            hand.end([] if hand.job.task else None)
+            hand.end()
         line.listen()
         line.begin(hand)
     assert len(line.taken) == 30 and not line.crew.warnings

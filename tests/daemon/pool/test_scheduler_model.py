@@ -16,7 +16,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from page_workers import new_page
+from page_workers import answer_to, new_page
 from workforce_run import Crew, Hand, Job
 
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, PassEnd
@@ -32,7 +32,7 @@ from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
-from loaderd.protocol.worker_messages import NO_STREAM
+from loaderd.protocol.worker_messages import NO_STREAM, Done, Indexed, LoadFault
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
@@ -205,11 +205,11 @@ class Consumer:
 
     # --------------------------------------------------------------------------------- what becomes of it
 
-    def end(self, job: Job, failed: bool, faults: list[int]) -> Any:
-        """A worker is to end a job; returns the result of a load."""
+    def end(self, job: Job, failed: bool, faults: list[int]) -> Done | None:
+        """A worker is to end a job; returns its answer to a task."""
         if job.task is not None:
             is_load = job.task.generation == self.generation and isinstance(job.task.work, LoadWork)
-            return self.end_load(job.task.work, failed, faults) if is_load else []
+            return answer_to(job.task, self.end_load(job.task.work, failed, faults) if is_load else [])
         assert job.claim is not None
         generation, step = job.claim.place
         if generation == self.generation and failed:
@@ -218,13 +218,13 @@ class Consumer:
             self.slots[job.claim.slot] = generation, step
         return None
 
-    def end_load(self, work: LoadWork, failed: bool, faults: list[int]) -> list[Any]:
+    def end_load(self, work: LoadWork, failed: bool, faults: list[int]) -> list[LoadFault]:
         rows = sorted(rows_of(work))
         self.loaded.update((work.window, row) for row in rows)
         wrong = rows if failed else sorted({rows[number % len(rows)] for number in faults})
         places = self.plan.order_of(work.window).places()
         self.bad |= {(work.window, int(places[row])) for row in wrong}
-        return [[[int(places[row])], to_wire(ShardReadError("unreadable"))] for row in wrong]
+        return [LoadFault([int(places[row])], to_wire(ShardReadError("unreadable"))) for row in wrong]
 
     def blame(self, job: Job, stalled: bool) -> None:
         """A worker was lost at a job, and the daemon knows of it."""
@@ -277,10 +277,12 @@ class Consumer:
         assert item.num_records + skipped == len(places) and item.num_records
         assert skipped == bad and bool(errors) == bool(skipped) and (self.skip_damaged or not skipped)
         self.lent.add(item.slot)
+        self.feed.lend(item.slot, 0)
 
     def release(self, slots: list[int]) -> None:
         self.lent.difference_update(slots)
-        self.feed.release(slots)
+        for slot in slots:
+            self.feed.give_back(slot, 0)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -442,10 +444,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end_job(self, hand: Hand, failed: bool, faults: list[int]) -> None:
         job = hand.job
         assert job is not None
-        result: Any = NO_RECORDS, None, [0] * 5
         if job.stream != NO_STREAM:
-            result = self.consumers[job.stream].end(job, failed, faults)
-        hand.end(result, ShardReadError("unreadable") if failed else None)
+            answer = self.consumers[job.stream].end(job, failed, faults)
+        else:
+            assert job.task is not None
+            answer = Indexed(job.task.number, NO_RECORDS, None, [0] * 5)
+        hand.end(answer, ShardReadError("unreadable") if failed else None)
         self.settle()
 
     @rule(num_jobs=st.integers(1, 12))
@@ -561,7 +565,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert [task.number for task in tasks] == hand.task_numbers() and len(tasks) <= TASKS_PER_WORKER
         numbers = [task.number for task in self.outstanding]
         assert len(set(numbers)) == len(numbers)
-        assert [self.scheduler.work_of(number) for number in numbers] == [task.work for task in self.outstanding]
 
     # ---------------------------------------------------------------------------------------------- the end
 

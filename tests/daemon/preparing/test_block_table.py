@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.errors import NoShardsError
-from loaderd.plan.epoch import Slice
 from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Skip, Take, numbers_that
 from loaderd.randomness import key_of
 from loaderd.shards.crc import masked_crc
@@ -54,7 +53,7 @@ def check_table(table: BlockTable, indexes: list[ShardIndex], kept: list[int]) -
         for offset, num_bytes, count, first in zip(
             index.offsets, index.num_bytes, index.counts, index.first_records, strict=True
         ):
-            *place, anchors, left = table.block(number)
+            (*place, anchors), left, _ = table.place(number)
             assert left is None
             assert place == [shard, offset, num_bytes, count, first]
             assert all(type(value) is int for value in place), "as msgpack wants it"
@@ -74,7 +73,7 @@ def test_the_table_holds_the_blocks_of_all_shards(indexes: list[ShardIndex]):
     assert table.num_records == 209 and table.compressions == ["none"] * 4
     check_table(table, indexes, [0, 1, 2, 3])
     key = key_of("record", 11, 2, "002.tfrecord")
-    assert table.slice(Slice(5, 4, 20, 7, epoch=2), seed=11) == [*table.block(5), 4, 20, 7, key]
+    assert table.place(5, seed=11, epoch=2) == (table.place(5).block, None, key)
 
 
 def test_damaged_shards_can_be_left_out_whole(indexes: list[ShardIndex]):
@@ -92,9 +91,9 @@ def test_a_compressed_shard_between_plain_ones_has_no_anchors(indexes: list[Shar
     table = BlockTable([indexes[0], build_index(file, 33), indexes[3]], "raise")
     assert table.compressions == ["none", "gzip", "none"]
     assert table.counts.tolist() == [33, 33, 33, 1, 100, 33, 33, 4]
-    assert [len(table.block(number)[5]) // 4 for number in range(8)] == [2, 2, 2, 1, 0, 2, 2, 1]
+    assert [len(table.place(number).block.anchors) // 4 for number in range(8)] == [2, 2, 2, 1, 0, 2, 2, 1]
     plain = BlockTable([indexes[0], indexes[3]], "raise")
-    assert [table.block(number)[1:] for number in (5, 6, 7)] == [plain.block(number)[1:] for number in (4, 5, 6)]
+    assert [table.place(n).block[1:] for n in (5, 6, 7)] == [plain.place(n).block[1:] for n in (4, 5, 6)]
 
 
 # ---------------------------------------------------------------------------------------------- selections
@@ -114,7 +113,7 @@ def records_of(table: BlockTable) -> list[Record]:
     """What the blocks of a table hold, as a worker finds it."""
     found = []
     for number, expected in enumerate(table.counts):
-        shard, offset, num_bytes, count, first, anchors, left = table.block(number)
+        (shard, offset, num_bytes, count, first, anchors), left, _ = table.place(number)
         assert (offset, num_bytes) == (10 * first, 10 * count)
         assert np.frombuffer(anchors, "<u4").tolist() == list(range(0, num_bytes, 10 * ANCHOR_RECORDS))
         low, high, conditions = left or (first, first + count, [])
@@ -225,10 +224,9 @@ def test_a_block_costs_the_messages_more_only_where_something_is_left_out():
     table = BlockTable(
         [made_up("a", [(40, 0), (50, 0), (60, 0), (70, 0)])], "raise", (Skip(50), Newest(100), Take(80))
     )
-    assert [table.block(number)[-1] for number in range(2)] == [[120, 150, []], [150, 200, []]]
-    assert table.slice(Slice(1, 4, 20, 7, epoch=0), seed=11)[:-1] == [*table.block(1), 4, 20, 7]
+    assert [table.place(number).left for number in range(2)] == [(120, 150, []), (150, 200, [])]
     table = BlockTable([made_up("a", [(40, 0), (50, 0), (60, 0)])], "raise", (Skip(40),))
-    assert [table.block(number)[-1] for number in range(2)] == [None, None]
+    assert [table.place(number).left for number in range(2)] == [None, None]
 
 
 # ---------------------------------------------------------------------------------------------- the digest

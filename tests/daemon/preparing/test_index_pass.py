@@ -8,6 +8,7 @@ from pathlib import Path
 from loaderd.daemon.pool.tasks import IndexWork, Task
 from loaderd.daemon.preparing.index_pass import IndexPass, damage_error
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
+from loaderd.protocol.worker_messages import Indexed
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
@@ -42,7 +43,7 @@ def test_all_shards_are_indexed_the_largest_first(write_numbered: Write):
     for task in reversed(tasks):
         assert not index_pass.finished
         index = build_index(files[file_of(task)], 1024)
-        index_pass.done(task, [index.encode(), None, [0] * 5])
+        index_pass.done(task, Indexed(task.number, index.encode(), None, [0] * 5))
     assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
     assert index_pass.unstored is None
     assert [index_pass.indexes[number].num_records for number in range(4)] == [10, 50, 0, 30]
@@ -70,7 +71,7 @@ def test_shards_that_cannot_be_indexed_do_not_end_the_pass(write_numbered: Write
     lost = WorkerError("3 workers in a row were lost at it")
     index_pass.given_up(second, lost, stalled=True)
     assert not index_pass.finished
-    index_pass.done(third, [build_index(files[file_of(third)], 1024).encode(), None, [0] * 5])
+    index_pass.done(third, Indexed(third.number, build_index(files[file_of(third)], 1024).encode(), None, [0] * 5))
     assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
     assert [index_pass.indexes[number].num_records for number in range(3)] == [10, 0, 0]
     assert [index_pass.indexes[number].error for number in range(3)] == [None, unreadable, lost]
@@ -91,7 +92,9 @@ def test_that_a_cache_cannot_be_written_is_said_once(write_numbered: Write):
     files = files_of(write_numbered([10, 50]))
     index_pass = IndexPass(files, IndexCache("none", 1024))
     for task, unstored in zip(tasks_of(index_pass), ("no space left", None), strict=True):
-        index_pass.done(task, [build_index(files[file_of(task)], 1024).encode(), unstored, [0] * 5])
+        index_pass.done(
+            task, Indexed(task.number, build_index(files[file_of(task)], 1024).encode(), unstored, [0] * 5)
+        )
     assert index_pass.finished and index_pass.unstored == "no space left"
 
 
