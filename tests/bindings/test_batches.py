@@ -20,7 +20,7 @@ import pytest
 import slots
 import tensorflow as tf
 from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
-from own_processes import newest_daemon
+from own_processes import newest_daemon, seen_of_newest
 from restarted import Restarted
 
 import loaderd
@@ -266,7 +266,7 @@ def test_waits_for_copies_are_counted(loader: loaderd.Loader):
         pass
     waited_s = loader.statistics().device_wait_s - before_s
     assert 0 < waited_s < time.monotonic() - began_s
-    now = loader._stream.watched.now()
+    now = seen_of_newest()
     assert now.device_wait_s >= waited_s and now.copies_ahead == 0
 
 

@@ -16,6 +16,7 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_processes import seen_of_newest
 
 import loaderd
 from loaderd.errors import OptionError, SchemaError
@@ -218,7 +219,7 @@ def test_copies_to_a_device_are_counted(chess: list[str], schema: loaderd.Schema
     for device in ("/CPU:0", "/CPU:1"):
         ds = loaderd_tf.make_dataset(chess, schema, batch_size=100, device=device, workers=1)
         batches = sum(1 for _ in ds)
-        found, now = ds.statistics(), ds.loader._stream.watched.now()
+        found, now = ds.statistics(), seen_of_newest()
         assert now.device_wait_s == pytest.approx(found.device_wait_s)
         if device == "/CPU:0":
             assert found.device_wait_s == 0
@@ -417,6 +418,7 @@ def test_a_worker_of_a_script_that_imports_tensorflow(write_numbered: Callable[.
         import os, sys
         print("the main script runs", flush=True)
         import tensorflow as tf
+from own_processes import seen_of_newest
         import numpy as np
         import loaderd
 

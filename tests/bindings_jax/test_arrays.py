@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import slots
 from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
+from own_processes import seen_of_newest
 from restarted import Restarted
 
 import loaderd
@@ -239,7 +240,7 @@ def test_waits_for_copies_are_counted(loader: loaderd.Loader):
     for _ in loaderd_jax.batches(loader, device=jax.devices()[1], prefetch=1):
         pass
     assert 0 < loader.statistics().device_wait_s - before_s < time.monotonic() - began_s
-    assert loader._stream.watched.now().copies_ahead == 1
+    assert seen_of_newest().copies_ahead == 1
 
 
 def test_batches_are_divided_by_a_sharding(shards: list[Path]):

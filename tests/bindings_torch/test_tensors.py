@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import slots
 from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
+from own_processes import seen_of_newest
 from restarted import Restarted
 
 import loaderd
@@ -211,7 +212,7 @@ def test_waits_for_copies_are_counted(loader: loaderd.Loader):
     for _ in loaderd_torch.batches(loader, device="meta", prefetch=3):
         pass
     assert 0 < loader.statistics().device_wait_s - before_s < time.monotonic() - began_s
-    assert loader._stream.watched.now().copies_ahead == 3
+    assert seen_of_newest().copies_ahead == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here that PyTorch can use")

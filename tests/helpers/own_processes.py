@@ -8,6 +8,9 @@ import signal
 import time
 from pathlib import Path
 
+from loaderd.client.running import running_streams
+from loaderd.statistics import Snapshot
+
 DAEMON = "loaderd-daemon"
 
 
@@ -32,6 +35,12 @@ def children_of(parent: int, name: str = "") -> list[int]:
 def newest_daemon() -> int:
     """Of the loader of this process that has started one last."""
     return children_of(os.getpid(), DAEMON)[-1]
+
+
+def seen_of_newest() -> Snapshot:
+    """What another process, as ``loaderd top``, sees of the stream of that daemon."""
+    (stream,) = (stream for stream in running_streams(frozenset({newest_daemon()})))
+    return stream.watched.now()
 
 
 def fork_server_of(daemon: int) -> int:

@@ -108,16 +108,20 @@ def test_the_slot_that_was_used_last_is_used_next(new_scene: NewScene):
 
 
 def test_what_is_withdrawn_is_not_claimed(new_scene: NewScene):
-    scene = new_scene(4)
+    scene = new_scene(8)
     filler = scene.fillers["A"]
     scene.page.add_news(0)
     assert filler.has_news
     filler.withdrawn(1, 0)
     assert not filler.has_news
-    assert claimed(scene, "A").step == 1
+    claims = [claimed(scene, "A")]
     scene.withdraw("A", 2, generation=0)
     scene.withdraw("A", 3)
-    assert [run.first for run in filler._runs] == [1, 4]
+    for _ in range(2):
+        scene.begin_writing(claims[-1]), scene.end_writing(claims[-1])
+        filler.made(claims[-1])
+        claims.append(claimed(scene, "A"))
+    assert [claim.step for claim in claims] == [1, 2, 4]
 
 
 def test_what_cannot_be_made_keeps_its_slot_until_it_is_withdrawn(new_scene: NewScene):

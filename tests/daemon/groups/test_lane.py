@@ -102,7 +102,7 @@ def test_a_member_that_writes_nonsense_harms_itself_alone(member: Member):
     member.lane.announce()
     member.hand(slot=1, step=4)
     assert member.page.words[CONSUMER_NEWS] == 1
-    member.page.words[member.page._released + 1] = 1
+    member.page.release(1)
     assert member.lane.take_back() == [1]
 
 
