@@ -36,9 +36,30 @@ Answer = futures.Future[tuple[Rows, list[Fault]]]
 
 
 @dataclass
-class _Request:
+class Request:
+    """``ranges``: as in a RowsTicket."""
+
     ranges: list[Range] = field(default_factory=list)
     num_rows: int = 0
+
+
+def requests_of(slices: Sequence[Slice], most_rows: int) -> Iterator[Request]:
+    """What is asked for at a time: ``slices``, in order, of up to ``most_rows`` rows together.
+
+    A slice is cut only where it is too large for a request: a server reads a cut block once for each part.
+    """
+    request = Request()
+    for block, first, stop, _, epoch in slices:
+        for begin in range(first, stop, most_rows):
+            end = min(stop, begin + most_rows)
+            too_many = request.num_rows + end - begin > most_rows
+            if too_many or len(request.ranges) == _MOST_RANGES_A_REQUEST:
+                yield request
+                request = Request()
+            request.ranges.append((epoch, block, begin, end))
+            request.num_rows += end - begin
+    if request.num_rows:
+        yield request
 
 
 class RowFetcher:
@@ -106,29 +127,14 @@ class RowFetcher:
         """(number of its first row in the slices, answer) of each request that they make."""
         asked: list[tuple[int, Answer]] = []
         first_row = 0
-        for request in self._requests(slices):
+        for request in requests_of(slices, self._most_rows):
             answer = self._pool.submit(self._rows, request)
             answer.add_done_callback(lambda _: self._wake())
             asked.append((first_row, answer))
             first_row += request.num_rows
         return asked
 
-    def _requests(self, slices: Sequence[Slice]) -> Iterator[_Request]:
-        """A slice is cut only where it is too large for a request: a server reads a cut block once for each part."""
-        request = _Request()
-        for block, first, stop, _, epoch in slices:
-            for begin in range(first, stop, self._most_rows):
-                end = min(stop, begin + self._most_rows)
-                too_many = request.num_rows + end - begin > self._most_rows
-                if too_many or len(request.ranges) == _MOST_RANGES_A_REQUEST:
-                    yield request
-                    request = _Request()
-                request.ranges.append((epoch, block, begin, end))
-                request.num_rows += end - begin
-        if request.num_rows:
-            yield request
-
-    def _rows(self, request: _Request) -> tuple[Rows, list[Fault]]:
+    def _rows(self, request: Request) -> tuple[Rows, list[Fault]]:
         data = self._data
         compression = data.of.settings.compression
         ticket = to_json(RowsTicket(data.of.name, data.data, tuple(request.ranges), data.listing, compression))

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from loaderd.client.running import running_streams
-from loaderd.statistics import Snapshot
+from loaderd.snapshots import Snapshot
 
 DAEMON = "loaderd-daemon"
 
