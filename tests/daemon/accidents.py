@@ -44,6 +44,25 @@ def crashing_schema(function: Callable[[Any], Any]) -> loaderd.Schema:
     return loaderd.Schema({"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}, {**fields, "x": derived})
 
 
+class Grenade:
+    """A function that a process of this name cannot unpickle: there ``act`` is called instead."""
+
+    def __init__(self, name: str, act: Callable[[], Any]) -> None:
+        self.name, self.act = name, act
+
+    def __call__(self, numbers: Any) -> Any:
+        return numbers
+
+    def __reduce__(self) -> Any:
+        act, name = self.act, self.name
+
+        def unpickle() -> Any:
+            with open("/proc/self/comm") as file:
+                return act() if file.read().strip() == name else abs
+
+        return unpickle, ()
+
+
 @contextlib.contextmanager
 def job_of(script: Path, code: str, first_line: str) -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
     """A process that runs ``code``, its daemon and its workers, as they are when it has printed ``first_line``."""

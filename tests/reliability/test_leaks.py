@@ -8,7 +8,7 @@ import pytest
 from leaks import ENDS, PHASES, look_for_leaks
 
 
-@pytest.mark.slow  # of each end, tests/endings looks at what is left; of SIGKILL, tests/daemon/test_processes.py
+@pytest.mark.slow  # tests/endings looks at what each end leaves; at SIGKILL, tests/daemon/test_training_process.py
 @pytest.mark.timeout(300)  # seconds, but on a busy machine
 def test_nothing_is_left_of_a_training_however_it_ends(tmp_path: Path):
     figures = look_for_leaks(tmp_path, len(PHASES), len(ENDS), seed=0, tensorflow_share=0.0)

@@ -1,0 +1,212 @@
+"""Real workers that are killed or fail, and schemas that do not arrive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from accidents import Check, Grenade, crashing_schema, fetch_all
+from own_processes import children_of, fork_server_of, kill, newest_daemon, wait_ends, workers_of
+
+import loaderd
+from loaderd.errors import ClosedError, DaemonError, LoaderdError, WorkerError
+
+Write = Callable[..., list[Path]]
+
+_HINT = "must be importable, or picklable by value"
+
+
+def test_workers_may_be_killed_at_any_time(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, caplog: pytest.LogCaptureFixture
+):
+    shuffle = loaderd.Shuffle(window_records=400, block_records=50)
+    with loaderd.Loader(
+        write_numbered([1200, 800]), numbered_schema, batch_size=20, shuffle=shuffle, workers=2, held_batches=1
+    ) as loader:
+        undisturbed = fetch_all(loader, check_batch)
+        assert sorted(chain(*undisturbed)) == list(range(2000))
+        killed = 0
+
+        def before(step: int) -> None:
+            nonlocal killed
+            if step in (3, 30, 31, 75):
+                victims = workers_of(newest_daemon())[: 1 + step % 2]
+                kill(*victims)
+                killed += len(victims)
+
+        with caplog.at_level(logging.WARNING, "loaderd"):
+            assert fetch_all(loader, check_batch, before=before) == undisturbed
+        assert loader.statistics().workers_restarted == killed >= 3
+    assert len(caplog.records) == killed
+    for record in caplog.records:
+        warning = r"worker process \d+ was killed by SIGKILL( at .*)?; another one does its work again"
+        assert re.fullmatch(warning, record.getMessage())
+
+
+def test_what_workers_are_forks_of_may_be_killed(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, caplog: pytest.LogCaptureFixture
+):
+    """All workers die with it; so another daemon goes on."""
+    with loaderd.Loader(write_numbered([400]), numbered_schema, batch_size=20, workers=2) as loader:
+        undisturbed = fetch_all(loader, check_batch)
+
+        def before(step: int) -> None:
+            if step == 5:
+                fork_server = fork_server_of(newest_daemon())
+                workers = [os.pidfd_open(pid) for pid in children_of(fork_server)]
+                assert len(workers) == 2
+                kill(fork_server)
+                wait_ends(workers, 30)
+
+        assert fetch_all(loader, check_batch, before=before) == undisturbed
+        assert loader.statistics().daemon_restarts == 1
+    (warning,) = [record.getMessage() for record in caplog.records]
+    # On a machine that is very busy, it is killed before it has ended by itself.
+    ended = r"the daemon process (ended with status 1|was killed by SIGKILL); another one goes on at batch "
+    assert re.match(ended, warning)
+
+
+def test_a_worker_has_nothing_of_the_daemon(write_numbered: Write, numbered_schema: loaderd.Schema):
+    """One thread, one socket, and no memory but what it was sent."""
+    with loaderd.Loader(write_numbered([400]), numbered_schema, batch_size=20, workers=1) as loader:
+        next(iter(loader))
+        daemon = newest_daemon()
+        for pid in (fork_server_of(daemon), *workers_of(daemon)):
+            assert len(os.listdir(f"/proc/{pid}/task")) == 1
+            sockets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if int(fd) > 2]
+            assert len([name for name in sockets if name.startswith("socket:")]) == 1, sockets
+        mapped = Path(f"/proc/{fork_server_of(daemon)}/maps").read_text()
+        assert "memfd" not in mapped and "memfd" in Path(f"/proc/{daemon}/maps").read_text()
+
+
+@pytest.mark.parametrize("leaves_a_fork", [False, True])
+def test_a_worker_may_die_in_the_middle_of_a_task(
+    write_numbered: Write, check_batch: Check, tmp_path: Path, leaves_a_fork: bool
+):
+    """Twice at the same batch. A fork of the worker holds what the worker had open, and lives on."""
+    once, twice, fork = (str(tmp_path / name) for name in ("once", "twice", "fork"))
+
+    def crash(numbers: Any) -> Any:
+        import os
+        import signal
+
+        if 77 in numbers and not os.path.exists(twice):
+            os.rename(once, twice) if os.path.exists(once) else open(once, "x").close()
+            if leaves_a_fork:
+                child = os.fork()
+                if child == 0:
+                    signal.pause()
+                with open(fork, "a") as file:
+                    file.write(f"{child}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return numbers
+
+    try:
+        with loaderd.Loader(
+            write_numbered([300]), crashing_schema(crash), batch_size=10, shuffle=False, workers=1
+        ) as loader:
+            assert list(chain(*fetch_all(loader, check_batch))) == list(range(300))
+            assert loader.statistics().workers_restarted == 2
+    finally:
+        for child in Path(fork).read_text().split() if leaves_a_fork else ():
+            kill(int(child))
+
+
+@pytest.mark.parametrize(
+    ("crash", "how", "step"),
+    [
+        # The first of the batches of one task: six workers die in a row before it is known which one is at fault.
+        (lambda: os._exit(7), "ended with status 7", 0),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by SIGSEGV", 7),
+    ],
+    ids=["exit", "segfault"],
+)
+def test_a_record_that_kills_every_worker_breaks_its_batch(
+    write_numbered: Write, check_batch: Check, tmp_path: Path, crash: Callable[[], None], how: str, step: int
+):
+    schema = crashing_schema(lambda numbers: crash() if 10 * step + 7 in numbers else numbers)
+    with loaderd.Loader(write_numbered([200]), schema, batch_size=10, shuffle=False, workers=1) as loader:
+        found = fetch_all(loader, check_batch)
+        error = found[step]
+        assert isinstance(error, WorkerError) and "derived field" in error.hint
+        shard = f"{tmp_path}/shards/000.tfrecord"
+        which = f"record {10 * step + 7}, of the block of 200 from record 0 at byte 0"
+        lost = f"3 workers in a row were lost at the decoding of 1 records of batch {step}; the last one {how}"
+        assert error.message == f"{lost}. It holds\n  {shard}: {which}"
+        assert error.damage is not None and error.damage.record == 10 * step + 7
+        check_others(found, step)
+
+
+def test_a_function_that_always_crashes_ends_the_stream(write_numbered: Write, check_batch: Check):
+    schema = crashing_schema(lambda numbers: os._exit(7))
+    with loaderd.Loader(write_numbered([200]), schema, batch_size=10, shuffle=False, workers=1) as loader:
+        found = fetch_all(loader, check_batch)
+    assert [type(error) for error in found] == [DaemonError] + [ClosedError] * 19
+    assert found[0].message == "10 workers died without having done anything; the last ended with status 7"
+
+
+def check_others(found: list[Any], broken: int) -> None:
+    """Every batch but one is as it should be: ten records in the order of the files."""
+    expected = [list(range(10 * step, 10 * step + 10)) for step in range(20)]
+    assert found[:broken] + found[broken + 1 :] == expected[:broken] + expected[broken + 1 :]
+
+
+def test_a_function_that_raises_breaks_its_batch(write_numbered: Write, check_batch: Check):
+    def refuse(numbers: Any) -> Any:
+        if 123 in numbers:
+            raise ValueError("no \udcff 123")
+        return numbers
+
+    with loaderd.Loader(
+        write_numbered([200]), crashing_schema(refuse), batch_size=10, shuffle=False, workers=2
+    ) as loader:
+        found = fetch_all(loader, check_batch)
+        error = found[12]
+        assert isinstance(error, WorkerError) and "derived field 'x'" in error.message
+        assert "ValueError: no \udcff 123" in error.message and "in refuse" in error.traceback
+        check_others(found, 12)
+        assert loader.statistics().workers_restarted == 0
+
+
+# --------------------------------------------------------------------------- schemas that do not arrive
+
+
+def fail() -> Any:
+    raise RuntimeError("no such luck")
+
+
+@pytest.mark.parametrize(
+    ("process", "act", "error", "text"),
+    [
+        ("loaderd-daemon", fail, DaemonError, "the daemon cannot take the schema over: RuntimeError: no such luck"),
+        ("loaderd-worker", fail, WorkerError, "a worker cannot take the schema over: RuntimeError: no such luck"),
+        ("loaderd-daemon", lambda: os._exit(9), DaemonError, "the daemon process ended with status 9"),
+        ("loaderd-worker", lambda: os._exit(9), DaemonError, "10 workers died .* ended with status 9"),
+    ],
+)
+def test_a_schema_that_cannot_be_unpickled(
+    write_numbered: Write, process: str, act: Callable[[], Any], error: type[LoaderdError], text: str
+):
+    before = children_of(os.getpid())
+    with pytest.raises(error, match=text) as caught:
+        loaderd.Loader(write_numbered([10]), crashing_schema(Grenade(process, act)), batch_size=5, workers=1)
+    assert act is not fail or _HINT in caught.value.hint
+    assert children_of(os.getpid()) == before
+
+
+def test_a_module_that_only_this_process_has(write_numbered: Write, monkeypatch: pytest.MonkeyPatch):
+    module = ModuleType("only_here")
+    exec("def same(numbers):\n    return numbers", module.__dict__)
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    with pytest.raises(DaemonError, match="No module named 'only_here'") as caught:
+        loaderd.Loader(write_numbered([10]), crashing_schema(module.same), batch_size=5, workers=1)
+    assert _HINT in caught.value.hint
