@@ -8,7 +8,7 @@ there, and whoever asks again may get them. What raises one is never counted as 
 from __future__ import annotations
 
 import posixpath
-from datetime import datetime
+import time
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -68,7 +68,8 @@ def unreadable(uri: str, why: str, hint: str = "") -> ShardReadError:
 def version(size_bytes: int, mtime_ns: int) -> str:
     """In words: which state of a file it is."""
     seconds, rest_ns = divmod(mtime_ns, 1_000_000_000)
-    return f"{size_bytes} bytes, written {datetime.fromtimestamp(seconds)}" + (f".{rest_ns:09}" if rest_ns else "")
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    return f"{size_bytes} bytes, written {written}" + (f".{rest_ns:09}" if rest_ns else "")
 
 
 def changed(uri: str, expected: str, found: str) -> ShardReadError:
