@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from accidents import kill, workers_of
+from own_processes import kill, workers_of
 from served import Consumer, ServedDaemon, flat, goodbye, serve
 
 import loaderd
