@@ -84,7 +84,7 @@ class RowSource:
             return []
         buffer, ends = run
         starts, lengths = self._reader.payloads(ends)
-        bounds = np.cumsum([0, *(span.block.count for span in spans)]).tolist()
+        bounds = np.cumsum([0, *(span.block.num_records for span in spans)]).tolist()
         places = [
             np.arange(begin + span.first, begin + span.stop) for span, begin in zip(spans, bounds[:-1], strict=True)
         ]

@@ -181,7 +181,7 @@ def read_all(path: Path, index: ShardIndex) -> tuple[list[Block], Records, list[
     records: Records = {}
     damages = []
     for block in blocks:
-        for found in reader.read(block, 0, block.count):
+        for found in reader.read(block, 0, block.num_records):
             if isinstance(found, Damage):
                 damages.append(found)
                 continue
@@ -196,7 +196,7 @@ def read_all(path: Path, index: ShardIndex) -> tuple[list[Block], Records, list[
     run = reader.read_together(together) if together else None
     if run is not None:
         fast = [run[0][start + 12 : stop - 4].tobytes() for start, stop in itertools.pairwise(run[1].tolist())]
-        numbers = [n for block in together for n in range(block.first_record, block.first_record + block.count)]
+        numbers = [n for block in together for n in range(block.first_record, block.first_record + block.num_records)]
         check(fast == [records.get(number) for number in numbers], "read together, the records are others")
     reader.close()
     return blocks, records, damages
@@ -204,14 +204,16 @@ def read_all(path: Path, index: ShardIndex) -> tuple[list[Block], Records, list[
 
 def check_rows(blocks: list[Block], index: ShardIndex, records: Records, rng: Random) -> None:
     """What a worker makes of the blocks: the rows of ``records`` in their places, a fault for each of the others."""
-    numbers = [number for block in blocks for number in range(block.first_record, block.first_record + block.count)]
+    numbers = [
+        number for block in blocks for number in range(block.first_record, block.first_record + block.num_records)
+    ]
     places = list(range(len(numbers)))
     rng.shuffle(places)
     place_of = dict(zip(numbers, places, strict=True))
     parts, at = [], 0
     for block in blocks:
-        parts.append(Part(block, np.array(places[at : at + block.count])))
-        at += block.count
+        parts.append(Part(block, np.array(places[at : at + block.num_records])))
+        at += block.num_records
     window = np.full((len(numbers), SCHEMA.row_bytes), 0xEE, dtype=np.uint8)
     faults = WindowLoader(SCHEMA, [index.file], [index.compression]).load(parts, window)
     bad = [place for of_fault, _ in faults for place in of_fault]
