@@ -10,7 +10,8 @@
   that died comes at least once, and everything else exactly once. A batch that is broken is used up when it is said.
 - **The low mark**: all batches before it are used up. Members are told when it moves, and remember what they have had
   behind it. So when the server is started again and knows nothing, they know it together: the stream goes on at the
-  highest low mark, without what any of them has had. For that it waits a while for those who are not back yet.
+  highest low mark, without what any of them has had. For that it waits a while for those who are not back yet. If
+  one who knows nothing comes first, the group begins anew, and goes to where the others were as soon as one is back.
 - **The end of a pass**: nothing is ready, and every batch in flight is held by a member that has asked for more. So
   members must not ask before they have used what they have got: it could be lost with them. (The group cannot wait
   until slots are given back: a member that waits for a batch may hold on to its last one for ever.)
@@ -120,6 +121,8 @@ class Shared:
         self._turns: deque[int] = deque()
         """The members that want batches, in the order in which they get one."""
         self._at: _Pass | None = None
+        self._knows_past = False
+        """Whether anybody who has come knew of a batch that is used up: else the group may have been further."""
         self._quiet_s = 0.0
         self._handed: list[Handed] = []
         self._generations = count(1)
@@ -135,6 +138,7 @@ class Shared:
         require_place(self._stream, pass_, step)
         arrival = _Arrival(pass_, step, frozenset(taken))
         one = self._members[member]
+        is_back = one.generation == 0 and not self._knows_past
         one.generation, one.arrival, one.in_pass, one.wants = generation, arrival, 0, 0
         if member in self._turns:
             self._turns.remove(member)
@@ -143,7 +147,8 @@ class Shared:
         if at is None:
             self._begin_group()
             return
-        if at.over and arrival.place[0] > key_of(at.pass_):
+        if arrival.place[0] > key_of(at.pass_) and (at.over or is_back):
+            self._give_up(at)
             self._begin(arrival, arrival.taken)
         elif arrival.place[0] == key_of(at.pass_):
             self._learn(at, arrival)
@@ -207,6 +212,7 @@ class Shared:
     def _begin(self, arrival: _Arrival, used: frozenset[int]) -> None:
         number = 1 if self._at is None else self._at.number + 1
         self._at = _Pass(arrival.pass_, number, arrival.step, set(used))
+        self._knows_past |= arrival.has_past
         self._start_stream(self._at)
 
     def _start_stream(self, at: _Pass) -> None:
@@ -215,6 +221,7 @@ class Shared:
 
     def _learn(self, at: _Pass, arrival: _Arrival) -> None:
         """Who comes knows of batches that are used up."""
+        self._knows_past |= arrival.has_past
         at.used |= arrival.taken
         at.use_before(arrival.step)
         for item in [item for item in at.ready if at.is_used(item.step)]:
@@ -243,9 +250,15 @@ class Shared:
 
     def _end_group(self) -> None:
         self._stream.stop()
+        if self._at is not None:
+            self._give_up(self._at)
+        self._at, self._knows_past = None, False
+
+    def _give_up(self, at: _Pass) -> None:
+        """What is ready is for nobody any more."""
+        at.ready.clear()
         for slot in self._stream.slots_of(_QUEUE):
             self._stream.give_back(slot, _QUEUE)
-        self._at = None
 
     # ------------------------------------------------------------------------------------------ batches
 

@@ -156,6 +156,20 @@ def test_when_all_are_back_nobody_waits():
     assert run.ask(1) == [0] and run.ask(2) == [1], "the pass of the one is over, for the other is behind it"
 
 
+def test_who_was_further_takes_those_along_who_began_anew():
+    run = Run(Shared, 3)
+    run.start(1)
+    assert run.ask(1) == [0], "nobody who knows more is there"
+    run.start(2, epoch=1, step=2, taken=[3])
+    assert run.ask(2) == [2]
+    run.release(1)
+    assert run.ask(1) == [END]
+    run.start(1, epoch=1)
+    assert [run.ask(1), run.ask(2)] == [[4], [5]]
+    run.start(3, epoch=5)
+    assert run.ask(3) == [], "the group knows where it is: it waits for those who have batches"
+
+
 def test_what_a_late_one_knows_to_be_used_is_not_delivered_any_more():
     run = Run(Shared, 2)
     run.start(1)

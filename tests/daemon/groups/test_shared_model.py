@@ -215,7 +215,7 @@ class SharedModel(GroupModel[Sharer]):
             queued = {step for one in self.members.values() if one.epoch == number for step in one.queue}
             epoch.holders = {step: holder for step, holder in epoch.holders.items() if step in known - queued}
             epoch.returned = {}
-            epoch.over = False
+            epoch.over = any(one.epoch > number for one in self.members.values())
 
     # --------------------------------------------------------------------------------------- the server
 
