@@ -147,7 +147,8 @@ def connect(
         source = ServedSource(address, dataset, subscription, **timeouts, reconnect_timeout=reconnect_timeout)
     else:
         ask = address if callable(address) else None
-        addresses = _network_addresses(address() if callable(address) else address, subscription)
+        found = address() if callable(address) else [address] if isinstance(address, str) else address
+        addresses = _network_addresses(found, subscription)
         settings = network_settings(addresses, token, tls, compression, subscription.name)
         options = subscription.stream_options(workers=workers, **timeouts)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
@@ -173,7 +174,7 @@ def _subscription(
     )
 
 
-def _network_addresses(address: Any, subscription: Subscription) -> tuple[str, ...]:
+def _network_addresses(addresses: Any, subscription: Subscription) -> tuple[str, ...]:
     """Those of servers that have what is asked for. Raises OptionError."""
     if subscription.is_group:
         raise OptionError(
@@ -181,7 +182,7 @@ def _network_addresses(address: Any, subscription: Subscription) -> tuple[str, .
             hint='Over the network, sharing="split" with shard=(i, n) gives each record to one of n consumers; '
             "consumers without a shard all get the same batches, and servers make their rows once.",
         )
-    return checked_addresses([address] if isinstance(address, str) else address)
+    return checked_addresses(addresses)
 
 
 def network_settings(

@@ -159,10 +159,11 @@ class RemoteSource(_OwnDaemon):
         if self._ask is None or now_s - self._asked_s < _ASK_AGAIN_S:
             return None
         self._asked_s = now_s
-        addresses = tuple(self._ask())
+        found = self._ask()
+        addresses = checked_addresses(found) if found else ()
         if not addresses or addresses == self._wanted.of.addresses:
             return None
-        self._wanted = replace(self._wanted, of=replace(self._wanted.of, addresses=checked_addresses(addresses)))
+        self._wanted = replace(self._wanted, of=replace(self._wanted.of, addresses=addresses))
         self._pickled = cloudpickle.dumps(self._wanted)
         return UseServers(list(addresses))
 

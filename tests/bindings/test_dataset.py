@@ -418,7 +418,6 @@ def test_a_worker_of_a_script_that_imports_tensorflow(write_numbered: Callable[.
         import os, sys
         print("the main script runs", flush=True)
         import tensorflow as tf
-from own_processes import seen_of_newest
         import numpy as np
         import loaderd
 
