@@ -10,6 +10,7 @@ from typing import Any
 
 import grain
 import numpy as np
+from absl import flags
 from grain.experimental import InterleaveIterDataset, TFRecordIterDataset
 
 from candidates._records import parse, unpack
@@ -20,6 +21,9 @@ NOTE = "no CRC check, files' order"
 
 def cannot(config: Config) -> str | None:
     return "its reader takes no compressed files" if config.compression else only_chess(config)
+
+
+flags.FLAGS.mark_as_parsed()  # Grain reads its own, which only a program of absl's would parse
 
 
 def _join(records: Sequence[bytes]) -> tuple[bytes, Any]:

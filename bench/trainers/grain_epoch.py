@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import grain
+from absl import flags
 from grain.experimental import InterleaveIterDataset, TFRecordIterDataset
 from tfrecord import example_pb2
 
 from trainers import WORKERS, Batch, Task, stack
+
+
+flags.FLAGS.mark_as_parsed()  # Grain reads its own, which only a program of absl's would parse
 
 
 def parse(serialized: bytes) -> dict[str, Any]:
