@@ -17,7 +17,6 @@ from tfrecord import example_pb2
 
 from trainers import WORKERS, Batch, Task, stack
 
-
 flags.FLAGS.mark_as_parsed()  # Grain reads its own, which only a program of absl's would parse
 
 
