@@ -89,12 +89,11 @@ def test_figures_are_those_of_the_statistics(open_loader: Callable[..., Any], tm
         assert (waits[step][:, 2].tolist() == grown) if step in waits else not any(grown)
         for name in COUNTS:
             assert figures[f"loaderd/{name}"][step] == getattr(high, name)
-    assert waits, "the first batch, at least, was waited for"
 
 
 def test_waits_lie_where_they_belong(open_loader: Callable[..., Any], tmp_path: Path):
     """All of the waits together are as long as the loader says, by the places of their classes."""
-    with open_loader() as loader:
+    with open_loader(epochs=30) as loader:  # more batches than there are slots: they cannot all be there before
         board = loaderd_tf.TensorBoard(loader, tmp_path)
         for _ in loader:
             pass
