@@ -53,7 +53,7 @@ next(it)
     "several": """
 loaders = [loader() for _ in range(3)]
 iterators = [iter(one) for one in loaders]
-it = (next(one) for one in itertools.cycle(iterators))
+it = map(next, itertools.cycle(iterators))  # no generator: that would be over when it is interrupted
 for _ in range(10):
     next(it)
 """,
