@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
 from loaderd.schema import FixedRecords, Schema
-from loaderd.shards.access import Access
+from loaderd.shards.compression import ZIP_MAGIC
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.npz import arrays_of
@@ -31,7 +30,6 @@ WRAPPED = {
 }
 """How a shard wraps its records, in words."""
 _NO_SCHEMA = "none is known, so these are the arrays of the npz"
-_NPZ_MAGIC = b"PK\x03\x04"
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,14 @@ def stored_in(file: ShardFile) -> Stored | None:
         assert told.schema.records is not None
         module = f"import loaderd\n\nschema = {told.made_by}\n"
         return Stored(told.schema.records, told.schema, f"{told.made_by}, told by the content", module)
-    records = _opened(file, lambda opened: _npz_records(file, opened))
+    with closing(open_shard(file)) as opened:
+        records = _npz_records(file, opened)
     return None if records is None else Stored(records, None, _NO_SCHEMA, _as_python(records))
 
 
 def _npz_records(file: ShardFile, opened: OpenFile) -> FixedRecords | None:
-    head = bytearray(len(_NPZ_MAGIC))
-    if not opened.read_at(0, memoryview(head)) or head != _NPZ_MAGIC:
+    head = bytearray(len(ZIP_MAGIC))
+    if not opened.read_at(0, memoryview(head)) or head != ZIP_MAGIC:
         return None
     return FixedRecords(np.dtype(list(arrays_of(file, opened).items())))
 
@@ -78,28 +77,21 @@ def skipped_members(file: ShardFile, index: ShardIndex) -> list[str]:
     """The members of a tar that hold no records."""
     names: list[str] = []
     if index.compression == "tar":
-        _opened(file, lambda opened: list(find_members(file.uri, opened, file.size_bytes, names.append)))
+        with closing(open_shard(file)) as opened:
+            list(find_members(file.uri, opened, file.size_bytes, names.append))
     return names
-
-
-def _opened(file: ShardFile, look: Callable[[OpenFile], Any]) -> Any:
-    opened = open_shard(file, Access())
-    try:
-        return look(opened)
-    finally:
-        opened.close()
 
 
 def record_of(file: ShardFile, index: ShardIndex, records: FixedRecords, number: int | None) -> tuple[int, bytes]:
     """Number and bytes of a record; None: the first healthy one. Raises OptionError where it is not healthy."""
-    if number is None and index.num_records:
-        number = int(index.first_records[0])
-    blocks = [Block(0, *index.block(position)) for position in range(len(index.counts))] if number is not None else []
-    block = next((one for one in blocks if 0 <= (number or 0) - one.first_record < one.num_records), None)
-    if block is None or number is None:
+    if number is None:
+        number = int(index.first_records[0]) if index.num_records else 0
+    blocks = [Block(0, *index.block(position)) for position in range(len(index.counts))]
+    block = next((one for one in blocks if 0 <= number - one.first_record < one.num_records), None)
+    if block is None:
         last = max((one.first_record + one.num_records - 1 for one in blocks), default=-1)
         raise OptionError(
-            f"--record must be a healthy record of {file.name}, got {number or 0}",
+            f"--record must be a healthy record of {file.name}, got {number}",
             hint=f"The last one is {last}. loaderd verify names the damage." if last >= 0 else "It has none.",
         )
     reader = FixedBlockReader(records, [file], [index.compression])

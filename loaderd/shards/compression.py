@@ -20,6 +20,7 @@ Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz"]
 OnRead = Callable[[int], None]
 """Called after each read of a shard from front to back, with the offset in the file that the reading has reached."""
 
+ZIP_MAGIC = b"PK\x03\x04"
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 _OTHERS = {
     b"\xfd7zXZ\x00": "compressed with xz",
@@ -27,7 +28,7 @@ _OTHERS = {
     b"BZh": "compressed with bzip2",
     b"\x04\x22\x4d\x18": "compressed with lz4",
     b"\xff\x06\x00\x00sNaPpY": "compressed with snappy",
-    b"PK\x03\x04": "a zip archive (as an .npz is)",
+    ZIP_MAGIC: "a zip archive (as an .npz is)",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
     b"\x93NUMPY": "an array of numpy's",
     b"PAR1": "a Parquet file",

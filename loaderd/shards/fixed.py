@@ -24,14 +24,22 @@ import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
-from loaderd.shards.compression import Compression, InflatedStream, OnRead, PlainStream, refuse_others, tell_nobody
+from loaderd.shards.compression import (
+    ZIP_MAGIC,
+    Compression,
+    InflatedStream,
+    OnRead,
+    PlainStream,
+    refuse_others,
+    tell_nobody,
+)
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.framing import Piece
 from loaderd.shards.inflate import gunzip
 from loaderd.shards.shard_file import OpenFile
 from loaderd.shards.zstd import ZstdStream, decompress
 
-_MAGIC: dict[bytes, Compression] = {b"PK\x03\x04": "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 _HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
 _PIECE_BYTES = 1 << 20

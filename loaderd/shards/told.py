@@ -19,6 +19,7 @@ from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
 from loaderd.shards.access import Access
+from loaderd.shards.compression import ZIP_MAGIC
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed import detect_wrapping, open_fixed
@@ -52,7 +53,7 @@ def tell_schema(file: ShardFile, access: Access | None = None) -> Told | None:
         head = _read(opened, 0, HEADER_BYTES)
         if _is_frame(head):
             return None
-        if head.startswith(b"PK\x03\x04"):
+        if head.startswith(ZIP_MAGIC):
             return _tell_npz(opened, file)
         return _tell_stream(opened, file)
     finally:

@@ -148,7 +148,7 @@ class Shared:
             self._begin_group()
             return
         if arrival.place[0] > key_of(at.pass_) and (at.over or is_back):
-            self._give_up(at)
+            self._free_queue()
             self._begin(arrival, arrival.taken)
         elif arrival.place[0] == key_of(at.pass_):
             self._learn(at, arrival)
@@ -250,13 +250,11 @@ class Shared:
 
     def _end_group(self) -> None:
         self._stream.stop()
-        if self._at is not None:
-            self._give_up(self._at)
+        self._free_queue()
         self._at, self._knows_past = None, False
 
-    def _give_up(self, at: _Pass) -> None:
-        """What is ready is for nobody any more."""
-        at.ready.clear()
+    def _free_queue(self) -> None:
+        """The pass ends for all: what is ready in it is for nobody any more."""
         for slot in self._stream.slots_of(_QUEUE):
             self._stream.give_back(slot, _QUEUE)
 
