@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from fixed_files import SCHEMA, write_all
+from own_processes import kill, newest_daemon, workers_of
 
 import loaderd
 
@@ -73,9 +71,7 @@ def test_a_worker_that_is_killed_in_the_middle_loses_nothing(loader_of: Any):
         for batch in loader:
             found.append(batch["number"].tolist())
             if len(found) in (3, 8, 14):
-                every = psutil.Process().children(recursive=True)
-                workers = [process for process in every if "worker" in process.name()]
-                os.kill(workers[0].pid, signal.SIGKILL)
+                kill(workers_of(newest_daemon())[0])
         assert found == expected
         assert loader.statistics().workers_restarted > 0
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import functools
 import http.server
 import os
-import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from distant_s3 import ENVIRONMENT, DistantS3
+from fixed_files import SCHEMA, records_from, wrapped
+from own_processes import DAEMON, children_of, kill, workers_of
 from web_files import Ranges, web_filesystem
 
 import loaderd
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from fixed_files import SCHEMA, records_from, wrapped
 
 COUNT = 900
 OPTIONS: dict[str, Any] = {
@@ -99,9 +95,10 @@ def test_on_a_web_server(one: Path, planned: list[list[int]], web: str):
 # ---------------------------------------------------------------------------------------------------- killed
 
 
-def processes(kind: str) -> list[int]:
-    """Of this program's loader, by what they are called."""
-    return [one.pid for one in psutil.Process().children(recursive=True) if kind in one.name()]
+def processes(who: str) -> list[int]:
+    """Of this program's loader; none, if a daemon that was killed has not been missed yet."""
+    daemons = children_of(os.getpid(), DAEMON)
+    return daemons if who == "daemon" else [pid for daemon in daemons for pid in workers_of(daemon)]
 
 
 @pytest.mark.parametrize("who", ["worker", "daemon"])
@@ -112,7 +109,7 @@ def test_a_process_that_is_killed_in_the_middle_loses_nothing(one: Path, planned
         for batch in loader:
             found.append(numbers_of(batch))
             if len(found) in (2, 9, 17):
-                os.kill(processes(who)[0], signal.SIGKILL)
+                kill(*processes(who)[:1])
         statistics = loader.statistics()
     assert found == planned
     assert (statistics.daemon_restarts if who == "daemon" else statistics.workers_restarted) > 0
