@@ -16,7 +16,7 @@ Remainder = Literal["drop", "short", "carry"]
 Refresh = Literal["never", "epoch"]
 
 DEFAULT_WINDOW_RECORDS = 262_144
-DEFAULT_WINDOW_BYTES = 512 << 20
+DEFAULT_WINDOW_BYTES = 256 << 20
 DEFAULT_BLOCK_RECORDS = 1024
 _UNSHUFFLED_WINDOW_RECORDS = 16_384
 _MAX_DEFAULT_WORKERS = 8
@@ -69,7 +69,7 @@ class Shuffle:
     """How thoroughly to shuffle, and for how much memory.
 
     ``window_records``: rows are permuted inside windows of so many records; two windows are held at a time, packed.
-    None: 262,144, or as many as fit in 512 MiB. ``block_records``: the runs of consecutive records that are permuted
+    None: 262,144, or as many as fit in 256 MiB. ``block_records``: the runs of consecutive records that are permuted
     as wholes over the epoch; smaller ones mix better and read more slowly. Another value needs another index.
     """
 
