@@ -15,6 +15,7 @@ yet. So a worker has what a fresh process has, and nothing of the daemon's later
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -121,6 +122,11 @@ def _send(sock: socket.socket, message: list[Any], *fds: int) -> None:
     socket.send_fds(sock, [msgpack.packb(message, unicode_errors=UNICODE_ERRORS)], fds)
 
 
+def _answer(sock: socket.socket, message: list[Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the daemon was killed: the next request says so
+        _send(sock, message)
+
+
 def _serve(sock: socket.socket) -> socket.socket:
     """Until the daemon closes its end; returns in the workers alone, each with its end of its own socket.
 
@@ -130,7 +136,10 @@ def _serve(sock: socket.socket) -> socket.socket:
     alive: list[int] = []  # or dead, and the daemon does not know yet: until then their pids are not used again
     dying: list[int] = []
     while True:
-        request, fds, flags, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
+        try:
+            request, fds, flags, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
+        except ConnectionResetError:  # the daemon was killed, and had an answer to read
+            request = b""
         dying = [pid for pid in dying if not os.waitpid(pid, os.WNOHANG)[0]]
         if not request:
             _end(alive)
@@ -141,7 +150,7 @@ def _serve(sock: socket.socket) -> socket.socket:
             code = _end([value])
             if code is None:
                 dying.append(value)
-            _send(sock, [0, code])
+            _answer(sock, [0, code])
             continue
         pid = None
         try:
@@ -155,7 +164,7 @@ def _serve(sock: socket.socket) -> socket.socket:
         except OSError as error:
             if pid:
                 _end([pid])
-            _send(sock, [error.errno, None])
+            _answer(sock, [error.errno, None])
         if pid == 0:
             sock.close()
             die_with_parent(server)
