@@ -48,6 +48,7 @@ LAYERS = [
     ["loaderd"],
     ["loaderd.bench"],
     ["loaderd_jax", "loaderd_ray", "loaderd_tf", "loaderd_torch", "loaderd.cli"],
+    ["loaderd.__main__"],
 ]
 # The bindings, and the libraries that nothing else imports.
 BINDINGS = {

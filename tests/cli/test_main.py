@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +23,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_installed_command_knows_its_version() -> None:
     assert run("--version").stdout == f"loaderd {loaderd.__version__}\n"
+    module = subprocess.run(
+        [sys.executable, "-m", "loaderd", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert module.stdout == f"loaderd {loaderd.__version__}\n"
 
 
 def test_help_names_every_command_and_every_option_says_what_it_does() -> None:
