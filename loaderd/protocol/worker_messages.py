@@ -19,9 +19,7 @@ from loaderd.memory.runs import ArenaSegment, Run
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
-from loaderd.shards.compression import Compression
-from loaderd.shards.reader import Block
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.snapshots import Kernels
 
 ATTACH_TASK = -1
