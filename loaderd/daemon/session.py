@@ -150,9 +150,9 @@ class Session:
         else:
             raise DaemonError(f"{type(message).__name__} is not for the daemon")
 
-    def _tell_all(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def _tell_all(self, message: Message) -> None:
         for member in self.present:
-            self._tell(member, message, fds)
+            self._tell(member, message, ())
 
     def warn(self, text: str) -> None:
         """Tell all members."""
@@ -193,7 +193,7 @@ class Session:
         except LoaderdError as error:
             if is_new or self.opened is None:
                 raise
-            # The client keeps the data that it had before the sets grew.
+            # The consumer keeps the data that it had before the sets grew.
             self._tell_all(self.opened.listed_message(error))
 
     def _use(self, preparation: Preparation | Asking) -> None:
@@ -249,12 +249,12 @@ class Session:
         bell = self._workforce.bell
         if self._group is None:
             bells = self._workforce.pool.bells[: opened.page.num_seats]
-            fds = [opened.page_fd, opened.consumer_bell, bell, *bells]
+            fds = [opened.memories.page_fd, opened.memories.bell, bell, *bells]
         else:
             self._lanes[member] = lane = Lane(opened.page.num_slots)
             fds = lane.fds(bell)
         message = opened.opened_message(self._index_facts, len(fds) - 3)
-        self._tell(member, message, (opened.client_fd, *fds))
+        self._tell(member, message, (opened.memories.consumer_fd, *fds))
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
@@ -340,7 +340,7 @@ class Session:
                 workforce.remove_source(self.opened.stream)
             if self._granting is not None:
                 workforce.detach(self._granting)
-            self.opened.close()
+            self.opened.memories.close()
         for lane in self._lanes.values():
             lane.close()
 
@@ -349,7 +349,7 @@ class Session:
     @property
     def memory_bytes(self) -> int:
         """Of windows and slots."""
-        return 0 if self.opened is None else self.opened.memory_bytes
+        return 0 if self.opened is None else self.opened.memories.num_bytes
 
     def waits_for(self, member: int) -> str:
         """Who a member waits for, or who waits for it."""
@@ -363,7 +363,7 @@ class Session:
         plan = None if self.opened is None else self.opened.stream.plan
         epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
         held = 0 if self.members is None else self.members.held_by(member)
-        watched = None if self.opened is None else self.opened.watched
+        watched = None if self.opened is None else self.opened.memories.watched
         now = None if watched is None else watched.now()
         is_first = member == min(self.present, default=member)
         diagnosis = None

@@ -2,8 +2,8 @@
 
 ::
 
-    client      ──► daemon   Open, List, Start, Ask, UseServers
-    client      ◄── daemon   Progress, Opened, Listed, Broken, Skipped, State, Failed, Warned, Away
+    consumer    ──► daemon   Open, List, Start, Ask, UseServers
+    consumer    ◄── daemon   Progress, Opened, Listed, Broken, Skipped, State, Failed, Warned, Away
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
@@ -189,7 +189,7 @@ class Gateway(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Client: make a stream of this (a pickle of ``dataset.StreamDescription`` or ``remote.source.RemoteStream``).
+    """Consumer: make a stream of this (a pickle of ``dataset.StreamDescription`` or ``remote.source.RemoteStream``).
 
     ``start``: the JSON of the position from which on it is wanted, in place of the description's; it says what the
     data must be, and how much memory the first pass needs. None: from the start, of whatever the data are.
@@ -207,7 +207,7 @@ class Progress(NamedTuple):
 
 
 class List(NamedTuple):
-    """Client: of sets that grow, use the shards that there are now, or those of ``listing`` (``plan.passes``)."""
+    """Consumer: of sets that grow, use the shards that there are now, or those of ``listing`` (``plan.passes``)."""
 
     listing: Listing | None
 
@@ -245,7 +245,7 @@ class Opened(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Client: deliver the batches of a pass from ``step`` on.
+    """Consumer: deliver the batches of a pass from ``step`` on.
 
     Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches behind ``step``
     that this consumer has had already.
@@ -272,7 +272,7 @@ class Ended(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Client: is anybody there, and what do I wait for?"""
+    """Consumer: is anybody there, and what do I wait for?"""
 
 
 class State(NamedTuple):

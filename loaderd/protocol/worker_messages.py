@@ -126,7 +126,7 @@ class AskTask(NamedTuple):
 
 
 class UseServers(NamedTuple):
-    """Client, daemon: these are the addresses of the servers from now on."""
+    """Consumer, daemon: these are the addresses of the servers from now on."""
 
     addresses: list[str]
 

@@ -157,11 +157,9 @@ class Stream:
             self._loads_alone.append(again)
             self._away.failed(again, error)
         elif isinstance(task.work, LoadWork):
-            self._lose_load(task.work, lambda _: error)
+            self._windows.lost(task.work, lambda _: error)
         elif isinstance(task.work, TrialWork):
-            self._tried_rows(
-                task.work, None
-            )  # the worker survived; the same error comes again when the whole batch is made
+            self._tried_rows(task.work, None)  # the worker survived; the error comes again with the whole batch
 
     def take_away(self) -> StorageError | ServerError | None:
         """Why there is nothing for the consumer, once, if it has come to where storage does not answer."""
@@ -177,7 +175,7 @@ class Stream:
         if isinstance(work, LoadWork) and len(work.slices) > 1:
             self._loads_alone.extend(LoadWork(work.window, work.arena, (part,), work.due) for part in work.slices)
         elif isinstance(work, LoadWork):
-            self._lose_load(work, lambda record: self._blame([record], error))
+            self._windows.lost(work, lambda record: self._blame([record], error))
         elif isinstance(work, TrialWork):
             self._tried_rows(work, error)
 
@@ -309,9 +307,6 @@ class Stream:
             return
         self._tried.add(step)
         self._trials[step] = Trial(batch, first_only=not self._skip_damaged)
-
-    def _lose_load(self, work: LoadWork, blame: Callable[[Slice], LoaderdError]) -> None:
-        self._windows.lost(work, blame)
 
     def _tried_rows(self, work: TrialWork, error: WorkerError | None) -> None:
         """Rows of a batch have been tried; at the end of the trial, the batch is made without the guilty ones."""
