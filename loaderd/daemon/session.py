@@ -117,7 +117,7 @@ class Session:
     # ------------------------------------------------------------------------------------------ members
 
     def join(self, member: int) -> None:
-        """One consumer more. Raises ServerError where the group has all of its members."""
+        """One consumer more."""
         self.present.add(member)
         if self.members is not None:
             self.members.join(member)

@@ -267,3 +267,26 @@ class FillFailed(NamedTuple):
     generation: int
     step: int
     error: dict[str, Any]
+
+
+WorkerMessage = (
+    Attach
+    | Detach
+    | ListTask
+    | IndexTask
+    | ProbeTask
+    | LoadTask
+    | TrialTask
+    | Attached
+    | Advanced
+    | Loaded
+    | TaskFailed
+    | Seat
+    | Granted
+    | Withdrawn
+    | FillFailed
+    | AskTask
+    | UseServers
+    | Said
+)
+"""In the order of their numbers (see ``messages.Message``), and what is only in ``Done`` comes behind."""
