@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
-from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.daemon.preparing.preparation import Preparation, Preparing
 from loaderd.daemon.session import Indexes, Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
@@ -88,8 +88,8 @@ class PrivateDaemon(Daemon):
         self,
         description: StreamDescription,
         pickled: bytes,
-        prepare: Callable[[Listing | None, Indexes], Preparation | Asking],
-        prepared: Preparation | Asking,
+        prepare: Callable[[Listing | None, Indexes], Preparing],
+        prepared: Preparing,
     ) -> None:
         self._sessions[_STREAM] = session = Session(
             _STREAM,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loaderd.daemon.delivery.granting import Granting
 from loaderd.daemon.delivery.opened_stream import OpenedStream
@@ -24,7 +24,7 @@ from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.lane import Had, Lane
 from loaderd.daemon.groups.members import Handed, Members, PageReader
 from loaderd.daemon.pool.workforce import Workforce
-from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.daemon.preparing.preparation import Preparing
 from loaderd.daemon.preparing.probe import Probe
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
@@ -57,9 +57,6 @@ from loaderd.redaction import redacted
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
 
-if TYPE_CHECKING:
-    from loaderd.daemon.preparing.remote_preparation import Asking
-
 Tell = Callable[[int, Message, tuple[int, ...]], None]
 Indexes = Mapping[ShardFile, ShardIndex]
 
@@ -81,8 +78,8 @@ class Session:
         workforce: Workforce,
         tell: Tell,
         *,
-        prepared: Preparation | Asking,
-        prepare: Callable[[Listing | None, Indexes], Preparation | Asking] | None = None,
+        prepared: Preparing,
+        prepare: Callable[[Listing | None, Indexes], Preparing] | None = None,
         group: Callable[[Feed], Members] | None = None,
     ) -> None:
         self.number = number
@@ -99,7 +96,7 @@ class Session:
         self._tell = tell
         self._prepare = prepare
         self._own = None if prepare is None else prepared
-        self._preparation: Preparation | Asking | None = prepared
+        self._preparation: Preparing | None = prepared
         self._group = group
         self._feed: Feed | None = None
         self._lanes: dict[int, Lane] = {}
@@ -110,7 +107,7 @@ class Session:
         self._index_facts: dict[str, Any] = {}
 
     @property
-    def preparation(self) -> Preparation | Asking | None:
+    def preparation(self) -> Preparing | None:
         """What the stream waits for, before there are data."""
         return self._preparation
 
@@ -177,7 +174,7 @@ class Session:
         if self._granting is not None:
             self.error = self.error or self._granting.error
 
-    def _after_preparing(self, preparation: Preparation | Asking) -> None:
+    def _after_preparing(self, preparation: Preparing) -> None:
         if preparation.progress is not None and preparation.progress[1]:
             self._tell_all(Progress(*preparation.progress))
         if preparation is self._own:
@@ -196,7 +193,7 @@ class Session:
             # The consumer keeps the data that it had before the sets grew.
             self._tell_all(self.opened.listed_message(error))
 
-    def _use(self, preparation: Preparation | Asking) -> None:
+    def _use(self, preparation: Preparing) -> None:
         """The data are there: plan, and have the workers know of them."""
         if preparation.error is not None:
             raise preparation.error

@@ -35,6 +35,7 @@ from loaderd.daemon.pool.tasks import (
     LoadWork,
     PlannedBatch,
     Task,
+    TaskSource,
     TrialWork,
 )
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
@@ -47,7 +48,7 @@ from loaderd.protocol.worker_messages import Done, Loaded
 _NO_GENERATION = 0
 
 
-class Stream:
+class Stream(TaskSource):
     """See the module's docstring.
 
     ``plan_pass`` makes the plan of a pass; ``blame`` makes an error name the records that it is about.
@@ -64,7 +65,7 @@ class Stream:
         blame: Callable[[list[Slice], LoaderdError], LoaderdError],
         tasks_per_worker: int = TASKS_PER_WORKER,
     ) -> None:
-        self.tasks_per_worker = tasks_per_worker
+        self._tasks_per_worker = tasks_per_worker
         self.notes: deque[Note] = deque()
         self.grants: deque[list[Grant] | Withdrawal] = deque()
         self.generation = _NO_GENERATION
@@ -83,6 +84,10 @@ class Stream:
         self._away = Away()
         self._next = self._taken = 0
         """The batch that is granted next, and the one that the consumer takes next."""
+
+    @property
+    def tasks_per_worker(self) -> int:
+        return self._tasks_per_worker
 
     # ------------------------------------------------------------------------------------------- events
 
@@ -129,9 +134,6 @@ class Stream:
             barrier()
             if words[POSITION] == position or words[POSITION] < words[WAKE_DAEMON_AT]:
                 break  # else the consumer has come there without ringing
-
-    def advanced(self, task: Task, done_bytes: int) -> None:
-        """Of no effect: nobody asks how far a load is."""
 
     def done(self, task: Task, result: Done) -> None:
         """A task is done. :meth:`look` comes behind it."""
