@@ -7,7 +7,7 @@
          └──────────────────── List, where data sets grow ────────────────────────────────┘
 
 Its consumers are its **members**. One that has the stream to itself takes batches of the stream's page; each member
-of a group has a page of its own (``groups.lane``), to which the daemon hands what it takes of the stream's.
+of a group has a page of its own, to which the daemon hands what it takes of the stream's (see ``groups.lane``).
 """
 
 from __future__ import annotations
@@ -21,22 +21,14 @@ from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission, PassEnd
 from loaderd.daemon.delivery.sampling import Sampler
 from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.groups.lane import Had, Lane
+from loaderd.daemon.groups.lane import Had, Lane, WholeStream
 from loaderd.daemon.groups.members import Handed, Members, PageReader
 from loaderd.daemon.pool.workforce import Workforce
 from loaderd.daemon.preparing.preparation import Preparing
 from loaderd.daemon.preparing.probe import Probe
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
-from loaderd.memory.page import (
-    CONSUMER_NEWS,
-    MAX_GENERATION,
-    MAX_STEP,
-    POSITION,
-    TAKEN_BATCHES,
-    TAKEN_RECORDS,
-    split_key,
-)
+from loaderd.memory.page import MAX_GENERATION, MAX_STEP
 from loaderd.memory.taking import Taker
 from loaderd.options import require
 from loaderd.plan.passes import Listing, pass_of
@@ -99,10 +91,9 @@ class Session:
         self._preparation: Preparing | None = prepared
         self._group = group
         self._feed: Feed | None = None
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, Lane | WholeStream] = {}
         self._granting: Granting | None = None
         self._sampler: Sampler | None = None
-        self._seen_position = 0
         self._probe: Probe | None = None
         self._index_facts: dict[str, Any] = {}
 
@@ -243,15 +234,17 @@ class Session:
         assert self.opened is not None
         opened = self.opened
         self._tell(member, opened.listed_message(), ())
-        bell = self._workforce.bell
-        if self._group is None:
-            bells = self._workforce.pool.bells[: opened.page.num_seats]
-            fds = [opened.memories.page_fd, opened.memories.bell, bell, *bells]
-        else:
-            self._lanes[member] = lane = Lane(opened.page.num_slots)
-            fds = lane.fds(bell)
+        self._lanes[member] = lane = self._lane_of(opened)
+        fds = lane.fds(self._workforce.bell)
         message = opened.opened_message(self._index_facts, len(fds) - 3)
         self._tell(member, message, (opened.memories.consumer_fd, *fds))
+
+    def _lane_of(self, opened: OpenedStream) -> Lane | WholeStream:
+        """The page by which one more member gets its batches."""
+        if self._group is not None:
+            return Lane(opened.page.num_slots)
+        bell, bells = self._workforce.bell, self._workforce.pool.bells[: opened.page.num_seats]
+        return WholeStream(opened.stream, [opened.memories.page_fd, opened.memories.bell, bell, *bells])
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
@@ -263,7 +256,8 @@ class Session:
         if self.members is None or self.opened is None or self._granting is None or self._sampler is None:
             return
         for member, lane in self._lanes.items():
-            self.members.release(member, lane.take_back())
+            if slots := lane.take_back():
+                self.members.release(member, slots)
         self.opened.stream.look()
         self._sampler.sample()
         if self._feed is not None:
@@ -279,7 +273,9 @@ class Session:
         if isinstance(item, Delivery):
             if item.omission is not None:
                 self._announce(member, _skipped(generation, item.omission))
-            self._lanes[member].fill(generation, item)
+            lane = self._lanes[member]
+            assert isinstance(lane, Lane)  # batches of a whole stream are taken, and not handed over
+            lane.fill(generation, item)
         elif isinstance(item, Omission):
             self._announce(member, _skipped(generation, item))
         elif isinstance(item, BrokenBatch):
@@ -291,10 +287,7 @@ class Session:
 
     def _announce(self, member: int, message: Message) -> None:
         """Have a member read a message before it takes what comes behind it."""
-        if member in self._lanes:
-            self._lanes[member].announce()
-        elif self.opened is not None:
-            self.opened.page.words[CONSUMER_NEWS] += 1
+        self._lanes[member].announce()
         self._tell(member, message, ())
 
     # -------------------------------------------------------------------------------------------- progress
@@ -305,22 +298,7 @@ class Session:
 
     def has_moved(self, member: int) -> bool:
         """Whether a member has taken batches since this was asked last."""
-        if member in self._lanes:
-            return self._lanes[member].has_moved()
-        if self._group is not None or self.opened is None:
-            return False
-        before, self._seen_position = self._seen_position, self.opened.page.words[POSITION]
-        return self._seen_position != before
-
-    def _had_by(self, member: int) -> Had:
-        if member in self._lanes:
-            return self._lanes[member].had
-        if self.opened is None:
-            return Had()
-        words = self.opened.page.words
-        generation, step = split_key(words[POSITION])
-        is_there = generation == self.opened.stream.generation
-        return Had(words[TAKEN_BATCHES], words[TAKEN_RECORDS], step if is_there else 0)
+        return member in self._lanes and self._lanes[member].has_moved()
 
     # ----------------------------------------------------------------------------------------------- end
 
@@ -356,7 +334,7 @@ class Session:
 
     def report(self, member: int) -> dict[str, Any]:
         """Of a member, for people to read: where it stands, what it had, what it holds."""
-        had = self._had_by(member)
+        had = self._lanes[member].had if member in self._lanes else Had()
         plan = None if self.opened is None else self.opened.stream.plan
         epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
         held = 0 if self.members is None else self.members.held_by(member)
