@@ -146,11 +146,6 @@ class Session:
         """Tell all members."""
         self._tell_all(Warned(redacted(text), self._workforce.pool.restarts))
 
-    def use_servers(self, addresses: tuple[str, ...]) -> None:
-        """Workers that come are to ask these."""
-        if self.opened is not None:
-            self.opened.use_servers(addresses)
-
     # ------------------------------------------------------------------------------------------- phases
 
     def advance(self) -> None:

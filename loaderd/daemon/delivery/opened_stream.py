@@ -83,10 +83,6 @@ class OpenedStream:
             return max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
         return num_arenas, max(plan.largest_window for plan in plans)
 
-    def use_servers(self, addresses: tuple[str, ...]) -> None:
-        """Workers that come are to ask these."""
-        self._data.use_servers(addresses)
-
     def use(self, data: Data | RemoteData) -> None:
         """Go on with other shards, of sets that grow; workers must be attached again. Raises OptionError."""
         self._course = self._course_of(data)

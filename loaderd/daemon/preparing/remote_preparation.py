@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from loaderd.daemon.pool.tasks import AskWork, Task, TaskSource
@@ -23,11 +24,16 @@ from loaderd.remote.tables import Table, table_from_wire, welcome_to
 
 
 class Asking(Preparing, TaskSource):
-    """A source of one task. With the ``data`` there is their ``table``."""
+    """A source of one task. With the ``data`` there is their ``table``.
+
+    ``stream``: what is wanted, of the servers that there are at the moment.
+    """
 
     doing = "asked for of its servers"
 
-    def __init__(self, stream: RemoteStream, workforce: Workforce, listing: Listing | None = None) -> None:
+    def __init__(
+        self, stream: Callable[[], RemoteStream], workforce: Workforce, listing: Listing | None = None
+    ) -> None:
         super().__init__(workforce, listing)
         self.table: Table | None = None
         self._stream = stream
@@ -41,7 +47,7 @@ class Asking(Preparing, TaskSource):
         """The stream, as the servers' data have it."""
         assert self.table is not None
         table, leaf = self.table, self.table.dataset.leaves()[0]
-        options = replace(self._stream.options, shuffle=leaf.shuffle, seed=leaf.seed, on_corrupt=leaf.on_corrupt)
+        options = replace(self._stream().options, shuffle=leaf.shuffle, seed=leaf.seed, on_corrupt=leaf.on_corrupt)
         return StreamDescription(table.dataset, options, row_bytes=table.row_bytes)
 
     @property
@@ -51,19 +57,20 @@ class Asking(Preparing, TaskSource):
         return welcome_to(self.table.dataset, self.table.schema, self.table.row_bytes)
 
     def _message(self, task: Task) -> AskTask:
-        return AskTask(task.number, pickle.dumps(self._stream.of), self.listing)
+        return AskTask(task.number, pickle.dumps(self._stream().of), self.listing)
 
     def next_task(self) -> Task | None:
         if self._is_begun:
             return None
         self._is_begun = True
-        return Task(self, AskWork(self._stream.of.name), survives_stalls=False)
+        return Task(self, AskWork(self._stream().of.name), survives_stalls=False)
 
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(result, TableFound)
+        of = self._stream().of
         try:
-            self.table = table_from_wire(result.table, f"{self._stream.of.addresses[0]}/{self._stream.of.name}")
-            self.data = RemoteData(self.table, self._stream.of, self.description.options)
+            self.table = table_from_wire(result.table, f"{of.addresses[0]}/{of.name}")
+            self.data = RemoteData(self.table, lambda: self._stream().of, self.description.options)
         except LoaderdError as error:
             self.error = error
 
