@@ -32,7 +32,7 @@ from loaderd.plan.rows import ConcatRows, MixRows, Rows
 from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Selection, Skip, Take
 from loaderd.redaction import redacted
 from loaderd.schema import Schema
-from loaderd.shards.files import absolute_names, checked_names
+from loaderd.shards.names import absolute_names, checked_names
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -71,6 +71,12 @@ NOT_AT_THE_START = [
     *("loaderd.daemon.groups.mirrored_group", "loaderd.daemon.groups.shared_group", "loaderd.shards.npz"),
 ]
 
+# Nor is this part of `from loaderd import Loader`: it is for servers, for those who ask, or for workers alone.
+NOT_IN_A_LOADER = [
+    *("random", "zlib", "loaderd.diagnosis", "loaderd.remote.source", "loaderd.statistics", "loaderd.subscription"),
+    *("loaderd.shards.crc", "loaderd.shards.files", "loaderd.shards.reader"),
+]
+
 
 def room_of(module: str) -> str:
     rooms = [room for row in LAYERS for room in row if module == room or module.startswith(room + ".")]
@@ -124,15 +130,23 @@ def test_only_the_binding_imports_its_library(binding: str):
     assert users == {binding}
 
 
-def test_what_the_start_of_a_daemon_does_not_import():
-    program = (
-        "import sys; before = set(sys.modules); import loaderd.daemon.private_daemon; "
-        "print(*sorted(set(sys.modules) - before))"
-    )
+def modules_of(imports: str) -> list[str]:
+    """What is imported by it in a new process."""
+    program = f"import sys; before = set(sys.modules); {imports}; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    imported = done.stdout.split()
+    return done.stdout.split()
+
+
+def test_what_the_start_of_a_daemon_does_not_import():
+    imported = modules_of("import loaderd.daemon.private_daemon")
     assert "loaderd.workers.worker" in imported, "workers are forks, and find what they need"
     assert [each for each in imported if each.startswith(tuple(NOT_AT_THE_START))] == []
+
+
+def test_what_a_loader_does_not_import():
+    imported = modules_of("import numpy; before |= set(sys.modules); from loaderd import Loader")
+    assert "loaderd.client.loader" in imported
+    assert [each for each in imported if each.startswith(tuple(NOT_IN_A_LOADER))] == []
 
 
 def test_no_file_is_a_giant():

@@ -15,8 +15,7 @@ from loaderd.shards.compression import ZIP_MAGIC
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.npz import arrays_of
-from loaderd.shards.reader import Block
-from loaderd.shards.shard_file import OpenFile, ShardFile
+from loaderd.shards.shard_file import Block, OpenFile, ShardFile
 from loaderd.shards.shard_index import ShardIndex
 from loaderd.shards.tar import find_members
 from loaderd.shards.told import tell_schema

@@ -50,7 +50,7 @@ def _add_network(net: argparse._ArgumentGroup) -> None:
     net.add_argument(
         "--token-file",
         metavar="FILE",
-        help=f"what every client must show; default: the environment's {TOKEN_VARIABLE}",
+        help=f"what every consumer must show; default: the environment's {TOKEN_VARIABLE}",
     )
     net.add_argument(
         "--makers",

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.batch_source import Described, Glimpse, Stream
 from loaderd.client.end import ProgramEnds
 from loaderd.client.standing import Standing
-from loaderd.diagnosis import Diagnosis, diagnose_samples, nothing_yet
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import TAKES_AHEAD
 from loaderd.options import as_count, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
-from loaderd.statistics import Statistics
-from loaderd.subscription import Sharing
+
+if TYPE_CHECKING:
+    from loaderd.diagnosis import Diagnosis
+    from loaderd.statistics import Statistics
+    from loaderd.subscription import Sharing
 
 _Any = TypeVar("_Any", bound="BaseLoader")
 
@@ -158,6 +160,8 @@ class BaseLoader(Standing):
 
     def statistics(self) -> Statistics:
         """Counts so far, and sizes."""
+        from loaderd.statistics import Statistics  # as diagnose: not every loader is asked
+
         stream, counts, watched = self._stream, self._stream.counts, self._stream.watched
         now = None if watched is None else watched.now()
         return Statistics(
@@ -183,6 +187,8 @@ class BaseLoader(Standing):
 
         Within three seconds of a start, and where no batches are taken, that is "nothing yet".
         """
+        from loaderd.diagnosis import diagnose_samples, nothing_yet
+
         watched = self._stream.watched
         if watched is None:
             return nothing_yet("no workers make these batches here; for a group, ask the server: `loaderd doctor`")

@@ -12,8 +12,9 @@ from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.link import LinkLost, ask_server
 from loaderd.client.progress import IndexProgress
+from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource
 from loaderd.client.shared_stream import SharedIteration, SharedStream
-from loaderd.client.sources import HOW_TO_START, RemoteSource, ServedSource, Source
+from loaderd.client.sources import Source
 from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError, ServerError

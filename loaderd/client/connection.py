@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import select
-import subprocess
 import time
 import weakref
 from collections.abc import Callable
@@ -79,11 +78,6 @@ class Connection(Conversation):
         """Whether a batch has come."""
         self._counts = counts
         self._workers_restarted = 0
-
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """Of ours, that ends with the connection."""
-        return self.link.process
 
     @property
     def data(self) -> Listed:

@@ -18,7 +18,7 @@ import msgpack
 
 from loaderd.client.end import reap
 from loaderd.errors import LoaderdError, ServerError, from_wire
-from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.channel import Channel, ChannelClosed, peer_of
 from loaderd.protocol.messages import PROTOCOL, Bye, Failed, Hello, Message, encode
 from loaderd.protocol.process import how_it_ended
 from loaderd.protocol.starting import start_process
@@ -29,7 +29,6 @@ Answer = TypeVar("Answer", bound=Message)
 
 _CONNECT_TIMEOUT_S = 5.0  # as long as the server's queue of connections is full
 _MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
 
 class LinkLost(Exception):
@@ -142,7 +141,7 @@ def link_to_server(address: str) -> Link:
         limit_sending(sock, _CONNECT_TIMEOUT_S)
         sock.connect(path)
         limit_sending(sock, 0.0)
-        _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        _, user = peer_of(sock)
     except OSError as error:
         sock.close()
         raise LinkLost(f"{what} cannot be reached: {error.strerror or error}") from None

@@ -15,34 +15,22 @@ Servers elsewhere are called by the workers of our own daemon, and not from here
 from __future__ import annotations
 
 import logging
-import random
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 
-from loaderd.client.link import Link, LinkLost, link_to_daemon, link_to_server
+from loaderd.client.link import Link, LinkLost, link_to_daemon
 from loaderd.dataset import StreamDescription
-from loaderd.errors import BusyError, DaemonError, LoaderdError, OptionError, ServerError
-from loaderd.options import Shuffle, StreamOptions
-from loaderd.protocol.messages import PROTOCOL, Ask, Hello, Message, Open, Subscribe, Welcome
-from loaderd.protocol.worker_messages import UseServers
-from loaderd.remote.address import checked_addresses
-from loaderd.remote.source import RemoteStream
+from loaderd.errors import DaemonError, LoaderdError, OptionError
+from loaderd.options import StreamOptions
+from loaderd.protocol.messages import Ask, Message, Open, Welcome
 from loaderd.schema import Schema
-from loaderd.schema.wire import from_wire
-from loaderd.subscription import Subscription
-from loaderd.version import VERSION
 
-HOW_TO_START = "Is it running? `loaderd serve mypackage.module:dataset` starts one, and says where it listens."
+if TYPE_CHECKING:
+    from loaderd.remote.source import RemoteStream
 
 _MAX_FRUITLESS_DAEMONS = 3
-_MIN_PAUSE_S = 0.1
-_MAX_PAUSE_S = 5.0
-_ASK_AGAIN_S = 2.0
 
 _logger = logging.getLogger("loaderd")
 
@@ -95,7 +83,7 @@ class Source(ABC):
         """The stream is open, or open again."""
 
 
-class _OwnDaemon(Source):
+class OwnDaemon(Source):
     """A daemon of our own, that serves what ``wanted`` says."""
 
     def __init__(self, wanted: StreamDescription | RemoteStream) -> None:
@@ -123,7 +111,7 @@ class _OwnDaemon(Source):
         return 0.0
 
 
-class EmbeddedSource(_OwnDaemon):
+class EmbeddedSource(OwnDaemon):
     """Shards that its workers read."""
 
     def __init__(self, description: StreamDescription) -> None:
@@ -131,148 +119,6 @@ class EmbeddedSource(_OwnDaemon):
         self.schema = description.schema
         self.row_bytes = description.schema.row_bytes
         self.grows = description.dataset.grows
-
-
-class RemoteSource(_OwnDaemon):
-    """Servers elsewhere, of which its workers ask for rows. ``ask``: is asked again and again which there are."""
-
-    def __init__(self, wanted: RemoteStream, ask: Callable[[], Sequence[str]] | None) -> None:
-        super().__init__(wanted)
-        self._wanted = wanted
-        self._ask = ask
-        self._asked_s = time.monotonic()
-        self._known = Known(f"the servers at {', '.join(wanted.of.addresses[:3])}", wanted.of.name)
-
-    def welcomed(self, welcome: Welcome) -> None:
-        self._known.take_over(self, welcome.dataset)
-
-    def may_pass(self, failure: LoaderdError) -> bool:
-        return isinstance(failure, ServerError) and bool(self._known.said)
-
-    def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
-        if lost.failure is not None:  # the workers have tried long enough; the next iteration has them try again
-            raise lost.failure
-        return super().pause_s(lost, fruitful, at)
-
-    def news(self) -> Message | None:
-        now_s = time.monotonic()
-        if self._ask is None or now_s - self._asked_s < _ASK_AGAIN_S:
-            return None
-        self._asked_s = now_s
-        found = self._ask()
-        addresses = checked_addresses(found) if found else ()
-        if not addresses or addresses == self._wanted.of.addresses:
-            return None
-        self._wanted = replace(self._wanted, of=replace(self._wanted.of, addresses=addresses))
-        self._pickled = cloudpickle.dumps(self._wanted)
-        return UseServers(list(addresses))
-
-
-class Known:
-    """What a server said of a data set, which must not change. ``what``: the server, in words."""
-
-    def __init__(self, what: str, dataset: str) -> None:
-        self._what = what
-        self._dataset = dataset
-        self.said: dict[str, Any] = {}
-
-    def take_over(self, source: Source, found: dict[str, Any]) -> None:
-        """Have ``source`` be of it. Raises ServerError where it differs from what was said before, OptionError."""
-        self.said = self.said or found
-        differing = [name for name, value in self.said.items() if found.get(name) != value]
-        if differing:
-            raise ServerError(
-                f"{self._what} has another data set {self._dataset!r} now: another {', '.join(differing)}",
-                hint="Connect anew to use that; or have the server started with what it had.",
-            )
-
-        shuffle = found["shuffle"]
-        source.schema = from_wire(found["schema"])
-        source.row_bytes = found["row_bytes"]
-        source.grows = found["grows"]
-        check_remainder(source.grows, source.options.remainder)
-        source.options = replace(
-            source.options,
-            shuffle=shuffle if isinstance(shuffle, bool) else Shuffle(*shuffle),
-            seed=found["seed"],
-            on_corrupt=found["on_corrupt"],
-        )
-
-
-class ServedSource(Source):
-    """A server on this machine."""
-
-    def __init__(
-        self,
-        address: str,
-        dataset: str,
-        subscription: Subscription,
-        *,
-        stall_timeout: float | None,
-        report: str | None,
-        reconnect_timeout: float,
-    ) -> None:
-        """``reconnect_timeout``: seconds. Raises OptionError."""
-        self.what = f"the server at {address}"
-        # How many workers there are is the server's business.
-        self.options = subscription.stream_options(workers=1, stall_timeout=stall_timeout, report=report)
-        self._address = address
-        self._dataset = dataset
-        self._subscription = subscription
-        self.takes_turns = subscription.sharing == "shared"
-        self._timeout_s = reconnect_timeout
-        self._known = Known(self.what, dataset)
-        self._was_open = self._away = False
-        self._pause_s = _MIN_PAUSE_S
-        self._tried_s = 0.0
-        self._called_s: float | None = None
-
-    def link(self) -> Link:
-        self._called_s = time.monotonic()
-        return link_to_server(self._address)
-
-    def greeting(self, start: str) -> list[Message]:
-        return [Hello(PROTOCOL, VERSION, self._dataset), Subscribe(self._subscription.to_wire(), start)]
-
-    def welcomed(self, welcome: Welcome) -> None:
-        self._called_s = None
-        self._known.take_over(self, welcome.dataset)
-
-    def may_pass(self, failure: LoaderdError) -> bool:
-        # A server may notice late that a connection is lost, and count us twice until then.
-        return isinstance(failure, BusyError) and self._was_open
-
-    def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
-        if not self._known.said:
-            raise ServerError(str(lost), hint=HOW_TO_START)
-        if fruitful:
-            self._end_outage()
-        if self._called_s is not None:  # in vain
-            self._tried_s += time.monotonic() - self._called_s
-            self._called_s = None
-        if self._tried_s >= self._timeout_s:
-            self._end_outage()
-            raise ServerError(
-                f"{lost}; it was called for {self._timeout_s:g} s, and no batch came",
-                hint="Iterating once more goes on trying, and then with the same batch.",
-            )
-        if not self._away:
-            self._away = True
-            _logger.warning("%s; calling it for up to %g s, to go on at %s", str(lost), self._timeout_s, at)
-        pause_s = self._pause_s * random.uniform(0.5, 1)  # of many consumers, not all at once
-        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-        self._tried_s += pause_s
-        return pause_s
-
-    def is_back(self, at: str) -> None:
-        self._was_open = True
-        if self._away:
-            self._away = False
-            _logger.warning("%s is back; going on at %s", self.what, at)
-
-    def _end_outage(self) -> None:
-        self._pause_s = _MIN_PAUSE_S
-        self._tried_s = 0.0
 
 
 def check_remainder(grows: bool, remainder: str) -> None:

@@ -256,7 +256,7 @@ class SupervisedStream(Stream):
             self._connection.link.wake()
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        process = None if self._connection is None else self._connection.process
+        process = None if self._connection is None else self._connection.link.process
         return [] if process is None else [process]
 
     def leave_to_parent(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from loaderd.shards.reader import Block
+from loaderd.shards.shard_file import Block
 from loaderd.shards.shard_index import ShardIndex
 
 

@@ -14,11 +14,10 @@ from loaderd.errors import CorruptRecordError, Damage, LoaderdError, RecordMisma
 from loaderd.schema import Schema
 from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
-from loaderd.shards.compression import Compression
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.framing import Piece
 from loaderd.shards.reader import BlockPiece, Reader, Reading
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_file import Compression, ShardFile
 
 _GROUP_BYTES = 1 << 20
 _HINT = 'Restore the file, or pass --on-corrupt "skip_record" to leave out what is damaged or does not fit.'

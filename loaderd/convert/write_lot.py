@@ -32,10 +32,9 @@ from loaderd.encode.example_writer import Rows
 from loaderd.errors import LoaderdError, ShardReadError
 from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.schema import Feature, Schema
-from loaderd.shards.compression import Compression
 from loaderd.shards.files import list_shards
 from loaderd.shards.indexer import make_index
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_file import Compression, ShardFile
 
 OnBytes = Callable[[int], None]
 """Is told of bytes that are done, of ``Conversion.total_bytes``."""

@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
-from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.daemon.preparing.preparation import Preparation, Preparing
 from loaderd.daemon.session import Indexes, Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
@@ -82,14 +82,14 @@ class PrivateDaemon(Daemon):
     def _ask(self, listing: Listing | None, known: Indexes = MappingProxyType({})) -> Asking:
         from loaderd.daemon.preparing.remote_preparation import Asking  # for those whose records are elsewhere
 
-        return Asking(self._remote, self._workforce, listing)
+        return Asking(lambda: self._remote, self._workforce, listing)
 
     def _begin(
         self,
         description: StreamDescription,
         pickled: bytes,
-        prepare: Callable[[Listing | None, Indexes], Preparation | Asking],
-        prepared: Preparation | Asking,
+        prepare: Callable[[Listing | None, Indexes], Preparing],
+        prepared: Preparing,
     ) -> None:
         self._sessions[_STREAM] = session = Session(
             _STREAM,
@@ -115,10 +115,8 @@ class PrivateDaemon(Daemon):
             self._begin(asking.description, pickle.dumps(asking.description), self._ask, asking)
 
     def _use_servers(self, addresses: tuple[str, ...]) -> None:
-        if _STREAM in self._sessions:
-            self._remote = replace(self._remote, of=replace(self._remote.of, addresses=addresses))
-            self._sessions[_STREAM].use_servers(addresses)
-            self._workforce.tell_all(UseServers(list(addresses)))
+        self._remote = replace(self._remote, of=replace(self._remote.of, addresses=addresses))
+        self._workforce.tell_all(UseServers(list(addresses)))
 
     def _session_failed(self, session: Session, error: LoaderdError) -> None:
         raise error

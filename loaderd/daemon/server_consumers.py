@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 from loaderd.daemon.session import Session
 from loaderd.errors import BusyError, ServerError
 from loaderd.options import is_count, require
+from loaderd.protocol.channel import peer_of
 from loaderd.protocol.messages import PROTOCOL, Ask, AskStatus, Hello, Message
 from loaderd.protocol.untrusted import UntrustedChannel
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred of socket(7): pid, uid, gid
 _HELLO_LIMIT_S = 10.0
 _MESSAGE_LIMIT_S = 10.0
 # What was said to a consumer that does not read. Batches are not among it: they are bounded by its slots.
@@ -86,8 +85,7 @@ class Consumer:
     @classmethod
     def accepted(cls, number: int, sock: socket.socket) -> Consumer:
         """Whoever connected to the Unix socket; raises ServerError where it is another user's process."""
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(credentials)
+        pid, uid = peer_of(sock)
         channel = UntrustedChannel(sock)
         if uid not in (os.getuid(), 0):
             channel.close()

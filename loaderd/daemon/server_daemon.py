@@ -227,7 +227,10 @@ class ServerDaemon(Daemon):
         elif wanted.held_batches > session.held_batches:
             raise ServerError(f"held_batches must be at most {session.held_batches}, as of the first in the group")
         elif len(session.present) >= wanted.consumers:
-            raise BusyError(f"the group {wanted.group!r} has its {wanted.consumers} consumers")
+            raise BusyError(
+                f"the group {wanted.group!r} has its {wanted.consumers} consumers",
+                hint="Give all of them the same, larger `consumers`, or this one another `group`.",
+            )
         consumer.session = session
         session.join(consumer.number)
         _logger.info("%s reads %s, %s", consumer, consumer.dataset, wanted.sharing)

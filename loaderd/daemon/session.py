@@ -7,36 +7,28 @@
          └──────────────────── List, where data sets grow ────────────────────────────────┘
 
 Its consumers are its **members**. One that has the stream to itself takes batches of the stream's page; each member
-of a group has a page of its own (``groups.lane``), to which the daemon hands what it takes of the stream's.
+of a group has a page of its own, to which the daemon hands what it takes of the stream's (see ``groups.lane``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loaderd.daemon.delivery.granting import Granting
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission, PassEnd
 from loaderd.daemon.delivery.sampling import Sampler
 from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.groups.lane import Had, Lane
+from loaderd.daemon.groups.lane import Had, Lane, WholeStream
 from loaderd.daemon.groups.members import Handed, Members, PageReader
 from loaderd.daemon.pool.workforce import Workforce
-from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.daemon.preparing.preparation import Preparing
 from loaderd.daemon.preparing.probe import Probe
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
-from loaderd.memory.page import (
-    CONSUMER_NEWS,
-    MAX_GENERATION,
-    MAX_STEP,
-    POSITION,
-    TAKEN_BATCHES,
-    TAKEN_RECORDS,
-    split_key,
-)
+from loaderd.memory.page import MAX_GENERATION, MAX_STEP
 from loaderd.memory.taking import Taker
 from loaderd.options import require
 from loaderd.plan.passes import Listing, pass_of
@@ -56,9 +48,6 @@ from loaderd.protocol.messages import (
 from loaderd.redaction import redacted
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
-
-if TYPE_CHECKING:
-    from loaderd.daemon.preparing.remote_preparation import Asking
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
 Indexes = Mapping[ShardFile, ShardIndex]
@@ -81,8 +70,8 @@ class Session:
         workforce: Workforce,
         tell: Tell,
         *,
-        prepared: Preparation | Asking,
-        prepare: Callable[[Listing | None, Indexes], Preparation | Asking] | None = None,
+        prepared: Preparing,
+        prepare: Callable[[Listing | None, Indexes], Preparing] | None = None,
         group: Callable[[Feed], Members] | None = None,
     ) -> None:
         self.number = number
@@ -99,25 +88,24 @@ class Session:
         self._tell = tell
         self._prepare = prepare
         self._own = None if prepare is None else prepared
-        self._preparation: Preparation | Asking | None = prepared
+        self._preparation: Preparing | None = prepared
         self._group = group
         self._feed: Feed | None = None
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, Lane | WholeStream] = {}
         self._granting: Granting | None = None
         self._sampler: Sampler | None = None
-        self._seen_position = 0
         self._probe: Probe | None = None
         self._index_facts: dict[str, Any] = {}
 
     @property
-    def preparation(self) -> Preparation | Asking | None:
+    def preparation(self) -> Preparing | None:
         """What the stream waits for, before there are data."""
         return self._preparation
 
     # ------------------------------------------------------------------------------------------ members
 
     def join(self, member: int) -> None:
-        """One consumer more. Raises ServerError where the group has all of its members."""
+        """One consumer more."""
         self.present.add(member)
         if self.members is not None:
             self.members.join(member)
@@ -150,18 +138,13 @@ class Session:
         else:
             raise DaemonError(f"{type(message).__name__} is not for the daemon")
 
-    def _tell_all(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def _tell_all(self, message: Message) -> None:
         for member in self.present:
-            self._tell(member, message, fds)
+            self._tell(member, message, ())
 
     def warn(self, text: str) -> None:
         """Tell all members."""
         self._tell_all(Warned(redacted(text), self._workforce.pool.restarts))
-
-    def use_servers(self, addresses: tuple[str, ...]) -> None:
-        """Workers that come are to ask these."""
-        if self.opened is not None:
-            self.opened.use_servers(addresses)
 
     # ------------------------------------------------------------------------------------------- phases
 
@@ -177,7 +160,7 @@ class Session:
         if self._granting is not None:
             self.error = self.error or self._granting.error
 
-    def _after_preparing(self, preparation: Preparation | Asking) -> None:
+    def _after_preparing(self, preparation: Preparing) -> None:
         if preparation.progress is not None and preparation.progress[1]:
             self._tell_all(Progress(*preparation.progress))
         if preparation is self._own:
@@ -193,10 +176,10 @@ class Session:
         except LoaderdError as error:
             if is_new or self.opened is None:
                 raise
-            # The client keeps the data that it had before the sets grew.
+            # The consumer keeps the data that it had before the sets grew.
             self._tell_all(self.opened.listed_message(error))
 
-    def _use(self, preparation: Preparation | Asking) -> None:
+    def _use(self, preparation: Preparing) -> None:
         """The data are there: plan, and have the workers know of them."""
         if preparation.error is not None:
             raise preparation.error
@@ -246,15 +229,17 @@ class Session:
         assert self.opened is not None
         opened = self.opened
         self._tell(member, opened.listed_message(), ())
-        bell = self._workforce.bell
-        if self._group is None:
-            bells = self._workforce.pool.bells[: opened.page.num_seats]
-            fds = [opened.page_fd, opened.consumer_bell, bell, *bells]
-        else:
-            self._lanes[member] = lane = Lane(opened.page.num_slots)
-            fds = lane.fds(bell)
+        self._lanes[member] = lane = self._lane_of(opened)
+        fds = lane.fds(self._workforce.bell)
         message = opened.opened_message(self._index_facts, len(fds) - 3)
-        self._tell(member, message, (opened.client_fd, *fds))
+        self._tell(member, message, (opened.memories.consumer_fd, *fds))
+
+    def _lane_of(self, opened: OpenedStream) -> Lane | WholeStream:
+        """The page by which one more member gets its batches."""
+        if self._group is not None:
+            return Lane(opened.page.num_slots)
+        bell, bells = self._workforce.bell, self._workforce.pool.bells[: opened.page.num_seats]
+        return WholeStream(opened.stream, [opened.memories.page_fd, opened.memories.bell, bell, *bells])
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
@@ -266,7 +251,8 @@ class Session:
         if self.members is None or self.opened is None or self._granting is None or self._sampler is None:
             return
         for member, lane in self._lanes.items():
-            self.members.release(member, lane.take_back())
+            if slots := lane.take_back():
+                self.members.release(member, slots)
         self.opened.stream.look()
         self._sampler.sample()
         if self._feed is not None:
@@ -282,7 +268,9 @@ class Session:
         if isinstance(item, Delivery):
             if item.omission is not None:
                 self._announce(member, _skipped(generation, item.omission))
-            self._lanes[member].fill(generation, item)
+            lane = self._lanes[member]
+            assert isinstance(lane, Lane)  # batches of a whole stream are taken, and not handed over
+            lane.fill(generation, item)
         elif isinstance(item, Omission):
             self._announce(member, _skipped(generation, item))
         elif isinstance(item, BrokenBatch):
@@ -294,10 +282,7 @@ class Session:
 
     def _announce(self, member: int, message: Message) -> None:
         """Have a member read a message before it takes what comes behind it."""
-        if member in self._lanes:
-            self._lanes[member].announce()
-        elif self.opened is not None:
-            self.opened.page.words[CONSUMER_NEWS] += 1
+        self._lanes[member].announce()
         self._tell(member, message, ())
 
     # -------------------------------------------------------------------------------------------- progress
@@ -308,22 +293,7 @@ class Session:
 
     def has_moved(self, member: int) -> bool:
         """Whether a member has taken batches since this was asked last."""
-        if member in self._lanes:
-            return self._lanes[member].has_moved()
-        if self._group is not None or self.opened is None:
-            return False
-        before, self._seen_position = self._seen_position, self.opened.page.words[POSITION]
-        return self._seen_position != before
-
-    def _had_by(self, member: int) -> Had:
-        if member in self._lanes:
-            return self._lanes[member].had
-        if self.opened is None:
-            return Had()
-        words = self.opened.page.words
-        generation, step = split_key(words[POSITION])
-        is_there = generation == self.opened.stream.generation
-        return Had(words[TAKEN_BATCHES], words[TAKEN_RECORDS], step if is_there else 0)
+        return member in self._lanes and self._lanes[member].has_moved()
 
     # ----------------------------------------------------------------------------------------------- end
 
@@ -340,7 +310,7 @@ class Session:
                 workforce.remove_source(self.opened.stream)
             if self._granting is not None:
                 workforce.detach(self._granting)
-            self.opened.close()
+            self.opened.memories.close()
         for lane in self._lanes.values():
             lane.close()
 
@@ -349,7 +319,7 @@ class Session:
     @property
     def memory_bytes(self) -> int:
         """Of windows and slots."""
-        return 0 if self.opened is None else self.opened.memory_bytes
+        return 0 if self.opened is None else self.opened.memories.num_bytes
 
     def waits_for(self, member: int) -> str:
         """Who a member waits for, or who waits for it."""
@@ -359,11 +329,11 @@ class Session:
 
     def report(self, member: int) -> dict[str, Any]:
         """Of a member, for people to read: where it stands, what it had, what it holds."""
-        had = self._had_by(member)
+        had = self._lanes[member].had if member in self._lanes else Had()
         plan = None if self.opened is None else self.opened.stream.plan
         epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
         held = 0 if self.members is None else self.members.held_by(member)
-        watched = None if self.opened is None else self.opened.watched
+        watched = None if self.opened is None else self.opened.memories.watched
         now = None if watched is None else watched.now()
         is_first = member == min(self.present, default=member)
         diagnosis = None

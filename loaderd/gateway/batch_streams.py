@@ -19,7 +19,7 @@ import pyarrow.flight as flight
 from loaderd.client.connect import ServedLoader
 from loaderd.client.link import ask_server
 from loaderd.client.progress import IndexProgress
-from loaderd.client.sources import ServedSource
+from loaderd.client.served_sources import ServedSource
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError
 from loaderd.gateway.arrow import Specs, record_batch, stored_specs

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import struct
 from collections import deque
 from weakref import WeakSet
 
@@ -21,6 +22,7 @@ MAX_MESSAGE_BYTES = 256 << 20
 _RECEIVE_BYTES = 1 << 16
 _MAX_FDS = 253  # the kernel's own limit
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of socket(7): pid, uid, gid
 
 
 class ChannelClosed(Exception):
@@ -145,6 +147,12 @@ class Channel:
         with contextlib.suppress(OSError):  # the other end may be gone
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """(process, user) at the other end of a Unix socket, when it was connected. Raises OSError."""
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
 
 
 _channels: WeakSet[Channel] = WeakSet()

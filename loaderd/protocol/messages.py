@@ -2,8 +2,8 @@
 
 ::
 
-    client      ──► daemon   Open, List, Start, Ask, UseServers
-    client      ◄── daemon   Progress, Opened, Listed, Broken, Skipped, State, Failed, Warned, Away
+    consumer    ──► daemon   Open, List, Start, Ask, UseServers
+    consumer    ◄── daemon   Progress, Opened, Listed, Broken, Skipped, State, Failed, Warned, Away
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
@@ -16,7 +16,7 @@
     gateway     ──► maker    Making, Make
     gateway     ◄── maker    Made
 
-On the wire a message is a msgpack array: its number in ``_MESSAGES``, then its fields in order. Bulk data does not go
+On the wire a message is a msgpack array: its number in ``MESSAGES``, then its fields in order. Bulk data does not go
 this way: it lies in shared memory, whose file descriptors travel beside Opened and Attach. ``Open.description`` and
 ``Attach.description`` are pickles; they go from a process to its own child only. A server takes none.
 """
@@ -30,31 +30,7 @@ import msgpack
 
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.decoding import Decoder, message_decoder_of
-from loaderd.protocol.worker_messages import (
-    Advanced,
-    AskTask,
-    Attach,
-    Attached,
-    Detach,
-    FilesFound,
-    FillFailed,
-    Granted,
-    Indexed,
-    IndexTask,
-    ListTask,
-    Loaded,
-    LoadTask,
-    Probed,
-    ProbeTask,
-    Said,
-    Seat,
-    TableFound,
-    TaskFailed,
-    TrialTask,
-    TriedOut,
-    UseServers,
-    Withdrawn,
-)
+from loaderd.protocol.worker_messages import Done, WorkerMessage
 
 # The name of a file and the message of a user's exception may be no valid Unicode.
 UNICODE_ERRORS = "surrogatepass"
@@ -189,7 +165,7 @@ class Gateway(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Client: make a stream of this (a pickle of ``dataset.StreamDescription`` or ``remote.source.RemoteStream``).
+    """Consumer: make a stream of this (a pickle of ``dataset.StreamDescription`` or ``remote.source.RemoteStream``).
 
     ``start``: the JSON of the position from which on it is wanted, in place of the description's; it says what the
     data must be, and how much memory the first pass needs. None: from the start, of whatever the data are.
@@ -207,7 +183,7 @@ class Progress(NamedTuple):
 
 
 class List(NamedTuple):
-    """Client: of sets that grow, use the shards that there are now, or those of ``listing`` (``plan.passes``)."""
+    """Consumer: of sets that grow, use the shards that there are now, or those of ``listing`` (``plan.passes``)."""
 
     listing: Listing | None
 
@@ -245,7 +221,7 @@ class Opened(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Client: deliver the batches of a pass from ``step`` on.
+    """Consumer: deliver the batches of a pass from ``step`` on.
 
     Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches behind ``step``
     that this consumer has had already.
@@ -272,7 +248,7 @@ class Ended(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Client: is anybody there, and what do I wait for?"""
+    """Consumer: is anybody there, and what do I wait for?"""
 
 
 class State(NamedTuple):
@@ -303,6 +279,7 @@ class Away(NamedTuple):
     error: dict[str, Any]
 
 
+# In the order of their numbers. A new one is the last here, also if it is a worker's, or PROTOCOL becomes another.
 Message = (
     Hello
     | Failed
@@ -329,38 +306,17 @@ Message = (
     | State
     | Warned
     | Skipped
-    | Attach
-    | Detach
-    | ListTask
-    | IndexTask
-    | ProbeTask
-    | LoadTask
-    | TrialTask
-    | Attached
-    | Advanced
-    | Loaded
-    | TaskFailed
-    | Seat
-    | Granted
-    | Withdrawn
-    | FillFailed
-    | AskTask
-    | UseServers
-    | Said
+    | WorkerMessage
     | AskData
     | DataIs
     | Making
     | Make
     | Made
     | Away
-    | FilesFound
-    | TableFound
-    | Indexed
-    | Probed
-    | TriedOut
+    | Done
 )
-_MESSAGES: tuple[type[Message], ...] = get_args(Message)
-_NUMBER_OF = {cls: number for number, cls in enumerate(_MESSAGES)}
+MESSAGES: tuple[type[Message], ...] = get_args(Message)
+_NUMBER_OF = {cls: number for number, cls in enumerate(MESSAGES)}
 
 
 def encode(message: Message) -> bytes:
@@ -371,15 +327,10 @@ def encode(message: Message) -> bytes:
 
 def decode(values: list[Any]) -> Message:
     """The message of an unpacked array."""
-    return message_of(values[0], values[1:])
-
-
-def message_of(number: int, values: list[Any]) -> Message:
-    """The message of number ``number``, of its fields as plain values."""
-    message: Message = _decoder_of(number)(values)
+    message: Message = _decoder_of(values[0])(values[1:])
     return message
 
 
 @cache
 def _decoder_of(number: int) -> Decoder:
-    return message_decoder_of(_MESSAGES[number])
+    return message_decoder_of(MESSAGES[number])

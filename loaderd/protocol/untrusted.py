@@ -17,6 +17,7 @@ import msgpack
 
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
+    MESSAGES,
     UNICODE_ERRORS,
     Ask,
     AskData,
@@ -28,10 +29,9 @@ from loaderd.protocol.messages import (
     Start,
     Subscribe,
     Want,
-    message_of,
+    decode,
 )
 
-_MESSAGES: tuple[type[Message], ...] = get_args(Message)
 CONSUMER_MESSAGES: tuple[type[Message], ...] = (
     *(Hello, Subscribe, List, Start, Want),
     *(Ask, AskStatus, AskData, Bye),
@@ -128,17 +128,17 @@ def decode_strict(data: bytes) -> Message:
     values = _unpack(data)
     if type(values) is not list or not values:
         raise MalformedMessage("a message must be an array that begins with its number")
-    number = values.pop(0)
-    cls = _MESSAGES[number] if type(number) is int and 0 <= number < len(_MESSAGES) else None
+    number, *fields = values
+    cls = MESSAGES[number] if type(number) is int and 0 <= number < len(MESSAGES) else None
     if cls is None or cls not in CONSUMER_MESSAGES:
         raise MalformedMessage(f"{'a message of unknown number' if cls is None else cls.__name__} must not come here")
     checks, num_required = _FIELDS_OF[cls]
-    if not num_required <= len(values) <= len(checks):
-        raise MalformedMessage(f"{cls.__name__} must have {len(checks)} fields, got {len(values)}")
-    for value, (name, kind, is_right) in zip(values, checks, strict=False):
+    if not num_required <= len(fields) <= len(checks):
+        raise MalformedMessage(f"{cls.__name__} must have {len(checks)} fields, got {len(fields)}")
+    for value, (name, kind, is_right) in zip(fields, checks, strict=False):
         if not is_right(value):
             raise MalformedMessage(f"{cls.__name__}.{name} must be {kind}, got another {type(value).__name__}")
-    return message_of(number, values)
+    return decode(values)
 
 
 def _unpack(data: bytes) -> Any:

@@ -19,9 +19,7 @@ from loaderd.memory.runs import ArenaSegment, Run
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
-from loaderd.shards.compression import Compression
-from loaderd.shards.reader import Block
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.snapshots import Kernels
 
 ATTACH_TASK = -1
@@ -128,7 +126,7 @@ class AskTask(NamedTuple):
 
 
 class UseServers(NamedTuple):
-    """Client, daemon: these are the addresses of the servers from now on."""
+    """Consumer, daemon: these are the addresses of the servers from now on."""
 
     addresses: list[str]
 
@@ -269,3 +267,26 @@ class FillFailed(NamedTuple):
     generation: int
     step: int
     error: dict[str, Any]
+
+
+WorkerMessage = (
+    Attach
+    | Detach
+    | ListTask
+    | IndexTask
+    | ProbeTask
+    | LoadTask
+    | TrialTask
+    | Attached
+    | Advanced
+    | Loaded
+    | TaskFailed
+    | Seat
+    | Granted
+    | Withdrawn
+    | FillFailed
+    | AskTask
+    | UseServers
+    | Said
+)
+"""In the order of their numbers (see ``messages.Message``), and what is only in ``Done`` comes behind."""

@@ -64,9 +64,9 @@ class Address:
 class ServerOptions:
     """Options of the same names as those of ``loaderd serve``; paths are files. Raises OptionError.
 
-    ``token``: what every client of the network must show. ``makers``: processes that make rows for the network; None:
-    as many as workers. ``cache``: bytes of answers that are kept. ``max_bandwidth``: bytes/s that go out over the
-    network, to all consumers together. ``max_memory``: bytes of windows and batches of a consumer at the Unix
+    ``token``: what every consumer on the network must show. ``makers``: processes that make rows for the network;
+    None: as many as workers. ``cache``: bytes of answers that are kept. ``max_bandwidth``: bytes/s that go out over
+    the network, to all consumers together. ``max_memory``: bytes of windows and batches of a consumer at the Unix
     socket, or of a group. ``idle_timeout``, ``grace``, ``watchdog``: seconds.
     """
 

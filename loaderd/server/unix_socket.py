@@ -12,15 +12,14 @@ import fcntl
 import os
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from loaderd.errors import ServerError
+from loaderd.protocol.channel import peer_of
 
 _BACKLOG = 128
 _MAX_PATH_BYTES = 107  # of sockaddr_un, without the zero at the end
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
 
 class UnixSocket:
@@ -114,8 +113,7 @@ def _remove_stale(path: str) -> None:
 
 def _listener(connected: socket.socket) -> str:
     """Who listens at the other end, in words: "process 4711 (loaderd) of user 1000"."""
-    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    pid, uid = peer_of(connected)
     try:
         name = f" ({Path(f'/proc/{pid}/comm').read_text().strip()})"
     except OSError:  # of another container

@@ -25,7 +25,8 @@ from loaderd.errors import Damage
 from loaderd.shards.compression import InflatedStream, PlainStream, open_stream
 from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs, find_bad_length_crc
 from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
-from loaderd.shards.reader import Block, BlockPiece, ShardFiles
+from loaderd.shards.reader import BlockPiece, ShardFiles
+from loaderd.shards.shard_file import Block
 from loaderd.shards.shard_index import ANCHOR_RECORDS
 from loaderd.shards.timed import TimedFile, inflating
 from loaderd.stages import Stage

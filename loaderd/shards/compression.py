@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Literal
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
-from loaderd.shards.shard_file import OpenFile
+from loaderd.shards.shard_file import Compression, OpenFile
 
-Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz"]
-"""How a shard wraps its records: the first three are those of TFRecord; those of records of fixed size: ``fixed``."""
 OnRead = Callable[[int], None]
 """Called after each read of a shard from front to back, with the offset in the file that the reading has reached."""
 

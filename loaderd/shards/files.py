@@ -11,15 +11,16 @@ Anything with a scheme (``s3://…``, ``gs://…``) goes through ``pyarrow.fs``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from loaderd.errors import NoShardsError, OptionError
+from loaderd.errors import OptionError
 from loaderd.shards.access import Access, tell_nobody
 from loaderd.shards.listing import list_remote
-from loaderd.shards.local import absolute, find_files
+from loaderd.shards.local import find_files
 from loaderd.shards.local_file import LocalFile
+from loaderd.shards.names import checked_names
 from loaderd.shards.remote_file import RemoteFile
 from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote
 
@@ -60,42 +61,6 @@ def list_shards(
             files[file] = None
         on_name(number)
     return sorted(files, key=_path_order)
-
-
-def checked_names(shards: Any) -> str | tuple[str, ...]:
-    """What ``shards`` is given as, in a form that can be kept and sent: text, or a tuple of it.
-
-    Raises OptionError for what is no path, glob, URI or iterable of them; NoShardsError for an empty one.
-    """
-    if isinstance(shards, (str, os.PathLike)):
-        return _checked_name(shards)
-    if isinstance(shards, (bytes, Mapping)) or not isinstance(shards, Iterable):
-        raise _no_shards(shards)
-    names = tuple(map(_checked_name, shards))
-    if not names:
-        raise NoShardsError(
-            "shards must name at least one file, got an empty list",
-            hint="Was a generator used up before, or is a glob empty? Give the glob itself.",
-        )
-    return tuple(sorted(names)) if isinstance(shards, Set) else names
-
-
-def absolute_names(shards: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """The same names, relative ones made absolute: whoever uses them may be in another folder by then."""
-    if isinstance(shards, tuple):
-        return tuple(name if is_remote(name) else absolute(name) for name in shards)
-    return shards if is_remote(shards) else absolute(shards)
-
-
-def _checked_name(name: Any) -> str:
-    text = os.fspath(name) if isinstance(name, os.PathLike) else name
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise _no_shards(name)
-    return str(text)  # numpy has a str of its own
-
-
-def _no_shards(got: Any) -> OptionError:
-    return OptionError(f"shards must be a path, a glob, a URI or a list of them, got {got!r:.200}")
 
 
 def _path_order(file: ShardFile) -> tuple[list[str], str]:

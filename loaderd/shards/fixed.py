@@ -24,19 +24,11 @@ import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
-from loaderd.shards.compression import (
-    ZIP_MAGIC,
-    Compression,
-    InflatedStream,
-    OnRead,
-    PlainStream,
-    refuse_others,
-    tell_nobody,
-)
+from loaderd.shards.compression import ZIP_MAGIC, InflatedStream, OnRead, PlainStream, refuse_others, tell_nobody
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.framing import Piece
 from loaderd.shards.inflate import gunzip
-from loaderd.shards.shard_file import OpenFile
+from loaderd.shards.shard_file import Compression, OpenFile
 from loaderd.shards.zstd import ZstdStream, decompress
 
 _MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}

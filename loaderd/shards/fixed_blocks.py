@@ -16,12 +16,11 @@ import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
-from loaderd.shards.compression import Compression
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fixed import Stream, fixed_piece, inflate_whole, is_garbled, open_fixed, scan_fixed
 from loaderd.shards.framing import Ends
-from loaderd.shards.reader import Block, BlockPiece, Reading, ShardFiles
-from loaderd.shards.shard_file import OpenFile, ShardFile
+from loaderd.shards.reader import BlockPiece, Reading, ShardFiles
+from loaderd.shards.shard_file import Block, Compression, OpenFile, ShardFile
 from loaderd.shards.timed import TimedFile, inflating
 
 if TYPE_CHECKING:

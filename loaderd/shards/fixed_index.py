@@ -14,11 +14,11 @@ import numpy as np
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.access import Access
-from loaderd.shards.compression import Compression, OnRead, tell_nobody
+from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.crc import Bytes1D, crc32c
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed import detect_wrapping, inflate_whole, open_fixed, scan_fixed
-from loaderd.shards.shard_file import OpenFile, ShardFile
+from loaderd.shards.shard_file import Compression, OpenFile, ShardFile
 from loaderd.shards.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.tar import find_members
 

@@ -14,9 +14,9 @@ import re
 import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from urllib.parse import unquote
 
 from loaderd.errors import NoShardsError, ShardReadError
+from loaderd.shards.names import absolute
 
 _MOST_NAMED = 3
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -45,19 +45,6 @@ def find_files(name: str) -> list[Found]:
     if not stat.S_ISREG(status.st_mode):
         raise NoShardsError(f"{path} is not a regular file", hint="A shard is read from many places at a time.")
     return [(path, status)]
-
-
-def absolute(name: str) -> str:
-    """A path, a glob or a ``file://`` URI as an absolute path; NoShardsError where it is relative to nothing."""
-    if name.startswith("file://"):
-        name = unquote(name.removeprefix("file://").removeprefix("localhost"))
-    try:
-        return os.path.abspath(os.path.expanduser(name))
-    except FileNotFoundError:
-        raise NoShardsError(
-            f"{name} is relative to the working directory of this process, which has been deleted",
-            hint="Change to a folder that exists, or give absolute paths.",
-        ) from None
 
 
 def is_a_folder(name: str) -> NoShardsError:

@@ -12,28 +12,16 @@ import numpy as np
 from loaderd.errors import Damage
 from loaderd.machine import max_open_files
 from loaderd.shards.access import Access
-from loaderd.shards.compression import Compression, OnRead, tell_nobody
+from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fetches import Fetches
 from loaderd.shards.files import open_shard
 from loaderd.shards.framing import Ends, Piece
-from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote
+from loaderd.shards.shard_file import Block, Compression, OpenFile, ShardFile, is_remote
 from loaderd.stages import Spent, Stage
 
 _MAX_OPEN_FILES = 64
 _OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
-
-
-class Block(NamedTuple):
-    """Where a block is. ``shard`` counts the data set's files from 0; the rest is as in ShardIndex."""
-
-    shard: int
-    offset: int
-    num_bytes: int
-    num_records: int
-    first_record: int
-    anchors: bytes
-    """uint32, little-endian: the offset in the block of every ``ANCHOR_RECORDS``-th record."""
 
 
 class BlockPiece(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import time
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from loaderd.errors import Damage, ShardReadError, StorageError
@@ -19,6 +19,10 @@ HINT_STORAGE = "Check that this machine reaches it: the network, a proxy, the en
 _HINT_LONGER = "Storage(retry_s=…) says for how long it is tried. Nothing is skipped: ask again to go on."
 _HINT_READ = "Check that the file exists and that this user may read it."
 _HINT_CHANGED = "Make a new loader: it will index the file as it is now."
+
+
+Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz"]
+"""How a shard wraps its records: the first three are those of TFRecord; those of records of fixed size: ``fixed``."""
 
 
 class ShardFile(NamedTuple):
@@ -40,6 +44,18 @@ class ShardFile(NamedTuple):
         if not is_remote(self.uri):
             return posixpath.basename(self.uri)
         return unquote(posixpath.basename(self.uri.partition("?")[0]))
+
+
+class Block(NamedTuple):
+    """Where a block is. ``shard`` counts the data set's files from 0; the rest is as in ShardIndex."""
+
+    shard: int
+    offset: int
+    num_bytes: int
+    num_records: int
+    first_record: int
+    anchors: bytes
+    """uint32, little-endian: the offset in the block of every ``ANCHOR_RECORDS``-th record."""
 
 
 class OpenFile(Protocol):

@@ -33,11 +33,11 @@ import numpy.typing as npt
 from loaderd.errors import Damage, LoaderdError
 from loaderd.redaction import redacted
 from loaderd.shards.access import Access
-from loaderd.shards.compression import Compression, OnRead, detect_compression, open_stream, tell_nobody
+from loaderd.shards.compression import OnRead, detect_compression, open_stream, tell_nobody
 from loaderd.shards.crc import chain_crcs, masked_crc
 from loaderd.shards.files import open_shard
 from loaderd.shards.framing import Ends, Piece, scan
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_file import Compression, ShardFile
 
 INDEX_VERSION = 2
 ANCHOR_RECORDS = 32

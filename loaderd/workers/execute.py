@@ -95,14 +95,6 @@ class Executor:
         self.rows.check_fits(task, _MAX_PROBED if task.any_fits else 1)
         return Probed(task.task, self._decoder.kernels)
 
-    def begin(self, task: LoadTask) -> None:
-        """Begin to fetch what a load will read, where it is far away."""
-        self.rows.begin(task)
-
-    def is_there(self, task: LoadTask) -> bool:
-        """Whether a load could begin at once: nothing that it reads is still on its way."""
-        return self.rows.is_there(task)
-
     def load(self, task: LoadTask) -> Loaded:
         """Bring records into a window."""
         # The rows of the slices follow each other: asking for the places of all at once costs a quarter.

@@ -12,8 +12,8 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.selection import numbers_that
 from loaderd.protocol.worker_messages import FilePlace, LoadTask, ProbeTask
 from loaderd.schema import Schema
-from loaderd.shards.reader import Block, Reading
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.reader import Reading
+from loaderd.shards.shard_file import Block, ShardFile
 from loaderd.workers.load import Faults, Part, WindowLoader
 
 Places = npt.NDArray[np.intp]

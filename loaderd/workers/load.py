@@ -31,11 +31,10 @@ from loaderd.errors import (
 from loaderd.randomness import splitmix64
 from loaderd.schema import Schema
 from loaderd.shards.blocks import BlockReader
-from loaderd.shards.compression import Compression
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.framing import Piece
-from loaderd.shards.reader import Block, Reader, Reading
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.reader import Reader, Reading
+from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.stages import Stage
 
 _HINT_CORRUPT = 'Restore the file, or pass on_corrupt="skip_record" or "skip_shard" to go on without it.'

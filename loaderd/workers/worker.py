@@ -143,7 +143,7 @@ class Worker:
     def _begin(self, task: AnyTask) -> None:
         """Begin to fetch what a task needs from far away, before its turn comes."""
         if isinstance(task, LoadTask) and task.stream in self._streams:
-            self._streams[task.stream].executor.begin(task)
+            self._streams[task.stream].executor.rows.begin(task)
         elif isinstance(task, IndexTask) and is_remote(task.file.uri):
             self._access_of(pickle.loads(task.storage)).fetch_ahead(task.file)
 
@@ -291,7 +291,7 @@ class Worker:
 
     def _is_there(self, task: AnyTask) -> bool:
         """Whether it need not wait for storage. Until then, there are others, and batches to be made."""
-        return not isinstance(task, LoadTask) or self._streams[task.stream].executor.is_there(task)
+        return not isinstance(task, LoadTask) or self._streams[task.stream].executor.rows.is_there(task)
 
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch."""

@@ -170,7 +170,7 @@ def test_what_a_server_refuses(server: Restarted, monkeypatch: pytest.MonkeyPatc
         server.connect(151, remainder="drop")
     with pytest.raises(ServerError, match="held_batches"):
         server.connect(held_batches=1000)
-    monkeypatch.setattr("loaderd.client.sources.PROTOCOL", 99)
+    monkeypatch.setattr("loaderd.client.served_sources.PROTOCOL", 99)
     with pytest.raises(ServerError, match=rf"speaks protocol {PROTOCOL}; the consumer is loaderd \S+ and speaks 99"):
         server.connect()
 

@@ -108,8 +108,7 @@ def _granting_of(number: int, stream: Stream, workforce: Workforce) -> Granting:
         stream=stream,
         page=page,
         attach_message=attach_message,
-        worker_fds=(),
-        consumer_bell=workforce.bell,
+        memories=SimpleNamespace(worker_fds=(), bell=workforce.bell),
     )
     return Granting(opened, workforce)
 

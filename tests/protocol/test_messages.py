@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.plan.passes import Pass
 from loaderd.protocol import messages, worker_messages
-from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
+from loaderd.protocol.messages import PROTOCOL, UNICODE_ERRORS, Message, decode, encode
 
 CLASSES = get_args(Message)
+PARTS = ("Shards", "Left", "FilePlace", "LoadFault")  # of messages
 
 # Names of files and messages of exceptions may hold lone surrogates.
 TEXTS = st.text(st.characters(), max_size=20)
@@ -69,10 +69,23 @@ def types_of(value: object) -> object:
 
 
 def test_every_message_has_a_number_of_its_own():
-    defined = {value for value in vars(messages).values() if hasattr(value, "_fields")}
-    assert defined - {messages.PageSize, Pass} == set(CLASSES) and len(CLASSES) == len(set(CLASSES))
+    homes = (messages, worker_messages)
+    named = {value for home in homes for value in vars(home).values() if hasattr(value, "_fields")}
+    defined = {each for each in named if each.__module__ in {home.__name__ for home in homes}}
+    parts = {messages.PageSize, *(getattr(worker_messages, name) for name in PARTS)}
+    assert defined - parts == set(CLASSES) and len(CLASSES) == len(set(CLASSES))
     numbers = [unpack(encode(cls(*[0] * len(cls._fields))))[0] for cls in CLASSES]
     assert sorted(numbers) == list(range(len(CLASSES)))
+
+
+def test_the_numbers_of_what_consumers_and_servers_say():
+    """Those of other versions with the same PROTOCOL rely on them."""
+    text = """
+        Hello Failed Welcome Subscribe Want Joined Bye AskStatus Status Serve Drain Stop Gateway Open
+        Progress List Listed Opened Start Broken Ended Ask State Warned Skipped
+    """
+    numbers = {name: number for number, name in enumerate(text.split())} | {"AskData": 43, "DataIs": 44, "Away": 48}
+    assert (PROTOCOL, numbers) == (3, {cls.__name__: n for n, cls in enumerate(CLASSES) if cls.__name__ in numbers})
 
 
 def test_messages_are_named_in_the_drawing():

@@ -31,9 +31,8 @@ from loaderd.errors import Damage, ShardReadError
 from loaderd.shards import framing
 from loaderd.shards import reader as reader_module
 from loaderd.shards.blocks import Block, BlockPiece, BlockReader
-from loaderd.shards.compression import Compression
 from loaderd.shards.crc import framed
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_file import Compression, ShardFile
 from loaderd.shards.shard_index import ANCHOR_RECORDS, build_index
 
 MakeReader = Callable[..., BlockReader]

@@ -20,8 +20,7 @@ from loaderd.shards import fixed_blocks, inflate, npz
 from loaderd.shards.files import list_shards
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.fixed_index import build_fixed_index
-from loaderd.shards.reader import Block
-from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_file import Block, ShardFile
 from loaderd.shards.shard_index import ShardIndex, decode_index
 from loaderd.workers.load import Part, WindowLoader
 

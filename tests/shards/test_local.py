@@ -17,7 +17,8 @@ import pytest
 
 from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.shards import local
-from loaderd.shards.files import absolute_names, list_shards
+from loaderd.shards.files import list_shards
+from loaderd.shards.names import absolute_names
 
 NAMES = [
     "a.rec",
@@ -246,7 +247,8 @@ def test_a_working_directory_that_is_deleted(tmp_path: Path, tree: Path):
     code = f"""
 import os
 from loaderd.errors import NoShardsError
-from loaderd.shards.files import absolute_names, list_shards
+from loaderd.shards.files import list_shards
+from loaderd.shards.names import absolute_names
 os.rmdir(os.getcwd())
 print(len(list_shards("{tree}/a.rec")))
 for wrong in (list_shards, absolute_names):

@@ -28,7 +28,7 @@ class Granting:
 
     def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
         """What the worker of a seat needs, and the descriptors that go with it."""
-        return self._opened.attach_message(seat), self._opened.worker_fds
+        return self._opened.attach_message(seat), self._opened.memories.worker_fds
 
     def attach_failed(self, error: LoaderdError) -> None:
         """A worker cannot take it over."""
@@ -72,4 +72,4 @@ class Granting:
         barrier()
         stream.grants.append([])  # the others may be asleep
         self.say()
-        ring(self._opened.consumer_bell)  # it may have filled a slot, and died before it rang
+        ring(self._opened.memories.bell)  # it may have filled a slot, and died before it rang

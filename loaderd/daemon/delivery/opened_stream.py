@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loaderd.daemon.delivery.memories import Memories
 from loaderd.daemon.delivery.page_facts import facts_of
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import StreamDescription
-from loaderd.errors import DaemonError, LoaderdError, OptionError, ServerError, to_wire
-from loaderd.machine import available_memory, in_mib, remedy
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.layout import SlotLayout, WindowLayout
-from loaderd.memory.page import POSITION, Page, key_of, new_bell, split_key, words_of
-from loaderd.memory.samples import PAGE_NAME, Seen, begin, encode_facts
-from loaderd.memory.watch import Watched
+from loaderd.errors import LoaderdError, OptionError, to_wire
+from loaderd.memory.page import POSITION, key_of, split_key
+from loaderd.memory.samples import Seen, encode_facts
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
@@ -34,16 +30,14 @@ MIN_ARENAS = 2
 _MIN_ARENAS_OF_GROWING = 4
 # What they need is fetched while the worker does others.
 _TASKS_FAR_AWAY = 4
-# An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
-_WORKER_BYTES = 40 << 20
 
 
 class OpenedStream:
     """A stream with its data and memory.
 
     Raises OptionError where the data do not fit the options: a batch larger than the data set, a position of other
-    data. Raises DaemonError where there is not enough memory. ``number``: of the stream, for the workers;
-    ``num_running``: workers that run already; ``bell``: the daemon's, where the daemon takes the batches itself.
+    data; and what :class:`Memories` raises, which says what ``num_running`` and ``bell`` are. ``number``: of the
+    stream, for the workers.
     """
 
     def __init__(
@@ -56,74 +50,38 @@ class OpenedStream:
         bell: int | None,
     ) -> None:
         options = description.options
-        schema = description.schema
         self.number = number
         self._description = description
         self._pickled = pickled
         self._data = data
-        self._window_records = options.window_records(description.row_bytes or schema.row_bytes)
+        self._window_records = options.window_records(description.row_bytes or description.schema.row_bytes)
         self._course = self._course_of(data)
         position = Position() if description.start is None else Position.from_json(description.start)
         start, _ = self._course.find(position)
-        plans = [self._course.batches(pass_) for pass_ in (start, self._course.next_pass(start))]
-        num_arenas = max(MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
-        max_rows = max(plan.largest_window for plan in plans)
-        if data.listing is not None:
-            num_arenas, max_rows = max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
-        self._num_arenas, self._max_rows = num_arenas, max_rows
-        self._window_layout = WindowLayout(schema.row_bytes, max_rows)
-        self._slot_layout = SlotLayout(schema.specs, options.batch_size, description.several_readers)
-        windows_bytes = num_arenas * self._window_layout.arena_bytes
-        slots_bytes = options.num_slots * self._slot_layout.slot_bytes
-        _check_limit(windows_bytes + slots_bytes, description.max_memory)
-        _check_memory(
-            {
-                f"{num_arenas} shuffle windows of {max_rows:,} records": windows_bytes,
-                f"{options.num_slots} batches of {options.batch_size:,} records": slots_bytes,
-                f"{options.num_workers} workers": (options.num_workers - num_running) * _WORKER_BYTES,
-            }
-        )
-        self.windows = SharedMemory.create("windows", windows_bytes)
-        self.slots = SharedMemory.create("slots", slots_bytes)
-        num_seats = max(options.num_workers, num_running)
+        self._num_arenas, self._max_rows = self._windows_for(start)
         steps_per_epoch = self._course.batches(start).steps_per_epoch
-        facts = encode_facts(facts_of(description, data, steps_per_epoch, num_arenas))
-        self._words = SharedMemory.create(PAGE_NAME, 8 * words_of(options.num_slots, num_seats) + len(facts))
-        self.page = Page(self._words.bytes, options.num_slots, num_seats)
-        begin(self.page, self._words.bytes, facts)
-        self.watched = Watched.of(self._words.bytes)
-        self._reads_page = bell is None
-        self.consumer_bell = new_bell() if bell is None else bell
-        """Is rung when the batch that the consumer sleeps for is there."""
-        # A consumer may write to slots that nobody else reads (see memory.layout).
-        access = os.O_RDONLY if description.several_readers else os.O_RDWR
-        try:
-            self._client_fd = os.open(f"/proc/self/fd/{self.slots.fd}", access | os.O_CLOEXEC)
-        except OSError as error:
-            raise DaemonError(f"cannot share the batches' memory: {error.strerror}", hint=remedy(error)) from None
+        facts = encode_facts(facts_of(description, data, steps_per_epoch, self._num_arenas))
+        self.memories = Memories(description, self._num_arenas, self._max_rows, facts, num_running, bell)
+        self.page = self.memories.page
         self.stream = Stream(
             self._plan_pass,
             self.page,
-            num_arenas=num_arenas,
+            num_arenas=self._num_arenas,
             num_workers=options.num_workers,
             skip_damaged=options.on_corrupt != "raise",
             blame=lambda records, error: self._data.blame(records, error),
             tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
         )
-        self.memory_bytes = windows_bytes + slots_bytes
         self.kernels: Kernels = "numpy"
         """What the workers say that they unpack bits with, when they have been asked."""
-        self._sizes: dict[str, Any] = {
-            "workers": options.num_workers,
-            "slots": options.num_slots,
-            "slot_bytes": self._slot_layout.slot_bytes,
-            "window_records": max_rows,
-            "window_bytes": windows_bytes,
-        }
 
-    def use_servers(self, addresses: tuple[str, ...]) -> None:
-        """Workers that come are to ask these."""
-        self._data.use_servers(addresses)
+    def _windows_for(self, start: Pass) -> tuple[int, int]:
+        """(windows that are held at a time, rows of the largest), for a pass and the one behind it."""
+        plans = [self._course.batches(pass_) for pass_ in (start, self._course.next_pass(start))]
+        num_arenas = max(MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
+        if self._data.listing is not None:
+            return max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
+        return num_arenas, max(plan.largest_window for plan in plans)
 
     def use(self, data: Data | RemoteData) -> None:
         """Go on with other shards, of sets that grow; workers must be attached again. Raises OptionError."""
@@ -160,11 +118,6 @@ class OpenedStream:
         return PassPlan(self._data.rows, batches, options.seed, bool(options.shuffle), pass_.first_epoch)
 
     @property
-    def client_fd(self) -> int:
-        """The descriptor of the slots' memory for a client: to write there too, unless it has several readers."""
-        return self._client_fd
-
-    @property
     def num_blocks(self) -> int:
         """Of all sets."""
         return self._data.num_blocks
@@ -182,35 +135,33 @@ class OpenedStream:
             Seen.IS_COMPILED: self.kernels == "compiled",
         }
 
-    @property
-    def page_fd(self) -> int:
-        """The descriptor of the page's memory."""
-        return self._words.fd
-
-    @property
-    def worker_fds(self) -> tuple[int, ...]:
-        """What goes with :meth:`attach_message`."""
-        return self.windows.fd, self.slots.fd, self._words.fd, self.consumer_bell
-
     def attach_message(self, seat: int) -> Attach:
         """What the worker of a seat needs."""
         return Attach(
             self.number,
             self._pickled,
             self._data.source,
-            self._window_layout.max_rows,
+            self._max_rows,
             self.page.num_slots,
             self.page.num_seats,
             self.page.news(seat),
         )
 
     def opened_message(self, index_facts: Mapping[str, Any], num_seats: int) -> Opened:
-        """What the client needs, which reads a page of so many seats; goes with :attr:`client_fd` and others."""
+        """What a consumer needs, which reads a page of so many seats; descriptors of ``memories`` go with it."""
+        options, memories = self._description.options, self.memories
+        sizes = {
+            "workers": options.num_workers,
+            "slots": options.num_slots,
+            "slot_bytes": memories.slot_bytes,
+            "window_records": self._max_rows,
+            "window_bytes": memories.windows_bytes,
+        }
         page = PageSize(self.page.num_slots, num_seats)
-        return Opened({**self._sizes, **index_facts, "kernels": self.kernels}, page)
+        return Opened({**sizes, **index_facts, "kernels": self.kernels}, page)
 
     def listed_message(self, error: LoaderdError | None = None) -> Listed:
-        """What the client must know of the data."""
+        """What a consumer must know of the data."""
         data = self._data
         return Listed(
             {"num_shards": data.num_shards, "num_records": data.rows.num_records},
@@ -236,47 +187,6 @@ class OpenedStream:
         block, count = work.block, self._data.count(work.block)
         (place,) = self._data.places([Slice(block, 0, count, 0, 0)], 0) or (None,)
         return ProbeTask(task.number, self.number, block, count, place, work.any_fits)
-
-    def close(self) -> None:
-        """Give the memories back; nothing can be done with the stream any more.
-
-        At once, and not when garbage is collected: a mapping, though nobody reads it here, keeps all of its pages.
-        """
-        for memory in (self.windows, self.slots, self._words):
-            memory.close_fd()
-        os.close(self._client_fd)
-        if self._reads_page:
-            os.close(self.consumer_bell)
-        for page in (self.page, self.watched.page):
-            page.close()
-        del self.windows, self.slots, self._words
-
-
-def _check_limit(num_bytes: int, max_memory: int | None) -> None:
-    """Raise ServerError where a consumer wants more windows and batches than the server gives to one."""
-    if max_memory is not None and num_bytes > max_memory:
-        raise ServerError(
-            f"this would take {in_mib(num_bytes)} of windows and batches, and may take {in_mib(max_memory)}",
-            hint="Choose a smaller batch_size, or fewer held_batches. The server was started with that limit: "
-            "--max-memory.",
-        )
-
-
-def _check_memory(needs: Mapping[str, int]) -> None:
-    """Raise DaemonError where there is less memory than ``needs``, bytes by what they are for.
-
-    Else the kernel would kill for it, sooner or later. Smaller windows are for the user to choose: if the default
-    depended on the memory, the order of the records would depend on the machine.
-    """
-    memory = available_memory()
-    if sum(needs.values()) > memory.free_bytes:
-        parts = ", ".join(f"{in_mib(num_bytes)} for {what}" for what, num_bytes in needs.items() if num_bytes)
-        raise DaemonError(
-            f"not enough memory: {in_mib(sum(needs.values()))} are needed ({parts}), "
-            f"{in_mib(memory.free_bytes)} are free ({memory.limit})",
-            hint="Choose a smaller batch_size, fewer held_batches or workers, or shuffle=Shuffle(window_records=…) "
-            "with smaller windows.",
-        )
 
 
 def _check_batch_size(options: StreamOptions, num_records: int) -> None:

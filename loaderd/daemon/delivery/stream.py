@@ -35,6 +35,7 @@ from loaderd.daemon.pool.tasks import (
     LoadWork,
     PlannedBatch,
     Task,
+    TaskSource,
     TrialWork,
 )
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
@@ -47,7 +48,7 @@ from loaderd.protocol.worker_messages import Done, Loaded
 _NO_GENERATION = 0
 
 
-class Stream:
+class Stream(TaskSource):
     """See the module's docstring.
 
     ``plan_pass`` makes the plan of a pass; ``blame`` makes an error name the records that it is about.
@@ -64,7 +65,7 @@ class Stream:
         blame: Callable[[list[Slice], LoaderdError], LoaderdError],
         tasks_per_worker: int = TASKS_PER_WORKER,
     ) -> None:
-        self.tasks_per_worker = tasks_per_worker
+        self._tasks_per_worker = tasks_per_worker
         self.notes: deque[Note] = deque()
         self.grants: deque[list[Grant] | Withdrawal] = deque()
         self.generation = _NO_GENERATION
@@ -83,6 +84,10 @@ class Stream:
         self._away = Away()
         self._next = self._taken = 0
         """The batch that is granted next, and the one that the consumer takes next."""
+
+    @property
+    def tasks_per_worker(self) -> int:
+        return self._tasks_per_worker
 
     # ------------------------------------------------------------------------------------------- events
 
@@ -130,9 +135,6 @@ class Stream:
             if words[POSITION] == position or words[POSITION] < words[WAKE_DAEMON_AT]:
                 break  # else the consumer has come there without ringing
 
-    def advanced(self, task: Task, done_bytes: int) -> None:
-        """Of no effect: nobody asks how far a load is."""
-
     def done(self, task: Task, result: Done) -> None:
         """A task is done. :meth:`look` comes behind it."""
         if self._forget_stale(task):
@@ -157,11 +159,9 @@ class Stream:
             self._loads_alone.append(again)
             self._away.failed(again, error)
         elif isinstance(task.work, LoadWork):
-            self._lose_load(task.work, lambda _: error)
+            self._windows.lost(task.work, lambda _: error)
         elif isinstance(task.work, TrialWork):
-            self._tried_rows(
-                task.work, None
-            )  # the worker survived; the same error comes again when the whole batch is made
+            self._tried_rows(task.work, None)  # the worker survived; the error comes again with the whole batch
 
     def take_away(self) -> StorageError | ServerError | None:
         """Why there is nothing for the consumer, once, if it has come to where storage does not answer."""
@@ -177,7 +177,7 @@ class Stream:
         if isinstance(work, LoadWork) and len(work.slices) > 1:
             self._loads_alone.extend(LoadWork(work.window, work.arena, (part,), work.due) for part in work.slices)
         elif isinstance(work, LoadWork):
-            self._lose_load(work, lambda record: self._blame([record], error))
+            self._windows.lost(work, lambda record: self._blame([record], error))
         elif isinstance(work, TrialWork):
             self._tried_rows(work, error)
 
@@ -309,9 +309,6 @@ class Stream:
             return
         self._tried.add(step)
         self._trials[step] = Trial(batch, first_only=not self._skip_damaged)
-
-    def _lose_load(self, work: LoadWork, blame: Callable[[Slice], LoaderdError]) -> None:
-        self._windows.lost(work, blame)
 
     def _tried_rows(self, work: TrialWork, error: WorkerError | None) -> None:
         """Rows of a batch have been tried; at the end of the trial, the batch is made without the guilty ones."""

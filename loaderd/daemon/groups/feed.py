@@ -28,11 +28,6 @@ class Feed:
         self._holders: dict[int, set[int | None]] = {}
 
     @property
-    def plan(self) -> PassPlan | None:
-        """That of the pass under way."""
-        return self._stream.plan
-
-    @property
     def plan_pass(self) -> Callable[[Pass], PassPlan]:
         """Makes the plan of a pass."""
         return self._stream.plan_pass

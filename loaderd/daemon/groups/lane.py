@@ -1,6 +1,7 @@
-"""The way of a group's batches to one member: a page of its own, which the daemon fills as a worker fills a stream's.
+"""The page by which a member gets its batches: its own, or the stream's.
 
-The batches lie in the slots of the group's stream, and the page says to this member alone which of them it has, and
+A member of a group has a page of its own (:class:`Lane`), which the daemon fills as a worker fills a stream's. The
+batches lie in the slots of the group's stream, and the page says to this member alone which of them it has, and
 under its own generation. It has one seat, the daemon's, which always sleeps: so the daemon's bell is rung whenever
 the member has given a slot back. Nothing that the member may write is believed: what it could do by writing there
 concerns the member itself.
@@ -10,19 +11,24 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from loaderd.daemon.delivery.outgoing import Delivery
+from loaderd.daemon.delivery.stream import Stream
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.page import (
     CONSUMER_NEWS,
     CONSUMER_SLEEPS_FOR,
+    POSITION,
     TAKEN_BATCHES,
+    TAKEN_RECORDS,
     Page,
     barrier,
     key_of,
     new_bell,
     ring,
+    split_key,
     words_of,
 )
 
@@ -88,3 +94,39 @@ class Lane:
         os.close(self._bell)
         self._page.close()
         del self._words
+
+
+class WholeStream:
+    """In place of a :class:`Lane`: of a member that has a stream to itself, and takes batches by the stream's page.
+
+    ``fds``: what the member needs, as of a Lane.
+    """
+
+    def __init__(self, stream: Stream, fds: Sequence[int]) -> None:
+        self._stream = stream
+        self._fds = list(fds)
+        self._seen_position = 0
+
+    def fds(self, daemon_bell: int) -> list[int]:
+        return self._fds
+
+    def announce(self) -> None:
+        self._stream.page.words[CONSUMER_NEWS] += 1
+
+    def take_back(self) -> list[int]:
+        """None: the workers see in the page what was given back."""
+        return []
+
+    @property
+    def had(self) -> Had:
+        words = self._stream.page.words
+        generation, step = split_key(words[POSITION])
+        is_there = generation == self._stream.generation
+        return Had(words[TAKEN_BATCHES], words[TAKEN_RECORDS], step if is_there else 0)
+
+    def has_moved(self) -> bool:
+        before, self._seen_position = self._seen_position, self._stream.page.words[POSITION]
+        return self._seen_position != before
+
+    def close(self) -> None:
+        """The page is the stream's."""

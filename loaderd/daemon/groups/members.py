@@ -23,7 +23,6 @@ from typing import NamedTuple, Protocol
 from loaderd.daemon.delivery.outgoing import Omission, Outgoing
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
-from loaderd.errors import BusyError
 from loaderd.memory.page import MAX_GENERATION, MAX_STEP, POSITION
 from loaderd.plan.passes import Pass
 
@@ -52,7 +51,7 @@ class Members(Protocol):
     """The consumers of a stream: see the module's docstring."""
 
     def join(self, member: int) -> None:
-        """One member more. Raises BusyError where there are as many as there may be."""
+        """One member more; there are never more than the group may have."""
 
     def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
         """A member wants a pass from ``step`` on; of batches behind it, it has had those in ``taken``.
@@ -101,15 +100,6 @@ def require_place(stream: Stream | Feed, pass_: Pass, step: int) -> None:
     num_steps = stream.plan_pass(pass_).num_steps
     if step < 0 or (num_steps is not None and step > num_steps):
         raise ValueError(f"a pass of {num_steps} batches cannot start at batch {step}")
-
-
-def require_room(group: str, num_present: int, num_members: int) -> None:
-    """Raise BusyError where a ``group`` of this kind has all of its members."""
-    if num_present >= num_members:
-        raise BusyError(
-            f"the {group} group has its {num_members} consumers",
-            hint="Give all of them the same, larger `consumers`, or this one another `group`.",
-        )
 
 
 class PageReader:

@@ -29,7 +29,7 @@ from itertools import count
 
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, PassEnd
 from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.groups.members import GRACE_S, Handed, PassKey, key_of, require_place, require_room
+from loaderd.daemon.groups.members import GRACE_S, Handed, PassKey, key_of, require_place
 from loaderd.plan.passes import Pass
 
 Place = tuple[PassKey, int]
@@ -70,7 +70,6 @@ class Mirrored:
     # ------------------------------------------------------------------------------------------- events
 
     def join(self, member: int) -> None:
-        require_room("mirrored", len(self._members), self._num_members)
         self._members[member] = _Member()
         self._quiet_s = 0.0
 

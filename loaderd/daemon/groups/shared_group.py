@@ -35,7 +35,6 @@ from loaderd.daemon.groups.members import (
     Progressed,
     key_of,
     require_place,
-    require_room,
 )
 from loaderd.plan.passes import Pass
 
@@ -130,7 +129,6 @@ class Shared:
     # ------------------------------------------------------------------------------------------- events
 
     def join(self, member: int) -> None:
-        require_room("shared", len(self._members), self._num_members)
         self._members[member] = _Member()
         self._quiet_s = 0.0
 

@@ -4,9 +4,8 @@ Events come in (a worker appeared, a task ended, a worker died, a moment passed)
 :meth:`Scheduler.assign`. It does no I/O and reads no clock, so it is tested without processes.
 
 A worker has a few tasks: one it works on and one that waits, so that it never idles while the daemon thinks; and more
-where storage far away is asked for what the next ones need. The
-tasks of a dead worker go to the others, in front of anything new. A task that has killed three workers is given up:
-it is for its source to say what becomes of it.
+where storage far away is asked for what the next ones need. The tasks of a dead worker go to the others, in front of
+anything new. A task that has killed three workers is given up: it is for its source to say what becomes of it.
 
 A load that goes on in the middle of a block is given to who loaded what comes before it, if that worker has room and
 gets on: of a block that can only be inflated from its front, it has inflated that much already. Otherwise any other

@@ -7,7 +7,8 @@ is given to another. ``str(work)`` says in a message what it was. Batches are no
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.memory.runs import ArenaSegment
@@ -153,27 +154,33 @@ class Task:
         return first.first > 0 and (first.epoch, first.block, first.first) == (last.epoch, last.block, last.stop)
 
 
-class TaskSource(Protocol):
+class TaskSource(ABC):
     """Something that has work to do; the scheduler asks it."""
 
     @property
     def tasks_per_worker(self) -> int:
         """How many tasks a worker may have at a time when it gets the next one of these."""
+        return TASKS_PER_WORKER
 
+    @abstractmethod
     def next_task(self) -> Task | None:
         """Work that can begin now, or None; what is returned counts as begun."""
 
-    def advanced(self, task: Task, done_bytes: int) -> None:
+    def advanced(self, task: Task, done_bytes: int) -> None:  # noqa: B027 - most do not ask how far a task is
         """The task goes on, and stands at byte ``done_bytes`` of its file."""
 
+    @abstractmethod
     def done(self, task: Task, result: Done) -> None:
         """The task is done."""
 
+    @abstractmethod
     def failed(self, task: Task, error: LoaderdError) -> None:
         """The task cannot be done: a worker tried, and says why."""
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         """The task cannot be done: worker after worker died at it, or ``stalled``."""
+        self.failed(task, error)
 
     def retry(self, task: Task) -> bool:
         """The task's worker died: whether it is still wanted (if not, it counts as ended)."""
+        return True

@@ -22,7 +22,7 @@ from loaderd.options import OnCorrupt
 from loaderd.plan.selection import Condition, Hashed, Operation, Selection, counts_that, numbers_that
 from loaderd.protocol.worker_messages import FilePlace, Left
 from loaderd.randomness import key_of
-from loaderd.shards.reader import Block
+from loaderd.shards.shard_file import Block
 from loaderd.shards.shard_index import ShardIndex
 
 _HINTS = {

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, IndexWork, Task
-from loaderd.errors import CorruptRecordError, Damage, LoaderdError, StorageError, WorkerError
+from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, IndexWork, Task, TaskSource
+from loaderd.errors import CorruptRecordError, Damage, LoaderdError, StorageError
 from loaderd.protocol.worker_messages import Done, Indexed
 from loaderd.shards.access import PIECE_BYTES
 from loaderd.shards.index_cache import IndexCache
@@ -26,7 +26,7 @@ MAX_NAMED_DAMAGES = 1000
 MAX_REPORTED_DAMAGES = 200_000
 
 
-class IndexPass:
+class IndexPass(TaskSource):
     """Gives out a task for each shard that the cache does not know; ``indexes`` fills up."""
 
     def __init__(
@@ -100,12 +100,6 @@ class IndexPass:
             self.error = self.error or error
             return
         self._take(task.work.file, ShardIndex.of_unreadable(self.files[task.work.file], error))
-
-    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
-        self.failed(task, error)
-
-    def retry(self, task: Task) -> bool:
-        return True
 
 
 def damage_error(

@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, ListWork, Task
+from loaderd.daemon.pool.tasks import ListWork, Task, TaskSource
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
 from loaderd.protocol.worker_messages import Done, FilesFound
 from loaderd.redaction import redacted
 from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
 
 
-class ListPass:
+class ListPass(TaskSource):
     """Gives out a task for each of ``sets``, the names of whose shards a ``Dataset`` has checked; ``files`` fills up.
 
     ``stall_timeout``: after so many seconds in which nothing came of it, a worker is ended, and the listing with it.
     """
-
-    tasks_per_worker = TASKS_PER_WORKER
 
     def __init__(self, sets: Sequence[str | Sequence[str]], stall_timeout: float | None) -> None:
         self.sets = sets
@@ -43,8 +41,6 @@ class ListPass:
         number = self._waiting.popleft()
         return Task(self, ListWork(number, _in_words(self.sets[number])), survives_stalls=False)
 
-    def advanced(self, task: Task, done_bytes: int) -> None: ...
-
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(task.work, ListWork) and isinstance(result, FilesFound)
         self.files[task.work.set] = result.files
@@ -60,9 +56,6 @@ class ListPass:
         text = f"{task.work.shards} cannot be listed: the storage has not answered for {self._stall_timeout:g} s"
         hint = f"{HINT_STORAGE} Where it takes longer, pass a larger stall_timeout."
         self.failed(task, ShardReadError(text, hint=hint))
-
-    def retry(self, task: Task) -> bool:
-        return True
 
 
 def _in_words(shards: str | Sequence[str]) -> str:

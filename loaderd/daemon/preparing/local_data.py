@@ -121,9 +121,6 @@ class Data:
         """As in Attach."""
         return Shards(self.files, self.compressions)
 
-    def use_servers(self, addresses: tuple[str, ...]) -> None:
-        """There are none."""
-
     def count(self, block: int) -> int:
         """Records of a block that are in the data set."""
         own, of_set = self._find(block)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 import pickle
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
 from loaderd.daemon.pool.workforce import Workforce
@@ -28,14 +30,59 @@ from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
 
+if TYPE_CHECKING:
+    from loaderd.daemon.preparing.remote_data import RemoteData
+
 _SLOW_S = 5.0
 
 
-class Preparation:
-    """See the module's docstring. In the end there are ``data``, or the ``error`` why not.
+class Preparing(ABC):
+    """The way to data, wherever they are. In the end there are ``data``, or the ``error`` why not."""
 
-    ``known``: indexes that are here already. ``listing``: the shards of sets that grow; None: those there are.
-    """
+    def __init__(self, workforce: Workforce, listing: Listing | None) -> None:
+        self.data: Data | RemoteData | None = None
+        self.error: LoaderdError | None = None
+        self.listing = listing
+        """The shards of sets that grow; None: those there are."""
+        self.indexes: dict[ShardFile, ShardIndex] = {}
+        self.num_cached = 0
+        self.storage_counts: list[int] = []
+        self.index_s = 0.0
+        self._warnings: list[str] = []
+        self._workforce = workforce
+        self._began_s = time.monotonic()
+
+    @property
+    @abstractmethod
+    def doing(self) -> str:
+        """What is being done to the data set."""
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Bytes that are indexed, and of how many; None: it is not that far, or further."""
+        return None
+
+    @property
+    def finished(self) -> bool:
+        """Whether there are data, or an error."""
+        return self.data is not None or self.error is not None
+
+    def take_warnings(self) -> list[str]:
+        """What people should hear of it, once."""
+        found, self._warnings = self._warnings, []
+        return found
+
+    @abstractmethod
+    def advance(self) -> None:
+        """Go on to what comes next, or to the data, if what was waited for is there."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Have nothing more done for it."""
+
+
+class Preparation(Preparing):
+    """See the module's docstring. ``known``: indexes that are here already."""
 
     def __init__(
         self,
@@ -45,23 +92,15 @@ class Preparation:
         listing: Listing | None = None,
         known: Mapping[ShardFile, ShardIndex] | None = None,
     ) -> None:
-        self.data: Data | None = None
-        self.error: LoaderdError | None = None
-        self.indexes: dict[ShardFile, ShardIndex] = {}
-        self._warnings: list[str] = []
-        self.num_cached = 0
-        self.storage_counts: list[int] = []
-        self.index_s = 0.0
+        super().__init__(workforce, listing)
         self.index_pass: IndexPass | None = None
         self._dataset = dataset
         self._options = options
-        self._workforce = workforce
-        self.listing = listing
         self._known = known
         self._storage = _pickled(options.storage)
         self._records = pickle.dumps(dataset.schema.records)
         self._slow_said: set[type] = set()
-        self._began_s = self._finished_s = time.monotonic()
+        self._finished_s = self._began_s
         self.sets: list[list[ShardFile]] = []
         self.list_pass: ListPass | None = ListPass(
             [leaf.shards for leaf in dataset.leaves()], workforce.stall_timeout
@@ -71,12 +110,10 @@ class Preparation:
 
     @property
     def doing(self) -> str:
-        """What is being done to the data set."""
         return "indexed" if self.index_pass is not None else "listed"
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Bytes that are indexed, and of how many; None: it is not that far, or further."""
         found = self.index_pass
         return None if found is None else (found.done_bytes, found.total_bytes)
 
@@ -84,11 +121,6 @@ class Preparation:
     def age_s(self) -> float:
         """Seconds since it was finished; 0: it is not."""
         return time.monotonic() - self._finished_s if self.finished else 0.0
-
-    @property
-    def finished(self) -> bool:
-        """Whether there are data, or an error."""
-        return self.data is not None or self.error is not None
 
     def _list_message(self, task: Task) -> ListTask:
         assert self.list_pass is not None and isinstance(task.work, ListWork)
@@ -104,7 +136,6 @@ class Preparation:
         return self.index_pass.files[task.work.file]
 
     def advance(self) -> None:
-        """Go on to the next pass, or to the data, if the one before is over."""
         if self.list_pass is not None:
             self._after_listing(self.list_pass)
         if self.index_pass is not None:
@@ -173,13 +204,7 @@ class Preparation:
             text = f"{len(data.unreadable)} of {len(data.files)} shards cannot be indexed and are left out"
             self._warnings.append(f"{text}: {data.unreadable[0].message}")
 
-    def take_warnings(self) -> list[str]:
-        """What people should hear of it, once."""
-        found, self._warnings = self._warnings, []
-        return found
-
     def cancel(self) -> None:
-        """Have nothing more done for it."""
         for source in (self.list_pass, self.index_pass):
             if source is not None:
                 self._workforce.remove_source(source)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 
-from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, ProbeWork, Task
-from loaderd.errors import LoaderdError, RecordMismatchError, WorkerError
+from loaderd.daemon.pool.tasks import ProbeWork, Task, TaskSource
+from loaderd.errors import LoaderdError, RecordMismatchError
 from loaderd.protocol.worker_messages import Done, Probed
 from loaderd.snapshots import Kernels
 
 _MAX_BLOCKS = 8
 
 
-class Probe:
+class Probe(TaskSource):
     """See the module's docstring. In the end it is ``finished``, with or without an ``error``."""
-
-    tasks_per_worker = TASKS_PER_WORKER
 
     def __init__(self, num_blocks: int, skips: bool) -> None:
         self.finished = False
@@ -39,8 +37,6 @@ class Probe:
         self._may_give = False
         return Task(self, ProbeWork(self._waiting.popleft(), self._skips))
 
-    def advanced(self, task: Task, done_bytes: int) -> None: ...
-
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(result, Probed)
         self.finished, self.error, self.kernels = True, None, result.kernels
@@ -56,9 +52,3 @@ class Probe:
             blocks = "the only block" if self._tried == 1 else f"{self._tried} blocks, spread over all of them,"
             text = f"no record of {blocks} fits the schema; the first of them: {self.error.message}"
             self.error = RecordMismatchError(text, hint=self.error.hint, damages=self.error.damages)
-
-    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
-        self.failed(task, error)
-
-    def retry(self, task: Task) -> bool:
-        return True

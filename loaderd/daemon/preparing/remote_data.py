@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,9 +18,12 @@ from loaderd.shards.shard_file import ShardFile
 
 
 class RemoteData:
-    """The data of a stream whose records servers read: as ``data.Data``, by blocks alone."""
+    """The data of a stream whose records servers read: as ``local_data.Data``, by blocks alone.
 
-    def __init__(self, table: Table, of: RemoteSet, options: StreamOptions) -> None:
+    ``of`` says of which set, and where its servers are now: workers that come are to ask these.
+    """
+
+    def __init__(self, table: Table, of: Callable[[], RemoteSet], options: StreamOptions) -> None:
         self._table = table
         self._of = of
         self._counts = np.concatenate(table.counts)
@@ -42,11 +44,7 @@ class RemoteData:
     def source(self) -> bytes:
         """As in Attach."""
         table = self._table
-        return pickle.dumps(RemoteRows(self._of, table.digest, table.schema.row_bytes, table.listing))
-
-    def use_servers(self, addresses: tuple[str, ...]) -> None:
-        """Workers that come are to ask these."""
-        self._of = replace(self._of, addresses=addresses)
+        return pickle.dumps(RemoteRows(self._of(), table.digest, table.schema.row_bytes, table.listing))
 
     def count(self, block: int) -> int:
         """Records of a block."""
@@ -60,6 +58,7 @@ class RemoteData:
         """``error``, which workers met at ``records``, with these named."""
         blocks = sorted({part.block for part in records})
         count = sum(part.stop - part.first for part in records)
-        named = f"{count} records of blocks {blocks[0]} to {blocks[-1]} of data set {self._of.name}"
-        damage = Damage(self._of.name, -1, -1, "records that workers survive", error.message)
+        name = self._of().name
+        named = f"{count} records of blocks {blocks[0]} to {blocks[-1]} of data set {name}"
+        damage = Damage(name, -1, -1, "records that workers survive", error.message)
         return WorkerError(f"{error.message}. It holds {named}", hint=error.hint, damage=damage)

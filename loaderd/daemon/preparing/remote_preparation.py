@@ -1,63 +1,53 @@
 """The way from the name of a data set on servers to data: have a worker ask for its table.
 
-It stands in for a ``Preparation``: what comes of it are data, whose records are elsewhere.
+It is to a stream what a ``Preparation`` is: what comes of it are data, whose records are elsewhere.
 """
 
 from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
-from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, AskWork, Task
+from loaderd.daemon.pool.tasks import AskWork, Task, TaskSource
 from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.preparing.preparation import Preparing
 from loaderd.daemon.preparing.remote_data import RemoteData
 from loaderd.dataset import StreamDescription
-from loaderd.errors import LoaderdError, WorkerError
+from loaderd.errors import LoaderdError
 from loaderd.plan.passes import Listing
 from loaderd.protocol.messages import Welcome
 from loaderd.protocol.worker_messages import AskTask, Done, TableFound
 from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire, welcome_to
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
 
 
-class Asking:
-    """A source of one task. In the end there are ``data`` and ``table``, or the ``error`` why not."""
+class Asking(Preparing, TaskSource):
+    """A source of one task. With the ``data`` there is their ``table``.
 
-    num_cached = 0
-    tasks_per_worker = TASKS_PER_WORKER
-    progress = None
+    ``stream``: what is wanted, of the servers that there are at the moment.
+    """
+
     doing = "asked for of its servers"
 
-    def __init__(self, stream: RemoteStream, workforce: Workforce, listing: Listing | None = None) -> None:
-        self.data: RemoteData | None = None
+    def __init__(
+        self, stream: Callable[[], RemoteStream], workforce: Workforce, listing: Listing | None = None
+    ) -> None:
+        super().__init__(workforce, listing)
         self.table: Table | None = None
-        self.error: LoaderdError | None = None
-        self.index_s = 0.0
-        self.storage_counts: list[int] = []
-        self.indexes: dict[ShardFile, ShardIndex] = {}
         self._stream = stream
-        self._workforce = workforce
-        self._listing = listing
         self._is_begun = False
         self._is_source = True
-        self._began_s = time.monotonic()
         workforce.add_source(self, self._message)
         workforce.start(1)
-
-    @property
-    def finished(self) -> bool:
-        """Whether there are data, or an error."""
-        return self.data is not None or self.error is not None
 
     @property
     def description(self) -> StreamDescription:
         """The stream, as the servers' data have it."""
         assert self.table is not None
         table, leaf = self.table, self.table.dataset.leaves()[0]
-        options = replace(self._stream.options, shuffle=leaf.shuffle, seed=leaf.seed, on_corrupt=leaf.on_corrupt)
+        options = replace(self._stream().options, shuffle=leaf.shuffle, seed=leaf.seed, on_corrupt=leaf.on_corrupt)
         return StreamDescription(table.dataset, options, row_bytes=table.row_bytes)
 
     @property
@@ -67,45 +57,32 @@ class Asking:
         return welcome_to(self.table.dataset, self.table.schema, self.table.row_bytes)
 
     def _message(self, task: Task) -> AskTask:
-        return AskTask(task.number, pickle.dumps(self._stream.of), self._listing)
+        return AskTask(task.number, pickle.dumps(self._stream().of), self.listing)
 
     def next_task(self) -> Task | None:
         if self._is_begun:
             return None
         self._is_begun = True
-        return Task(self, AskWork(self._stream.of.name), survives_stalls=False)
-
-    def advanced(self, task: Task, done_bytes: int) -> None: ...
+        return Task(self, AskWork(self._stream().of.name), survives_stalls=False)
 
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(result, TableFound)
+        of = self._stream().of
         try:
-            self.table = table_from_wire(result.table, f"{self._stream.of.addresses[0]}/{self._stream.of.name}")
-            self.data = RemoteData(self.table, self._stream.of, self.description.options)
+            self.table = table_from_wire(result.table, f"{of.addresses[0]}/{of.name}")
+            self.data = RemoteData(self.table, lambda: self._stream().of, self.description.options)
         except LoaderdError as error:
             self.error = error
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         self.error = error
 
-    def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
-        self.error = error
-
-    def retry(self, task: Task) -> bool:
-        return True
-
     def advance(self) -> None:
-        """Stop asking when it is over."""
         if self.finished:
             self.cancel()
             self.index_s = time.monotonic() - self._began_s
 
-    def take_warnings(self) -> list[str]:
-        """Workers say themselves what is amiss."""
-        return []
-
     def cancel(self) -> None:
-        """Have nothing more done for it."""
         if self._is_source:
             self._is_source = False
             self._workforce.remove_source(self)

@@ -12,7 +12,6 @@ from loaderd.daemon.delivery.outgoing import BrokenBatch
 from loaderd.daemon.groups.members import PageReader
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.daemon.groups.shared_group import Shared
-from loaderd.errors import ServerError
 from loaderd.memory.page import MAX_GENERATION
 from loaderd.memory.taking import Taker
 from loaderd.plan.passes import Pass
@@ -129,12 +128,3 @@ def test_one_who_reads_the_page_is_told_only_what_the_page_does_not_say():
         reader.start(7, 4, Pass(0, 1), STEPS + 1, [])
     reader.stop(7)
     assert reader.describe(7) == "has asked for no batches"
-
-
-@pytest.mark.parametrize("way", [Mirrored, Shared])
-def test_a_group_that_is_full_takes_nobody(way: Any):
-    run = Run(way, 2)
-    with pytest.raises(ServerError, match="has its 2 consumers"):
-        run.members.join(3)
-    run.leave(1)
-    run.members.join(3)

@@ -8,7 +8,7 @@ import pytest
 
 import loaderd
 from loaderd.client.link import LinkLost
-from loaderd.client.sources import ServedSource
+from loaderd.client.served_sources import ServedSource
 from loaderd.errors import OptionError, ServerError
 from loaderd.protocol.messages import Hello, Subscribe, Welcome
 from loaderd.schema.wire import to_wire

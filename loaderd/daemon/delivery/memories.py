@@ -1,0 +1,125 @@
+"""The memory of one stream: its windows, its slots and its page; and the bell of whoever takes the batches.
+
+Workers write windows and slots, consumers read slots. The daemon maps the page alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from loaderd.dataset import StreamDescription
+from loaderd.errors import DaemonError, ServerError
+from loaderd.machine import available_memory, in_mib, remedy
+from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.layout import SlotLayout, WindowLayout
+from loaderd.memory.page import Page, new_bell, words_of
+from loaderd.memory.samples import PAGE_NAME, begin
+from loaderd.memory.watch import Watched
+
+# An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
+_WORKER_BYTES = 40 << 20
+
+
+class Memories:
+    """Of a stream with ``num_arenas`` windows of up to ``max_rows`` rows.
+
+    Raises DaemonError where there is not enough memory, ServerError where the consumer may not have that much.
+    ``facts``: what the page says of the stream, encoded. ``num_running``: workers that run already; ``bell``: the
+    daemon's, where the daemon takes the batches itself.
+    """
+
+    def __init__(
+        self,
+        description: StreamDescription,
+        num_arenas: int,
+        max_rows: int,
+        facts: bytes,
+        num_running: int,
+        bell: int | None,
+    ) -> None:
+        options, schema = description.options, description.schema
+        self.windows_bytes = num_arenas * WindowLayout(schema.row_bytes, max_rows).arena_bytes
+        self.slot_bytes = SlotLayout(schema.specs, options.batch_size, description.several_readers).slot_bytes
+        slots_bytes = options.num_slots * self.slot_bytes
+        self.num_bytes = self.windows_bytes + slots_bytes
+        """Of windows and slots."""
+        _check_limit(self.num_bytes, description.max_memory)
+        _check_free(
+            {
+                f"{num_arenas} shuffle windows of {max_rows:,} records": self.windows_bytes,
+                f"{options.num_slots} batches of {options.batch_size:,} records": slots_bytes,
+                f"{options.num_workers} workers": (options.num_workers - num_running) * _WORKER_BYTES,
+            }
+        )
+        self._windows = SharedMemory.create("windows", self.windows_bytes)
+        self._slots = SharedMemory.create("slots", slots_bytes)
+        num_seats = max(options.num_workers, num_running)
+        self._words = SharedMemory.create(PAGE_NAME, 8 * words_of(options.num_slots, num_seats) + len(facts))
+        self.page = Page(self._words.bytes, options.num_slots, num_seats)
+        begin(self.page, self._words.bytes, facts)
+        self.watched = Watched.of(self._words.bytes)
+        self._owns_bell = bell is None
+        self.bell = new_bell() if bell is None else bell
+        """Is rung when the batch that the consumer sleeps for is there."""
+        self.consumer_fd = _opened_again(self._slots.fd, writable=not description.several_readers)
+        """The descriptor of the slots for a consumer: to write there too, unless they have several readers."""
+
+    @property
+    def page_fd(self) -> int:
+        """The descriptor of the page."""
+        return self._words.fd
+
+    @property
+    def worker_fds(self) -> tuple[int, ...]:
+        """What goes to a worker with ``Attach``."""
+        return self._windows.fd, self._slots.fd, self._words.fd, self.bell
+
+    def close(self) -> None:
+        """Give them back: at once, and not when garbage is collected.
+
+        A mapping, though nobody reads it here, keeps all of its pages.
+        """
+        for memory in (self._windows, self._slots, self._words):
+            memory.close_fd()
+        os.close(self.consumer_fd)
+        if self._owns_bell:
+            os.close(self.bell)
+        for page in (self.page, self.watched.page):
+            page.close()
+        del self._windows, self._slots, self._words
+
+
+def _opened_again(fd: int, writable: bool) -> int:
+    """Another descriptor of the same memory, that may be writable or not (see ``memory.layout``)."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    except OSError as error:
+        raise DaemonError(f"cannot share the batches' memory: {error.strerror}", hint=remedy(error)) from None
+
+
+def _check_limit(num_bytes: int, max_memory: int | None) -> None:
+    """Raise ServerError where a consumer wants more windows and batches than the server gives to one."""
+    if max_memory is not None and num_bytes > max_memory:
+        raise ServerError(
+            f"this would take {in_mib(num_bytes)} of windows and batches, and may take {in_mib(max_memory)}",
+            hint="Choose a smaller batch_size, or fewer held_batches. The server was started with that limit: "
+            "--max-memory.",
+        )
+
+
+def _check_free(needs: Mapping[str, int]) -> None:
+    """Raise DaemonError where there is less memory than ``needs``, bytes by what they are for.
+
+    Else the kernel would kill for it, sooner or later. Smaller windows are for the user to choose: if the default
+    depended on the memory, the order of the records would depend on the machine.
+    """
+    memory = available_memory()
+    if sum(needs.values()) > memory.free_bytes:
+        parts = ", ".join(f"{in_mib(num_bytes)} for {what}" for what, num_bytes in needs.items() if num_bytes)
+        raise DaemonError(
+            f"not enough memory: {in_mib(sum(needs.values()))} are needed ({parts}), "
+            f"{in_mib(memory.free_bytes)} are free ({memory.limit})",
+            hint="Choose a smaller batch_size, fewer held_batches or workers, or shuffle=Shuffle(window_records=…) "
+            "with smaller windows.",
+        )
