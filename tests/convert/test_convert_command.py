@@ -61,7 +61,7 @@ def test_shards_are_written_by_several_processes_and_told_of(folder: Path):
     assert sum(map(len, shards_in(folder / "to").values())) == total["bytes"]
     again = run(folder, *OPTIONS, "--to", "to")
     assert again.returncode == 0 and "27 shards, 4,000 records" in again.stdout
-    assert "27 of them were there already" in again.stdout
+    assert "27 of these shards were there already" in again.stdout
     run(folder, *OPTIONS, "--to", "alone", "--processes", 1)
     assert shards_in(folder / "alone") == shards_in(folder / "to"), "whatever the number of processes"
 
