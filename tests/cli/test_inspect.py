@@ -121,7 +121,7 @@ def test_features_that_are_missing_or_of_no_fixed_length(tmp_path: Path):
     path.write_bytes(full + testing.write_shards(tmp_path / "less", less)[0].read_bytes())
     module = inspect(path, "--features").stdout
     assert "# 'move' is left out: its lists have 3 to 5 values." in module
-    assert "# 10 of 310 records lack it, and get the default." in module
+    assert "# 10 of 310 records lack it and get the default." in module
     names: dict[str, Any] = {}
     exec(compile(module, "proposed.py", "exec"), names)
     with loaderd.Loader(path, names["schema"], batch_size=310, shuffle=False, workers=1) as loader:

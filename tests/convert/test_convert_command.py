@@ -135,7 +135,7 @@ def test_what_cannot_be_converted_is_refused(
     testing.write_shards(folder / "other", [b"x"])
     assert run(folder, *OPTIONS, "--to", "to").returncode == 0
     for arguments, said in [
-        (["from/*", "--to", "new"], "--schema is needed: 00000.tfrecord does not tell"),
+        (["from/*", "--to", "new"], "--schema is needed, as the content of 00000.tfrecord"),
         (["none/*", "--to", "new"], "There is no folder"),
         ([*OPTIONS, "--to", "new", "--format", "npz", "--compression", "zlib"], "one of none, gzip, got zlib"),
         ([*OPTIONS, "--to", "new", "--records-per-shard", "0"], "--records-per-shard must be a positive integer"),
