@@ -22,6 +22,7 @@ a time. A library that is not installed is left out.
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import re
@@ -37,6 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata, util
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +315,34 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
     return {package: metadata.version(distributions[package][0]) for package in packages}
 
 
-def main() -> None:
+def run_all(names: Sequence[str], options: argparse.Namespace, folder: Path) -> list[Run]:
+    """Every library, every accident, every round; those that must run alone come last, one at a time."""
+    sizes = {"batch_size": options.batch_size, "step_s": options.step_seconds, "limit_s": options.limit_seconds}
+    world = make_world(folder, options.records, options.shards, **sizes)
+    versions = versions_of(names)
+    runs: list[Run] = []
+    for alone, jobs in ((False, options.jobs), (True, 1)):
+        chosen = [accident for accident in options.accidents if ACCIDENTS[accident].alone == alone]
+        planned = list(product(range(options.rounds), chosen, names))
+        with ThreadPoolExecutor(jobs) as pool:
+            done = pool.map(lambda each: run_one(each[2], each[1], each[0], world, folder), planned)
+            for (round_, accident, name), run in zip(planned, done, strict=True):
+                runs.append({**run, "versions": versions})
+                sys.stderr.write(f"{name} {accident} {round_}: {ACCIDENTS[accident].shown(runs[-1])}\n")
+    return runs
+
+
+def table_of(names: Sequence[str], accidents: Sequence[str], runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """A row an accident: its title, and for each library what happened in its runs."""
+
+    def cell(name: str, accident: str) -> str:
+        of_cell = [run for run in runs if (run["library"], run["accident"]) == (name, accident)]
+        return told.cell(of_cell, ACCIDENTS[accident].shown)
+
+    return [(ACCIDENTS[accident].title, *(cell(name, accident) for name in names)) for accident in accidents]
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     parser.add_argument("--accidents", nargs="+", choices=ACCIDENTS, default=list(ACCIDENTS))
@@ -323,52 +352,27 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.002, help="what a training step takes")
     parser.add_argument("--limit-seconds", type=float, default=60.0, help="without progress: it hangs")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
     missing = {
         name: [package for package in LIBRARIES[name].packages if util.find_spec(package) is None]
         for name in options.libraries
     }
     names = [name for name in options.libraries if not missing[name]]
-    versions = versions_of(names)
     with tempfile.TemporaryDirectory(prefix="reliability-") as folder:
-        sizes = {"batch_size": options.batch_size, "step_s": options.step_seconds, "limit_s": options.limit_seconds}
-        world = make_world(Path(folder), options.records, options.shards, **sizes)
-        runs: list[Run] = []
-
-        def run_all(alone: bool, jobs: int) -> None:
-            chosen = [accident for accident in options.accidents if ACCIDENTS[accident].alone == alone]
-            with ThreadPoolExecutor(jobs) as pool:
-                futures = {
-                    (name, accident, round_): pool.submit(run_one, name, accident, round_, world, Path(folder))
-                    for round_ in range(options.rounds)
-                    for accident in chosen
-                    for name in names
-                }
-                for (name, accident, round_), future in futures.items():
-                    runs.append({**future.result(), "versions": versions})
-                    sys.stderr.write(f"{name} {accident} {round_}: {ACCIDENTS[accident].shown(runs[-1])}\n")
-
-        run_all(alone=False, jobs=options.jobs)
-        run_all(alone=True, jobs=1)
+        runs = run_all(names, options, Path(folder))
     compare_orders(runs)
-    rows = [
-        (
-            ACCIDENTS[accident].title,
-            *(
-                told.cell([run for run in runs if (run["library"], run["accident"]) == (name, accident)], how)
-                for name in names
-            ),
-        )
-        for accident in options.accidents
-        for how in [ACCIDENTS[accident].shown]
-    ]
     notes = [
         f"{options.records:,} records in {options.shards} shards, batches of {options.batch_size}, steps of "
         f"{options.step_seconds * 1e3:.0f} ms; {options.rounds} runs a cell, each disturbed "
         f"at another batch; what had neither progress nor an end for {options.limit_seconds:.0f} s hangs",
         *(f"{LIBRARIES[name].title} left out: no {', '.join(gone)} here" for name, gone in missing.items() if gone),
     ]
-    publish(("", *(LIBRARIES[name].title for name in names)), rows, notes, runs, options)
+    titles = ("", *(LIBRARIES[name].title for name in names))
+    publish(titles, table_of(names, options.accidents, runs), notes, runs, options)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -180,8 +181,5 @@ def _length_at(content: bytearray, offset: int) -> int:
 
 def _compression_of(path: Path) -> str:
     (file,) = list_shards(path)
-    opened = open_shard(file)
-    try:
+    with closing(open_shard(file)) as opened:
         return detect_compression(file.uri, opened)
-    finally:
-        opened.close()

@@ -13,6 +13,7 @@ the model works on a batch, the replica's next one lies on its device, and the o
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -76,33 +77,36 @@ def distribute(
     """
     global_batch_size = _check(strategy, global_batch_size)
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
+    make_of_host = partial(
+        make_dataset,
+        shards,
+        schema,
+        structure=structure,
+        prefetch=prefetch,
+        unpack=unpack,
+        epochs=epochs,
+        shuffle=shuffle,
+        seed=seed,
+        remainder=remainder,
+        workers=workers,
+        on_corrupt=on_corrupt,
+        index_cache=index_cache,
+        progress=progress,
+        refresh=refresh,
+        stall_timeout=stall_timeout,
+        report=report,
+        storage=storage,
+        start=start,
+    )
     opened: list[tuple[loaderd.Loader, int]] = []  # and the batches that a step takes of it
 
     def open_pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
         held = MAX_HOP_BATCHES + prefetch + _HELD_BY_REPLICA * replicas
-        dataset = make_dataset(
-            shards,
-            schema,
+        dataset = make_of_host(
             batch_size=context.get_per_replica_batch_size(global_batch_size),
             shard=(context.input_pipeline_id, context.num_input_pipelines),
-            structure=structure,
-            prefetch=prefetch,
-            unpack=unpack,
-            epochs=epochs,
-            shuffle=shuffle,
-            seed=seed,
-            remainder=remainder,
-            workers=workers,
-            on_corrupt=on_corrupt,
             held_batches=held if held_batches is None else held_batches,
-            index_cache=index_cache,
-            progress=progress,
-            refresh=refresh,
-            stall_timeout=stall_timeout,
-            report=report,
-            storage=storage,
-            start=start,
         )
         opened.append((dataset.loader, replicas))
         return _in_steps(dataset, replicas, remainder == "drop")

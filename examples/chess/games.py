@@ -1,11 +1,11 @@
-"""Games of chess that a seed determines, the positions that are taken from them, and their scores.
+"""Games of chess that follow from a seed, positions taken from them, and their scores.
 
-The players know the rules and look one ply ahead: they open at random, and then prefer moves that win material,
-leave nothing hanging, give check, and above all mate. That yields positions of every phase and every balance,
-as training wants them, and thousands a second.
+The players know the rules and look one ply ahead. They open at random, then prefer moves that win material, leave
+nothing hanging, give check, and above all mate. That gives thousands of positions a second, of every phase and
+balance, as a training wants them.
 
-:func:`play` makes some hundred positions at a time, in any process. Its seed alone decides which, so neither the
-number of processes nor their timing shows in the shards.
+:func:`play` makes some hundred positions at a time, in any process. They depend on its seed alone, so the shards do
+not depend on the number of processes or their timing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from loaderd.convert import chess_boards
 
 MAX_PLIES = 240
 OPENING_PLIES = 8
-STOPPED = "stopped early"  # by MAX_PLIES, or because enough positions were taken
-KEPT_SHARE = 0.4  # of the positions of a game: neighbours are nearly the same
+STOPPED = "stopped early"  # after MAX_PLIES, or when enough positions were taken
+KEPT_SHARE = 0.4  # of the positions of a game are taken, as neighbours are nearly the same
 
-# Centipawns, indexed by piece type (0: no piece). The king's value is what a move into an attack "costs": nothing,
-# for no legal move does that.
+# Centipawns, indexed by piece type (0: no piece). The king has none: no legal move leaves it to be taken.
 PIECE_VALUE = (0, 100, 320, 330, 500, 900, 0)
 MOBILITY_VALUE = (0, 1, 4, 4, 3, 1, 0)  # for each attacked square
 CHECK_VALUE = 50
@@ -40,7 +39,7 @@ TEMPERATURE = 60.0
 
 @dataclass(frozen=True)
 class Task:
-    """What one call of :func:`play` shall make. ``stockfish`` is the path of the engine, or None."""
+    """What a call of :func:`play` makes. ``stockfish``: the path of the engine, or None."""
 
     seed: str
     num_positions: int
@@ -50,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Score:
-    """From white's side: ``value`` in centipawns or, where ``mate``, in moves to mate (negative: black mates)."""
+    """From white's side: ``value`` in centipawns or, if ``mate``, in moves to mate (negative: black mates)."""
 
     value: int
     mate: bool
@@ -58,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Positions:
-    """``packed``: uint8, (n, 194); ``scores``: one a position; ``results``: games by how they ended."""
+    """``packed``: uint8, (n, 194); ``scores``: n of them; ``results``: the number of games by their result."""
 
     packed: npt.NDArray[np.uint8]
     scores: list[Score]
@@ -67,7 +66,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Turn:
-    """A position before a move: its legal moves with what each is worth to the mover, and its bitboards."""
+    """A position before a move: its bitboards, its legal moves, and what each gains the player, in centipawns."""
 
     board: chess.Board
     channels: tuple[int, ...]
@@ -83,7 +82,7 @@ Scorer = Callable[[Turn, int], Score]
 
 
 def play(task: Task) -> Positions:
-    """Plays games until ``task.num_positions`` positions are taken; no position twice from one game."""
+    """Play games until ``task.num_positions`` positions are taken, none twice from the same game."""
     rng = random.Random(task.seed)
     channels: list[Sequence[int]] = []
     flag_bits: list[Sequence[bool]] = []
@@ -111,7 +110,7 @@ def play(task: Task) -> Positions:
 
 
 def look_ahead(board: chess.Board) -> Turn:
-    """The legal moves of a position that is not over, and what each gains within one ply."""
+    """The legal moves of a position, and what each gains within one ply."""
     channels = chess_boards.bitboards(board)
     white_attacks, black_attacks = _union(channels[2::4]), _union(channels[3::4])
     own, theirs = (white_attacks, black_attacks) if board.turn else (black_attacks, white_attacks)
@@ -145,7 +144,7 @@ def _gain(board: chess.Board, move: chess.Move, attacked: int, hanging: int) -> 
 
 
 def choose(turn: Turn, rng: random.Random) -> chess.Move:
-    """A move by softmax of the gains; any move alike in the opening."""
+    """A random move: by softmax of the gains; in the opening, all moves are equally likely."""
     if turn.board.ply() < OPENING_PLIES:
         return rng.choice(turn.moves)
     best = max(turn.gains)
@@ -156,7 +155,7 @@ def choose(turn: Turn, rng: random.Random) -> chess.Move:
 
 
 def evaluate(turn: Turn) -> Score:
-    """Mate in one where there is one; else material plus mobility (attacked squares), in centipawns."""
+    """Mate in one, if there is one; else material plus mobility (attacked squares), in centipawns."""
     if turn.mates_in_one:
         return Score(1 if turn.board.turn else -1, mate=True)
     total = 0
@@ -170,15 +169,15 @@ def evaluate(turn: Turn) -> Score:
 
 @contextlib.contextmanager
 def open_scorer(stockfish: str | None, depth: int) -> Iterator[Scorer]:
-    """A scorer: the engine at ``stockfish``, searching ``depth`` plies, or :func:`evaluate` where that is None.
+    """A scorer: the engine at ``stockfish``, searching ``depth`` plies; :func:`evaluate` if that is None.
 
-    The scorer's second argument is the number of the game: an engine forgets what it knows when that changes.
+    The scorer's second argument is the number of the game: when it changes, the engine clears its memory.
     """
     if stockfish is None:
         yield lambda turn, game: evaluate(turn)
         return
     with chess.engine.SimpleEngine.popen_uci(stockfish) as engine:
-        # One thread and a fixed depth: a search that can be repeated.
+        # With one thread and a fixed depth, a search gives the same score every time.
         engine.configure({"Threads": 1, "Hash": 16})
         limit = chess.engine.Limit(depth=depth)
 

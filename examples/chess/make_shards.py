@@ -2,10 +2,10 @@
 
     python make_shards.py --out shards --positions 20000
 
-Worker processes play the games (:mod:`games`); this process alone imports TensorFlow, and writes what they made,
-in order: the same arguments give the same bytes. Each record is a ``tf.train.Example`` with two features:
-``d``, 194 bytes (``loaderd.convert.chess_boards``), and ``s``, an int64: the score from white's side, in centipawns,
-or in moves to mate where bit 1546 of ``d`` says so.
+Worker processes play the games (:mod:`games`); this process writes the positions in order, so the same arguments give
+the same bytes. Each record is a ``tf.train.Example`` with two features: ``d``, 194 bytes
+(``loaderd.convert.chess_boards``), and ``s``, an int64: the score from white's side, in centipawns or, if bit 1546 of
+``d`` is set, in moves to mate.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from games import STOPPED, Positions, Task, play
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-POSITIONS_PER_TASK = 250  # small enough for a smooth progress bar, large enough to start an engine for
+POSITIONS_PER_TASK = 250  # few, for a smooth progress bar; enough to make up for starting an engine
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file to be written: its path, and the tasks whose positions it holds, in order."""
+    """A file to write: its path, and the tasks that make its positions, in order."""
 
     path: Path
     tasks: list[Task]
@@ -69,13 +69,15 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--positions", type=_positive, default=20_000, help="how many, in all shards together")
-    parser.add_argument("--shards", type=_positive, default=8, help="how many shards for training")
-    parser.add_argument("--validation-shards", type=_positive, default=2, help="how many more for validation")
+    parser.add_argument("--positions", type=_positive, default=20_000, help="in all shards together")
+    parser.add_argument("--shards", type=_positive, default=8, help="for training")
+    parser.add_argument("--validation-shards", type=_positive, default=2, help="for validation, beside those")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same shards")
-    parser.add_argument("--stockfish", default="auto", metavar="PATH|auto|off", help="the engine that scores")
-    parser.add_argument("--depth", type=_positive, default=6, help="how deep it searches, in plies")
-    parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="how many play at a time")
+    parser.add_argument(
+        "--stockfish", default="auto", metavar="PATH|auto|off", help="the engine that scores positions"
+    )
+    parser.add_argument("--depth", type=_positive, default=6, help="plies that the engine searches")
+    parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="processes that play")
     args = parser.parse_args()
     if args.positions < args.shards + args.validation_shards:
         parser.error("--positions must be at least one a shard")
@@ -90,19 +92,19 @@ def _positive(text: str) -> int:
 
 
 def find_stockfish(wanted: str) -> str | None:
-    """The path of the engine, or None where positions shall be (or have to be) scored without one."""
+    """The path of the engine, or None if it is not wanted, or not found with "auto"."""
     if wanted == "off":
         return None
-    # Debian installs games where a service's PATH does not look.
+    # Debian installs it in /usr/games, which is not on every PATH.
     found = shutil.which("stockfish", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/games")
     found = found if wanted == "auto" else shutil.which(wanted)
     if found is None and wanted != "auto":
-        sys.exit(f"--stockfish: {wanted} is not a program that can be run")
+        sys.exit(f"--stockfish: found no program {wanted}")
     return found
 
 
 def plan_shards(args: argparse.Namespace, stockfish: str | None) -> list[Shard]:
-    """The shards, training first, with the positions dealt out evenly; no game is in two of them."""
+    """The shards, those for training first, of nearly equal size. No game is in two of them."""
     kinds = {"train": args.shards, "validation": args.validation_shards}
     names = [f"{kind}-{i:05d}-of-{n:05d}.tfrecord" for kind, n in kinds.items() for i in range(n)]
     base, larger = divmod(args.positions, len(names))
@@ -119,7 +121,7 @@ def plan_shards(args: argparse.Namespace, stockfish: str | None) -> list[Shard]:
 
 
 def prepare_folder(folder: Path, to_write: set[Path]) -> None:
-    """Makes the folder; refuses one with other shards, which a glob over the folder would pick up too."""
+    """Make the folder. One with other shards is refused, as a glob over the folder would match them, too."""
     folder.mkdir(parents=True, exist_ok=True)
     others = sorted(path.name for path in set(folder.glob("*.tfrecord")) - to_write)
     if others:
@@ -127,8 +129,8 @@ def prepare_folder(folder: Path, to_write: set[Path]) -> None:
 
 
 def play_all(shards: list[Shard], processes: int, advance: Callable[[int], None]) -> Iterator[list[Positions]]:
-    """The positions of one shard after the other, a list of parts for each."""
-    # Spawn: a fork would copy the threads of a TensorFlow that is loaded by then in an unknown state.
+    """For each shard, a list of its parts."""
+    # Not by fork, which would copy TensorFlow's threads in an unknown state.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         made = pool.map(play, [task for shard in shards for task in shard.tasks])
         for shard in shards:
@@ -140,9 +142,9 @@ def play_all(shards: list[Shard], processes: int, advance: Callable[[int], None]
 
 
 def write_shard(path: Path, parts: list[Positions]) -> None:
-    """Writes the parts as one TFRecord file of Examples."""
+    """Write the parts to one TFRecord file."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow as tf  # here, for the worker processes import this file too and have no use for it
+    import tensorflow as tf  # not at the top: the worker processes import this file, too
 
     with tf.io.TFRecordWriter(str(path)) as writer:
         for part in parts:
@@ -152,13 +154,13 @@ def write_shard(path: Path, parts: list[Positions]) -> None:
                     "s": tf.train.Feature(int64_list=tf.train.Int64List(value=[score.value])),
                 }
                 example = tf.train.Example(features=tf.train.Features(feature=record))
-                # Maps have no order of their own: this is what makes two runs equal to the byte.
+                # Maps have no order of their own; this makes two runs equal, byte for byte.
                 writer.write(example.SerializeToString(deterministic=True))
 
 
 @contextmanager
 def show_progress(total: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """(advance by n positions, say a line): a bar on a terminal, and plain lines elsewhere."""
+    """(advance by n positions, print a line): a progress bar on a terminal, else plain lines."""
     console = Console()
     if not console.is_terminal:
         yield (lambda n: None), (lambda line: print(line, flush=True))

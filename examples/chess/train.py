@@ -4,9 +4,9 @@
     python train.py --data shards --out run
     python train.py --data others --out next --from run/model.keras --freeze 'conv*' 'norm*'
 
-The last one begins with the network that the first one saved, and trains all of it but the convolutions. The data's
-side is :func:`open_training` and :func:`open_validation`; all the rest is Keras as anywhere else. Killed,
-and run again with the same arguments, it goes on with exactly the next batch. ``validate.py`` can follow it.
+The third command begins with the network that the second one saved, and trains all of it but the convolutions. The
+data come from :func:`open_training` and :func:`open_validation`; the rest is ordinary Keras. Killed and run again, it
+goes on with exactly the next batch. ``validate.py`` can validate its checkpoints at the same time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ import tensorflow as tf
 
 import loaderd
 
-matplotlib.use("Agg")  # no screen is needed
+matplotlib.use("Agg")  # needs no screen
 from matplotlib import pyplot
 
 SEED = 0
 STRUCTURE = (("board", "flags"), "score")
-CHECKPOINTS = "checkpoints"  # in the run's folder: the weights, for validate.py
-DONE = "done"  # in that folder: an empty file, there when the last checkpoint is
+CHECKPOINTS = "checkpoints"  # a folder in --out: weights, for validate.py
+HISTORY = "history.csv"  # a file in --out: the losses of each epoch
+DONE = "done"  # an empty file in that folder, written after the last checkpoint
 
 
 def main() -> None:
@@ -59,40 +60,23 @@ def main() -> None:
     begins = "untrained" if args.trained is None else f"as {args.trained} is"
     print(f"{steps} steps of {args.batch_size} positions an epoch; {begins}: val_loss {loss_before:.4f}", flush=True)
 
-    backup, checkpoints = args.out / "backup", args.out / CHECKPOINTS
-    history_file, model_file = args.out / "history.csv", args.out / "model.keras"
-    resumes = tf.train.latest_checkpoint(str(backup)) is not None  # it is deleted where a training ends
-    if resumes:
-        print(f"going on from {backup}", flush=True)
-    else:  # what an earlier training left is not of this one
-        shutil.rmtree(checkpoints, ignore_errors=True)
-        (args.out / "validation.csv").unlink(missing_ok=True)
     timer = StepTimer()
     history = model.fit(
         train,
         epochs=args.epochs,
         validation_data=validation,
-        callbacks=[
-            timer,
-            keras.callbacks.CSVLogger(history_file, append=resumes),
-            SaveWeights(checkpoints, args.save_every),
-            loaderd_tf.BackupAndRestore(backup, train, save_freq=args.save_every),
-        ],
-        shuffle=False,  # by Keras: loaderd has shuffled
+        callbacks=[timer, *callbacks_that_save(args.out, train, args.save_every)],
+        shuffle=False,  # loaderd has shuffled
         verbose=2,
     ).history
+    model_file, history_file, curve_file = (args.out / name for name in ("model.keras", HISTORY, "curve.png"))
     model.save(model_file)
-
     loss_after = history["val_loss"][-1]
     print(f"val_loss was {loss_before:.4f} and is {loss_after:.4f}")
-    fed_s = timer.step_s
-    if not math.isnan(fed_s):  # it is, if the training was gone on with for one step only
-        held_s = time_step_without_data(model, train, device)
-        data_share = max(0.0, 1 - held_s / fed_s)
-        print(f"{args.batch_size / fed_s:,.0f} examples/s; {data_share:.0%} of a step was spent on data:", end=" ")
-        print(f"{fed_s * 1e3:.1f} ms, against {held_s * 1e3:.1f} ms with one batch held ready")
-    draw(args.out / "curve.png", history_file, loss_before)
-    print(f"model: {model_file}, history: {history_file}, curve: {args.out / 'curve.png'}")
+    if not math.isnan(timer.step_s):  # it is if only one step was left to train
+        report_speed(args.batch_size, timer.step_s, time_step_without_data(model, train, device))
+    draw(curve_file, history_file, loss_before)
+    print(f"model: {model_file}, history: {history_file}, curve: {curve_file}")
     if args.trained is None and not loss_after < loss_before:
         sys.exit("The loss did not fall: the network has learned nothing.")
 
@@ -107,18 +91,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training shards")
     parser.add_argument("--batch-size", type=int, default=512, help="positions a step")
     parser.add_argument(
-        "--save-every", type=int, default=20, metavar="STEPS", help="how often to save, to go on from"
+        "--save-every", type=int, default=20, metavar="STEPS", help="how often to save a backup and a checkpoint"
     )
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto", help="where to train")
     parser.add_argument(
-        "--from", dest="trained", type=Path, metavar="MODEL", help="a model.keras to begin with; by default a new one"
+        "--from", dest="trained", type=Path, metavar="MODEL", help="begin with this saved model; default: a new one"
     )
     parser.add_argument(
-        "--freeze", nargs="+", default=[], metavar="LAYERS", help="what to leave as it is, such as 'conv*' 'norm*'"
+        "--freeze", nargs="+", default=[], metavar="LAYERS", help="layers not to train, such as 'conv*' 'norm*'"
     )
     args = parser.parse_args()
     if args.trained is not None and not args.trained.is_file():
-        parser.error(f"--from must be a model that was saved, found no file {args.trained}")
+        parser.error(f"--from must be a saved model, found no file {args.trained}")
     if args.epochs < 1 or args.batch_size < 1 or args.save_every < 1:
         parser.error("--epochs, --batch-size and --save-every must be positive")
     return args
@@ -137,7 +121,7 @@ def choose_device(wanted: str) -> str | None:
 
 
 def open_training(folder: Path, batch_size: int, device: str | None) -> tf.data.Dataset:
-    """Batches of ((board, flags), score), each epoch in another order.
+    """Batches of ((board, flags), score), in another order each epoch.
 
     ``board``: float32, (batch, 8, 8, 24); ``flags``: float32, (batch, 10); ``score``: float32, (batch,), from
     -1 (black wins) to 1 (white wins).
@@ -154,7 +138,7 @@ def open_training(folder: Path, batch_size: int, device: str | None) -> tf.data.
 
 
 def open_validation(folder: Path, batch_size: int, device: str | None) -> tf.data.Dataset:
-    """Batches as those of :func:`open_training`, always in the files' order, with the remainder as the last one."""
+    """Batches as :func:`open_training` gives them, but in the files' order, with the remainder as the last one."""
     return loaderd_tf.make_dataset(
         str(folder / "validation-*.tfrecord"),
         loaderd.schemas.chess_eval(),
@@ -166,7 +150,7 @@ def open_validation(folder: Path, batch_size: int, device: str | None) -> tf.dat
 
 
 def build_model() -> keras.Model:
-    """Three convolutions over the board; the flags join before the dense layers; tanh spans the scores' range."""
+    """Three convolutions over the board, then dense layers that also see the flags. tanh, as scores are -1 to 1."""
     board, flags = keras.Input((8, 8, 24), name="board"), keras.Input((10,), name="flags")
     x = board
     for number, filters in enumerate((48, 48, 16), 1):
@@ -180,7 +164,7 @@ def build_model() -> keras.Model:
 
 
 def freeze(model: keras.Model, patterns: list[str]) -> None:
-    """Leave out of the training what is called as a pattern says. A normalization keeps its statistics, too."""
+    """Do not train the layers whose names match a pattern. A frozen normalization keeps its statistics, too."""
     with_weights = [layer for layer in model.layers if layer.weights]
     names = [layer.name for layer in with_weights]
     for pattern in patterns:
@@ -195,12 +179,34 @@ def freeze(model: keras.Model, patterns: list[str]) -> None:
         print(f"frozen: {', '.join(frozen)}", flush=True)
 
 
+def callbacks_that_save(out: Path, train: tf.data.Dataset, save_every: int) -> list[keras.callbacks.Callback]:
+    """What saves the losses, checkpoints for ``validate.py``, and a backup from which a killed training goes on."""
+    backup, checkpoints = out / "backup", out / CHECKPOINTS
+    resumes = tf.train.latest_checkpoint(str(backup)) is not None  # a training that ends deletes it
+    if resumes:
+        print(f"going on from {backup}", flush=True)
+    else:  # remove what an earlier training left
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        (out / "validation.csv").unlink(missing_ok=True)
+    return [
+        keras.callbacks.CSVLogger(out / HISTORY, append=resumes),
+        SaveWeights(checkpoints, save_every),
+        loaderd_tf.BackupAndRestore(backup, train, save_freq=save_every),
+    ]
+
+
+def report_speed(batch_size: int, step_s: float, step_without_data_s: float) -> None:
+    data_share = max(0.0, 1 - step_without_data_s / step_s)
+    print(f"{batch_size / step_s:,.0f} examples/s; {data_share:.0%} of a step was spent on data:", end=" ")
+    print(f"{step_s * 1e3:.1f} ms, against {step_without_data_s * 1e3:.1f} ms with one batch held ready")
+
+
 def compile_model(model: keras.Model) -> None:
     model.compile(optimizer=keras.optimizers.Adam(1e-3), loss="mse")
 
 
 def draw(path: Path, history_file: Path, loss_before: float) -> None:
-    """The losses by epoch; the validation's from before the training on."""
+    """Draw the losses by epoch; for validation, the first one is from before the training."""
     with history_file.open(newline="") as file:
         rows = list(csv.DictReader(file))
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
@@ -212,9 +218,9 @@ def draw(path: Path, history_file: Path, loss_before: float) -> None:
 
 
 class SaveWeights(keras.callbacks.Callback):
-    """Writes ``step-00000020.weights.h5`` into a folder every ``save_every`` steps of the optimizer, and at the end.
+    """Writes ``step-00000020.weights.h5`` every ``save_every`` steps of the optimizer, and at the end.
 
-    A file that has such a name is whole, whenever the process dies.
+    Even if the process is killed, a file of such a name is complete.
     """
 
     def __init__(self, folder: Path, save_every: int) -> None:
@@ -239,10 +245,10 @@ class SaveWeights(keras.callbacks.Callback):
 
 
 class StepTimer(keras.callbacks.Callback):
-    """``step_s``: the mean seconds of a training step in the last epoch, with the wait for its batch.
+    """``step_s``: the mean seconds of a training step in the last epoch, including the wait for its batch.
 
-    The first step of an epoch is left out: it compiles the network, and starts the workers, once. So is what is done
-    between steps, such as saving.
+    Not counted are an epoch's first step, which compiles the network and starts the workers, and what happens between
+    steps, such as saving.
     """
 
     step_s = float("nan")
@@ -262,11 +268,11 @@ class StepTimer(keras.callbacks.Callback):
 
 
 def time_step_without_data(model: keras.Model, train: Any, device: str | None) -> float:
-    """Seconds of the same step where its data costs nothing: fed again and again one batch that lies ready.
+    """Seconds of a training step if its data cost nothing: it gets the same batch, held in memory, again and again.
 
-    A timer inside ``fit`` cannot see the wait, for TensorFlow reads ahead in threads of its own. The difference
-    between the two steps is what the user pays for data: waiting for a batch, and also the cores that decoding
-    takes away from a network that trains on the CPU. Call it last: it trains the model on that one batch.
+    The wait cannot be timed inside ``fit``, as TensorFlow reads ahead in its own threads. The difference to a normal
+    step is the whole cost of the data: the wait for a batch, and the cores that decoding takes from a network that
+    trains on the CPU. Call it last: it trains the model on that one batch.
     """
     held = tf.data.Dataset.from_tensors(next(iter(train))).repeat(int(train.cardinality()))
     held = held.apply(tf.data.experimental.prefetch_to_device(device)) if device else held.prefetch(2)

@@ -1,10 +1,10 @@
-"""Validates the checkpoints of ``train.py`` as they appear, on the CPU, while that one trains on.
+"""Validates the checkpoints of ``train.py`` as they appear, on the CPU, while the training goes on.
 
     python train.py --data shards --out run
     python validate.py --data shards --run run      # at the same time, in another terminal
 
-Two processes, each with its own loader over the same folder: neither waits for the other. The positions come in the
-files' order, so that each checkpoint is asked the same.
+Each of the two processes has its own loader of the same folder, so neither waits for the other. The positions come in
+the files' order, so that every checkpoint is asked the same.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ LOOK_EVERY_S = 0.2
 
 def main() -> None:
     args = parse_arguments()
-    choose_device("cpu")  # before TensorFlow takes the memory of a GPU that is train.py's
+    choose_device("cpu")  # first, or TensorFlow would take memory of the GPU that train.py uses
     validation = open_validation(args.data, args.batch_size, device=None)
     model = build_model()
     compile_model(model)
-    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")  # nothing is trained here
+    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")  # which validation does not need
     checkpoints, results = args.run / CHECKPOINTS, args.run / "validation.csv"
     last = last_step(results)
     print(f"waiting for checkpoints in {checkpoints}", flush=True)
     while True:
-        done = (checkpoints / DONE).exists()  # asked first: of what is found then, the newest is the last
+        done = (checkpoints / DONE).exists()  # looked up first: if it is there, the newest checkpoint is the last one
         path = max(checkpoints.glob("step-*.weights.h5"), default=None)
         if path is not None and step_of(path) != last:
             last = step_of(path)
@@ -48,11 +48,11 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Validate the checkpoints of train.py as they appear, on the CPU, until it has ended.",
+        description="Validate the checkpoints of train.py as they appear, on the CPU, until the training ends.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder with the shards")
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="what train.py got as --out")
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="the --out of train.py")
     parser.add_argument("--batch-size", type=int, default=512, help="positions a step")
     args = parser.parse_args()
     if args.batch_size < 1:
@@ -65,7 +65,7 @@ def step_of(path: Path) -> int:
 
 
 def last_step(results: Path) -> int | None:
-    """The step that was validated last, by this process or by one before it."""
+    """The step that was validated last, in this run or an earlier one."""
     if not results.exists():
         return None
     with results.open(newline="") as file:

@@ -1,11 +1,10 @@
-"""Writes games of Go as KataGo's self-play writes them: npz files with a row a position.
+"""Writes games of Go as KataGo's self-play does: npz files with one row for each position.
 
     python make_npz.py --out games
 
-No KataGo is needed: the games are those of ``self_play.py``. Shapes, dtypes, bit order and columns are those of
-KataGo's cpp/dataio/trainingwrite.h; what a player without a search does not know (values along the way, the lead,
-future boards) has weight 0, as KataGo writes it where it does not know. The rows of all games are shuffled, as
-KataGo's shuffle.py does.
+KataGo is not needed: ``self_play.py`` plays the games. Shapes, dtypes, bit order and columns are those of KataGo's
+cpp/dataio/trainingwrite.h. What a player without a search does not know (values along the way, the lead, future
+boards) has weight 0, as in KataGo's own files. The rows of all games are shuffled, as KataGo's shuffle.py does.
 """
 
 from __future__ import annotations
@@ -46,15 +45,17 @@ def parse_arguments() -> argparse.Namespace:
         description="Write games of Go in KataGo's layout.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--games", type=int, default=400, help="for training; a tenth as many more for validation")
-    parser.add_argument("--size", type=int, default=9, help="of the board")
-    parser.add_argument("--rows", type=int, default=10_000, help="about how many a file")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="how many play at a time")
+    parser.add_argument(
+        "--games", type=int, default=400, help="for training; a tenth as many are played for validation"
+    )
+    parser.add_argument("--size", type=int, default=9, help="rows and columns of the board")
+    parser.add_argument("--rows", type=int, default=10_000, help="of a file, about")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that play")
     return parser.parse_args()
 
 
 def play_all(kind: str, games: int, size: int, processes: int) -> Iterator[Rows]:
-    """The rows of one game after the other."""
+    """The rows of each game."""
     with ProcessPoolExecutor(processes) as pool:
         yield from pool.map(
             partial(play_rows, size=size), [f"{kind}/{number}" for number in range(games)], chunksize=4
@@ -66,7 +67,7 @@ def play_rows(seed: str, size: int) -> Rows:
 
 
 def rows_of(game: Game, size: int) -> Rows:
-    """A row a turn, as :func:`loaderd.schemas.kata.rows` has it: all of it as the player to move sees it."""
+    """One row for each turn, (turns,) of :func:`loaderd.schemas.kata.rows`, from the side of the player to move."""
     found = np.zeros(len(game.turns), rows(size))
     owners = np.array(game.owners)
     for number, turn in enumerate(game.turns):
@@ -82,10 +83,10 @@ def rows_of(game: Game, size: int) -> Rows:
         for first in range(0, 20, 4):
             targets[first : first + 4] = score > 0, score < 0, 0, score
         targets[20] = score
-        targets[24] = 1  # one minus the weight of the values along the way
-        targets[[25, 26, 27]] = 1  # the weights of the row, the policy, and ownership and score
-        targets[28] = number + 1 < len(game.turns)  # of the next move
-        targets[36:41] = np.arange(5) < number  # history that may be used
+        targets[24] = 1  # 1 minus the weight of the values along the way
+        targets[[25, 26, 27]] = 1  # the weights of the row, of the policy, and of ownership and score
+        targets[28] = number + 1 < len(game.turns)  # the weight of the next move's policy
+        targets[36:41] = np.arange(5) < number  # whether each of the last five moves may be used as history
         targets[47], targets[51] = -sign * KOMI, number
         row["scoreDistrN"][size * size + 60 + int(np.floor(score))] = 100
         row["valueTargetsNCHW"][0] = as_seen_by(turn.player, owners).reshape(size, size)
@@ -93,10 +94,10 @@ def rows_of(game: Game, size: int) -> Rows:
 
 
 def inputs(turn: Turn, before: list[Turn], size: int) -> tuple[Plane, list[bool]]:
-    """The planes, (22, size * size), and of the last five moves, the latest first, which were passes.
+    """The planes, (22, size * size), and whether each of the last five moves was a pass, the latest move first.
 
-    Planes: 0 the board; 1, 2 own stones and the other's; 3 to 5 groups with 1, 2, 3 liberties; 6 a ko; 9 to 13 the
-    last five moves. Ladders and areas, 14 to 19, are left empty.
+    Planes: 0 is the board; 1 and 2 the player's own stones and the other's; 3 to 5 groups with 1, 2 and 3 liberties;
+    6 a ko; 9 to 13 the last five moves. Ladders and areas, 14 to 19, are left empty.
     """
     planes = np.zeros((NUM_PLANES, size * size), np.int8)
     colors, liberties = np.array(turn.colors), np.array(turn.liberties)
@@ -116,12 +117,12 @@ def inputs(turn: Turn, before: list[Turn], size: int) -> tuple[Plane, list[bool]
 
 
 def as_seen_by(player: int, owners: npt.NDArray[Any]) -> Plane:
-    """1 for his points, -1 for the other's."""
+    """int8, (size * size,): 1 for the player's own points, -1 for the other's, 0 for nobody's."""
     return (owners == player).astype(np.int8) - ((owners != player) & (owners != EMPTY)).astype(np.int8)
 
 
 def write_npz(path: Path, found: Rows) -> None:
-    """Each field as an array of its own; the file has its name when it is whole."""
+    """Write each field as an array. The file gets its name when it is complete."""
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
         np.savez_compressed(file, **{name: found[name] for name in found.dtype.names or ()})

@@ -1,10 +1,10 @@
-"""A game of Go: the rules, and a player who looks no further than the move.
+"""A game of Go: the rules, and a player without a search.
 
-The player likes to capture, to save a group that stands in atari, and to answer near the last move; it rarely puts a
-stone where it is taken at once, and never fills an eye of its own. Else it moves at random. That is a policy which a
-net can learn from the board alone.
+The player prefers to capture, to save a group in atari, and to answer near the last move; it rarely plays where it
+would be captured at once, and never fills its own eye. Otherwise it moves at random. A net can learn this policy from
+the board alone.
 
-Points are numbered row by row from 0; ``size * size`` is a pass. Empty, black and white are 0, 1 and 2.
+Points are numbered row by row from 0; ``size * size`` is a pass.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from functools import cache
 
 EMPTY, BLACK, WHITE = 0, 1, 2
 KOMI = 7.5
-VISITS = 500  # what the chances of all moves add up to in a policy target
-CAPTURE, RESCUE, NEARBY, SELF_ATARI = 40.0, 20.0, 4.0, 0.02  # how much likelier a move is
+VISITS = 500  # the sum of a policy target, about
+CAPTURE, RESCUE, NEARBY, SELF_ATARI = 40.0, 20.0, 4.0, 0.02  # what makes a move more likely, and by how much
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A position before a move. ``colors``: (size * size,); ``liberties``: of the group on each point, 0 on none.
+    """A position before a move. ``colors``: (size * size,); ``liberties``: those of the group on each point, or 0.
 
-    ``ko``: the point that must not be taken back now, or -1. ``visits``: point -> how often it would be played, of
-    ``VISITS``. ``move``: what was played.
+    ``ko``: the point where the rule of ko forbids to play, or -1. ``visits``: point -> how often it would be played
+    in ``VISITS`` games. ``move``: what was played.
     """
 
     player: int
@@ -37,7 +37,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Game:
-    """``owners``: who has each point in the end, (size * size,). ``score``: black's points minus white's and komi."""
+    """``owners``: the colors that own the points at the end, (size * size,). ``score``: black's lead after komi."""
 
     turns: list[Turn]
     owners: tuple[int, ...]
@@ -46,7 +46,7 @@ class Game:
 
 @dataclass(frozen=True)
 class Group:
-    """Stones of a colour that are connected, or points that are empty; ``touched``: the other points beside them."""
+    """Connected points of one color, or empty ones. ``touched``: the points beside them."""
 
     stones: frozenset[int]
     touched: frozenset[int]
@@ -55,7 +55,7 @@ class Group:
 
 @cache
 def neighbours(size: int) -> list[tuple[int, ...]]:
-    """Of each point, those beside it."""
+    """For each point, those beside it."""
     steps = ((-1, 0), (0, -1), (0, 1), (1, 0))
     on_board = range(size)
     return [
@@ -85,7 +85,7 @@ def group_at(colors: list[int], size: int, point: int) -> Group:
 
 
 def groups_of(colors: list[int], size: int) -> list[Group | None]:
-    """Of each point the group that stands there, or None."""
+    """For each point the group that stands there, or None."""
     found: list[Group | None] = [None] * len(colors)
     for point, color in enumerate(colors):
         if color != EMPTY and found[point] is None:
@@ -96,7 +96,7 @@ def groups_of(colors: list[int], size: int) -> list[Group | None]:
 
 
 def weight(colors: list[int], groups: list[Group | None], size: int, player: int, point: int) -> float:
-    """How likely the player plays on an empty point; 0: never."""
+    """How likely the player plays on an empty point, beside 1 for an ordinary move; 0: never."""
     own, theirs, free = set[Group](), set[Group](), set[int]()
     for other in neighbours(size)[point]:
         group = groups[other]
@@ -109,7 +109,7 @@ def weight(colors: list[int], groups: list[Group | None], size: int, player: int
     if not taken and not left:
         return 0.0  # suicide
     if not free and not theirs and all(len(group.liberties) > 1 for group in own):
-        return 0.0  # an eye of one's own
+        return 0.0  # its own eye
     likely = 1.0 + CAPTURE * taken
     if not taken and len(left) == 1:
         likely *= SELF_ATARI
@@ -119,7 +119,7 @@ def weight(colors: list[int], groups: list[Group | None], size: int, player: int
 
 
 def play_move(colors: list[int], size: int, player: int, point: int) -> int:
-    """Put a stone there, and take what has no liberties; returns the point of a ko, or -1."""
+    """Put a stone on a point, and take groups without liberties; returns the point of a ko, or -1."""
     colors[point] = player
     taken = []
     for other in neighbours(size)[point]:
@@ -135,7 +135,7 @@ def play_move(colors: list[int], size: int, player: int, point: int) -> int:
 
 
 def play(seed: str, size: int) -> Game:
-    """A game up to two passes. The seed determines it."""
+    """Play a game until both players pass. It follows from the seed."""
     rng = random.Random(seed)
     colors, player, ko, last, passes = [EMPTY] * (size * size), BLACK, -1, -1, 0
     turns: list[Turn] = []
@@ -160,7 +160,7 @@ def play(seed: str, size: int) -> Game:
 
 
 def count(colors: list[int], size: int) -> tuple[tuple[int, ...], float]:
-    """Who owns each point by area: a stone is its own, an empty region is whose stones alone touch it."""
+    """(owners, score) by area: an empty region belongs to a color if only stones of that color touch it."""
     owners = list(colors)
     for point, color in enumerate(colors):
         if color == EMPTY:

@@ -1,10 +1,10 @@
-"""Trains a small network on games of Go in KataGo's layout, in a loop of its own.
+"""Trains a small network on games of Go in KataGo's layout, in a training loop without ``fit``.
 
     python make_npz.py --out games
     python train.py --data games --out run
 
-The network says where to play, who wins, and who will own each point, as KataGo's does. The files that KataGo's
-self-play and shuffle.py wrote do as well: ``--size 19``.
+The network says where to play, who wins, and who will own each point, as KataGo's does. With ``--size 19``, it trains
+on the files of KataGo's own self-play and shuffle.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import loaderd
 
-matplotlib.use("Agg")  # no screen is needed
+matplotlib.use("Agg")  # needs no screen
 from matplotlib import pyplot
 
 STRUCTURE = ("planes", "global", "policy", "targets", "value_targets")
@@ -78,16 +78,18 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Train a small network on games of Go.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="with train-*.npz, validation-*.npz")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="the folder with train-*.npz and validation-*.npz"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where model and curve are saved")
-    parser.add_argument("--size", type=int, default=9, help="of the board that the files are for")
+    parser.add_argument("--size", type=int, default=9, help="rows and columns of the board")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=128)
     return parser.parse_args()
 
 
 def build_model(size: int, filters: int = 48, blocks: int = 3) -> keras.Model:
-    """Inputs (22, size, size) and (19,); logits of moves (size² + 1,), of a win (), of owning each point (size²,)."""
+    """From (22, size, size) and (19,), logits of moves (size² + 1,), of a win (), of owning each point (size²,)."""
     layers = keras.layers
     planes, facts = keras.Input((22, size, size), name="planes"), keras.Input((19,), name="global")
     x = layers.Conv2D(filters, 3, padding="same")(layers.Permute((2, 3, 1))(planes))
@@ -104,7 +106,7 @@ def build_model(size: int, filters: int = 48, blocks: int = 3) -> keras.Model:
 
 
 def losses(model: keras.Model, batch: Any) -> list[Any]:
-    """Those of the policy, the value and the ownership: the means over the batch, each row by its weights."""
+    """Of the policy, the value and the ownership: the means over the batch, each row times its weights."""
     planes, facts, visits, targets, value_targets = batch
     policy, value, ownership = model([planes, facts])
     entropy = tf.nn.sigmoid_cross_entropy_with_logits
@@ -117,7 +119,7 @@ def losses(model: keras.Model, batch: Any) -> list[Any]:
 
 
 def validate(step: Any, validation: loaderd.Loader) -> list[float]:
-    """The mean of each loss over the batches."""
+    """The mean of each loss over the batches of ``validation``."""
     found = [[float(part) for part in step(batch)] for batch in loaderd_tf.batches(validation, STRUCTURE)]
     return [fmean(column) for column in zip(*found, strict=True)]
 
@@ -127,11 +129,11 @@ def in_words(parts: list[float]) -> str:
 
 
 def draw(path: Path, history: list[list[float]], after: list[float]) -> None:
-    """The losses by step, and those of the validation behind the last one."""
+    """Draw the losses by step, and those of the validation after the last step."""
     figure, axes = pyplot.subplots(1, len(LOSSES), figsize=(12, 3.5), layout="constrained")
     for plot, name, curve, end in zip(axes, LOSSES, zip(*history, strict=True), after, strict=True):
         plot.plot(curve, label="training")
-        plot.plot(len(history), end, "o", label="validation, in the end")
+        plot.plot(len(history), end, "o", label="validation, at the end")
         plot.set(title=f"loss of the {name}", xlabel="step")
     axes[0].legend()
     figure.savefig(path)

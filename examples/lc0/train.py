@@ -1,10 +1,10 @@
-"""Trains a small residual network with a policy and a value head on Leela Chess Zero's own files, by ``model.fit``.
+"""Trains a small residual network with a policy and a value head on Leela Chess Zero's own files, with ``model.fit``.
 
     python make_tars.py --out games
     python train.py --data games --out run
 
-The hourly tars of Leela's server do as well: call them ``train-….tar`` and ``validation-….tar``. Killed, and run
-again with the same arguments, it goes on with exactly the next batch, in the middle of a tar.
+The hourly tars of Leela's server can be used, too: call them ``train-….tar`` and ``validation-….tar``. If it is
+killed, the same command goes on with exactly the next batch, in the middle of a tar.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tensorflow as tf
 
 import loaderd
 
-matplotlib.use("Agg")  # no screen is needed
+matplotlib.use("Agg")  # needs no screen
 from matplotlib import pyplot
 
 STRUCTURE = ("planes", ("policy", "wdl"))
@@ -42,7 +42,7 @@ def main() -> None:
     print(f"{int(train.cardinality())} steps an epoch; untrained: {in_words(before)}", flush=True)
 
     backup, history_file = args.out / "backup", args.out / "history.csv"
-    resumes = tf.train.latest_checkpoint(str(backup)) is not None  # it is deleted where a training ends
+    resumes = tf.train.latest_checkpoint(str(backup)) is not None  # a training that ends deletes it
     history = model.fit(
         train,
         epochs=args.epochs,
@@ -51,7 +51,7 @@ def main() -> None:
             keras.callbacks.CSVLogger(history_file, append=resumes),
             loaderd_tf.BackupAndRestore(backup, train, save_freq=20),
         ],
-        shuffle=False,  # by Keras: loaderd has shuffled
+        shuffle=False,  # loaderd has shuffled
         verbose=2,
     ).history
     after = {name.removeprefix("val_"): values[-1] for name, values in history.items() if name.startswith("val_")}
@@ -66,7 +66,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Train a small network on lc0's games.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="with train-*.tar, validation-*.tar")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="the folder with train-*.tar and validation-*.tar"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where model and curve are saved")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=256)
@@ -83,7 +85,7 @@ def open_games(tars: Path, batch_size: int, **options: Any) -> tf.data.Dataset:
 
 
 def build_model(filters: int, blocks: int) -> keras.Model:
-    """Of planes, (112, 8, 8), the logits of moves, (1858,), and of won, drawn, lost, (3,)."""
+    """From planes, (112, 8, 8), the logits of moves, (1858,), and of win, draw and loss, (3,)."""
     layers = keras.layers
 
     def convolve(x: Any, channels: int, size: int = 3) -> Any:
@@ -109,13 +111,13 @@ def build_model(filters: int, blocks: int) -> keras.Model:
 
 
 def policy_loss(stored: Any, logits: Any) -> Any:
-    """Cross-entropy among the legal moves, (batch,). ``stored`` is -1 at those that are not."""
+    """Cross-entropy among the legal moves, (batch,). ``stored`` is -1 for illegal moves."""
     logits = tf.where(stored >= 0, logits, -1e10)
     return tf.nn.softmax_cross_entropy_with_logits(tf.maximum(stored, 0.0), logits)
 
 
 def best_move(stored: Any, logits: Any) -> Any:
-    """Whether the likeliest legal move is the one that was searched most, (batch,)."""
+    """1 if the likeliest legal move is the one that the search visited most, else 0; (batch,)."""
     likeliest = tf.argmax(tf.where(stored >= 0, logits, -1e10), axis=1)
     return tf.cast(likeliest == tf.argmax(stored, axis=1), tf.float32)
 
@@ -129,7 +131,7 @@ def in_words(found: dict[str, float]) -> str:
 
 
 def draw(path: Path, history_file: Path, before: dict[str, float]) -> None:
-    """Both losses by epoch; the validation's from before the training on."""
+    """Draw both losses by epoch; for validation, the first one is from before the training."""
     with history_file.open(newline="") as file:
         rows = list(csv.DictReader(file))
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")

@@ -1,11 +1,11 @@
-"""Writes pictures of digits as TFRecord shards, in the form of TensorFlow's old ``convert_to_records.py``.
+"""Writes pictures of digits as TFRecord shards, in the layout of TensorFlow's old ``convert_to_records.py``.
 
-    python make_shards.py --out shards                 # the digits that scikit-learn brings: needs no network
+    python make_shards.py --out shards                 # the digits that come with scikit-learn, without a download
     python make_shards.py --out shards --mnist         # MNIST itself, which Keras downloads
 
-Each record is a ``tf.train.Example`` with ``image_raw``, 28 × 28 bytes, and ``label``, an int64; ``height``,
-``width`` and ``depth`` beside them, as there. scikit-learn's 1,797 digits were written by people too, and scanned to
-8 × 8 pixels of 17 greys: each becomes 3 × 3 pixels here, with a margin of 2.
+Each record is a ``tf.train.Example`` with the features ``image_raw``, 28 × 28 bytes, ``label``, an int64, and
+``height``, ``width`` and ``depth``. scikit-learn's 1,797 digits are handwritten, too, of 8 × 8 pixels in 17 greys:
+each pixel becomes 3 × 3, and a margin of 2 is added.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Write pictures of digits as TFRecord shards.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--mnist", action="store_true", help="MNIST, by Keras (downloads 11 MB)")
-    parser.add_argument("--shards", type=int, default=4, help="for training, and as many for testing (default: 4)")
+    parser.add_argument("--mnist", action="store_true", help="take MNIST, which Keras downloads (11 MB)")
+    parser.add_argument("--shards", type=int, default=4, help="for training, and as many for testing; default: 4")
     return parser.parse_args()
 
 
@@ -49,7 +49,7 @@ def read_mnist() -> dict[str, tuple[Images, Labels]]:
 
 
 def read_digits() -> dict[str, tuple[Images, Labels]]:
-    """Every sixth one is for testing."""
+    """scikit-learn's digits; every sixth one is for testing."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -60,7 +60,7 @@ def read_digits() -> dict[str, tuple[Images, Labels]]:
 
 
 def write_shard(path: Path, images: Images, labels: Labels) -> None:
-    """The shard has its name when it is whole."""
+    """Write a shard. It gets its name when it is complete."""
 
     def number(value: int) -> tf.train.Feature:
         return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))

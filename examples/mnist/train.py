@@ -1,4 +1,4 @@
-"""Trains a network on digits with several towers on one machine, as the old CIFAR-10 tutorial did.
+"""Trains a network on digits with several towers on one machine, as TensorFlow's old CIFAR-10 tutorial did.
 
     python make_shards.py --out shards
     python train.py --data shards --out run --towers 2
@@ -6,9 +6,9 @@
     loaderd ──► batch 0 ──► tower 0: the model on device 0 ──► gradients ─┐
             ──► batch 1 ──► tower 1: the model on device 1 ──► gradients ─┴─► mean ──► the variables, on the CPU
 
-Each device has a batch of its own, all work at the same time, and the variables take one step with the mean of their
-gradients. Devices are the GPUs; where there are none, logical CPU devices, into which TensorFlow can divide a CPU:
-that shows how it works, and is no faster than one. Figures of the loader are written for TensorBoard.
+Each device gets a batch of its own, all work at the same time, and the variables take one step with the mean of their
+gradients. The devices are the GPUs. Without a GPU, TensorFlow divides the CPU into logical devices: that shows how it
+works, but is no faster than one. The loader's statistics are written for TensorBoard.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import tensorflow as tf
 
 import loaderd
 
-matplotlib.use("Agg")  # no screen is needed
+matplotlib.use("Agg")  # needs no screen
 from matplotlib import pyplot
 
 STRUCTURE = ("image", "label")
@@ -47,7 +47,7 @@ def main() -> None:
 
     @tf.function
     def train_step(batches: Any) -> Any:
-        """One step with a batch for each tower; the mean of the towers' losses."""
+        """Take a step with one batch for each tower; returns the mean of their losses."""
         losses, gradients = [], []
         for device, (images, labels) in zip(devices, batches, strict=True):
             with tf.device(device), tf.GradientTape() as tape:
@@ -64,7 +64,7 @@ def main() -> None:
         loaderd.schemas.mnist(),
         batch_size=args.batch_size,
         epochs=None,
-        held_batches=2 * len(devices),  # those of a step, and as many again to go on with
+        held_batches=2 * len(devices),  # those of this step, and those of the next
     )
     with train:
         board = loaderd_tf.TensorBoard(train, args.out / "logs")
@@ -75,7 +75,7 @@ def main() -> None:
             history.append(float(train_step(tuple(islice(batches, len(devices))))))
             seconds = time.perf_counter() - began_s
             if step % args.log_every == 0:
-                # As in the tutorial: a step has a batch for each tower, and so each batch its share of the time.
+                # As in the tutorial, the seconds of a batch are those of a step by the number of towers.
                 examples_per_s, s_per_batch = args.batch_size * len(devices) / seconds, seconds / len(devices)
                 print(
                     f"{datetime.now()}: step {step}, loss = {history[-1]:.2f} "
@@ -83,7 +83,7 @@ def main() -> None:
                     flush=True,
                 )
                 board.write(step)
-    print(f"{accuracy(model, args.data, args.batch_size):.1%} of the test pictures are told right")
+    print(f"{accuracy(model, args.data, args.batch_size):.1%} of the test pictures are recognized")
     model.save(args.out / "model.keras")
     draw(args.out / "curve.png", history)
     print(f"model: {args.out}/model.keras, curve: {args.out}/curve.png, TensorBoard: {args.out}/logs")
@@ -97,9 +97,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="where model, curve and logs are saved"
     )
-    parser.add_argument("--towers", type=int, help="as many as there are GPUs, or else 2")
+    parser.add_argument("--towers", type=int, help="default: the number of GPUs, or 2 without one")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch-size", type=int, default=64, help="of each tower")
+    parser.add_argument("--batch-size", type=int, default=64, help="for each tower")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--log-every", type=int, default=10, metavar="STEPS")
     args = parser.parse_args()
@@ -109,7 +109,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def find_devices(towers: int | None) -> list[str]:
-    """A GPU for each tower; on a machine without, a logical CPU device."""
+    """A GPU for each tower, or a logical CPU device if there are no GPUs."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         for gpu in gpus:
@@ -124,7 +124,7 @@ def find_devices(towers: int | None) -> list[str]:
 
 
 def build_model() -> keras.Model:
-    """Logits of the ten digits, (batch, 10), of pictures, (batch, 28, 28, 1)."""
+    """From pictures, (batch, 28, 28, 1), the logits of the ten digits, (batch, 10)."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -145,7 +145,7 @@ def loss_of(logits: Any, labels: Any) -> Any:
 
 
 def accuracy(model: keras.Model, data: Path, batch_size: int) -> float:
-    """The share of the test pictures for which the likeliest digit is the right one."""
+    """The share of the test pictures whose likeliest digit is the right one."""
     test = loaderd.Loader(f"{data}/test-*.tfrecord", loaderd.schemas.mnist(), batch_size=batch_size, shuffle=False)
     right = total = 0
     with test:

@@ -1,4 +1,4 @@
-"""What the servers of the examples have: the shards that ``make demo`` trains on, too."""
+"""The data set that the servers of the Ray examples serve: the shards that ``make demo`` trains on."""
 
 from pathlib import Path
 

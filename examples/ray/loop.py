@@ -1,8 +1,8 @@
-"""Batches of a data set that a Ray cluster serves, in a plain loop.
+"""Takes batches of a data set that a Ray cluster serves, in a plain loop.
 
     python examples/ray/loop.py
 
-Without a cluster (``RAY_ADDRESS``), Ray starts one on this machine.
+It uses the cluster of ``RAY_ADDRESS``; if that is not set, Ray starts one on this machine.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python examples/ray/train.py --out demo/ray
 
-Without a cluster (``RAY_ADDRESS``), Ray starts one on this machine.
+It uses the cluster of ``RAY_ADDRESS``; if that is not set, Ray starts one on this machine.
 
-Killed, and run again with the same ``--out``, it goes on at its last checkpoint: with exactly the next batch, also
-where ``--workers`` is another number then.
+If it is killed, the same command goes on from its last checkpoint with exactly the next batch, even with another
+number of ``--workers``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MODEL = "model.weights.h5"
 
 
 def train(settings: dict[str, Any]) -> None:
-    """What each worker does. All make the same number of steps: each has a share of the epoch's records."""
+    """Runs in each worker. Each reads its share of an epoch's records, and all take the same number of steps."""
     import loaderd_tf
     import tensorflow as tf
-    import tf_keras as keras  # Ray Train has TensorFlow use it
+    import tf_keras as keras  # which Ray Train makes TensorFlow use
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
@@ -73,7 +73,7 @@ def train(settings: dict[str, Any]) -> None:
 
 
 def report(loader: Any, model: Any, loss: float) -> None:
-    """Metrics of all workers; and of rank 0 a checkpoint: the position is the same for all."""
+    """Report the loss, and from rank 0 a checkpoint: the position is the same for all workers."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
         if ray.train.get_context().get_world_rank() == 0:
@@ -94,7 +94,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))  # on a cluster: runtime_env={"working_dir": …} of ray.init
     if "RAY_ADDRESS" in os.environ:
         ray.init()
-    else:  # cores to count with: those of a small machine are shared by the server and the workers
+    else:  # the server and the workers count as a core each, which a small machine does not have
         ray.init("local", num_cpus=max(4, os.cpu_count() or 1))
     loaderd_ray.serve("datasets:train", name=NAME)
     try:
@@ -105,13 +105,13 @@ def main() -> None:
             scaling_config=ScalingConfig(num_workers=args.workers),
             run_config=RunConfig(storage_path=str(args.out.resolve())),
         ).fit()
-        print(f"the last checkpoint: {result.checkpoint.path}" if result.checkpoint else "it is over already")
+        print(f"the last checkpoint: {result.checkpoint.path}" if result.checkpoint else "nothing is left to train")
     finally:
         loaderd_ray.stop(NAME)
 
 
 def newest(out: Path) -> Checkpoint | None:
-    """The last checkpoint of any run in this folder."""
+    """The newest checkpoint of all runs in this folder."""
     weights = sorted(out.resolve().glob(f"*/checkpoint_*/{MODEL}"), key=os.path.getmtime)
     return Checkpoint.from_directory(str(weights[-1].parent)) if weights else None
 

@@ -1,6 +1,6 @@
-"""What the server of this folder serves: ``loaderd serve datasets:train datasets:validation``.
+"""The data sets of a server: ``loaderd serve datasets:train datasets:validation``.
 
-A module of your own: no more than names that are data sets. The server imports it; consumers name what is in it.
+The server imports this module; consumers choose a data set by its name. Replace it by a module of your own.
 """
 
 import os

@@ -16,35 +16,42 @@ from loaderd.bench.display import Display
 from loaderd.bench.inputs import Inputs, from_user, synthetic
 from loaderd.bench.interface import CHESS, Config, configure
 from loaderd.bench.measured import Timing
+from loaderd.bench.registry import check_known
 from loaderd.bench.run_candidate import add_options
 from loaderd.bench.synthetic import COMPRESSIONS
 from loaderd.errors import LoaderdError
+from loaderd.options import as_count, require
 
 DESCRIPTION = """\
-Compare loaderd with tf.data, on your shards or on synthetic ones. Every candidate is checked first: those that do not
-deliver the same values are named and not timed. Then they take turns, each run in a process of its own, a round after
-the other. Leaves a table, a line of JSON for each run, and, where matplotlib is installed, a chart."""
+Compare loaderd with tf.data, on your shards or on synthetic ones. Every candidate is checked first: one that does not
+deliver the same values is named and not timed. Then they are timed in rounds, each run in a process of its own.
+Writes a table, a line of JSON for each run, and, if matplotlib is installed, a chart. The exit status is 0; 1 if a
+candidate failed or delivered other values; 2 if nothing could be compared."""
 
 _NUM_SHARDS = 16
 _GIB = 4.0
-# A minute on two cores: each run is a process, and most of them import TensorFlow first. So: the candidates that a
-# newcomer asks about, fewer records, and no runs for the sake of the first batch without an index.
+# To take a minute on two cores, although most runs import TensorFlow first: the candidates that newcomers ask about,
+# fewer records, and no timing of the first batch without an index.
 _QUICK_CANDIDATES = ("tfdata_tuned", "tfdata_expert", "loaderd_tfdata", "loaderd_python")
 _QUICK_RECORDS = 200_000
 _QUICK_GIB = 0.25
 
 
 _FULL, _QUICK = Pace(5, Timing.seconds, Timing.warmup_s, 2), Pace(2, 1.0, 0.5, 1)
+_LEAST = Pace(1, 0.1, 0.0, 1)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _shown(pace: Pace) -> str:
-    options = [f"--{name.replace('_', '-')} {value:g}" for name, value in vars(pace).items()]
-    return " ".join(options)
+    return " ".join(f"{_flag(name)} {value:g}" for name, value in vars(pace).items())
 
 
 _QUICK_HELP = (
     f"{_shown(_QUICK)} --candidates '{' '.join(_QUICK_CANDIDATES)}', --records {_QUICK_RECORDS} or --max-gib "
-    f"{_QUICK_GIB:g}, and no first batches without an index"
+    f"{_QUICK_GIB:g}, and the first batch without an index is not timed"
 )
 
 
@@ -53,11 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser, candidates: tuple[str, ...], 
     parser.set_defaults(default_candidates=candidates)
     parser.add_argument("shards", nargs="*", metavar="SHARDS", help="paths or globs; default: synthetic shards")
     read = parser.add_argument_group("your shards")
-    read.add_argument("--max-gib", type=float, metavar="GIB", help=f"take no more of them; default: {_GIB:g}")
+    read.add_argument("--max-gib", type=float, metavar="GIB", help=f"read no more of them; default: {_GIB:g}")
     made = parser.add_argument_group("synthetic shards")
     made.add_argument("--records", type=int, metavar="N", help="how many; default: 1,500,000, or half a GiB of them")
     made.add_argument(
-        "--record-size", type=int, metavar="BYTES", help="of packed bits in one; default: chess records"
+        "--record-size", type=int, metavar="BYTES", help="packed bits of each, in bytes; default: chess records"
     )
     made.add_argument("--num-shards", type=int, metavar="N", help=f"default: {_NUM_SHARDS}")
     made.add_argument("--compression", choices=COMPRESSIONS[1:], help="default: none")
@@ -72,27 +79,35 @@ def add_arguments(parser: argparse.ArgumentParser, candidates: tuple[str, ...], 
     what.add_argument("--candidates", metavar="'A B …'", help=f"default: {' '.join(candidates)}")
     add_options(what)
     pace = parser.add_argument_group("for how long")
-    pace.add_argument("--quick", action="store_true", help=f"for a first impression, of a minute: {_QUICK_HELP}")
-    pace.add_argument("--rounds", type=int, metavar="N", help=f"default: {_FULL.rounds}")
-    pace.add_argument("--seconds", type=float, metavar="S", help=f"a run, at least; default: {_FULL.seconds:g}")
+    pace.add_argument("--quick", action="store_true", help=f"a first impression in a minute: {_QUICK_HELP}")
+    pace.add_argument("--rounds", type=int, metavar="N", help=f"of all candidates; default: {_FULL.rounds}")
     pace.add_argument(
-        "--warmup-seconds", type=float, metavar="S", help=f"before it; default: {_FULL.warmup_seconds:g}"
+        "--seconds", type=float, metavar="S", help=f"that a run is timed, at least; default: {_FULL.seconds:g}"
     )
     pace.add_argument(
-        "--attempts", type=int, metavar="N", help=f"at a run that something else disturbs; default: {_FULL.attempts}"
+        "--warmup-seconds",
+        type=float,
+        metavar="S",
+        help=f"of a run before it is timed; default: {_FULL.warmup_seconds:g}",
+    )
+    pace.add_argument(
+        "--attempts", type=int, metavar="N", help=f"at a run that other processes disturb; default: {_FULL.attempts}"
     )
     left = parser.add_argument_group("results")
     left.add_argument(
         "--results-dir", type=Path, default=Path(results_dir), metavar="FOLDER", help=f"default: {results_dir}"
     )
-    left.add_argument("--name", metavar="NAME", help="of the files; default: date and time")
+    left.add_argument("--name", metavar="NAME", help="of the files, without their ending; default: date and time")
 
 
 def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
-    """The shards that are asked for. Raises ValueError, or loaderd's ShardError where one cannot be read."""
+    """The shards that are asked for. Raises ValueError; OptionError; ShardError for one that cannot be read."""
+    for name in ("records", "record_size", "num_shards", "batch_size", "workers"):
+        if getattr(options, name) is not None:
+            as_count(getattr(options, name), _flag(name))
     schema = options.schema or CHESS
     of_synthetic = ("records", "record_size", "num_shards", "compression")
-    given = [f"--{name.replace('_', '-')}" for name in of_synthetic if getattr(options, name) is not None]
+    given = [_flag(name) for name in of_synthetic if getattr(options, name) is not None]
     if options.shards and given:
         raise ValueError(f"{', '.join(given)}: of synthetic shards only, but SHARDS are given")
     if options.schema and not options.shards:
@@ -125,13 +140,14 @@ def run(options: argparse.Namespace, command: str) -> int:
             default = _QUICK_CANDIDATES if options.quick else options.default_candidates
             specs = options.candidates.split() if options.candidates else list(default)
             for spec in specs:
-                configure(spec, Config(()))
+                check_known(configure(spec, Config(()))[0])
+            pace = _pace_of(options)
             inputs = inputs_of(options, Path(scratch))
-            # Wide where it is no terminal: a log, a file.
+            # A log or a file has room for the whole width.
             with Display(Console(width=None if sys.stdout.isatty() else 200)) as display:
                 name = options.name or f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
                 log = options.results_dir / f"{name}.jsonl"
-                comparison = Comparison(inputs, _pace_of(options), log, Path(scratch), options.timeout, display)
+                comparison = Comparison(inputs, pace, log, Path(scratch), options.timeout, display)
                 return 0 if comparison.run(specs, command, has_cold_starts=not options.quick) else 1
         except (ValueError, LoaderdError) as error:
             sys.stderr.write(f"{error}\n")
@@ -139,6 +155,10 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _pace_of(options: argparse.Namespace) -> Pace:
+    """Raises OptionError."""
     given = {name: getattr(options, name) for name in vars(_FULL)}
     chosen = {name: value for name, value in given.items() if value is not None}
+    for name, value in chosen.items():
+        least = getattr(_LEAST, name)
+        require(value >= least, _flag(name), f"at least {least:g}", value)
     return replace(_QUICK if options.quick else _FULL, **chosen)

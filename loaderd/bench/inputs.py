@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,11 +77,8 @@ def _count(shards: int) -> str:
 
 
 def _compression_of(file: ShardFile) -> str:
-    opened = open_shard(file)
-    try:
+    with closing(open_shard(file)) as opened:
         return _COMPRESSIONS[detect_compression(file.uri, opened)]
-    finally:
-        opened.close()
 
 
 def _with_sample(base: Config, files: list[ShardFile], scratch: Path, about: str) -> Inputs:

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from loaderd import Schema, Shuffle
-from loaderd.bench.registry import CANDIDATES, module_of
+from loaderd.bench.registry import module_of
 
 CHESS = "loaderd.bench.reference:chess"
 
@@ -149,15 +149,5 @@ def only_chess(config: Config) -> str | None:
 
 
 def load(name: str) -> ModuleType:
-    """The module of candidate ``name``; imports it, and with it whatever it is built on.
-
-    Raises ImportError where that is not installed, ValueError where there is no such candidate.
-    """
-    module = module_of(name)
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name not in ("candidates", module):
-            raise
-        known = ", ".join(CANDIDATES)
-        raise ValueError(f"there is no candidate {name!r}: neither {known}, nor {module} on the path") from None
+    """The module of candidate ``name``, imported with what it is built on. Raises ImportError if that is missing."""
+    return importlib.import_module(module_of(name))

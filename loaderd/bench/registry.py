@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,14 @@ def specs_of(candidates: Mapping[str, Candidate]) -> tuple[str, ...]:
 def module_of(name: str) -> str:
     """The module of candidate ``name``; one that is not known here is in a folder ``candidates`` on the path."""
     return f"{CANDIDATES.get(name, Candidate()).package}.{name}"
+
+
+def check_known(name: str) -> None:
+    """Raise ValueError where there is no candidate ``name``; imports none, as they import TensorFlow."""
+    try:
+        is_known = name in CANDIDATES or find_spec(module_of(name)) is not None
+    except ModuleNotFoundError:  # there is no folder "candidates"
+        is_known = False
+    if not is_known:
+        known = ", ".join(CANDIDATES)
+        raise ValueError(f"--candidates {name} must be one of {known}, or candidates/{name}.py on the path")

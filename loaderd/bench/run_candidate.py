@@ -119,7 +119,7 @@ def add_options(parser: argparse._ActionsContainer) -> None:
         type=int,
         default=default_workers(),
         metavar="N",
-        help=f"processes of loaderd, of the floor, and of what else has workers; default here: {default_workers()}",
+        help=f"worker processes of candidates that have them; default here: {default_workers()}",
     )
     parser.add_argument(
         "--schema",
@@ -127,7 +127,11 @@ def add_options(parser: argparse._ActionsContainer) -> None:
         help=f"what is in the shards: a loaderd.Schema, or a function that returns one; default: {CHESS}",
     )
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="a run that takes longer has failed"
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="after so many seconds, a run has failed; default: 600",
     )
 
 

@@ -1,4 +1,4 @@
-"""``loaderd bench``: what a user would gain, on their own shards."""
+"""``loaderd bench``: how much faster a user's own shards would load."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare; see :func:`loaderd.bench.command.run`. The schema may be in a module of the current folder."""
+    """As :func:`loaderd.bench.command.run`. The schema may be in a module of the current folder."""
     sys.path.insert(0, os.getcwd())
     return command.run(options, shlex.join(["loaderd", *sys.argv[1:]]))

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Convert shards that loaderd reads (TFRecord, records of fixed size, tars of these, npz), or chess games in PGN, to
-TFRecord shards of tf.train.Examples with the schema's stored features; or to npz, or records of fixed size. Each
-shard is written under another name, read back, compared, and renamed; a conversion that is killed and started again
-goes on, and writes nothing twice. The exit status is 0; 1 where records are damaged or do not fit the schema; 2 for
-wrong arguments, no records, or storage that does not answer or is full.
+Convert shards that loaderd reads (TFRecord, records of a fixed size, tars of these, npz), or chess games in PGN, to
+TFRecord shards of tf.train.Examples with the schema's stored features, to npz, or to records of a fixed size. Each
+shard is written under a temporary name, read back, compared, and renamed. The same command, run again after it was
+killed, goes on where it was. The exit status is 0; 1 if records are damaged or do not fit the schema; 2 for wrong
+arguments, no records, or storage that does not answer or is full.
 """
 _EXAMPLE = "example: loaderd convert 'games/*.tar' --schema loaderd.schemas:lc0 --to shards --compression gzip"
 _SHARD_BYTES = 128 << 20
@@ -47,7 +48,7 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is converted: the sources and their lots. ``damages``: of the sources, which are left out."""
+    """What to convert: the sources and their lots. ``damages``: those of the sources, whose records are left out."""
 
     files: list[ShardFile]
     indexes: list[ShardIndex]
@@ -59,50 +60,58 @@ class _Plan:
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser(
-        "convert", help="write shards of one kind from those of another", description=_DESCRIPTION, epilog=_EXAMPLE
+        "convert",
+        help="convert shards, or chess games, to shards of another format",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
     )
     parser.set_defaults(run=run)
     parser.add_argument("shards", nargs="+", metavar="SOURCES", help="paths, globs in quotes, or URIs")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder of the new shards")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder for the new shards")
     parser.add_argument(
         "--schema",
         metavar="MODULE:NAME",
-        help=f"whose stored features are kept: {SCHEMA_HELP}; needed for TFRecord; "
-        "PGN, and the files of Leela Chess Zero and KataGo, are told by their content",
+        help=f"its stored features are written: {SCHEMA_HELP}; not needed for PGN and the files of Leela Chess Zero "
+        "and KataGo, which are recognized",
     )
     parser.add_argument(
         "--format", choices=list(COMPRESSIONS), default="tfrecord", help="of the new shards; default: %(default)s"
     )
     parser.add_argument(
-        "--compression", choices=["none", "gzip", "zlib"], default="none", help="of these; default: %(default)s"
+        "--compression",
+        choices=["none", "gzip", "zlib"],
+        default="none",
+        help="of the new shards; default: %(default)s",
     )
     parser.add_argument(
-        "--records-per-shard", type=int, metavar="N", help="default: as many as take 128 MiB without compression"
+        "--records-per-shard", type=int, metavar="N", help="default: as many as take 128 MiB uncompressed"
     )
-    parser.add_argument("--games-per-shard", type=int, default=1000, metavar="N", help="of PGN; default: %(default)s")
+    parser.add_argument(
+        "--games-per-shard", type=int, default=1000, metavar="N", help="for PGN; default: %(default)s"
+    )
     parser.add_argument(
         "--scores",
         choices=["eval", "result"],
         default="eval",
-        help="of PGN: what an engine said in comments, [%%eval 0.17], or how the game ended; default: %(default)s",
+        help="for PGN: an engine's, from comments such as [%%eval 0.17], or how the game ended; default: %(default)s",
     )
     parser.add_argument(
         "--on-corrupt",
         choices=["raise", "skip_record"],
         default="raise",
-        help="what becomes of records that are damaged or do not fit the schema: an error, or they are left out and "
-        "counted; default: %(default)s",
+        help="at a record that is damaged or does not fit the schema: end with an error, or leave it out; "
+        "default: %(default)s",
     )
     parser.add_argument(
         "--processes", dest="threads", type=int, metavar="N", help="default: as many as there are cores"
     )
     parser.add_argument(
-        "--json", action="store_true", help="an object a line: of each damage, of each shard, and of all"
+        "--json", action="store_true", help="one JSON object a line: for each damage, each shard, and the total"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 where records are damaged or do not fit; 2 where it cannot be done."""
+    """The exit status: 0; 1 if records are damaged or do not fit; 2 if it cannot be done."""
     began_s = time.monotonic()
     try:
         found, num_damages = _convert(arguments)
@@ -114,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     except (LoaderdError, OSError) as error:
-        sys.stderr.write(f"{error}\nWhat is written stays: the same command goes on.\n")
+        sys.stderr.write(f"{error}\nFinished shards stay: the same command goes on with the others.\n")
         return 2
     if not any(written.records for written, _ in found):
         sys.stderr.write(_nothing_in(found))
@@ -124,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]], int]:
-    """The shards; and the damages of the sources, which are left out."""
+    """The shards, each with whether it was there before; and how many damaged records were left out."""
     processes = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--processes")
     if arguments.compression not in COMPRESSIONS[arguments.format]:
         known = ", ".join(COMPRESSIONS[arguments.format])
@@ -142,18 +151,16 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
         arguments.scores,
         arguments.on_corrupt != "raise",
     )
-    found, progress = [], IndexProgress(None, "converting")
-    try:
+    found = []
+    with closing(IndexProgress(None, "converting")) as progress:
         for written, was_there in convert(task, plan.lots, processes, progress):
             found.append((written, was_there))
             if arguments.json:
                 say(json.dumps({"kind": "shard", **asdict(written), "was_there": was_there}))
-    finally:
-        progress.close()
     return found, len(plan.damages)
 
 
-# ---------------------------------------------------------------------------------------------- what there is
+# ---------------------------------------------------------------------------------------------- the plan
 
 
 def _plan(arguments: argparse.Namespace) -> _Plan:
@@ -174,7 +181,9 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
     wanted = arguments.records_per_shard
     lots = list(plan_lots(indexes, default if wanted is None else as_count(wanted, "--records-per-shard")))
     if not lots:
-        raise NoShardsError(f"{count(len(files), 'source')} without a healthy record", hint="There is nothing to do.")
+        raise NoShardsError(
+            f"no healthy record in {count(len(files), 'source')}", hint="loaderd verify names the damage."
+        )
     return _Plan(
         [index.file for index in indexes], indexes, dict(features) if records is None else features, lots, damages
     )
@@ -182,23 +191,19 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
 
 def _plan_games(files: list[ShardFile], arguments: argparse.Namespace) -> _Plan:
     pgn.check_installed()
-    progress, total = IndexProgress(None, "looking for games"), sum(file.size_bytes for file in files)
+    total = sum(file.size_bytes for file in files)
     games: list[Games] = []
     done_bytes = 0
+    with closing(IndexProgress(None, "looking for games")) as progress:
 
-    def show(offset: int) -> None:
-        progress(done_bytes + offset, total)
+        def show(offset: int) -> None:
+            progress(done_bytes + offset, total)
 
-    try:
         for number, file in enumerate(files):
             games += pgn.find_games(number, file, show)
             done_bytes += file.size_bytes
-    finally:
-        progress.close()
     if not games:
-        raise NoShardsError(
-            f"{count(len(files), 'file')} without a game", hint='A game begins with a line "[Event …".'
-        )
+        raise NoShardsError(f"no game in {count(len(files), 'file')}", hint='A game begins with a line "[Event …".')
     lots = list(plan_games(games, as_count(arguments.games_per_shard, "--games-per-shard")))
     return _Plan(files, [], dict(pgn.SCHEMA.features), lots, [])
 
@@ -207,8 +212,8 @@ def _told(file: ShardFile) -> FixedRecords:
     records = tell_records(file)
     if records is None:
         raise OptionError(
-            f"--schema is needed: {file.name} does not tell what its records are",
-            hint="It names a loaderd.Schema; of TFRecord shards, `loaderd inspect SHARD --features` proposes one.",
+            f"--schema is needed, as the content of {file.name} does not show what its records are",
+            hint="For TFRecord shards, `loaderd inspect SHARD --features` proposes one.",
         )
     return records
 
@@ -222,7 +227,7 @@ def _damaged(damages: Sequence[Damage], num_files: int) -> ShardError:
     )
 
 
-# ---------------------------------------------------------------------------------------------- what came of it
+# ---------------------------------------------------------------------------------------------- the report
 
 
 def _tell_damages(damages: Sequence[Damage], as_json: bool) -> None:
@@ -233,10 +238,10 @@ def _tell_damages(damages: Sequence[Damage], as_json: bool) -> None:
 def _nothing_in(found: list[tuple[Written, bool]]) -> str:
     without = sum(written.without for written, _ in found)
     if not without:
-        return "No record is left: all of them are damaged, or do not fit.\n"
+        return "No record is left: all are damaged, or do not fit the schema.\n"
     return (
-        f"No position has a score, {without:,} have none.\n"
-        "With --scores result, that of a position is how its game ended.\n"
+        f"None of {without:,} positions has a score.\n"
+        "With --scores result, the score of a position is how its game ended.\n"
     )
 
 
@@ -257,9 +262,9 @@ def _tell_total(
         return
     say(f"{count(total['shards'], 'shard')}, {count(total['records'], 'record')}, {total['bytes']:,} bytes: verified")
     if total["were_there"]:
-        say(f"{total['were_there']:,} of them were there already")
+        say(f"{total['were_there']:,} of these shards were there already")
     if total["left_out"]:
-        say(f"{count(total['left_out'], 'record')} left out: damaged, or not what the schema says")
+        say(f"{count(total['left_out'], 'record')} left out: damaged, or do not fit the schema")
     if total["without_score"]:
         say(f"{count(total['without_score'], 'position')} left out: without a score")
     say(f"{seconds:.1f} s, {arguments.to}/")

@@ -1,4 +1,4 @@
-"""``loaderd dashboard``: a dashboard for Grafana over the figures that loaders and servers give to Prometheus."""
+"""``loaderd dashboard``: a dashboard for Grafana, of the metrics that loaders and servers give to Prometheus."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "dashboard",
         help="print a dashboard for Grafana",
-        description="Print a dashboard for Grafana, to be imported there: loaderd dashboard > loaderd.json",
+        description="Print a dashboard to import into Grafana: loaderd dashboard > loaderd.json",
     )
     parser.set_defaults(run=run)
 

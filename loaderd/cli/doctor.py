@@ -1,4 +1,4 @@
-"""``loaderd doctor``: what a training, or a server's consumer, waits for, and what would help; or of shards alone."""
+"""``loaderd doctor``: what a training or a server's consumer waits for, and what would help; or of shards."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _PATIENCE_S = 6.0
 _AGAIN_S = 0.5
 _ADDRESSES = ("unix:", "grpc:", "grpc+tls:")
 _DESCRIPTION = """\
-Of a running training: whether it waits for data, why, and what would help, by its last five seconds. Without TARGET,
-of all trainings of this user; else by the number of a process. Of a server: by its address, such as unix: or
-grpc+tls://HOST:PORT. With --schema, TARGET are shards: what this machine can make of them, by stage, and how many
-workers a training needs. The exit status is 1 where a training waits for more than --max-waiting of its time.
+Tell whether a training waits for data, why, and what would help, judged by its last five seconds. TARGET is the
+number of the training's process, or the address of a server, such as unix: or grpc+tls://HOST:PORT; without TARGET,
+all trainings of this user are judged. With --schema, TARGET are shards: they are loaded for some seconds, to tell
+how fast this machine can be, what each stage takes, and how many workers a training needs. The exit status is 0; 1
+if a training waits for more than --max-waiting of its time, or needs more workers; 2 if there is nothing to judge.
 """
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is said of one consumer."""
+    """A consumer and its diagnosis."""
 
     who: str
     pid: int
@@ -56,14 +57,16 @@ def add_to(commands: Commands) -> None:
         type=float,
         default=0.1,
         metavar="SHARE",
-        help="from 0 to 1: of more, the exit status is 1; default: %(default)s",
+        help="a share of the time, from 0 to 1; above it, the exit status is 1; default: %(default)s",
     )
-    parser.add_argument("--token-file", metavar="FILE", help=f"of a server; default: ${TOKEN_VARIABLE}")
+    parser.add_argument(
+        "--token-file", metavar="FILE", help=f"holds the server's token; default: the variable {TOKEN_VARIABLE}"
+    )
     add_shard_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 where a training waits too much; 2 where there is nothing to look at."""
+    """The exit status: 0; 1 if a training waits too much; 2 if there is nothing to judge."""
     try:
         if arguments.schema is not None:
             return examine(arguments)
@@ -79,24 +82,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
-    """Raises LoaderdError where there is none."""
+    """Of all targets. Raises LoaderdError if there is none."""
     targets: Sequence[str] = arguments.targets
     if targets and all(target.startswith(_ADDRESSES) for target in targets):
         return [case for target in targets for case in _of_server(target, read_token(arguments.token_file))]
     wrong = [target for target in targets if not target.isdigit()]
     if wrong:
         is_path = glob.glob(wrong[0]) or os.path.exists(wrong[0])
-        hint = (
-            "Shards need --schema module:attribute." if is_path else "Process numbers, as `loaderd top` shows them."
-        )
-        raise OptionError(f"TARGET must be the number of a process, or an address, got {wrong[0]!r}", hint=hint)
+        hint = "Shards need --schema MODULE:NAME." if is_path else "`loaderd top` shows the numbers of processes."
+        raise OptionError(f"TARGET must be the number of a process or an address, got {wrong[0]!r}", hint=hint)
     pids = frozenset(map(int, targets))
     streams = running_streams(pids)
     if not streams:
-        whose = f"process {', '.join(targets)} runs" if targets else "you run"
+        whose = f"process {', '.join(targets)}" if targets else "any process of yours"
         raise OptionError(
-            f"no training of loaderd's that {whose} was found",
-            hint="It must be one of this user, on this machine, and of this version; in a container, ask there.",
+            f"no training that loads with loaderd was found in {whose}",
+            hint="It must be your own, on this machine, with this version of loaderd; in a container, ask there.",
         )
     until_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until_s and any(_diagnosis(one).verdict == "nothing yet" for one in streams):
@@ -114,7 +115,7 @@ def _of_server(address: str, token: str | None) -> list[Case]:
     if not found:
         raise OptionError(
             f"the server at {address} has no consumer that can be diagnosed",
-            hint="Those can that take batches of a stream of their own, on the server's machine.",
+            hint="Only consumers on the server's machine with a stream of their own can be.",
         )
     return [Case(one["name"], one["pid"], Diagnosis.from_wire(one["diagnosis"])) for one in found]
 

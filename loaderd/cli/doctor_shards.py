@@ -1,4 +1,4 @@
-"""``loaderd doctor SHARDS``: what this machine makes of shards, by stage, and how many workers a training needs."""
+"""``loaderd doctor SHARDS``: how fast this machine loads them, by stage, and how many workers a training needs."""
 
 from __future__ import annotations
 
@@ -17,29 +17,36 @@ from loaderd.errors import OptionError
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the workers of this machine deliver to a consumer who does nothing else."""
+    """What the workers of this machine deliver to a consumer that does nothing else."""
 
     workers: int
     batch_size: int
     found: Diagnosis
     needed: int | None
-    """Workers for the step that was asked about."""
+    """Workers that a step of ``--step-ms`` needs; None: not asked for."""
 
 
 def add_shard_options(parser: argparse.ArgumentParser) -> None:
-    """Those that say what is in shards, and what is asked of them."""
-    options = parser.add_argument_group("of shards, without a training")
+    """Options that make TARGET mean shards."""
+    options = parser.add_argument_group("of shards instead of trainings")
     options.add_argument("--schema", metavar="MODULE:NAME", help=SCHEMA_HELP)
     options.add_argument("--batch-size", type=int, default=512, metavar="N", help="default: %(default)s")
     options.add_argument("--workers", type=int, metavar="N", help="default: as many as a Loader takes")
-    options.add_argument("--step-ms", type=float, metavar="MS", help="what a step of the model takes, without data")
-    options.add_argument("--seconds", type=float, default=6.0, metavar="S", help="default: %(default)s")
+    options.add_argument(
+        "--step-ms",
+        type=float,
+        metavar="MS",
+        help="milliseconds that a step of the model takes, to tell how many workers it needs",
+    )
+    options.add_argument(
+        "--seconds", type=float, default=6.0, metavar="S", help="for how long to load; default: %(default)g"
+    )
 
 
 def examine(arguments: argparse.Namespace) -> int:
-    """Load for some seconds, and say what came of it. 1: the workers do not suffice for --step-ms."""
+    """Load for some seconds, and print what was measured. The exit status: 1 if --step-ms needs more workers."""
     if not arguments.targets:
-        raise OptionError("TARGET must name shards where --schema is given, got none")
+        raise OptionError("TARGET must name shards, as --schema is given; got none")
     capacity = measure(arguments)
     if arguments.json:
         found = {**vars(capacity), "found": vars(capacity.found)}
@@ -66,6 +73,10 @@ def measure(arguments: argparse.Namespace) -> Capacity:
             if now_s > until_s:
                 break
         found, workers = loader.diagnose(), loader.statistics().workers
+    if found.verdict == "nothing yet":
+        raise OptionError(
+            f"--seconds {arguments.seconds:g} is too short: {found.cause}", hint="Give it more seconds."
+        )
     busy_ns = sum(ns for stage, ns in found.stage_ns.items() if stage not in ("slot", "window"))
     needed = None
     if arguments.step_ms is not None:

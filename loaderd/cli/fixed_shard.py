@@ -91,18 +91,17 @@ def record_of(file: ShardFile, index: ShardIndex, records: FixedRecords, number:
         last = max((one.first_record + one.num_records - 1 for one in blocks), default=-1)
         raise OptionError(
             f"--record must be a healthy record of {file.name}, got {number}",
-            hint=f"The last one is {last}. loaderd verify names the damage." if last >= 0 else "It has none.",
+            hint=f"The last healthy one is {last}; loaderd verify names damaged ones."
+            if last >= 0
+            else "It has none.",
         )
-    reader = FixedBlockReader(records, [file], [index.compression])
     place = number - block.first_record
-    try:
+    with closing(FixedBlockReader(records, [file], [index.compression])) as reader:
         for found in reader.read(block, place, place + 1):
             if isinstance(found, Damage):
                 raise at_damage(CorruptRecordError, found, hint="It has been damaged since it was indexed.")
             start = int(found.piece.payload_starts[place - found.first])
             return number, found.piece.buffer[start : start + records.record_bytes].tobytes()
-    finally:
-        reader.close()
     raise AssertionError("a reader delivers what is in a block, or the damage")
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Read all shards whose index is not kept yet, check every record, and keep the indexes, so that a training begins at
-once. The exit status is 0; 1 where there is damage (loaderd verify names it); 2 for wrong arguments, no shards,
-storage that does not answer, or an index that cannot be kept.
+Read and check every record of shards that have no index yet, and keep the indexes, so that a training begins at once.
+The exit status is 0; 1 if there is damage (loaderd verify names it); 2 for wrong arguments, no shards, storage that
+does not answer, or an index that cannot be kept.
 """
 _EXAMPLE = "example: loaderd index 'shards/*.tfrecord' --index-cache beside"
 
@@ -26,7 +26,10 @@ _EXAMPLE = "example: loaderd index 'shards/*.tfrecord' --index-cache beside"
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser(
-        "index", help="index shards before a training needs it", description=_DESCRIPTION, epilog=_EXAMPLE
+        "index",
+        help="make the indexes of shards before a training needs them",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
     )
     parser.set_defaults(run=run)
     add_shards(parser)
@@ -34,19 +37,19 @@ def add_to(commands: Commands) -> None:
         "--index-cache",
         default="user",
         metavar="WHERE",
-        help="as the loader's index_cache: user, beside, or a folder; default: %(default)s",
+        help="where to keep them, as the loader's index_cache: user, beside, or a folder; default: %(default)s",
     )
     parser.add_argument(
         "--block-records",
         type=int,
         default=DEFAULT_BLOCK_RECORDS,
         metavar="N",
-        help="as that of the loader's Shuffle, which needs an index of the same; default: %(default)s",
+        help="as in the loader's Shuffle: an index serves loaders with the same number only; default: %(default)s",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 where there is damage; 2 where indexes cannot be made or kept."""
+    """The exit status: 0; 1 if there is damage; 2 if indexes cannot be made or kept."""
     began_s = time.monotonic()
     try:
         block_records = as_count(arguments.block_records, "--block-records")

@@ -1,4 +1,4 @@
-"""``loaderd inspect``: what is in a shard: its records, their features, and what a schema makes of one."""
+"""``loaderd inspect``: the records of a shard, their features, and what a schema makes of one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-What is in a shard: compression, records, sizes, and the features of the first records; with --record, the values of
-one; with --schema, what a loader would deliver for it, and planes such as those of a board drawn as grids: ■ above 0,
-□ below 0. Of records of a fixed size, --schema says what they are; the files of Leela Chess Zero and KataGo, and npz,
-tell it themselves. The exit status is 0, or 2 where that cannot be shown.
+Show what is in a shard: its compression, its records and their sizes, and the features of the first ones. With
+--record, show the values of one; with --schema too, what a loader would deliver for it, with planes such as a board's
+drawn as grids: ■ above 0, □ below 0. For records of a fixed size, --schema says what they are; npz and the files of
+Leela Chess Zero and KataGo are recognized. The exit status is 0, or 2 if that cannot be shown.
 """
 _EXAMPLE = "example: loaderd inspect shards/00000.tfrecord --schema chess_eval --record 7 --png board.png"
 
@@ -54,30 +55,34 @@ _SHOWN_NAMES = 5
 
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
-    parser = commands.add_parser("inspect", help="what is in a shard", description=_DESCRIPTION, epilog=_EXAMPLE)
+    parser = commands.add_parser("inspect", help="show what is in a shard", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
     parser.add_argument("shards", metavar="SHARD", nargs="+", help="a path or a URI; of several, the first is shown")
     parser.add_argument(
-        "--record", type=int, metavar="N", help="the record to show, from 0; default: the first, with --schema"
+        "--record", type=int, metavar="N", help="the number of the record to show, from 0; default with --schema: 0"
     )
     parser.add_argument("--schema", metavar="MODULE:NAME", help=SCHEMA_HELP)
     parser.add_argument(
         "--features", action="store_true", help="print a schema for these records, as a Python module"
     )
     parser.add_argument(
-        "--sample", type=int, default=1000, metavar="N", help="records to look at; default: %(default)s"
+        "--sample",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="how many of the first records to look at; default: %(default)s",
     )
     parser.add_argument(
         "--png",
         type=Path,
         metavar="FILE",
-        help="draw the planes of the record there, six in a row; needs --schema",
+        help="draw the planes of the record to this file, six in a row; needs --schema",
     )
     parser.add_argument("--json", action="store_true", help="all of it, as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 2 where it cannot be shown."""
+    """The exit status: 0; 2 if it cannot be shown."""
     try:
         file = list_shards(arguments.shards[0])[0]
         schema = None if arguments.schema is None else load_schema(arguments.schema)
@@ -125,24 +130,21 @@ def _show_shard(file: ShardFile, arguments: argparse.Namespace) -> None:
     if index.damages:
         say(f"{count(len(index.damages), 'damage')}, the first: {index.damages[0]}")
     if not index.num_records and not sample.sizes:
-        say("If these are no TFRecords: --schema says what records of a fixed size are.")
+        say("If this is no TFRecord file: --schema says what records of a fixed size are.")
         return
     low, high = about["sample"]["record_bytes"]
     say(f"The first {count(len(sample.sizes), 'record')}: {_range(low, high)} bytes each")
     for number, fault in sample.faults[:1]:
-        say(f"{len(sample.faults)} are no tf.train.Example, the first is record {number}: {fault.found}")
+        say(f"{len(sample.faults)} of them are no tf.train.Example; the first is record {number}: {fault.found}")
     _show_features(sample)
 
 
 def _index_of(file: ShardFile, records: FixedRecords | None = None) -> ShardIndex:
-    """The kept index, or one that is made now."""
-    progress = IndexProgress(None, "reading the shard")
-    try:
+    """The index that was kept, or one that is made now."""
+    with closing(IndexProgress(None, "reading the shard")) as progress:
         return IndexCache("user", DEFAULT_BLOCK_RECORDS, records).load(file) or make_index(
             file, records, DEFAULT_BLOCK_RECORDS, lambda offset: progress(offset, file.size_bytes)
         )
-    finally:
-        progress.close()
 
 
 def _show_features(sample: Sample) -> None:
@@ -181,7 +183,7 @@ def _summary(found: FeatureSummary) -> dict[str, Any]:
 def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored) -> None:
     if arguments.features:
         if not stored.python:
-            raise OptionError("--features proposes a schema, so it goes without --schema")
+            raise OptionError("--features proposes a schema, so it does not go with --schema")
         sys.stdout.write(f'"""A schema proposed by loaderd from {file.name}."""\n\n{stored.python}')
         return
     records = stored.records
@@ -222,7 +224,7 @@ def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored) 
 
 
 def _say_fixed(about: dict[str, Any], index: ShardIndex) -> None:
-    """What is in the shard, but for its records."""
+    """What is in the shard, without its records."""
     records = count(index.num_records, "healthy record")
     wrapped = f"{WRAPPED[index.compression]} of {about['bytes']:,} bytes"
     say(f"{about['shard']}: {records} of {about['record_bytes']:,} bytes, {wrapped}")

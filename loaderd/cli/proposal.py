@@ -1,4 +1,4 @@
-"""A schema for records that nobody has described yet, as Python text, from a sample of them."""
+"""A proposal of a schema, as Python text, from a sample of records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from loaderd.errors import OptionError
 
 
 def propose(sample: Sample) -> str:
-    """A module with a ``schema``. Features that have no fixed length are left out, in a comment that says why.
+    """A module with a ``schema``. A feature without a fixed length is left out, with a comment that says why.
 
-    Raises OptionError where none is left.
+    Raises OptionError if none is left.
     """
     features, fields, left_out = [], [], []
     parsed = len(sample.sizes) - len(sample.faults)
@@ -24,14 +24,14 @@ def propose(sample: Sample) -> str:
         stored, delivered, remark = _lines(name, found, missing > 0)
         note = [remark] if remark else []
         if missing:
-            note.append(f"{missing} of {parsed} records lack it, and get the default")
+            note.append(f"{missing} of {parsed} records lack it and get the default")
         features += [f"        # {line}." for line in note]
         features.append(f"        {_quoted(name)}: {stored},")
         fields.append(f"        {_quoted(name)}: {delivered},")
     if not features:
         why = " ".join(left_out) or "the records hold no features."
         raise OptionError(f"no feature of the first {len(sample.sizes)} records has a fixed length: {why}")
-    text = [f'"""A schema proposed by loaderd from {len(sample.sizes)} records: bits or bytes, you know better."""']
+    text = [f'"""A schema proposed by loaderd from {len(sample.sizes)} records. Check which bytes are bits."""']
     text += ["", "import loaderd", "", *left_out, "schema = loaderd.Schema(", "    features={", *features, "    },"]
     return "\n".join([*text, "    fields={", *fields, "    },", ")"]) + "\n"
 

@@ -1,7 +1,7 @@
-"""Reading all of many shards, several at a time: what ``loaderd index`` and ``loaderd verify`` have in common.
+"""Reading all of many shards, several at a time, for ``loaderd index`` and ``loaderd verify``; and what they print.
 
-Threads, and not processes: inflating, and waiting for a disk or for storage, leave Python to the other threads, and
-what is done for each record is so little that the start of a process takes longer than gigabytes do.
+In threads: inflating and waiting for storage release the GIL, and the rest is so little that starting a process would
+take longer than reading gigabytes.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ def add_shards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schema",
         metavar="MODULE:NAME",
-        help=f"what the records are: {SCHEMA_HELP}; default: each shard's content tells TFRecord, and the files of "
-        "Leela Chess Zero and KataGo",
+        help=f"what the records are: {SCHEMA_HELP}; not needed for TFRecord and the files of Leela Chess Zero and "
+        "KataGo, which are recognized",
     )
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="shards that are read at a time; default: the cores there are"
+        "--threads", type=int, metavar="N", help="how many shards to read at a time; default: the number of cores"
     )
 
 
 def stored_of(schema: str | None) -> Stored:
-    """What the schema of that name says of the records; without one, each shard tells. Raises OptionError."""
+    """The records of the schema of that name; without one, each shard's content tells. Raises OptionError."""
     return "told" if schema is None else load_schema(schema).records
 
 
 def read_all(arguments: argparse.Namespace, doing: str, look: Look) -> Iterator[Indexed]:
-    """What ``look``, as an ``Indexer``, finds of each shard, in the order of their paths.
+    """What ``look``, an ``Indexer``, finds of each shard, in the order of their paths. It is called in threads.
 
-    It is called in threads, with something to call as it reads. ``doing``: what stands beside the progress bar.
-    Raises OptionError, NoShardsError and StorageError. Whoever stops to iterate stops the threads.
+    ``doing``: the text beside the progress bar. Closing the iterator stops the threads. Raises OptionError,
+    NoShardsError and StorageError.
     """
     threads = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--threads")
     stop = threading.Event()
@@ -99,16 +99,16 @@ def _result(future: Future[Indexed], show: Callable[[], None]) -> Indexed:
 
 
 def say(text: str) -> None:
-    """A line on standard output, at once; the name of a file may be no valid Unicode.
+    """Print a line at once; the name of a file in it may be no valid Unicode.
 
-    Ends the program where nobody reads on, as behind ``| head``, with the status of one that a broken pipe ended.
+    If nobody reads on, as with ``| head``, this ends the program as SIGPIPE would.
     """
     encoding = sys.stdout.encoding or "utf-8"
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its exit
         sys.exit(128 + signal.SIGPIPE)
 
 

@@ -1,4 +1,4 @@
-"""A record for people to look at: its stored values as text, and what is delivered for it, drawn or as a picture."""
+"""A record as people look at it: its stored values as text, and what is delivered for it, as text or a picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_BYTES = 24
 
 
 def write_png(fields: Mapping[str, Values], path: Path) -> None:
-    """A picture of the planes of all fields. Raises OptionError."""
+    """Write a picture of the planes of all fields. Raises OptionError."""
     pictures = [picture(found) for value in fields.values() if (found := planes_of(value)) is not None]
     if not pictures:
         raise OptionError("--png needs a field with planes, of two or three axes, and the schema has none")
@@ -53,9 +53,7 @@ def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[
 def mismatch(file: ShardFile, number: int, fault: RecordFault) -> RecordMismatchError:
     """The error for a record that is not what the schema says."""
     text = f"{file.uri}: record {number}: expected {fault.expected}, found {fault.found}"
-    return RecordMismatchError(
-        text, hint="Without --record and --schema, loaderd inspect says what the features are."
-    )
+    return RecordMismatchError(text, hint="Without --record and --schema, loaderd inspect shows the stored features.")
 
 
 def show_fields(fields: Mapping[str, Values]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from loaderd.decode.example import Listed, RecordFault, list_features
@@ -20,7 +21,7 @@ class FeatureSummary:
     """One feature in the records of a sample.
 
     ``lengths``: numbers of values that occur; ``byte_lengths``: numbers of bytes of a value that occur;
-    ``is_text``: whether each value is printable ASCII, but for zeros behind it.
+    ``is_text``: whether each value is printable ASCII, maybe followed by zeros.
     """
 
     kinds: set[str] = field(default_factory=set)
@@ -51,8 +52,7 @@ class Sample:
 
 def records_of(file: ShardFile) -> Iterator[tuple[int, bytes] | Damage]:
     """Number and bytes of each healthy record, and each damage, in order. Raises ShardReadError, StorageError."""
-    opened = open_shard(file, Access())
-    try:
+    with closing(open_shard(file, Access())) as opened:
         stream = open_stream(file.uri, opened, detect_compression(file.uri, opened))
         for found in scan(file.uri, stream.read_into):
             if isinstance(found, Damage):
@@ -64,8 +64,6 @@ def records_of(file: ShardFile) -> Iterator[tuple[int, bytes] | Damage]:
                     yield found.first_record + place, found.buffer[start : start + length].tobytes()
         if stream.damage is not None:
             yield stream.damage
-    finally:
-        opened.close()
 
 
 def take_sample(file: ShardFile, num_records: int) -> Sample:
@@ -97,5 +95,7 @@ def find_record(file: ShardFile, wanted: int) -> bytes:
         last = number
     raise OptionError(
         f"--record must be a healthy record of {file.name}, got {wanted}",
-        hint=f"The last one before it is {last}. loaderd verify names the damage." if last >= 0 else "It has none.",
+        hint=f"The last healthy one before it is {last}; loaderd verify names damaged ones."
+        if last >= 0
+        else "It has none.",
     )

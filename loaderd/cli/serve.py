@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Serve data sets to several consumers (loaderd.connect), each with a batch size and a position of its own. A data set
-is an object of a Python module that can be imported from here: train = loaderd.Dataset(shards, schema, …) in
-mypackage/datasets.py is mypackage.datasets:train. SIGHUP: import everything anew, for the consumers that come then.
-SIGTERM, Ctrl-C: tell the consumers, and end; a second time: at once."""
+is an object in a Python module that can be imported from the current folder: train = loaderd.Dataset(shards, schema,
+…) in mypackage/datasets.py is named mypackage.datasets:train. SIGHUP imports the modules again, for consumers that
+connect afterwards. SIGTERM or Ctrl-C tells the consumers, then ends the server; a second one ends it at once."""
 
 
 def add_to(commands: Commands) -> None:
@@ -31,7 +31,12 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser("serve", help="serve data sets to several consumers", description=_DESCRIPTION)
     parser.set_defaults(run=run)
     parser.add_argument("targets", nargs="+", metavar="MODULE:DATASET", help="such as mypackage.datasets:train")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes for all of them; default: of the cores")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="worker processes, shared by all consumers; default: chosen from the cores",
+    )
     parser.add_argument(
         "--unix",
         metavar="PATH",
@@ -44,92 +49,98 @@ def add_to(commands: Commands) -> None:
 
 def _add_network(net: argparse._ArgumentGroup) -> None:
     net.add_argument("--listen", metavar="HOST:PORT", help="such as 0.0.0.0:8471; default: no network")
-    net.add_argument("--tls-cert", metavar="FILE", help="the server's certificate and what leads to its CA, PEM")
-    net.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
-    net.add_argument("--tls-client-ca", metavar="FILE", help="ask clients for a certificate from this CA, PEM")
+    net.add_argument("--tls-cert", metavar="FILE", help="PEM file: the server's certificate and the chain to its CA")
+    net.add_argument("--tls-key", metavar="FILE", help="PEM file: the private key of --tls-cert")
+    net.add_argument("--tls-client-ca", metavar="FILE", help="PEM file: consumers must show a certificate of this CA")
     net.add_argument(
         "--token-file",
         metavar="FILE",
-        help=f"what every consumer must show; default: the environment's {TOKEN_VARIABLE}",
+        help=f"holds the token that every consumer must show; default: the variable {TOKEN_VARIABLE}",
     )
     net.add_argument(
         "--makers",
         type=int,
         metavar="N",
-        help="processes that make rows for others; default: as many as workers",
+        help="processes that make rows for consumers on other machines; default: as many as workers",
     )
     net.add_argument(
         "--cache",
         default="256MiB",
         metavar="BYTES",
-        help="memory for answers that others may ask for too; 0: none; default: %(default)s",
+        help="memory for answers that another consumer may ask for again; 0: none; default: %(default)s",
     )
-    net.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS and a token")
+    net.add_argument("--insecure", action="store_true", help="allow --listen beyond loopback without TLS or a token")
 
 
 def _add_limits(limits: argparse._ArgumentGroup) -> None:
     limits.add_argument(
-        "--max-consumers", type=int, default=ServerOptions.max_consumers, metavar="N", help="default: %(default)s"
+        "--max-consumers",
+        type=int,
+        default=ServerOptions.max_consumers,
+        metavar="N",
+        help="connected at a time; default: %(default)s",
     )
     limits.add_argument(
         "--max-held-batches",
         type=int,
         default=ServerOptions.max_held_batches,
         metavar="N",
-        help="that a consumer may ask to hold at a time (held_batches); default: %(default)s",
+        help="the most that a consumer may ask to hold at a time (held_batches); default: %(default)s",
     )
     limits.add_argument(
-        "--max-bandwidth", metavar="BYTES", help="a second, to all on the network, such as 100MB; default: none"
+        "--max-bandwidth",
+        metavar="BYTES",
+        help="a second, to all consumers on the network together, such as 100MB; default: no limit",
     )
     limits.add_argument(
         "--max-memory",
         metavar="BYTES",
-        help="of windows and batches, for a consumer at the Unix socket or a group of them; default: what there is",
+        help="for the windows and batches of a consumer or group at the Unix socket, such as 2GiB; default: no limit",
     )
     limits.add_argument(
         "--idle-timeout",
         type=float,
         metavar="S",
-        help="part with consumers that leave their batches untaken for so long; default: never",
+        help="disconnect a consumer that takes no batch for so many seconds; default: never",
     )
 
 
 def _add_operation(operation: argparse._ArgumentGroup) -> None:
     operation.add_argument(
-        "--health", metavar="HOST:PORT", help="/livez, /readyz, /healthz and /metrics over HTTP; default: none"
+        "--health", metavar="HOST:PORT", help="serve /livez, /readyz, /healthz and /metrics over HTTP; default: off"
     )
     operation.add_argument(
         "--log-format",
         choices=logs.FORMATS,
         default=ServerOptions.log_format,
-        help="on standard error; default: %(default)s",
+        help="of the log, on standard error; default: %(default)s",
     )
     operation.add_argument(
         "--watchdog",
         type=float,
         default=ServerOptions.watchdog,
         metavar="S",
-        help="replace a daemon or a gateway that says nothing for so long; default: %(default)g",
+        help="replace a daemon or gateway that does not answer for so many seconds; default: %(default)g",
     )
     operation.add_argument(
         "--grace",
         type=float,
         default=ServerOptions.grace,
         metavar="S",
-        help="for consumers to take note of the end; default: %(default)g",
+        help="seconds that consumers have to finish when the server ends; default: %(default)g",
     )
 
 
 def options_of(arguments: argparse.Namespace) -> ServerOptions:
-    """The options, checked; raises OptionError, and ServerError where the default place is somebody else's."""
+    """The options, checked. Raises OptionError, and ServerError if the default socket's folder is another user's."""
     given = {name: value for name, value in vars(arguments).items() if name != "run"}
     for name in ("listen", "health"):
         if given[name] is not None:
-            given[name] = Address.parse(given[name])
+            given[name] = Address.parse(given[name], f"--{name}")
     for name in ("max_bandwidth", "max_memory"):
         if given[name] is not None:
-            given[name] = parse_bytes(given[name])
-    given["cache"] = 0 if given["cache"] == "0" else parse_bytes(given["cache"])
+            given[name] = parse_bytes(given[name], f"--{name.replace('_', '-')}")
+    given["cache"] = 0 if given["cache"] == "0" else parse_bytes(given["cache"], "--cache")
     given["token_file"] = os.path.abspath(arguments.token_file) if arguments.token_file else None
     given["token"] = read_token(arguments.token_file) if given["listen"] else None
     given["targets"] = tuple(arguments.targets)
@@ -141,7 +152,7 @@ def options_of(arguments: argparse.Namespace) -> ServerOptions:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes. 0: a signal ended it; 1: it could not go on; 2: wrong options."""
+    """Serve until a signal comes. The exit status: 0 after a signal; 1 if it could not go on; 2 for wrong options."""
     sys.path.insert(0, os.getcwd())
     try:
         options = options_of(arguments)

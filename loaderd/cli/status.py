@@ -35,8 +35,9 @@ def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser(
         "status",
-        help="how a server is: its data sets, its consumers, who waits",
-        description="One screen about a server: its data sets, its consumers, their rates, and who waits for whom.",
+        help="a server's data sets and consumers, and who waits",
+        description="Show a server on one screen: its data sets, its consumers, their rates, and who waits for whom. "
+        "The exit status is 0, or 1 if the server does not answer.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
@@ -44,23 +45,30 @@ def add_to(commands: Commands) -> None:
         nargs="?",
         default="unix:",
         metavar="ADDRESS",
-        help="unix:///PATH or grpc+tls://HOST:PORT; default: unix:, where a server of this user listens by default",
+        help="unix:///PATH or grpc+tls://HOST:PORT; default: unix:, where this user's servers listen by default",
     )
     parser.add_argument("--json", action="store_true", help="all of it, as a JSON object")
-    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
-    parser.add_argument("--token-file", metavar="FILE", help=f"default: the environment's {TOKEN_VARIABLE}")
+    parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     parser.add_argument(
-        "--tls-ca", metavar="FILE", help="that the server's certificate is from; default: the system's"
+        "--token-file", metavar="FILE", help=f"holds the server's token; default: the variable {TOKEN_VARIABLE}"
     )
-    parser.add_argument("--tls-cert", metavar="FILE", help="our own certificate, where the server asks for one")
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key")
+    parser.add_argument(
+        "--tls-ca", metavar="FILE", help="PEM file: the CA of the server's certificate; default: the system's CAs"
+    )
+    parser.add_argument(
+        "--tls-cert", metavar="FILE", help="PEM file: a certificate of your own, if the server asks for one"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file: the private key of --tls-cert")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; or 1 where the server does not answer."""
+    """The exit status: 0; or 1 if the server does not answer."""
     try:
         require(
-            not arguments.watch or sys.stdout.isatty(), "standard output", "a terminal, for --watch", "another one"
+            not arguments.watch or sys.stdout.isatty(),
+            "standard output",
+            "a terminal for --watch",
+            "a file or a pipe",
         )
         token = read_token(arguments.token_file)
         given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
@@ -127,11 +135,11 @@ def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table
     for title in ("records", "records/s", "MB/s", "lent", "idle"):
         table.add_column(title, justify="right")
     passed_s = now[0] - before[0]
-    # Another daemon begins to count from 0.
+    # A daemon that replaced another one counts from 0.
     known = {each["number"]: each for each in before[1]["consumers"]} if before[1]["pid"] == now[1]["pid"] else {}
     for each in now[1]["consumers"]:
         if "sharing" not in each:
-            table.add_row(*map(Text, (_who(each), each["dataset"], "has just come")))
+            table.add_row(*map(Text, (_who(each), each["dataset"], "connecting")))
             continue
         last = known.get(each["number"], {})
         rates = ["", ""]

@@ -1,4 +1,4 @@
-"""``loaderd top``: all loaders of this user, live in a terminal. It reads their pages, without any message."""
+"""``loaderd top``: all loaders of this user, live in a terminal. It only reads their pages of shared memory."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "top",
         help="all running loaders, live",
-        description="All loaders of this user, live. Keys: p, r, w sort by process, rate, waiting; q ends it.",
+        description="Show your running loaders, live. Keys: p, r, w sort by process, rate, waiting; q quits.",
     )
     parser.set_defaults(run=run)
-    parser.add_argument("pids", nargs="*", type=int, metavar="PID", help="these trainings alone")
-    parser.add_argument("--once", action="store_true", help="print one screen, and end")
+    parser.add_argument("pids", nargs="*", type=int, metavar="PID", help="only the trainings of these processes")
+    parser.add_argument("--once", action="store_true", help="print one screen and exit; needs no terminal")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; or 1 where the standard streams are no terminal."""
+    """The exit status: 0; 1 without a terminal; as a shell has it, 128 and the signal that ended it."""
     streams = _Streams(frozenset(arguments.pids))
     if arguments.once:
         console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(screen(streams.rows(), "p", console.width))
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        sys.stderr.write("loaderd top needs a terminal; without one, there is loaderd top --once\n")
+        sys.stderr.write("loaderd top needs a terminal. Without one, use: loaderd top --once\n")
         return 1
     with _Keyboard() as keyboard, Live(auto_refresh=False, screen=True) as live:
         sort = "p"
@@ -67,14 +67,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Keyboard:
-    """Keys come without Enter, and are not shown; the terminal is as it was afterwards.
+    """Gives keys without Enter and without showing them, until the end of the ``with``.
 
-    A signal is noted, and ends a wait for a key: if it raised, it might come where the terminal is half changed.
+    A signal only sets ``signal`` and ends a wait for a key: a handler that raised could leave the terminal half
+    changed.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The signal that has come: the program is to end."""
+        """The signal that came, if any: then the program ends."""
         self._fd = sys.stdin.fileno()
 
     def __enter__(self) -> _Keyboard:
@@ -98,13 +99,13 @@ class _Keyboard:
         self.signal = number
 
     def read_key(self, seconds: float) -> str:
-        """One key; "" if none came within so many seconds, or a signal did; "q" where no more will come."""
+        """A key; "" after so many seconds without one, or after a signal; "q" at the end of the input."""
         ready, _, _ = select.select([self._fd, self._woken], [], [], seconds)
         return os.read(self._fd, 1).decode(errors="replace") or "q" if self._fd in ready else ""
 
 
 class _Streams:
-    """The streams that run; looked for now and then, and read each time."""
+    """The running streams: read at each call, but looked for every few seconds only."""
 
     def __init__(self, pids: frozenset[int]) -> None:
         self._pids = pids
@@ -123,7 +124,7 @@ class _Streams:
 
 @dataclass(frozen=True)
 class _Column:
-    """``min_width``: of a terminal that shows it. ``ratio``: its part of the width that is left; 0: none."""
+    """``min_width``: narrower terminals leave it out. ``ratio``: its share of the width that is left; 0: none."""
 
     title: str
     cell: Callable[[Row], str]
@@ -150,7 +151,7 @@ _COLUMNS = (
 
 
 def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
-    """All rows as a table, as wide as the terminal."""
+    """All rows as a table of ``width`` characters."""
     title, key = SORTS[sort]
     head = Text(f"loaderd top: {len(rows)} loaders, by {title}.  ", style="bold")
     head.append("p process  r rate  w waiting  q quit", style="dim")
@@ -164,4 +165,4 @@ def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
         style = "dim" if row.is_old else ("bold yellow" if row is last else "")
         cells = [Text(column.cell(row)) for column in columns]
         table.add_row("*" if row is last else " ", *cells, style=style)
-    return Group(head, table) if rows else Group(head, Text("none runs"))
+    return Group(head, table) if rows else Group(head, Text("No loader is running."))

@@ -13,7 +13,7 @@ BAR_CELLS = 8
 _STEPS = " ▏▎▍▌▋▊▉█"
 _NOTICEABLE = 0.05
 _SECONDS = 3.5
-"""Rates are of about so many seconds: three samples."""
+"""Rates cover about so many seconds: three samples."""
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,24 @@ class Row:
     waiting: float
     """Share of the time."""
     slots: float
-    """The part of them that hold a batch."""
+    """The share of them that hold a batch."""
     windows: float
-    """The part of them that are ready."""
+    """The share of them that are ready."""
     stages: str
-    """What the workers do, in percent of their time, most first."""
+    """What the workers do, as shares of their time, the largest first."""
     workers_restarted: int
     damaged: int
     epoch: int
     batch: int
     steps_per_epoch: int
     left_s: float | None
-    """To the end of the epoch."""
+    """Until the end of the epoch."""
     is_old: bool
     """Whether its daemon has written nothing for some seconds."""
 
 
 def row_of(pid: int, name: str, samples: Sequence[Snapshot], facts: Facts, now_s: float) -> Row:
-    """``now_s``: of the machine's monotonic clock."""
+    """``now_s``: the time of the machine's monotonic clock."""
     if not samples:
         return Row(pid, name, 0, 0, 0, 0, 0, "begins", 0, 0, 0, 0, facts.steps_per_epoch, None, False)
     now = samples[-1]
@@ -100,9 +100,9 @@ SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
 
 
 def slowest(rows: Sequence[Row]) -> Row | None:
-    """Of several, the one that holds the others up: the one that waits most, and if none does, the slowest.
+    """Of several loaders, the one that holds up the others: the one that waits most, or the slowest if none waits.
 
-    Ranks of one training make their steps together: those that do not wait for data wait for the one that does.
+    Ranks of a training step together: those that do not wait for data wait for the one that does.
     """
     running = [row for row in rows if row.steps_per_s > 0]
     if len(running) < 2:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Read all shards, check both CRCs of every record, and name every damage: shard, record, offset, what was expected and
-what was found. Records of a fixed size have no CRCs of their own: there, what wraps them is checked (gzip, zstd, tar,
-npz), and that none is cut. The exit status is 0 where all is well, 1 where there is damage, 2 for wrong arguments, no
-shards, or storage that does not answer.
+what was found. Records of a fixed size have no CRCs of their own: of these, what wraps them is checked (gzip, zstd,
+tar, npz), and that the last one is whole. The exit status is 0 if all is well, 1 if there is damage, 2 for wrong
+arguments, no shards, or storage that does not answer.
 """
 _EXAMPLE = "example: loaderd verify 'shards/*.tfrecord' --json | grep '\"damage\"'"
 
@@ -35,12 +35,12 @@ def add_to(commands: Commands) -> None:
     parser.set_defaults(run=run)
     add_shards(parser)
     parser.add_argument(
-        "--json", action="store_true", help="an object a line: of each damage, of each shard, and of all"
+        "--json", action="store_true", help="one JSON object a line: for each damage, each shard, and the total"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 where there is damage; 2 where there is nothing that can be checked."""
+    """The exit status: 0; 1 if there is damage; 2 if nothing can be checked."""
     began_s = time.monotonic()
     checked, damages, damaged, records, num_bytes = 0, 0, 0, 0, 0
     try:

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from typing import Any
 
 from loaderd.convert.journal import Journal, Written
@@ -52,8 +53,7 @@ def convert(
     Raises LoaderdError and OSError: what is whole by then stays, and is not written again. Whoever stops to iterate
     ends the processes.
     """
-    journal = Journal(task.folder, job_of(task, lots), task.ending)
-    try:
+    with closing(Journal(task.folder, job_of(task, lots), task.ending)) as journal:
         for written in journal.done.values():
             yield written, True
         done = frozenset(journal.done)
@@ -61,8 +61,6 @@ def convert(
         if left:
             for written in _write_all(task, left, done, min(processes, len(left)), on_progress):
                 yield written, False
-    finally:
-        journal.close()
 
 
 def _names_of(task: Task, lot: Lot) -> set[str]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,11 +65,8 @@ def check_installed() -> None:
 
 def is_pgn(file: ShardFile, access: Access | None = None) -> bool:
     """Whether a file begins as PGN does. Raises ShardReadError and StorageError."""
-    opened = open_shard(file, access)
-    try:
+    with closing(open_shard(file, access)) as opened:
         return _without_mark(_read(opened, 0, 4096)).lstrip().startswith(_BEGIN)
-    finally:
-        opened.close()
 
 
 def find_games(number: int, file: ShardFile, on_read: OnRead, access: Access | None = None) -> Iterator[Games]:
@@ -76,8 +74,7 @@ def find_games(number: int, file: ShardFile, on_read: OnRead, access: Access | N
 
     Raises ShardReadError and StorageError.
     """
-    opened = open_shard(file, access)
-    try:
+    with closing(open_shard(file, access)) as opened:
         start, game, offset, before = -1, 0, 0, b"\n"
         while data := _read(opened, offset, _PIECE_BYTES):
             text = before + (data if offset else _without_mark(data))
@@ -93,8 +90,6 @@ def find_games(number: int, file: ShardFile, on_read: OnRead, access: Access | N
             on_read(offset)
         if start >= 0:
             yield Games(number, start, offset, game)
-    finally:
-        opened.close()
 
 
 def _without_mark(data: bytes) -> bytes:
@@ -115,11 +110,8 @@ def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOr
         def handle_error(self, error: Exception) -> None:
             self.game.errors.append(error)
 
-    opened = open_shard(file)
-    try:
+    with closing(open_shard(file)) as opened:
         data = _read(opened, games.start, games.stop - games.start)
-    finally:
-        opened.close()
     # A character for each byte, so that places in the text are those in the file.
     text = io.StringIO(data.decode("latin-1"))
     number, offset = games.first_game, 0

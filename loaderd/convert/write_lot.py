@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,14 +102,11 @@ def _read_lot(task: Task, lot: Lot, on_bytes: OnBytes) -> Iterator[RowsOrFault |
     if not spans:
         return
     schema = Schema.of_stored(task.features)
-    source = RowSource(schema, list(task.files), list(task.compressions))
-    try:
+    with closing(RowSource(schema, list(task.files), list(task.compressions))) as source:
         for found in source.read(spans):
             yield found
             if not isinstance(found, LoaderdError):
                 on_bytes(found.nbytes)
-    finally:
-        source.close()
 
 
 class _Output:
@@ -215,12 +213,10 @@ def _read_back(path: Path, task: Task) -> tuple[int, str] | str:
     index = make_index(file, schema.records, DEFAULT_BLOCK_RECORDS)
     if index.damages:
         return str(index.damages[0])
-    source, digest = RowSource(schema, [file], [index.compression]), hashlib.sha256()
-    try:
+    digest = hashlib.sha256()
+    with closing(RowSource(schema, [file], [index.compression])) as source:
         for rows in source.read(list(spans_of(0, index))):
             if isinstance(rows, LoaderdError):
                 return str(rows)
             digest.update(rows.tobytes())
-    finally:
-        source.close()
     return index.num_records, digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What a server says of itself at its start: what it serves, the memory that it takes, how to connect.
+"""What a server logs at its start: what it serves, the memory that it takes, how to connect.
 
 Each function returns lines for the log, with their levels.
 """
@@ -19,11 +19,11 @@ Line = tuple[int, str]
 
 
 def datasets(report: Mapping[str, Any], told: dict[str, str]) -> list[Line]:
-    """What is new of the data sets of a Status; ``told`` is what has been said of each, by name."""
+    """What is new about the data sets of a Status; ``told``: what was logged of each, by name, which this updates."""
     lines: list[Line] = []
     for dataset in report["datasets"]:
         name, state = dataset["name"], dataset["state"]
-        if state in ("listing its shards", "indexing 0 %"):  # soon ready, if storage answers and the index is kept
+        if state in ("listing its shards", "indexing 0 %"):  # usually over before anybody reads it
             continue
         text = _about(dataset) if state == "ready" else f"{name}: {state.rstrip(' %0123456789')}"
         if told.get(name) != text:
@@ -57,7 +57,7 @@ def network(address: Address, options: ServerOptions, report: Mapping[str, Any])
     note = f"  # with the token in {TOKEN_VARIABLE}" if options.token else ""
     lines = [_connect(f"{scheme}://{Address(host, address.port)}", report, note)]
     if options.insecure and not (options.tls_cert and options.token):
-        lines.append((logging.WARNING, f"--insecure: whoever reaches {address} can read the data sets"))
+        lines.append((logging.WARNING, f"--insecure: anybody who can connect to {address} can read the data sets"))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Certificates and the token, looked at beforehand: gRPC's words for what is wrong with them do not say it."""
+"""Certificates and the token, checked at the start: gRPC's messages do not say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SHORT_TOKEN = 16
 
 
 def check_secrets(options: ServerOptions) -> list[str]:
-    """What an operator should be warned of. Raises OptionError where the network could not be served."""
+    """Warnings for the operator. Raises OptionError if the network could not be served."""
     warnings = []
     if options.token is not None and len(options.token) < _SHORT_TOKEN:
         warnings.append(
-            f"the token has {len(options.token)} characters, and could be guessed; {_SHORT_TOKEN} are better: "
+            f"the token has {len(options.token)} characters and could be guessed; {_SHORT_TOKEN} or more are better: "
             "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         )
     if options.tls_cert is not None and options.tls_key is not None:
@@ -32,7 +32,7 @@ def check_secrets(options: ServerOptions) -> list[str]:
 def _check_readable(path: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
-    except OSError as error:  # which ssl.SSLError is
+    except OSError as error:  # the base of ssl.SSLError
         raise OptionError(f"{path} must be a certificate, PEM: {_reason(error)}") from None
 
 
@@ -44,21 +44,21 @@ def _check_pair(cert: str, key: str) -> None:
         if "MISMATCH" in str(getattr(error, "reason", "")):
             raise OptionError(
                 f"the key {key} does not belong to the certificate {cert}",
-                hint="Give the two that were made together: --tls-cert and --tls-key.",
+                hint="--tls-cert and --tls-key must name two that were made together.",
             ) from None
         raise OptionError(f"{key} must be a private key without a passphrase, PEM: {_reason(error)}") from None
 
 
 def _reason(error: OSError) -> str:
-    reason = getattr(error, "reason", None) or error.strerror or "it holds none"
+    reason = getattr(error, "reason", None) or error.strerror or "it contains none"
     return str(reason).lower().replace("_", " ")
 
 
 def _expiry(cert: str) -> list[str]:
-    # Python has no public way to read a certificate that is in no connection; this one is as old as its ssl module.
+    # Python has no public way to read a certificate without a connection; this one is as old as its ssl module.
     found: dict[str, Any] = ssl._ssl._test_decode_cert(cert)  # type: ignore[attr-defined]
     left_s = ssl.cert_time_to_seconds(found["notAfter"]) - time.time()
     if left_s > _SOON_S:
         return []
     when = "has expired" if left_s <= 0 else f"expires in {left_s / 3600:.0f} hours"
-    return [f"the certificate {cert} {when}: {found['notAfter']}. A new one is taken on SIGHUP"]
+    return [f"the certificate {cert} {when}: {found['notAfter']}. SIGHUP makes the server read a new one"]

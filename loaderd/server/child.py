@@ -1,4 +1,4 @@
-"""A process that the supervisor has started: the daemon, or the gateway."""
+"""A process that the supervisor started: the daemon or the gateway."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ Heard = Callable[[Report | None, Report], None]
 
 
 class Child:
-    """Started with ``message``, what it is to do; ``heard`` is called with the last Status and each new one.
+    """A process and its channel. ``message`` tells it what to do; ``heard`` gets each report and the one before it.
 
-    ``captures``: what it prints becomes the log's.
-
-    Raises DaemonError where the process cannot be started.
+    ``captures``: what it prints goes to the log. Raises DaemonError if the process cannot be started.
     """
 
     def __init__(
@@ -44,28 +42,28 @@ class Child:
                 self.output.close_write_end()
         self.channel = Channel(sock)
         self.pid_fd = os.pidfd_open(self.process.pid)
-        """Can be read when the process has ended."""
+        """A file descriptor that becomes readable when the process ends."""
         self.report: Report | None = None
-        """Of the last Status; None until the first one: the process starts."""
+        """The report of the last Status; None while the process starts."""
         self.error: LoaderdError | None = None
-        """Why it has given up, if it has said so."""
+        """Why it gave up, if it said so."""
         self.silent_s = 0.0
-        """Seconds since it was asked how it is, or was started, and has not answered."""
+        """Seconds for which it has not answered a question, or its start."""
         self.patience_s = 30.0
-        """After so many of them the log is told that it still starts."""
-        self._is_asked = True  # by the first message
+        """After so many silent seconds, the log says that it is still starting."""
+        self._is_asked = True  # the first message is a question, too
         self.tell(message, fds)
 
     def __str__(self) -> str:
         return f"{self.name} {self.process.pid}"
 
     def tell(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Send a message. A process that is gone is no error here: ``pid_fd`` shows that."""
+        """Send a message. That the process has ended is no error here: ``pid_fd`` tells it."""
         with contextlib.suppress(ChannelClosed):
             self.channel.send(message, fds)
 
     def ask(self, passed_s: float) -> None:
-        """Ask for a Status, unless the last question is unanswered; then add ``passed_s`` to ``silent_s``."""
+        """Ask for a Status; or, while the last question is unanswered, add ``passed_s`` to ``silent_s``."""
         if self._is_asked:
             self.silent_s += passed_s
         else:
@@ -73,7 +71,7 @@ class Child:
             self.tell(AskStatus())
 
     def hear(self) -> bool:
-        """Take the messages that have come; returns whether there was a Status. Raises ChannelClosed."""
+        """Read the messages that have come; returns whether there was a Status. Raises ChannelClosed."""
         reported = False
         for message in self.channel.receive():
             if isinstance(message, Status):
@@ -87,9 +85,9 @@ class Child:
         return reported
 
     def bury(self) -> str:
-        """How the process ended, in words; kills it if it is alive."""
+        """Kill the process if it lives, and release what belongs to it; returns how it ended, in words."""
         with contextlib.suppress(ChannelClosed):
-            while select.select([self.channel], [], [], 0)[0]:  # its forks may keep the pipe open
+            while select.select([self.channel], [], [], 0)[0]:  # not until its end: forks of it may keep it open
                 self.hear()
         self.channel.close()
         self.process.kill()

@@ -1,9 +1,9 @@
 """The health of a server over HTTP: a few pages for monitoring.
 
 It has no thread and never waits: the supervisor's loop calls :meth:`HealthServer.serve` when a socket is ready. A
-client that is slow or sends too much loses its connection, and so does the oldest one where there are too many. A
-connection carries one request, of which only the first line is read. (``http.server``, and prometheus_client's server
-that is made of it, would take a thread for each connection, with no limit to their number or to how long they last.)
+connection carries one request, of which only the first line is read. It is closed if it is slow or too long, and the
+oldest one is closed if there are too many. (``http.server``, and prometheus_client's server, which builds on it, take
+a thread for each connection, without a limit to their number or time.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from loaderd.errors import ServerError
 from loaderd.server.settings import Address
 
-_MAX_CLIENTS = 32
+_MAX_CONNECTIONS = 32
 _MAX_REQUEST_BYTES = 8 << 10
 _LIMIT_S = 5.0
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
@@ -28,7 +28,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 @dataclass(frozen=True)
 class Page:
-    """What is answered: a ``status`` of HTTP, and the ``body``."""
+    """An answer: the HTTP ``status`` and the ``body``."""
 
     status: int
     content_type: str
@@ -36,7 +36,7 @@ class Page:
 
 
 @dataclass
-class _Client:
+class _Connection:
     sock: socket.socket
     until_s: float
     request: bytes = b""
@@ -44,7 +44,7 @@ class _Client:
 
 
 class HealthServer:
-    """Listens at ``address``; ``pages`` are made when they are asked for. Raises ServerError."""
+    """Listens at ``address``. ``pages``: by path, a function that makes the page. Raises ServerError."""
 
     def __init__(self, address: Address, pages: Mapping[str, Callable[[], Page]]) -> None:
         self._pages = pages
@@ -55,13 +55,13 @@ class HealthServer:
             raise ServerError(f"--health cannot listen at {address}: {error.strerror}") from None
         self._listener.setblocking(False)
         self.address = Address(address.host, self._listener.getsockname()[1])
-        """Where it listens, with the port that was free."""
-        self._clients: dict[int, _Client] = {}
+        """Where it listens, with the actual port if that was given as 0."""
+        self._connections: dict[int, _Connection] = {}
         self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def fileno(self) -> int:
-        """Can be read when :meth:`serve` has something to do."""
+        """Becomes readable when :meth:`serve` has something to do."""
         return self._selector.fileno()
 
     def serve(self) -> None:
@@ -72,51 +72,51 @@ class HealthServer:
     def drop_slow(self) -> None:
         """Close connections that are older than 5 s; to be called about once a second."""
         now_s = time.monotonic()
-        for client in [client for client in self._clients.values() if client.until_s < now_s]:
-            self._drop(client)
+        for connection in [one for one in self._connections.values() if one.until_s < now_s]:
+            self._drop(connection)
 
     def close(self) -> None:
-        for client in list(self._clients.values()):
-            self._drop(client)
+        for connection in list(self._connections.values()):
+            self._drop(connection)
         self._selector.close()
         self._listener.close()
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # gone again; or there may be no more files: then others will end first
+        except OSError:  # it is gone already, or there are too many open files: it is accepted later
             return
-        if len(self._clients) >= _MAX_CLIENTS:
-            self._drop(next(iter(self._clients.values())))  # the oldest
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            self._drop(next(iter(self._connections.values())))  # the oldest
         sock.setblocking(False)
-        client = _Client(sock, time.monotonic() + _LIMIT_S)
-        self._clients[sock.fileno()] = client
-        self._selector.register(sock, selectors.EVENT_READ, partial(self._read, client))
+        connection = _Connection(sock, time.monotonic() + _LIMIT_S)
+        self._connections[sock.fileno()] = connection
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._read, connection))
 
-    def _drop(self, client: _Client) -> None:
-        del self._clients[client.sock.fileno()]
-        self._selector.unregister(client.sock)
-        client.sock.close()
+    def _drop(self, connection: _Connection) -> None:
+        del self._connections[connection.sock.fileno()]
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
 
-    def _read(self, client: _Client) -> None:
+    def _read(self, connection: _Connection) -> None:
         try:
-            data = client.sock.recv(_MAX_REQUEST_BYTES)
+            data = connection.sock.recv(_MAX_REQUEST_BYTES)
         except OSError:
             data = b""
-        client.request += data
-        if not data or len(client.request) > _MAX_REQUEST_BYTES:
-            self._drop(client)
-        elif b"\r\n\r\n" in client.request or b"\n\n" in client.request:
-            client.answer = self._answer(client.request.split(b"\n", 1)[0].strip())
-            self._selector.modify(client.sock, selectors.EVENT_WRITE, partial(self._write, client))
+        connection.request += data
+        if not data or len(connection.request) > _MAX_REQUEST_BYTES:
+            self._drop(connection)
+        elif b"\r\n\r\n" in connection.request or b"\n\n" in connection.request:
+            connection.answer = self._answer(connection.request.split(b"\n", 1)[0].strip())
+            self._selector.modify(connection.sock, selectors.EVENT_WRITE, partial(self._write, connection))
 
-    def _write(self, client: _Client) -> None:
+    def _write(self, connection: _Connection) -> None:
         try:
-            client.answer = client.answer[client.sock.send(client.answer) :]
+            connection.answer = connection.answer[connection.sock.send(connection.answer) :]
         except OSError:
-            client.answer = b""
-        if not client.answer:
-            self._drop(client)
+            connection.answer = b""
+        if not connection.answer:
+            self._drop(connection)
 
     def _answer(self, line: bytes) -> bytes:
         method, page = self._page_of(line)
@@ -129,13 +129,13 @@ class HealthServer:
     def _page_of(self, line: bytes) -> tuple[str, Page]:
         words = line.decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/"):
-            return "", _text(400, "this speaks HTTP")
+            return "", _text(400, "expected an HTTP request")
         method, target, _ = words
         make = self._pages.get(target.partition("?")[0])
         if make is None:
             return method, _text(404, f"there is {' and '.join(self._pages)}")
         if method not in ("GET", "HEAD"):
-            return method, _text(405, "GET and HEAD only")
+            return method, _text(405, "only GET and HEAD are served")
         return method, make()
 
 
@@ -144,14 +144,14 @@ def _text(status: int, text: str) -> Page:
 
 
 def livez(is_stuck: bool) -> Page:
-    """Status 200 as long as the server helps itself: whoever starts it anew gains nothing then."""
-    return _text(503, "a process hangs, and cannot be ended") if is_stuck else _text(200, "ok")
+    """Status 200 while the server can help itself, and restarting it from outside would not help; else 503."""
+    return _text(503, "a process hangs and cannot be killed") if is_stuck else _text(200, "ok")
 
 
 def readyz(not_ready: Mapping[str, str], report: Mapping[str, Any]) -> Page:
-    """Status 200 if there is something to be had; else 503. ``not_ready``: processes and data sets, and why.
+    """Status 200 if consumers can be served; else 503. ``not_ready``: processes and data sets that are not, and why.
 
-    A data set that has failed keeps nobody from the others; one that is on its way is worth waiting for.
+    A data set that failed does not count, if there are others; one that is being prepared is waited for.
     """
     states = {each["name"]: each["state"] for each in report["datasets"]}
     has_failed = {name for name, state in states.items() if state.startswith("failed")}
@@ -161,7 +161,7 @@ def readyz(not_ready: Mapping[str, str], report: Mapping[str, Any]) -> Page:
 
 
 def healthz(why_not: str, report: Mapping[str, Any]) -> Page:
-    """Status 200 if all of it can be served; else 503, with ``why_not``. A short JSON object."""
+    """A short JSON object: status 200 if everything can be served; else 503, with ``why_not``."""
     found = {
         "status": "unavailable" if why_not else "ok",
         "why": why_not,

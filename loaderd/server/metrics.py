@@ -1,8 +1,9 @@
-"""The server's figures for Prometheus, made from what its daemons and its gateways report.
+"""The server's metrics for Prometheus, from the reports of its daemons and gateways.
 
-A daemon counts by consumer, from its connection on. Consumers come and go, and daemons too, while a counter here
-never falls: so each report is compared with the one before, and what has been added is counted by data set and
-consumer's name. Names are the consumers' choice: the first ``MAX_NAMES`` have counters of their own, all others one.
+A daemon counts for each consumer, from its connection on. Consumers and daemons come and go, but a counter of
+Prometheus must never fall: so each report is compared with the one before, and the difference is added to counters by
+data set and consumer's name. Consumers choose their names: the first ``MAX_NAMES`` names have a counter each, all
+others share one.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ _COUNTED = {
     "batches": "Batches that were delivered to consumers",
     "records": "Records that were delivered to consumers",
     "bytes": "Bytes of the batches that were delivered to consumers",
-    "waiting_seconds": "Time that consumers have waited for batches, where they take these by themselves",
+    "waiting_seconds": "Time that consumers waited for batches; unknown for those that share batches out",
 }
 _COUNTED_REMOTE = {
     "remote_requests": "Requests for rows that were answered over the network",
     "remote_records": "Records of the rows that were sent over the network",
     "remote_bytes": "Bytes of the rows that were sent over the network",
-    "remote_cache_hits": "Requests that were answered with rows which were there already",
+    "remote_cache_hits": "Requests that were answered from the cache",
 }
 
 
 class Metrics:
-    """Counts on from report to report, and makes the page."""
+    """Counters over all reports, and the page that shows them."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[Labels]] = {what: Counter() for what in (*_COUNTED, *_COUNTED_REMOTE)}
@@ -48,7 +49,7 @@ class Metrics:
         self._names: set[str] = set()
 
     def heard_daemon(self, before: Report | None, report: Report) -> None:
-        """Count what a daemon has added to its report ``before``, also for consumers that have left meanwhile."""
+        """Add what a daemon's ``report`` counts more than the one before, also of consumers that have left."""
         known = {consumer["number"]: consumer for consumer in _reading([before] if before else [])}
         for consumer in [*_reading([report]), *report.get("left", ())]:
             last = known.get(consumer["number"], {})
@@ -62,7 +63,7 @@ class Metrics:
         self._add_once(before, report, "workers_restarted", "sent_away")
 
     def heard_gateway(self, before: Report | None, report: Report) -> None:
-        """The same of a gateway."""
+        """The same for a gateway."""
         known = {(each["dataset"], each["consumer"]): each for each in (before["remote"] if before else [])}
         for each in report["remote"]:
             last = known.get((each["dataset"], each["consumer"]), {})
@@ -83,9 +84,9 @@ class Metrics:
         return name
 
     def page(self, is_ready: bool, reports: Sequence[Report], restarts: Mapping[str, int]) -> Page:
-        """All figures as they are now.
+        """All metrics as they are now.
 
-        ``reports`` are the last ones of the daemons that run, ``restarts`` those of processes other than workers.
+        ``reports``: the last of each running daemon. ``restarts``: of processes other than workers and makers.
         """
         registry = CollectorRegistry()
         registry.register(_Collector([*self._of_server(is_ready, reports, restarts), *self._of_consumers(reports)]))
@@ -93,7 +94,12 @@ class Metrics:
 
     def _of_server(self, is_ready: bool, reports: Sequence[Report], restarts: Mapping[str, int]) -> Iterator[Metric]:
         yield _gauge("ready", "1 if consumers can be served, else 0", [], {(): is_ready})
-        yield _gauge("daemons", "Daemons that run: more than one after a reload", [], {(): len(reports)})
+        yield _gauge(
+            "daemons",
+            "Running daemons; after a reload more than one, until the old one's consumers have left",
+            [],
+            {(): len(reports)},
+        )
         yield _gauge("workers", "Worker processes", [], {(): sum(report["workers"] for report in reports)})
         memory = sum(report["memory_bytes"] for report in reports)
         yield _gauge("memory_bytes", "Shared memory of windows and slots", [], {(): memory})
@@ -111,7 +117,7 @@ class Metrics:
 
     def _of_consumers(self, reports: Sequence[Report]) -> Iterator[Metric]:
         consumers = _reading(reports)
-        # A series that vanished with its last consumer would show as a gap, and not as 0.
+        # Without consumers, 0: a series that vanishes would show as a gap.
         number: Counter[Labels] = Counter(dict.fromkeys(self._of_consumers_seen, 0))
         slots, lent = number.copy(), number.copy()
         for consumer in consumers:
@@ -121,25 +127,25 @@ class Metrics:
             lent[labels] += consumer["slots_lent"]
         of = ["dataset", "sharing"]
         yield _gauge("consumers", "Consumers that are connected", of, number)
-        yield _gauge(
-            "slots", "Batches that consumers' memory has room for; a group's counts for each of it", of, slots
-        )
+        yield _gauge("slots", "Slots of consumers; those of a group count for each of its consumers", of, slots)
         yield _gauge("slots_lent", "Batches that consumers hold", of, lent)
         idle_s = max([0.0, *(consumer["idle_s"] for consumer in consumers)])
-        yield _gauge("consumer_idle_seconds", "Since the idlest consumer last took a batch", [], {(): idle_s})
+        yield _gauge(
+            "consumer_idle_seconds", "Time since the consumer that is idle longest took a batch", [], {(): idle_s}
+        )
         for what, about in {**_COUNTED, **_COUNTED_REMOTE}.items():
             yield _counter(what, about, ["dataset", "consumer"], self._counts[what])
-        about = "Time of all workers by stage, and by field; slot, window: waiting for these"
+        about = "Time of all workers, by stage and field; stages slot and window: waiting for these"
         yield _counter("stage_seconds", about, ["dataset", "stage"], self._stages)
 
 
 def _reading(reports: Sequence[Report]) -> list[Report]:
-    """The consumers that have said what they want; the others have come just now."""
+    """The consumers that have opened a stream; others have just connected."""
     return [consumer for report in reports for consumer in report["consumers"] if "sharing" in consumer]
 
 
 class _Collector:
-    """What a registry takes: metrics that are there already."""
+    """Gives finished metrics to a registry."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics

@@ -1,7 +1,7 @@
-"""What a child writes to its standard output and error, where the log is to be JSON and nothing else.
+"""What a child writes to its standard output and error, for ``--log-format json``: then all output must be JSON.
 
-Its log is lines of JSON, which go on as they are; all other lines, such as what a user's module prints or a library
-complains of, become records of the log.
+Lines of the child's own log are JSON already and are passed on; all others, such as what a user's module prints,
+become messages of the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _logger = logging.getLogger("loaderd")
 
 
 class Output:
-    """A pipe. Children of the child have it too, so it may end after the child."""
+    """A pipe. Children of the child inherit it, so it may stay open after the child's end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -30,11 +30,11 @@ class Output:
         return self._read_fd
 
     def close_write_end(self) -> None:
-        """To be called when the child has inherited it."""
+        """Call this when the child has inherited the write end."""
         os.close(self.write_fd)
 
     def take(self) -> bool:
-        """Pass on what has come, without waiting; returns whether more can come."""
+        """Pass on what has come, without waiting; returns False at the end of the pipe."""
         try:
             data = os.read(self._read_fd, _READ_BYTES)
         except BlockingIOError:
@@ -48,7 +48,7 @@ class Output:
         return bool(data)
 
     def close(self) -> None:
-        """Pass on the rest."""
+        """Pass on what is left, and close the pipe."""
         while select.select([self._read_fd], [], [], 0)[0] and self.take():
             pass
         if self._begun:

@@ -1,4 +1,4 @@
-"""A task of the server that one process has at a time (the daemon's, the gateway's), and when to start another."""
+"""A post: the task of the daemon or of the gateway, which one process has at a time, and when to start the next."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _ANSWERS_WITHIN_S = 5.0
 
 @dataclass
 class Post:
-    """``module``: what the process runs. Times are of the monotonic clock, in seconds."""
+    """``module``: what the process runs. Times are in seconds of the monotonic clock."""
 
     name: str
     module: str
     child: Child | None = None
     due_s: float | None = None
-    """When to start another process; None: one runs, or none is needed yet."""
+    """When to start the next process; None: one runs, or none is needed yet."""
     began_s: float = 0.0
     delay_s: float = _FIRST_DELAY_S
     in_vain: int = 0
     restarts: int = 0
     is_renewed: bool = False
-    """The process was told to end, so that a new one takes its place."""
+    """Whether the process was told to end, as another is to replace it."""
 
     def missed(self, has_served: bool) -> bool:
-        """The process has ended, or did not start: plan the next one. False: too many in a row have failed."""
+        """Plan the next process, as this one has ended or did not start. False: too many in a row never served."""
         self.child = None
         self.in_vain = 0 if has_served else self.in_vain + 1
         if self.in_vain >= _MAX_STARTS_IN_VAIN:
@@ -43,13 +43,13 @@ class Post:
         return True
 
     def slow_down(self) -> None:
-        """Double the pause before the process after the next."""
+        """Double the delay of the process after the next."""
         self.delay_s = min(2 * self.delay_s, _MAX_DELAY_S)
 
     def why_not(self) -> str:
-        """Why it does not serve now; "" if it does."""
+        """Why it cannot serve now; "" if it can."""
         if self.child is None or self.child.report is None:
-            return f"the {self.name} starts"
+            return f"the {self.name} is starting"
         if self.child.silent_s > _ANSWERS_WITHIN_S:
             return f"the {self.name} has said nothing for {self.child.silent_s:.0f} s"
         return ""

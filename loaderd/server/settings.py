@@ -1,4 +1,4 @@
-"""What a server is told at its start, checked when it is made."""
+"""The options of a server, checked when they are made."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from loaderd.remote.security import read_token
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-def parse_bytes(text: str) -> int:
-    """A number of bytes such as "100MB" or "1.5 GiB"; raises OptionError."""
+def parse_bytes(text: str, what: str = "a number of bytes") -> int:
+    """A number of bytes such as "100MB" or "1.5 GiB". Raises OptionError, which names ``what``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]i?B|B)", text.strip())
     number = round(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
-    require(number > 0, "a number of bytes", f"like 100MB, with a unit of {', '.join(_UNITS)}", text)
+    require(number > 0, what, f"like 100MB, with a unit of {', '.join(_UNITS)}", text)
     return number
 
 
@@ -34,14 +34,14 @@ class Address:
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """Of "HOST:PORT", an IPv6 address in brackets; raises OptionError."""
+    def parse(cls, text: str, what: str = "an address") -> Address:
+        """Of "HOST:PORT", an IPv6 address in brackets. Raises OptionError, which names ``what``."""
         host, colon, port = text.rpartition(":")
         is_port = bool(colon) and port.isascii() and port.isdigit() and int(port) < 1 << 16
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         require(
             is_port and bool(bare) and (":" not in host or bare != host),
-            "an address to listen at",
+            what,
             "HOST:PORT, such as 127.0.0.1:8471 or [::]:8471",
             text,
         )
@@ -52,7 +52,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can get there; raises OptionError for a name that nobody knows."""
+        """Whether only this machine can connect to it. Raises OptionError for a name that cannot be resolved."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -65,9 +65,9 @@ class ServerOptions:
     """Options of the same names as those of ``loaderd serve``; paths are files. Raises OptionError.
 
     ``token``: what every consumer on the network must show. ``makers``: processes that make rows for the network;
-    None: as many as workers. ``cache``: bytes of answers that are kept. ``max_bandwidth``: bytes/s that go out over
-    the network, to all consumers together. ``max_memory``: bytes of windows and batches of a consumer at the Unix
-    socket, or of a group. ``idle_timeout``, ``grace``, ``watchdog``: seconds.
+    None: as many as workers. ``cache``: bytes of answers that are kept. ``max_bandwidth``: bytes/s over the network,
+    to all consumers together. ``max_memory``: bytes of windows and batches of a consumer at the Unix socket, or of a
+    group. ``idle_timeout``, ``grace``, ``watchdog``: seconds.
     """
 
     targets: tuple[str, ...]
@@ -96,7 +96,7 @@ class ServerOptions:
         require(len(self.targets) > 0, "what is served", "at least one mypackage.module:dataset", self.targets)
         for target in self.targets:
             is_target = all(part.isidentifier() for part in re.split(r"[.:]", target)) and target.count(":") == 1
-            require(is_target, "a data set", "named as mypackage.module:dataset", target)
+            require(is_target, "a data set", "named like mypackage.module:dataset", target)
         require(self.workers is None or is_count(self.workers), "workers", "a positive integer", self.workers)
         require(self.makers is None or is_count(self.makers), "makers", "a positive integer", self.makers)
         require(is_count(self.cache, 0), "cache", "a number of bytes", self.cache)
@@ -130,7 +130,7 @@ class ServerOptions:
         if missing and not self.insecure and not self.listen.is_loopback:
             raise OptionError(
                 f"--listen {self.listen} can be reached from other machines, and needs {' and '.join(missing)}",
-                hint="Listen at 127.0.0.1, give what is missing, or say --insecure if everybody may read the data.",
+                hint="Listen at 127.0.0.1, give what is missing, or pass --insecure if everybody may read the data.",
             )
 
     def renewed(self) -> ServerOptions:

@@ -1,15 +1,15 @@
-"""The server's first process: it holds the socket, and sees to it that a daemon serves there, and a gateway.
+"""The server's first process: it owns the listening socket, and keeps a daemon and a gateway running.
 
 ::
 
-    supervisor ─┬─ daemon    imports the data sets, has the workers, takes consumers from the socket
-                ├─ gateway   with --listen: the network
-                └─ daemon    after SIGHUP: the next one, which takes the place of the first as soon as it says that it
-                             is well; then the first serves its last consumers, and ends
+    supervisor ─┬─ daemon    imports the data sets, has the workers, accepts consumers at the socket
+                ├─ gateway   with --listen: serves the network
+                └─ daemon    after SIGHUP: the next one. When it reports that it is ready, it replaces the first,
+                             which serves its last consumers and ends
 
-One thread, which waits in ``select`` for signals (Python writes their numbers into a socket), children and clients of
-the health page. It runs no code of the user's, so nothing of that can bring it down. The listening socket stays open
-over all daemons: while there is none, consumers wait in its queue.
+It has one thread, which waits in ``select`` for signals (Python writes their numbers into a socket), its children,
+and requests to the health pages. It runs no code of the user's that could bring it down. The listening socket
+outlives the daemons: while there is none, consumers wait in its queue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _logger = logging.getLogger("loaderd")
 
 
 class Supervisor:
-    """Raises ServerError, OptionError, or OSError, where the server cannot listen as it is told to."""
+    """Raises ServerError, OptionError or OSError if the server cannot listen as its options say."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
@@ -79,7 +79,7 @@ class Supervisor:
                 raise
 
     def _open_health(self, address: Address) -> None:
-        from loaderd.server.metrics import Metrics  # prometheus_client, for those who want it
+        from loaderd.server.metrics import Metrics  # imports prometheus_client, which only this needs
 
         self._metrics = Metrics()
         pages = {"/livez": self._livez, "/readyz": self._readyz, "/healthz": self._healthz}
@@ -88,7 +88,7 @@ class Supervisor:
         _logger.info("health: http://%s/healthz (and /livez, /readyz, /metrics)", self._health.address)
 
     def run(self) -> bool:
-        """Until a signal ends it, and all of its processes have ended; returns whether it could have gone on."""
+        """Serve until a signal has ended all processes. Returns False if the server gave up by itself."""
         wake, woken = socket.socketpair()
         for sock in (wake, woken):
             sock.setblocking(False)
@@ -127,18 +127,18 @@ class Supervisor:
             if number == signal.SIGHUP:
                 self._reload()
             elif self._stopping:
-                _logger.warning("%s once more: what is still running is killed", signal.Signals(number).name)
+                _logger.warning("%s again: processes that still run are killed", signal.Signals(number).name)
                 self._kill_at_s = 0.0
             else:
                 why = f"the server ends ({signal.Signals(number).name})"
-                _logger.info("%s; its consumers have %g s to take note of it", why, self._options.grace)
+                _logger.info("%s; its consumers have %g s to finish", why, self._options.grace)
                 self._stop(why)
 
     def _stop(self, why: str) -> None:
-        """Have all end; who does not in the time of grace is killed."""
+        """Tell all children to end; those that have not after ``grace`` seconds are killed."""
         self._stopping = why
         self._kill_at_s = time.monotonic() + self._options.grace
-        self._socket.remove()  # who comes now finds nobody, and may try again
+        self._socket.remove()  # a consumer that connects now is refused, and may try again
         systemd.notify("STOPPING=1")
         for child in self._children:
             child.tell(Stop(why))
@@ -149,12 +149,12 @@ class Supervisor:
         self._stop(f"the server gives up: {error.message}")
 
     def _reload(self) -> None:
-        """Start the next daemon, which imports everything anew; when it serves, another gateway follows."""
+        """Start the next daemon, which imports the modules again; when it is ready, the gateway is replaced, too."""
         current = self._daemon.child
         if self._stopping:
             return
         if self._next_daemon is not None or (current is not None and current.report is None):
-            self._reload_wanted = True  # what starts just now may have read old files
+            self._reload_wanted = True  # again when it is ready: it may have read old files
             return
         self._reload_wanted = False
         try:
@@ -188,13 +188,13 @@ class Supervisor:
         return child
 
     def _count_of(self, post: Post) -> Heard:
-        """What counts what the processes of a post report."""
+        """What the reports of a post are given to."""
         if self._metrics is None:
             return lambda before, report: None
         return self._metrics.heard_daemon if post is self._daemon else self._metrics.heard_gateway
 
     def _pass_on(self, output: Output) -> None:
-        if output.is_open and not output.take():  # in this very round, its process may have been buried
+        if output.is_open and not output.take():  # its process may have been buried in the same round
             self._selector.unregister(output)
 
     def _fill(self, post: Post) -> None:
@@ -206,13 +206,13 @@ class Supervisor:
             self._missed(post, error)
 
     def _hear(self, child: Child) -> None:
-        if child not in self._children:  # buried just now
+        if child not in self._children:  # it was buried in the same round
             return
         before = child.report
         try:
             if not child.hear():
                 return
-        except ChannelClosed:  # its end is to come
+        except ChannelClosed:  # the process is ending: _lose is called then
             self._selector.unregister(child.channel)
             return
         assert child.report is not None
@@ -224,28 +224,28 @@ class Supervisor:
             self._reload()
 
     def _promote(self, child: Child) -> None:
-        """The next daemon is well: it takes the place of the one before."""
+        """The next daemon is ready: it replaces the one before."""
         before = self._daemon.child
         self._daemon.child, self._daemon.due_s, self._next_daemon = child, None, None
         self._daemon.began_s = time.monotonic()
         _logger.info("reloaded: %s serves now", child)
         if before is not None:
-            _logger.info("%s ends when its last consumer has gone", before)
+            _logger.info("%s ends when its last consumer has left", before)
             before.tell(Drain())
         if self._gateway.child is not None:
             self._gateway.is_renewed = True
             self._is_announced = False
-            self._gateway.child.tell(Stop("another one takes its place"))
+            self._gateway.child.tell(Stop("another gateway replaces it"))
 
     def _announce(self, child: Child, is_first: bool) -> None:
-        """Tell what has become known by the last Status, of the daemon or the gateway."""
+        """Log what is new in the last report of the daemon or the gateway."""
         assert child.report is not None
         lines: list[announce.Line] = []
         if is_first and any(post.child is child and post.restarts for post in self._posts):
             lines.append((logging.INFO, f"{child} serves now"))
         if child is not self._daemon.child:
             if is_first and self._listen is not None and not self._is_announced:
-                # With the port that was free: another gateway is to have the same.
+                # With the actual port, if that was 0: the next gateway takes the same one.
                 self._is_announced = True
                 self._listen = Address.parse(child.report["address"])
                 lines += announce.network(self._listen, self._options, self._report())
@@ -262,7 +262,7 @@ class Supervisor:
             systemd.notify("READY=1")
 
     def _lose(self, child: Child) -> None:
-        """A process has ended: as it was to, or another one must take its place."""
+        """A process has ended: as it was told, or it must be replaced."""
         registered = self._selector.get_map()
         fds = [child.pid_fd, child.channel.fileno(), *([] if child.output is None else [child.output.fileno()])]
         for fd in fds:
@@ -283,12 +283,12 @@ class Supervisor:
         elif post.is_renewed:
             post.is_renewed, post.child, post.due_s = False, None, 0.0
         elif child.error is not None and child.report is None and not post.restarts:
-            self._give_up(child.error)  # it would say the same again
+            self._give_up(child.error)  # the next one would fail in the same way
         else:
             self._missed(post, error, has_served=child.report is not None)
 
     def _missed(self, post: Post, error: LoaderdError, has_served: bool = False) -> None:
-        """Have another one start after a while; or end it all, if that has been in vain too often."""
+        """Start the next process after a delay; or give up, if too many in a row never served."""
         if not post.missed(has_served):
             self._give_up(error)
             return
@@ -322,7 +322,7 @@ class Supervisor:
             return
         self._ticked_s = now_s
         for child in self._children:
-            child.ask(min(passed_s, _TICK_S))  # no more than a tick, if this process was stopped meanwhile
+            child.ask(min(passed_s, _TICK_S))  # no more, if this process was stopped for longer
             if child.report is None and child.silent_s > child.patience_s:
                 _logger.warning("%s has been starting for %.0f s", child, child.silent_s)
                 child.patience_s *= 2
@@ -335,12 +335,12 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------ health
 
     def _is_stuck(self) -> bool:
-        """Whether there is a process that is silent, and that not even killing it has ended."""
+        """Whether a process does not answer, and killing it has not ended it."""
         limit_s = 2 * self._options.watchdog
         return any(child.report is not None and child.silent_s > limit_s for child in self._children)
 
     def _not_ready(self) -> dict[str, str]:
-        """What cannot serve consumers now, and why not."""
+        """The processes and data sets that cannot serve consumers now, and why."""
         if self._stopping:
             return {"server": self._stopping}
         posts = {post.name: post.why_not() for post in self._posts}
@@ -355,7 +355,7 @@ class Supervisor:
         )
 
     def _report(self) -> dict[str, Any]:
-        """The last one of the daemon; without consumers and data sets, where there is none."""
+        """The daemon's last report; before the first one, a report of no consumers and no data sets."""
         child = self._daemon.child
         return (child.report if child is not None else None) or {"pid": os.getpid(), "datasets": [], "consumers": []}
 

@@ -1,7 +1,7 @@
 """The Unix socket that a server listens on: a file that only its owner may use.
 
-A server that was killed leaves its file behind. Whether somebody listens there is seen by connecting; and while one
-server looks, removes and binds, no other may: so all of that is done under a lock of the folder.
+A server that was killed leaves its file behind; connecting shows whether anybody still listens there. A lock of the
+folder keeps two servers from looking, removing and binding at the same time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from loaderd.errors import ServerError
 from loaderd.protocol.channel import peer_of
 
 _BACKLOG = 128
-_MAX_PATH_BYTES = 107  # of sockaddr_un, without the zero at the end
+_MAX_PATH_BYTES = 107  # sun_path of sockaddr_un, without the zero at its end
 
 
 class UnixSocket:
-    """Listens at ``path``, mode 0600 from the first moment on. Raises ServerError where that cannot be had."""
+    """Listens at ``path``, with mode 0600 from the first moment on. Raises ServerError if that is impossible."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -47,7 +47,7 @@ class UnixSocket:
             self._identity = _identity(self.path)
 
     def remove(self) -> None:
-        """Close the socket and remove its file, if that is still ours; may be called again."""
+        """Close the socket and remove its file, unless another server has replaced it. May be called again."""
         self.socket.close()
         with contextlib.suppress(OSError, ServerError), _locked_folder(self.path):
             if _identity(self.path) == self._identity:
@@ -55,9 +55,9 @@ class UnixSocket:
 
 
 def make_private_folder(folder: Path) -> None:
-    """See to it that ``folder`` is there and is only ours; raises ServerError if it is somebody else's.
+    """Make ``folder``, for this user alone. Raises ServerError if it exists and others may write there.
 
-    For a folder in /tmp, where anybody may have been before us.
+    For a folder in /tmp, where any user may have made it before.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -66,7 +66,7 @@ def make_private_folder(folder: Path) -> None:
         raise ServerError(
             f"{folder} must be a folder of user {os.getuid()} with mode 0700, "
             f"found {stat.filemode(found.st_mode)} of user {found.st_uid}",
-            hint="Somebody else could listen there. Remove it, or choose another place with --unix.",
+            hint="Another user could listen there. Remove it, or choose another path with --unix.",
         )
 
 
@@ -90,32 +90,36 @@ def _locked_folder(path: str) -> Iterator[None]:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a server that is dead; raises ServerError if it lives, or if it is no socket."""
+    """Remove the socket of a dead server. Raises ServerError if the server lives, or if it is no socket."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ServerError(f"cannot listen at {path}: it is there, and is no socket", hint="Choose another --unix.")
+        raise ServerError(
+            f"cannot listen at {path}: it exists and is no socket", hint="Choose another path with --unix."
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # a full backlog is a sign of life, too
+        probe.setblocking(False)  # do not wait where the queue is full: that server lives
         number = probe.connect_ex(path)
         if number == errno.ECONNREFUSED:
             os.unlink(path)
             return
         if number not in (0, errno.EAGAIN):
-            raise ServerError(f"cannot listen at {path}: it is there, and gives {os.strerror(number)}")
+            raise ServerError(
+                f"cannot listen at {path}: it exists, and connecting to it fails: {os.strerror(number)}"
+            )
         raise ServerError(
             f"cannot listen at {path}: {_listener(probe) if number == 0 else 'a process with a full queue'} does",
-            hint="Stop that server, or choose another place with --unix.",
+            hint="Stop that server, or choose another path with --unix.",
         )
 
 
 def _listener(connected: socket.socket) -> str:
-    """Who listens at the other end, in words: "process 4711 (loaderd) of user 1000"."""
+    """The process at the other end, such as "process 4711 (loaderd) of user 1000"."""
     pid, uid = peer_of(connected)
     try:
         name = f" ({Path(f'/proc/{pid}/comm').read_text().strip()})"
-    except OSError:  # of another container
+    except OSError:  # it is in another container
         name = ""
     return f"process {pid}{name} of user {uid}"

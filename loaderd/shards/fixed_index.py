@@ -7,6 +7,7 @@ compressed stream of the file: the file itself, or a member of a tar. It begins 
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -33,8 +34,7 @@ def build_fixed_index(
     access: Access | None = None,
 ) -> ShardIndex:
     """Read a shard from front to back, and note its blocks and damage; as ``build_index`` does of TFRecord."""
-    opened = open_shard(file, access)
-    try:
+    with closing(open_shard(file, access)) as opened:
         compression = detect_wrapping(file.uri, opened, file.size_bytes, records)
         found = _Found(file, opened, records, block_records, on_read)
         if compression == "npz":
@@ -44,8 +44,6 @@ def build_fixed_index(
         else:
             found.add_stream(0, file.size_bytes, compression)
         opened.check_unchanged()
-    finally:
-        opened.close()
     return found.index(compression)
 
 

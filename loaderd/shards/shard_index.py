@@ -22,6 +22,7 @@ the **anchors** of a block, the offsets in it of every 32nd record, it takes 32 
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -152,8 +153,7 @@ def build_index(
 
     Raises ShardReadError where the file is not there, or changes meanwhile, and StorageError.
     """
-    opened = open_shard(file, access)
-    try:
+    with closing(open_shard(file, access)) as opened:
         compression = detect_compression(file.uri, opened)
         blocks = _Blocks(block_records if compression == "none" else None)
         damages: list[Damage] = []
@@ -170,8 +170,6 @@ def build_index(
         if stream.damage is not None:
             damages.append(_place(stream.damage, next_record, damages))
         opened.check_unchanged()
-    finally:
-        opened.close()
     return ShardIndex(file, compression, digest, tuple(damages), *blocks.arrays())
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from loaderd.errors import ShardReadError
@@ -48,16 +49,13 @@ def tell_schema(file: ShardFile, access: Access | None = None) -> Told | None:
 
     Costs opening the file and some reads. Raises ShardReadError where it cannot be opened, and StorageError.
     """
-    opened = open_shard(file, access)
-    try:
+    with closing(open_shard(file, access)) as opened:
         head = _read(opened, 0, HEADER_BYTES)
         if _is_frame(head):
             return None
         if head.startswith(ZIP_MAGIC):
             return _tell_npz(opened, file)
         return _tell_stream(opened, file)
-    finally:
-        opened.close()
 
 
 def _tell_stream(opened: OpenFile, file: ShardFile) -> Told | None:

@@ -181,6 +181,9 @@ def test_what_fails_is_named_and_the_first_batch_without_an_index_is_timed_apart
     ("arguments", "complaint"),
     [
         (["--candidates", "floor:sideways"], "option must be one of ['1worker',"),
+        (["--candidates", "missing"], "--candidates missing must be one of tfdata_tuned, "),
+        (["--candidates", "floor", "--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["--candidates", "floor", "--records", "0"], "--records must be a positive integer, got 0"),
         (["absent.tfrecord"], "absent.tfrecord does not exist"),
         (["--schema", "json:loads"], "--schema says what is in SHARDS"),
         (["here.tfrecord", "--records", "5"], "--records: of synthetic shards only"),

@@ -43,11 +43,11 @@ def test_a_training_that_waits_is_an_exit_status(start_training: Start):
 
 def test_nobody_there():
     done = doctor(str(os.getpid()))
-    assert done.returncode == 2 and f"that process {os.getpid()} runs was found" in done.stderr
+    assert done.returncode == 2 and f"was found in process {os.getpid()}" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "hint"), [(("nonsense",), "Process numbers"), ((__file__,), "Shards need --schema")]
+    ("arguments", "hint"), [(("nonsense",), "numbers of processes"), ((__file__,), "Shards need --schema")]
 )
 def test_what_is_no_target(arguments: tuple[str, ...], hint: str):
     done = doctor(*arguments)
@@ -68,5 +68,7 @@ def test_shards_without_a_training(tmp_path: Path, write_numbered: Callable[[Seq
     assert found["found"]["records_per_s"] > 1000 and found["found"]["stage_ns"]["parse"] > 0
     done = doctor(*of_shards, "--step-ms", "0.0001", "--seconds", "4.5", folder=tmp_path)
     assert done.returncode == 1 and "and there are 1." in done.stdout and "ns a record" in done.stdout
+    done = doctor(*of_shards, "--seconds", "0.5", folder=tmp_path)
+    assert done.returncode == 2 and "--seconds 0.5 is too short" in done.stderr
     done = doctor("shards/*.tfrecord", "--schema", "mine:nothing", folder=tmp_path)
-    assert done.returncode == 2 and "--schema mine:nothing cannot be had" in done.stderr
+    assert done.returncode == 2 and "--schema mine:nothing cannot be loaded" in done.stderr

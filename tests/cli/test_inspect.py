@@ -121,7 +121,7 @@ def test_features_that_are_missing_or_of_no_fixed_length(tmp_path: Path):
     path.write_bytes(full + testing.write_shards(tmp_path / "less", less)[0].read_bytes())
     module = inspect(path, "--features").stdout
     assert "# 'move' is left out: its lists have 3 to 5 values." in module
-    assert "# 10 of 310 records lack it, and get the default." in module
+    assert "# 10 of 310 records lack it and get the default." in module
     names: dict[str, Any] = {}
     exec(compile(module, "proposed.py", "exec"), names)
     with loaderd.Loader(path, names["schema"], batch_size=310, shuffle=False, workers=1) as loader:
@@ -135,9 +135,9 @@ def test_what_cannot_be_shown_is_said(shard: Path, tmp_path: Path):
         "import loaderd\nschema = loaderd.Schema({'score': loaderd.Float()}, {'score': loaderd.Array('score')})\n"
     )
     for arguments, said in [
-        ([shard, "--record", 300], "The last one before it is 299"),
+        ([shard, "--record", 300], "The last healthy one before it is 299"),
         ([shard, "--schema", "loaderd.schemas:mnist"], "record 0: expected feature 'image_raw'"),
-        ([shard, "--schema", "nowhere:schema"], "--schema nowhere:schema cannot be had"),
+        ([shard, "--schema", "nowhere:schema"], "--schema nowhere:schema cannot be loaded"),
         ([shard, "--png", "x.png"], "--png needs --schema"),
         ([shard, "--schema", "scores:schema", "--png", "x.png"], "--png needs a field with planes"),
         ([shard, "--schema", "boards:schema", "--png", "no/x.png"], "--png no/x.png cannot be written"),

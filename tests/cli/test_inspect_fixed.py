@@ -103,7 +103,7 @@ def test_the_schema_proposed_for_any_npz_reads_it(tmp_path: Path, capsys: Captur
     [
         (["a.gz", "--schema", "katgo"], "Did you mean katago?"),
         (["a.gz", "--schema", "other"], "named MODULE:NAME"),
-        (["a.gz", "--record", "90"], "got 90\nThe last one is 2."),
+        (["a.gz", "--record", "90"], "got 90\nThe last healthy one is 2;"),
         (["a.gz", "--record", "-1"], "--record must be an integer from 0 on"),
         (["a.gz", "--features", "--schema", "lc0"], "--features proposes a schema"),
         (["cut.npz"], "expected a whole npz"),

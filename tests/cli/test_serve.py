@@ -92,9 +92,9 @@ def test_without_a_folder_of_the_user_it_makes_one_in_tmp(monkeypatch: pytest.Mo
     ("arguments", "error"),
     [
         (["--listen", "0.0.0.0:8471"], "needs TLS (--tls-cert and --tls-key) and a token (--token-file"),
-        (["--listen", "8471"], "must be HOST:PORT"),
-        (["--health", "localhost"], "must be HOST:PORT"),
-        (["--max-bandwidth", "fast"], "must be like 100MB"),
+        (["--listen", "8471"], "--listen must be HOST:PORT"),
+        (["--health", "localhost"], "--health must be HOST:PORT"),
+        (["--max-bandwidth", "fast"], "--max-bandwidth must be like 100MB"),
         (["--max-bandwidth", "100"], "must be like 100MB, with a unit of B, kB, MB"),
         (["--listen", "127.0.0.1:0", "--token-file", "missing"], "missing"),
         (["--unix", "missing/x.sock"], "No such file or directory"),

@@ -82,7 +82,7 @@ def test_rates_of_another_daemon_are_not_known():
 
 def test_one_who_has_just_come_and_nobody():
     newcomer = {"number": -3, "name": "", "pid": 9, "dataset": "train", "connected_s": 0.0, "idle_s": 0.0}
-    assert shown(report(), report(newcomer))[5] == ["-3", "(9)", "train", "has", "just", "come"]
+    assert shown(report(), report(newcomer))[5] == ["-3", "(9)", "train", "connecting"]
     assert shown(report(), report())[-1] == ["no", "consumers"]
 
 

@@ -61,7 +61,7 @@ def test_shards_are_written_by_several_processes_and_told_of(folder: Path):
     assert sum(map(len, shards_in(folder / "to").values())) == total["bytes"]
     again = run(folder, *OPTIONS, "--to", "to")
     assert again.returncode == 0 and "27 shards, 4,000 records" in again.stdout
-    assert "27 of them were there already" in again.stdout
+    assert "27 of these shards were there already" in again.stdout
     run(folder, *OPTIONS, "--to", "alone", "--processes", 1)
     assert shards_in(folder / "alone") == shards_in(folder / "to"), "whatever the number of processes"
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_converted_is_refused(
     testing.write_shards(folder / "other", [b"x"])
     assert run(folder, *OPTIONS, "--to", "to").returncode == 0
     for arguments, said in [
-        (["from/*", "--to", "new"], "--schema is needed: 00000.tfrecord does not tell"),
+        (["from/*", "--to", "new"], "--schema is needed, as the content of 00000.tfrecord"),
         (["none/*", "--to", "new"], "There is no folder"),
         ([*OPTIONS, "--to", "new", "--format", "npz", "--compression", "zlib"], "one of none, gzip, got zlib"),
         ([*OPTIONS, "--to", "new", "--records-per-shard", "0"], "--records-per-shard must be a positive integer"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadErr
 from loaderd.schemas import kata
 from loaderd.shards.files import list_shards
 from loaderd.shards.indexer import make_index
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

@@ -120,7 +120,9 @@ def test_games_that_cannot_be_read_are_named(tmp_path: Path):
 def test_without_scores_it_says_what_would_help(tmp_path: Path):
     write(tmp_path / "a.pgn", LOST, LOST)
     done = subprocess.run([*COMMAND, "a.pgn", "--to", "to"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 2 and "6 have none" in done.stderr and "--scores result" in done.stderr
+    assert (
+        done.returncode == 2 and "None of 6 positions has a score" in done.stderr and "--scores result" in done.stderr
+    )
     assert not list((tmp_path / "to").glob("shard*"))
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import chess
+import games
+import make_shards
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,12 +18,6 @@ import pytest
 from loaderd.convert import chess_boards
 from loaderd.schema import Bits
 from loaderd.schemas import chess_eval, chess_score
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "chess"
-sys.path.insert(0, str(EXAMPLE))
-
-import games  # noqa: E402  (the example is a folder of scripts, not a package)
-import make_shards  # noqa: E402
 
 WHITE_TO_MOVE, WHITE_OO, WHITE_OOO, BLACK_OO, BLACK_OOO, CHECK, EN_PASSANT, QUIET, REPEATED, ENDGAME = range(10)
 ALL_CASTLING = {WHITE_OO, WHITE_OOO, BLACK_OO, BLACK_OOO}
@@ -165,7 +161,7 @@ def arguments(folder: Path, processes: int) -> list[str]:
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards that the command wrote, as a user runs it."""
     folder = tmp_path_factory.mktemp("shards")
-    command = [sys.executable, str(EXAMPLE / "make_shards.py"), *arguments(folder, processes=2)]
+    command = [sys.executable, make_shards.__file__, *arguments(folder, processes=2)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert f"3 shards, {NUM_POSITIONS} positions" in done.stdout
     return folder

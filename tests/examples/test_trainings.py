@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import gzip
 import re
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import make_npz
 import numpy as np
 import pytest
+import self_play
 
 from loaderd.schemas.leela import RECORD
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "go"))
-
-import make_npz
-import self_play
 
 Start = Any  # of conftest.py: start("go/train.py", *arguments)
 

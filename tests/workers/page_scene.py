@@ -194,3 +194,27 @@ class Scene:
         self.taker.pass_over()
         assert all(self.page.is_free(slot) for slot in range(self._num_slots)), "no slot is lost"
         assert not self.page.unfinished(0) and not self.page.unfinished(1)
+
+
+Do = Callable[[Scene], object]
+NewScene = Callable[..., Scene]
+
+
+def do_at(scene: Scene, actor: str, number: int, what: Callable[[], object], only_writes: bool = False) -> list[int]:
+    """Have ``what`` happen in front of an actor's access of that number; returns a list of those there were."""
+    seen: list[int] = []
+
+    def on_access(who: str, writes: bool) -> None:
+        if who == actor and (writes or not only_writes):
+            seen.append(len(seen))
+            if len(seen) == number + 1:
+                what()
+
+    scene.on_access = on_access
+    return seen
+
+
+def claimed(scene: Scene, name: str) -> Claim:
+    claim = scene.fillers[name].claim()
+    assert claim is not None
+    return claim

@@ -1,0 +1,277 @@
+"""Loads, batches and workers of one stream together: what is done when, and which stalls are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from page_workers import new_page
+from workforce_run import Crew, Hand
+
+from loaderd.daemon.delivery.outgoing import Delivery, PassEnd
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.groups.feed import Feed
+from loaderd.daemon.pool.tasks import MAX_DEATHS, LoadWork, Task, TrialWork
+from loaderd.memory.page import POSITION, split_key
+from loaderd.memory.taking import Taker
+from loaderd.options import Remainder
+from loaderd.plan.batches import BatchPlan
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.rows import SetRows
+from loaderd.plan.shares import HostShare, Rest
+from loaderd.workers.fill import Claim
+
+_STALL_TIMEOUT_S = 8.0
+_STALL_TICKS = 8
+
+
+class Line:
+    """A stream whose consumer takes all and gives it back at once, and the ``workers`` of it alone."""
+
+    def __init__(
+        self,
+        num_records: int,
+        batch_size: int,
+        window: int,
+        *,
+        workers: int = 1,
+        slots: int = 8,
+        remainder: Remainder = "short",
+        epochs: int = 1,
+    ) -> None:
+        batches = BatchPlan(HostShare(Rest(num_records), 0, 1, window), batch_size, remainder, epochs)
+        self.plan = PassPlan(SetRows(np.full(num_records // 10, 10), 0, True), batches, 0, True, 0)
+        self.crew = Crew(_STALL_TIMEOUT_S)
+        self.stream = Stream(
+            lambda _: self.plan,
+            new_page(slots, workers),
+            num_arenas=max(2, batches.max_windows_of_a_batch),
+            num_workers=workers,
+            skip_damaged=False,
+            blame=lambda records, error: error,
+        )
+        self.granting = self.crew.attach(self.stream)
+        self.feed = Feed(self.stream, Taker(self.stream.page, self.crew.workforce.bell, self.crew.pool.bells))
+        self.crew.start(workers)
+        for hand in self.crew.hands.values():
+            hand.start()
+        self.begun: list[LoadWork | TrialWork | Claim] = []
+        self.taken: list[Delivery] = []
+        self.ended = False
+        self.keeps = False
+        self.feed.start(1, Pass(0, epochs), 0)
+        self.listen()
+
+    def listen(self) -> None:
+        """What the daemon does, and the consumer, until nothing wakes them."""
+        self.crew.hear()
+        self._listen_once()
+        while self.crew.hear():
+            self._listen_once()
+
+    def _listen_once(self) -> None:
+        self.stream.look()
+        self.feed.collect()
+        while self.feed.outbox:
+            item = self.feed.outbox.popleft()
+            if isinstance(item, PassEnd):
+                self.ended = True
+                continue
+            assert isinstance(item, Delivery)
+            self.taken.append(item)
+            self.feed.lend(item.slot, 0)
+            if not self.keeps:
+                self.feed.give_back(item.slot, 0)
+        self.granting.say()
+        self.crew.assign()
+
+    def begin(self, hand: Hand) -> None:
+        hand.begin()
+        if hand.job is not None:
+            what = hand.job.claim or (hand.job.task and hand.job.task.work)
+            assert isinstance(what, (LoadWork, TrialWork, Claim))
+            self.begun.append(what)
+
+    def work(self) -> Iterator[LoadWork | TrialWork | Claim]:
+        """Until nobody has anything to do: what workers begin with, when they do. One after the other gets on."""
+        idle = 0
+        while idle < 2:
+            idle += 1
+            for hand in self.crew.hands.values():
+                if hand.job is not None:
+                    idle = 0
+                    hand.end()
+                    self.listen()
+                before = len(self.begun)
+                self.begin(hand)
+                yield from self.begun[before:]
+
+    def tick(self, times: int) -> list[int]:
+        """Moments pass; who was lost."""
+        return [worker for _ in range(times) for worker in self.crew.tick()]
+
+
+@pytest.fixture
+def line_of() -> Iterator[Any]:
+    """Makes a :class:`Line`, and closes it."""
+    made: list[Line] = []
+
+    def make(*sizes: int, **more: Any) -> Line:
+        made.append(Line(*sizes, **more))
+        return made[-1]
+
+    yield make
+    for line in made:
+        line.crew.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_next_window_is_loaded_while_this_one_is_decoded(line_of: Any, workers: int):
+    line = line_of(20_000, 20, 5000, workers=workers, slots=12)
+    rows_per_load, rows_in_flight = 5000 // (2 * workers), 12 * 20
+    loaded, decoded = [0] * 5, [0] * 4
+    for what in line.work():
+        if isinstance(what, LoadWork):
+            loaded[what.window] += what.num_rows
+            continue
+        (segment,) = line.plan.segments_of(what.step)
+        decoded[segment.window] += what.run.num_records
+        if segment.window < 3:
+            # The arena of the next window is free when what was in it is taken.
+            assert loaded[segment.window + 1] >= segment.start - rows_in_flight, "loads keep pace with batches"
+        if segment.window > 0:  # while the first window is loaded there is nothing else to do
+            most = segment.start + rows_per_load + rows_in_flight
+            assert loaded[segment.window + 1] <= most, "and are not in their way"
+    assert loaded == [5000] * 4 + [0] and decoded == [5000] * 4
+    assert line.ended and [item.step for item in line.taken] == list(range(1000))
+
+
+def test_a_consumer_that_gives_nothing_back_does_not_stop_the_loads(line_of: Any):
+    line = line_of(400, 10, 100, slots=3)
+    line.keeps = True
+    assert all(True for _ in line.work())
+    assert [item.step for item in line.taken] == [0, 1, 2]
+    assert sum(what.num_rows for what in line.begun if isinstance(what, LoadWork)) == 200, "as there are arenas for"
+    slot = line.taken[1].slot
+    line.feed.give_back(slot, 0)
+    more = list(line.work())
+    assert [(what.step, what.slot) for what in more if isinstance(what, Claim)] == [(3, slot)]
+    with pytest.raises(ValueError, match=f"slot {(slot + 1) % 3 + 3} is not lent"):
+        line.feed.give_back((slot + 1) % 3 + 3, 0)
+
+
+@pytest.mark.parametrize("batch_size", [10, 700, 20_000])
+def test_all_that_a_window_has_is_granted_at_once(line_of: Any, batch_size: int):
+    """A message to each worker is for a window, not for a batch; but for the last one, which may be smaller."""
+    line = line_of(20_000, batch_size, 20_000)
+    while line.stream.plan and not line.stream.all_granted():
+        next(line.work())
+    grants = line.stream.all_granted()
+    num_steps = line.plan.num_steps
+    assert num_steps == -(-20_000 // batch_size)
+    assert [(grant.first.step, grant.stop) for grant in grants] in (
+        [(0, num_steps)],
+        [(0, num_steps - 1), (num_steps - 1, num_steps)],
+    )
+
+
+def test_a_pass_that_begins_at_its_end_is_over_at_once(line_of: Any):
+    line = line_of(400, 10, 100)
+    line.feed.start(2, Pass(0, 1), 40)
+    assert list(line.feed.outbox) == [PassEnd()]
+    assert line.stream.next_task() is None and not line.stream.all_granted()
+
+
+def test_windows_that_no_batch_reads_are_in_nobody_s_way(line_of: Any):
+    """With "drop", the rows that are left out may be whole windows. They come when the last batch before is taken."""
+    line = line_of(30, 8, 2, remainder="drop", epochs=3)
+    assert all(True for _ in line.work())
+    assert [item.step for item in line.taken] == list(range(9)) and line.ended
+
+
+def test_while_a_batch_is_on_trial_its_slot_is_kept_for_it(line_of: Any):
+    """Else all slots could come to hold batches behind it, and nothing would ever be taken."""
+    line = line_of(400, 10, 100, workers=2, slots=2)
+    at_a_batch(line)
+    for _ in range(MAX_DEATHS):
+        for hand in line.crew.hands.values():
+            hand.start()
+            line.listen()
+            line.begin(hand)
+            while hand.job is None or hand.job.claim is None:
+                hand.end()
+                line.listen()
+                line.begin(hand)
+        (victim,) = [hand for hand in line.crew.hands.values() if hand.job and hand.job.claim.step == 0]
+        line.crew.kill(victim.number)
+        line.listen()
+    new = line.crew.hands[max(line.crew.hands)]
+    new.start()
+    line.begin(new)
+    assert new.job is None, "the other one has the trial; and there is no slot for a batch behind it"
+    assert all(True for _ in line.work())
+    assert [item.step for item in line.taken] == list(range(40)) and line.ended
+
+
+# -------------------------------------------------------------------------- stalls that the workforce must see
+
+
+def at_a_batch(line: Line) -> Hand:
+    """The worker that comes to make a batch first."""
+    for what in line.work():
+        if isinstance(what, Claim):
+            break
+    return next(hand for hand in line.crew.hands.values() if hand.job and hand.job.claim)
+
+
+def test_a_worker_that_hangs_at_a_batch_is_replaced_and_another_one_makes_it(line_of: Any):
+    line = line_of(400, 10, 100)
+    hand = at_a_batch(line)
+    assert line.tick(_STALL_TICKS) == [] and line.tick(1) == [hand.number]
+    (warning,) = line.crew.warnings
+    assert "made no progress for 8 s at the decoding of batch 0; another one" in warning
+    (new,) = line.crew.hands.values()
+    new.start()
+    assert [what.step for what in line.work() if isinstance(what, Claim)] == list(range(40)) and line.ended
+
+
+def test_a_worker_that_hangs_at_a_load_is_replaced(line_of: Any):
+    line = line_of(400, 10, 100)
+    (hand,) = line.crew.hands.values()
+    line.begin(hand)
+    assert hand.job is not None and isinstance(hand.job.task, Task)
+    assert line.tick(_STALL_TICKS) == [] and line.tick(1) == [hand.number]
+    assert "made no progress for 8 s at the load of 50 records of window" in line.crew.warnings[0]
+    assert hand.job.task.deaths == 1
+
+
+def test_a_load_that_waits_for_its_time_is_no_stall(line_of: Any):
+    """It waits with a worker that makes batches; each of them is progress."""
+    line = line_of(4000, 10, 2000)
+    hand = at_a_batch(line)
+    while line.crew.workforce.scheduler.tasks_of(hand.number) and split_key(line.stream.page.words[POSITION])[1] < 30:
+        assert line.tick(_STALL_TICKS // 2) == []
+        if hand.job is not None:
+            hand.end()
+        line.listen()
+        line.begin(hand)
+    assert len(line.taken) == 30 and not line.crew.warnings
+
+
+def test_a_worker_that_hangs_at_a_batch_that_nobody_wants_any_more_is_replaced(line_of: Any):
+    """The consumer has gone elsewhere: now it waits for what this worker should do next."""
+    line = line_of(400, 10, 100)
+    hand = at_a_batch(line)
+    line.feed.start(2, Pass(0, 1), 20)
+    line.listen()
+    assert hand.number in line.tick(3 * _STALL_TICKS)
+
+
+def test_a_worker_that_was_stopped_while_it_had_nothing_to_do_is_replaced(line_of: Any):
+    """It is given a load, and never begins with it; nobody else would."""
+    line = line_of(400, 10, 100)
+    (hand,) = line.crew.hands.values()
+    assert hand.job is None and line.crew.workforce.scheduler.tasks_of(hand.number)
+    assert hand.number in line.tick(3 * _STALL_TICKS)
