@@ -13,12 +13,15 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from loaderd.errors import ServerError
+from loaderd.processes import has_ended, name_of
 
 _BACKLOG = 128
+_DYING_S = 10.0
 _MAX_PATH_BYTES = 107  # of sockaddr_un, without the zero at the end
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
@@ -91,33 +94,46 @@ def _locked_folder(path: str) -> Iterator[None]:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a server that is dead; raises ServerError if it lives, or if it is no socket."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise ServerError(f"cannot listen at {path}: it is there, and is no socket", hint="Choose another --unix.")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # a full backlog is a sign of life, too
-        number = probe.connect_ex(path)
-        if number == errno.ECONNREFUSED:
-            os.unlink(path)
+    """Remove the socket of a server that is dead; raises ServerError if it lives, or if it is no socket.
+
+    What a server had started that was killed has its socket for some moments more, until it ends, too: that is
+    waited for.
+    """
+    until_s = time.monotonic() + _DYING_S
+    while True:
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
             return
-        if number not in (0, errno.EAGAIN):
-            raise ServerError(f"cannot listen at {path}: it is there, and gives {os.strerror(number)}")
-        raise ServerError(
-            f"cannot listen at {path}: {_listener(probe) if number == 0 else 'a process with a full queue'} does",
-            hint="Stop that server, or choose another place with --unix.",
-        )
+        if not stat.S_ISSOCK(mode):
+            said = f"cannot listen at {path}: it is there, and is no socket"
+            raise ServerError(said, hint="Choose another --unix.")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)  # a full backlog is a sign of life, too
+            number = probe.connect_ex(path)
+            if number == errno.ECONNREFUSED:
+                os.unlink(path)
+                return
+            if number not in (0, errno.EAGAIN):
+                raise ServerError(f"cannot listen at {path}: it is there, and gives {os.strerror(number)}")
+            pid, user = _listener(probe) if number == 0 else (0, 0)
+        if not (pid and has_ended(pid)) or time.monotonic() > until_s:
+            who = f"process {pid}{_name(pid)} of user {user}" if number == 0 else "a process with a full queue"
+            raise ServerError(
+                f"cannot listen at {path}: {who} does",
+                hint="Stop that server, or choose another place with --unix.",
+            )
+        time.sleep(0.02)
 
 
-def _listener(connected: socket.socket) -> str:
-    """Who listens at the other end, in words: "process 4711 (loaderd) of user 1000"."""
+def _listener(connected: socket.socket) -> tuple[int, int]:
+    """Who listens at the other end: the process, 0 if it is of another container, and the user."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(credentials)
-    try:
-        name = f" ({Path(f'/proc/{pid}/comm').read_text().strip()})"
-    except OSError:  # of another container
-        name = ""
-    return f"process {pid}{name} of user {uid}"
+    pid, user, _ = _CREDENTIALS.unpack(credentials)
+    return pid, user
+
+
+def _name(pid: int) -> str:
+    """What the process is called, " (loaderd)"; "" where that is not known."""
+    name = name_of(pid) if pid else ""
+    return f" ({name})" if name else ""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loaderd
@@ -327,11 +327,7 @@ def test_the_index_is_made_once(write_numbered: Write, numbered_schema: loaderd.
     assert cached == [0, 3, 2]
 
 
-@settings(
-    max_examples=settings.default.max_examples // 10,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any),
     batch_size=st.integers(1, 70),
