@@ -142,7 +142,7 @@ def test_far_in_is_as_near_as_the_start(write_numbered: Write, numbered_schema: 
         began_s = time.perf_counter()
         loader.seek(Position(10**9, 73))
         far = check_batch(next(iter(loader)))
-        assert time.perf_counter() - began_s < 15, "a billion epochs would take days"
+        assert time.perf_counter() - began_s < 60, "a billion epochs would take days"
         assert loader.position.epoch == 10**9 and loader.position.batch == 74
     with loaderd.Loader(
         shards, numbered_schema, batch_size=10, epochs=1, workers=1, start=Position(10**9, 73)
