@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from network_server import wait_until
-from own_processes import DAEMON, children_of
+from own_processes import wait_for_no_daemon
 
 import loaderd
 from loaderd.client.connect import ask_status
@@ -173,4 +173,4 @@ def test_nothing_is_left_of_consumers_that_have_gone(server):
     for _ in range(3):
         come_and_go()
     wait_until(lambda: left()[0] <= before[0] and left()[1] <= before[1] + 4)
-    assert not children_of(os.getpid(), DAEMON)
+    wait_for_no_daemon()
