@@ -46,7 +46,7 @@ from typing import Any
 
 _MESSAGE_BYTES = 1 << 16
 _IMPORT_LIMIT_S = 120.0
-_KILL_LIMIT_S = 10.0
+_KILL_LIMIT_S = 60.0
 _PIPE_LIMIT_S = 30.0  # by then after the end of a program, its pipes must be closed, however busy the machine
 
 QUIET = {
