@@ -47,6 +47,9 @@ class DistantS3:
         self.delay_s, self.failing, self.away = delay_s, failing, False
         self.asked: Counter[str] = Counter()
         """Requests by method, and the ones that were failed as "failed" and "away"."""
+        self.most_at_once = 0
+        """Of requests, as many as there were at a time."""
+        self._at_once = 0
         self._random = random.Random(seed)
         self._objects: dict[str, tuple[dict[str, str], bytes]] = {}
         self._loop = asyncio.new_event_loop()
@@ -109,7 +112,10 @@ class DistantS3:
                     self.asked["away"] += 1
                     break
                 self.asked[method] += 1
+                self._at_once += 1
+                self.most_at_once = max(self.most_at_once, self._at_once)
                 await asyncio.sleep(self.delay_s)
+                self._at_once -= 1
                 if self._random.random() < self.failing:
                     self.asked["failed"] += 1
                     self._answer(writer, 503, {"Content-Type": "application/xml"}, _SLOW_DOWN, method)

@@ -58,6 +58,12 @@ def parent_of(pid: int, files: Path = _ROOT) -> int:
     return int(found[4 - 3]) if found else 0
 
 
+def has_ended(pid: int, files: Path = _ROOT) -> bool:
+    """Whether a process is gone, or dead and nobody has waited for it yet."""
+    found = _fields(files / f"proc/{pid}/stat")
+    return not found or found[0] in ("Z", "X")
+
+
 def pss_bytes(pid: int, files: Path = _ROOT) -> int:
     """The memory of a process: of what it shares with n others, an n-th."""
     found = re.search(r"^Pss: +(\d+) kB$", _read(files / f"proc/{pid}/smaps_rollup"), flags=re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -35,7 +36,7 @@ def test_bytes_that_are_read(tmp_path: Path):
 
 def test_the_name_of_a_process():
     with subprocess.Popen(["sleep", "60"]) as process:
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         # The kernel gives a program its name a moment before it gives it its arguments.
         while processes.command_of(process.pid) != "sleep 60" and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -47,6 +48,14 @@ def test_of_a_process_that_is_gone_there_is_nothing():
     assert processes.cpu_ns(_GONE) == processes.delay_ns(_GONE, _GONE) == processes.parent_of(_GONE) == 0
     assert processes.read_bytes(_GONE) == (0, 0)
     assert processes.name_of(_GONE) == processes.command_of(_GONE) == ""
+    assert processes.has_ended(_GONE) and not processes.has_ended(os.getpid())
+
+
+def test_who_is_dead_has_ended_before_anybody_waits_for_it():
+    with subprocess.Popen(["true"]) as process:
+        select.select([pidfd := os.pidfd_open(process.pid)], [], [], 60)
+        assert processes.has_ended(process.pid)
+        os.close(pidfd)
 
 
 def test_a_name_may_hold_anything(tmp_path: Path):

@@ -12,13 +12,16 @@ import fcntl
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from loaderd.errors import ServerError
+from loaderd.processes import has_ended, name_of
 from loaderd.protocol.channel import peer_of
 
 _BACKLOG = 128
+_DYING_S = 10.0
 _MAX_PATH_BYTES = 107  # sun_path of sockaddr_un, without the zero at its end
 
 
@@ -90,36 +93,42 @@ def _locked_folder(path: str) -> Iterator[None]:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a dead server. Raises ServerError if the server lives, or if it is no socket."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise ServerError(
-            f"cannot listen at {path}: it exists and is no socket", hint="Choose another path with --unix."
-        )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # do not wait where the queue is full: that server lives
-        number = probe.connect_ex(path)
-        if number == errno.ECONNREFUSED:
-            os.unlink(path)
+    """Remove the socket of a dead server. Raises ServerError if the server lives, or if it is no socket.
+
+    What a server had started that was killed has its socket for some moments more, until it ends, too: that is
+    waited for.
+    """
+    until_s = time.monotonic() + _DYING_S
+    while True:
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
             return
-        if number not in (0, errno.EAGAIN):
+        if not stat.S_ISSOCK(mode):
             raise ServerError(
-                f"cannot listen at {path}: it exists, and connecting to it fails: {os.strerror(number)}"
+                f"cannot listen at {path}: it exists and is no socket", hint="Choose another path with --unix."
             )
-        raise ServerError(
-            f"cannot listen at {path}: {_listener(probe) if number == 0 else 'a process with a full queue'} does",
-            hint="Stop that server, or choose another path with --unix.",
-        )
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)  # do not wait where the queue is full: that server lives
+            number = probe.connect_ex(path)
+            if number == errno.ECONNREFUSED:
+                os.unlink(path)
+                return
+            if number not in (0, errno.EAGAIN):
+                raise ServerError(
+                    f"cannot listen at {path}: it exists, and connecting to it fails: {os.strerror(number)}"
+                )
+            pid, user = peer_of(probe) if number == 0 else (0, 0)
+        if not (pid and has_ended(pid)) or time.monotonic() > until_s:
+            who = f"process {pid}{_name(pid)} of user {user}" if number == 0 else "a process with a full queue"
+            raise ServerError(
+                f"cannot listen at {path}: {who} does",
+                hint="Stop that server, or choose another path with --unix.",
+            )
+        time.sleep(0.02)
 
 
-def _listener(connected: socket.socket) -> str:
-    """The process at the other end, such as "process 4711 (loaderd) of user 1000"."""
-    pid, uid = peer_of(connected)
-    try:
-        name = f" ({Path(f'/proc/{pid}/comm').read_text().strip()})"
-    except OSError:  # it is in another container
-        name = ""
-    return f"process {pid}{name} of user {uid}"
+def _name(pid: int) -> str:
+    """What the process is called, " (loaderd)"; "" where that is not known, as in another container."""
+    name = name_of(pid) if pid else ""
+    return f" ({name})" if name else ""

@@ -114,7 +114,7 @@ def test_it_says_what_it_cannot_deliver(spec: str, reason: str, config: Config) 
 
 
 _CLOSING = """
-import multiprocessing.resource_tracker, os, sys
+import multiprocessing.resource_tracker, os, sys, time
 from loaderd.bench.interface import Config, load
 from loaderd.bench.process_tree import process_tree
 
@@ -127,6 +127,9 @@ for _ in range(3):
     next(stream)
 assert len(others()) == 2, others()
 stream.close()
+until_s = time.monotonic() + 30
+while others() and time.monotonic() < until_s:
+    time.sleep(0.01)  # what close() has had to kill may need a moment
 print(others())
 """
 

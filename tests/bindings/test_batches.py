@@ -68,7 +68,7 @@ def lies_in_a_slot(tensor: tf.Tensor) -> bool:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < until_s
         time.sleep(0.005)

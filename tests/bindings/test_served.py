@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from restarted import Restarted
+from serving import wait_until
 
 import loaderd
 from loaderd.errors import OptionError
@@ -107,9 +108,14 @@ def test_batches_that_are_taken_by_turns(server: Restarted):
                 thread.join()
                 assert sorted(found) == EVERY and one.position.epoch == epoch + 1
         del element
-        gc.collect()
-        tf.constant(0)
-        assert one.statistics().batches_copied == 0 and one.statistics().slots_lent == 0
+
+        def all_slots_are_back() -> bool:
+            gc.collect()
+            tf.constant(0)
+            return one.statistics().slots_lent == 0
+
+        wait_until(all_slots_are_back)
+        assert one.statistics().batches_copied == 0
         with pytest.raises(OptionError, match='must not be of a loader with sharing="shared"'):
             loaderd_tf.BackupAndRestore("backup", dataset)
 

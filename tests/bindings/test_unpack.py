@@ -92,7 +92,7 @@ def bits(draw: st.DrawFn) -> Bits:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=settings.default.max_examples // 6, deadline=None, database=None, derandomize=True)
+@settings(max_examples=settings.default.max_examples // 6)
 @given(fields=st.lists(bits(), min_size=4, max_size=4))
 def test_bits_of_any_kind(mode: str, fields: list[Bits]) -> None:
     schema = Schema(

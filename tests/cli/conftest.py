@@ -28,5 +28,5 @@ def start_training(write_numbered: Callable[[Sequence[int]], list[Path]], tmp_pa
 
     yield start
     for process in running:
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         assert process.returncode == 0, "to be watched has done it no harm"

@@ -21,12 +21,12 @@ def doctor(*arguments: str, folder: Path | None = None) -> subprocess.CompletedP
 
 
 def test_a_running_training_is_found_and_diagnosed(start_training: Start):
-    training, other = start_training(0.02), start_training(0.02)
+    training, other = start_training(0.1), start_training(0.1)
     done = doctor(str(training.pid), "--json")
     assert done.returncode == 0, done.stderr
     (case,) = json.loads(done.stdout)
     assert case["pid"] == training.pid and "watched_training.py" in case["who"]
-    assert case["diagnosis"]["verdict"] == "the model" and 20 < case["diagnosis"]["steps_per_s"] < 50
+    assert case["diagnosis"]["verdict"] == "the model" and 1 < case["diagnosis"]["steps_per_s"] < 10
     found = {stream.consumer for stream in running_streams()}
     assert {training.pid, other.pid} <= found
     text = doctor(str(training.pid), str(other.pid)).stdout

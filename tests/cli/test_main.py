@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -11,6 +9,7 @@ import time
 from pathlib import Path
 
 from commands import COMMAND
+from serving import handles_of, wait_ends
 
 import loaderd
 from loaderd.bench.process_tree import process_tree
@@ -57,10 +56,8 @@ def test_ctrl_c_ends_a_measurement_and_all_its_processes(tmp_path: Path) -> None
         time.sleep(0.01)  # until the cold starts are done: the first round takes 60 s
     while process.poll() is None and len(tree := process_tree(process.pid)) < 3:
         time.sleep(0.01)
-    handles = [os.pidfd_open(pid) for pid in tree[1:]]
+    handles = handles_of(tree[1:])
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors
-    for handle in handles:
-        assert select.select([handle], [], [], 10)[0], "a process is still there"
-        os.close(handle)
+    wait_ends(handles)

@@ -49,7 +49,7 @@ class Terminal:
 
     def wait_for(self, what: bytes) -> bytes:
         """Until it is shown; returns what is, from the last time on."""
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 60
         since = len(self.shown)
         while what not in self.shown[since:]:
             assert time.monotonic() < deadline_s, self.shown[since:]
@@ -62,7 +62,7 @@ class Terminal:
 
     def ended(self) -> int:
         """The exit status; the terminal must be as it was."""
-        status = self.process.wait(30)
+        status = self.process.wait(60)
         while select.select([self.fd], [], [], 0.2)[0]:
             self.shown += os.read(self.fd, 1 << 16)
         assert termios.tcgetattr(self._theirs) == self.before
@@ -94,7 +94,7 @@ def test_it_shows_what_runs_until_it_is_told_to_end(start_training: Start, open_
     terminal.wait_for(b"watched_training.py")
     terminal.press(b"r")
     terminal.wait_for(b"by rate")
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while True:  # until both have rates
         shown = terminal.wait_for(b"q quit")
         shown += terminal.wait_for(b"by rate")
@@ -124,7 +124,7 @@ def test_a_training_that_ends_is_shown_no_more(start_training: Start, open_termi
     training = start_training(0.01)
     terminal = open_terminal(training.pid)
     terminal.wait_for(str(training.pid).encode())
-    training.communicate(timeout=30)
+    training.communicate(timeout=60)
     terminal.wait_for(b"0 loaders")
     terminal.press(b"q")
     assert terminal.ended() == 0

@@ -33,10 +33,11 @@ def test_a_wait_counts_as_far_as_a_copy_takes():
 def test_who_waits_gets_what_was_waited_for():
     counted = Counted()
     waits = CopyWaits(counted, 0)  # type: ignore[arg-type]
-    waits.took(10**9, 10)
+    waits.took(10**12, 10)
+    began_ns = time.monotonic_ns()
     assert waits.wait(10, lambda: time.sleep(0.02) or "copies") == "copies"
     ((waited_ns, _),) = counted.waits
-    assert 20e6 <= waited_ns < 1e9
+    assert 20e6 <= waited_ns <= time.monotonic_ns() - began_ns
 
 
 def test_a_training_that_waits_for_copies_is_told_so(
@@ -47,10 +48,10 @@ def test_a_training_that_waits_for_copies_is_told_so(
     with loaderd.Loader(write_numbered([1000]), numbered_schema, **options) as loader:
         waits = CopyWaits(loader, 0)
         waits.took(10**9, 10)
-        until_s = time.monotonic() + 20
+        until_s = time.monotonic() + 60
         for _ in loader.iterate(lambda batch: lambda: waits.wait(10, lambda: time.sleep(0.005))):
             found = loader.diagnose()
-            if found.verdict != "nothing yet" or time.monotonic() > until_s:
+            if found.verdict == "copies to the device" or time.monotonic() > until_s:
                 break
     assert found.verdict == "copies to the device" and found.limiting_stage == "copy to the device"
     assert "prefetch=2" in found.advice and found.stage_ns["copy to the device"] > 0.4e6

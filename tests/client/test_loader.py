@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_processes import family_of, newest_daemon
+from processes import shm_names
 
 import loaderd
 from loaderd.errors import ClosedError, OptionError
@@ -284,14 +286,14 @@ def test_batches_are_read_only(write_numbered: Write, numbered_schema: loaderd.S
 
 def test_nothing_in_dev_shm_and_no_descriptor_left(write_numbered: Write, numbered_schema: loaderd.Schema):
     shards = write_numbered([100])
-    before = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+    before = shm_names([os.getpid()]), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with loaderd.Loader(shards, numbered_schema, batch_size=50, workers=2) as loader:
             assert sum(batch.num_records for batch in loader) == 100
-            assert set(os.listdir("/dev/shm")) == before[0]
+            assert shm_names([os.getpid(), *family_of(newest_daemon())]) == before[0]
         del loader
     gc.collect()
-    assert (set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))) == before
+    assert (shm_names([os.getpid()]), len(os.listdir("/proc/self/fd"))) == before
 
 
 def test_a_data_set_is_a_description(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
@@ -327,11 +329,7 @@ def test_the_index_is_made_once(write_numbered: Write, numbered_schema: loaderd.
     assert cached == [0, 3, 2]
 
 
-@settings(
-    max_examples=settings.default.max_examples // 10,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any),
     batch_size=st.integers(1, 70),

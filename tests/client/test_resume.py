@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loaderd
@@ -35,7 +35,7 @@ def batches_and_positions(loader: loaderd.Loader, check: Check) -> tuple[list[li
     return batches, positions
 
 
-@settings(max_examples=BRIEFLY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=BRIEFLY)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda s: sum(s) > 3))
 def test_restored_at_every_step(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, sizes: list[int], data: st.DataObject
@@ -79,7 +79,7 @@ def test_restored_at_every_step(
         assert found == expected
 
 
-@settings(max_examples=BRIEFLY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=BRIEFLY)
 @given(data=st.data(), remainder=st.sampled_from(["short", "carry"]), shuffle=st.sampled_from([SMALL, False]))
 def test_an_epoch_goes_on_with_other_hosts(
     write_numbered: Write,
@@ -142,7 +142,7 @@ def test_far_in_is_as_near_as_the_start(write_numbered: Write, numbered_schema: 
         began_s = time.perf_counter()
         loader.seek(Position(10**9, 73))
         far = check_batch(next(iter(loader)))
-        assert time.perf_counter() - began_s < 15, "a billion epochs would take days"
+        assert time.perf_counter() - began_s < 60, "a billion epochs would take days"
         assert loader.position.epoch == 10**9 and loader.position.batch == 74
     with loaderd.Loader(
         shards, numbered_schema, batch_size=10, epochs=1, workers=1, start=Position(10**9, 73)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from restarted import MODULE, Restarted
+from serving import wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status
@@ -223,7 +224,7 @@ def test_a_consumer_that_is_killed_and_started_again(server: Restarted, embedded
                         notebook.stdin.flush()
                 notebook.kill()
         assert found == embedded()
-        assert [one["pid"] for one in ask_status(server.address)["consumers"]] == [os.getpid()]
+        wait_until(lambda: [one["pid"] for one in ask_status(server.address)["consumers"]] == [os.getpid()])
         seen += [batch["id"].tolist() for batch in others]
         assert seen == found, "to nobody else it makes a difference"
 
@@ -231,26 +232,39 @@ def test_a_consumer_that_is_killed_and_started_again(server: Restarted, embedded
 # ----------------------------------------------------------------------------------------- groups
 
 
+def in_turns(
+    quick: loaderd.ServedLoader, slow: loaderd.ServedLoader, check: Check, num_batches: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """What each of two loaders gets of a pass that they share, of which the slow one asks half as often."""
+    of_quick: list[list[int]] = []
+    of_slow: list[list[int]] = []
+
+    def all_are_taken() -> bool:
+        return len(of_quick) + len(of_slow) == num_batches
+
+    def consume_slowly() -> None:
+        for batch in slow:
+            of_slow.append(check(batch))
+            wait_until(lambda: 2 * len(of_slow) <= len(of_quick) or all_are_taken())
+
+    thread = threading.Thread(target=consume_slowly)
+    thread.start()
+    for batch in quick:
+        of_quick.append(check(batch))
+        wait_until(lambda: bool(of_slow))
+    thread.join()
+    return of_quick, of_slow
+
+
 def test_consumers_that_take_turns(server: Restarted, check_batch: Check):
-    """Whoever asks gets the next batch: the quick one more than the slow one, and together each batch once."""
+    """Whoever asks gets the next batch: who asks more often gets more, and together they get each batch once."""
     with contextlib.ExitStack() as opened:
         quick, slow = (opened.enter_context(server.connect(10, sharing="shared", consumers=2)) for _ in range(2))
         assert quick.sharing == "shared" and (quick.position.epoch, quick.position.batch) == (0, 0)
         for epoch in range(2):
-            taken: dict[str, list[list[int]]] = {"quick": [], "slow": []}
-
-            def consume(loader: loaderd.ServedLoader, numbers: list[list[int]], pause_s: float) -> None:
-                for batch in loader:
-                    numbers.append(check_batch(batch))
-                    time.sleep(pause_s)
-
-            thread = threading.Thread(target=consume, args=(slow, taken["slow"], 0.1))
-            thread.start()
-            consume(quick, taken["quick"], 0.0)
-            thread.join()
-            every = [number for numbers in taken["quick"] + taken["slow"] for number in numbers]
-            assert sorted(every) == list(range(NUM_RECORDS))
-            assert 0 < len(taken["slow"]) < len(taken["quick"])
+            of_quick, of_slow = in_turns(quick, slow, check_batch, 15)
+            assert sorted(number for numbers in of_quick + of_slow for number in numbers) == list(range(NUM_RECORDS))
+            assert 0 < len(of_slow) < len(of_quick)
             assert quick.position == slow.position and quick.position.epoch == epoch + 1
         for refused in (quick.new_pass, lambda: quick.seek(loaderd.Position()), lambda: quick.fetch(None, 0)):
             with pytest.raises(OptionError, match="none can be asked for by its number"):

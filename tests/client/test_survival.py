@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from damage import damage_unseen
 from interrupts import InterruptAt, points_of
-from own_processes import DAEMON, children_of, kill, newest_daemon, workers_of
+from own_processes import kill, newest_daemon, wait_ends, wait_for_no_daemon, workers_of
 
 import loaderd
 from loaderd.client.patience import Patience
@@ -78,10 +78,9 @@ def test_close_ends_a_wait_in_another_thread(write_numbered: Write, stopped: str
     took_s = time.monotonic() - began_s
     thread.join()
     (error, ended_s), *_ = ended
-    assert str(error).startswith("the loader is closed") and ended_s - began_s < 15 and took_s < 15
-    assert not Path(f"/proc/{daemon}").exists()
-    for pid_fd in family:
-        os.close(pid_fd)
+    # Not for as long as the worker sleeps; of 0.3 s, on a machine that does nothing else.
+    assert str(error).startswith("the loader is closed") and ended_s - began_s < 60 and took_s < 60
+    wait_ends(family, 60)
     loader.close()
     with pytest.raises(ClosedError):
         next(batches)
@@ -106,7 +105,7 @@ def test_close_while_another_daemon_is_started(write_numbered: Write, numbered_s
             while True:
                 list(loader)
         timer.join()
-        assert not children_of(os.getpid(), DAEMON)
+        wait_for_no_daemon()
 
 
 def test_a_loader_that_is_dropped_while_a_batch_is_held(
@@ -120,7 +119,7 @@ def test_a_loader_that_is_dropped_while_a_batch_is_held(
     gc.collect()
     assert newest_daemon() == daemon and check_batch(next(batches)) == list(range(10, 20)), "the iterator keeps it"
     del batches
-    assert not children_of(os.getpid(), DAEMON), "without the garbage collector"
+    wait_for_no_daemon()  # without the garbage collector
     assert check_batch(batch) == list(range(10))
 
 
@@ -248,12 +247,15 @@ def test_an_interrupt_in_a_wait_costs_nothing(write_numbered: Write, tmp_path: P
 
     with loaderd.Loader(write_numbered([100]), with_field(wait), batch_size=10, shuffle=False, workers=1) as loader:
         batches = iter(loader)
+        main = threading.main_thread()
+
+        def interrupt() -> None:
+            wait_until_asleep(main)
+            signal.pthread_kill(main.ident, signal.SIGINT)
+
         for _ in range(3):
-            interrupter = threading.Timer(
-                0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            )
-            interrupter.start()
             with pytest.raises(KeyboardInterrupt):
+                threading.Thread(target=interrupt).start()
                 next(batches)
             assert loader.position.batch == 0
         go_on.touch()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from own_processes import children_of, workers_of
+from own_processes import all_workers_of, children_of
 
 import loaderd
 from loaderd.errors import LoaderdError
@@ -65,7 +65,7 @@ class Grenade:
 
 @contextlib.contextmanager
 def job_of(script: Path, code: str, first_line: str) -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
-    """A process that runs ``code``, its daemon and its workers, as they are when it has printed ``first_line``."""
+    """A process that runs ``code``, its daemon and its two workers, when it has printed ``first_line``."""
     script.write_text(code)
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -73,6 +73,6 @@ def job_of(script: Path, code: str, first_line: str) -> Iterator[tuple[subproces
         try:
             assert job.stdout is not None and job.stdout.readline() == f"{first_line}\n"
             (daemon,) = children_of(job.pid)
-            yield job, daemon, workers_of(daemon)
+            yield job, daemon, all_workers_of(daemon, 2)
         finally:
             job.kill()

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from own_processes import kill, workers_of
+from own_processes import all_workers_of, kill, workers_of
 from served import Consumer, ServedDaemon, flat, goodbye, serve
+from serving import wait_until
 
 import loaderd
 from loaderd.errors import CorruptRecordError, LoaderdError, OptionError, ServerError, WorkerError
@@ -151,13 +152,13 @@ def test_killed_workers_cost_nobody_anything(daemon: ServedDaemon, tmp_path: Pat
     ]
     for thread in threads:
         thread.start()
-    for _ in range(4):
+    for killed in range(1, 5):
         time.sleep(0.15)
-        kill(workers_of(daemon.process.pid)[0])
+        kill(all_workers_of(daemon.process.pid, 2)[0])
+        wait_until(lambda killed=killed: daemon.report()["workers_restarted"] == killed)
     for thread in threads:
         thread.join(60)
     assert found[0] == found[1] and found[0][:80] == expected(tmp_path)
-    assert daemon.report()["workers_restarted"] == 4
 
 
 def test_sets_that_grow_are_listed_by_each_consumer(daemon: ServedDaemon, write_numbered: Write):
@@ -201,17 +202,23 @@ def test_what_a_consumer_had_is_given_back(daemon: ServedDaemon):
 
     visit()
     before = daemon.descriptors()
-    workers = workers_of(daemon.process.pid)
+    workers = all_workers_of(daemon.process.pid, 2)
 
     def mapped(pid: int) -> int:
         return Path(f"/proc/{pid}/maps").read_text().count("memfd:loaderd")
 
     for _ in range(20):
         visit()
-    assert daemon.descriptors() == before
+    wait_until(lambda: daemon.descriptors() == before)
     assert daemon.report()["memory_bytes"] == 0
-    daemon.subscribe().read()  # every worker has taken note of the ends by now
-    assert max(mapped(pid) for pid in workers) <= 4
+
+    def workers_know() -> bool:
+        consumer = daemon.subscribe()
+        consumer.read()  # a worker takes note of the ends when it does something, and another one may do it all
+        consumer.close()
+        return max(mapped(pid) for pid in workers) <= 4
+
+    wait_until(workers_know)
     assert workers_of(daemon.process.pid) == workers
 
 
@@ -307,7 +314,7 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         time.sleep(4.0)
         assert len(daemon.report()["consumers"]) == 2, "there is nothing that the second could take"
         second.start(Pass(0, None))
-        with pytest.raises(ServerError, match=r"this consumer has left its batches untaken for \d s"):
+        with pytest.raises(ServerError, match=r"this consumer has left its batches untaken for \d+ s"):
             second.receive(Ended)
 
 
@@ -343,7 +350,7 @@ def test_the_end_is_told_to_consumers(daemon: ServedDaemon):
     reading.start(Pass(0, None)).wait_for_batch()
     daemon.supervisor.send(Stop("the server was told to stop"))
     assert goodbye(reading) == goodbye(waiting) == "the server was told to stop"
-    assert reading.is_closed() and daemon.process.wait(10) == 0
+    assert reading.is_closed() and daemon.process.wait(60) == 0
 
 
 def test_a_daemon_that_is_drained_ends_with_its_last_consumer(daemon: ServedDaemon, tmp_path: Path):
@@ -353,14 +360,14 @@ def test_a_daemon_that_is_drained_ends_with_its_last_consumer(daemon: ServedDaem
     assert consumer.read() == expected(tmp_path)
     assert daemon.process.poll() is None
     consumer.close()
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60) == 0
 
 
 def test_it_ends_with_its_supervisor(daemon: ServedDaemon):
     consumer = daemon.subscribe()
     daemon.supervisor.close()
     assert goodbye(consumer) == "its supervisor is gone"
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60) == 0
 
 
 def test_who_waits_for_whom(daemon: ServedDaemon):
@@ -371,5 +378,7 @@ def test_who_waits_for_whom(daemon: ServedDaemon):
     sets = {each["name"]: each for each in report["datasets"]}
     assert sets["train"]["state"] == "ready" and sets["train"]["num_records"] == 800
     assert sets["train"]["fields"] == {"bits": "float32 (32,)", "id": "int64 ()"}
-    assert sets["broken"]["state"].startswith("failed: 1 damaged record")
+    wait_until(
+        lambda: any(each["state"].startswith("failed: 1 damaged record") for each in daemon.report()["datasets"])
+    )
     assert report["memory_bytes"] > 0 and report["workers"] == 2

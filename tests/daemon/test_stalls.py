@@ -28,7 +28,7 @@ def test_stopped_workers_are_replaced(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, caplog: pytest.LogCaptureFixture
 ):
     with loaderd.Loader(
-        write_numbered([2000]), numbered_schema, batch_size=20, workers=2, held_batches=1, stall_timeout=1
+        write_numbered([2000]), numbered_schema, batch_size=20, workers=2, held_batches=1, stall_timeout=2
     ) as loader:
         undisturbed = fetch_all(loader, check_batch)
         workers = workers_of(newest_daemon())
@@ -41,7 +41,7 @@ def test_stopped_workers_are_replaced(
         assert fetch_all(loader, check_batch, before=before) == undisturbed
         assert loader.statistics().workers_restarted >= 1  # of both, if both had come to have work
         assert set(workers_of(newest_daemon())) != set(workers), "a stopped one is killed"
-    assert re.match(r"worker process \d+ made no progress for 1 s (at|while) .*; another", caplog.messages[0])
+    assert re.match(r"worker process \d+ made no progress for 2 s (at|while) .*; another", caplog.messages[0])
 
 
 @pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
@@ -85,9 +85,13 @@ def test_what_takes_long_but_goes_on_is_no_stall(
     with loaderd.Loader(packed, numbered_schema, **loaded) as loader:
         next(iter(loader))
     took_s = time.monotonic() - began_s
-    with loaderd.Loader(packed, numbered_schema, **loaded, stall_timeout=max(0.4, took_s / 8)) as loader:
-        assert sum(batch.num_records for batch in loader) == 100_000
-        assert loader.statistics().workers_restarted == 0
+    for _ in range(3):  # a busy machine may give a worker no core for so long once, but not each time
+        with loaderd.Loader(packed, numbered_schema, **loaded, stall_timeout=max(0.4, took_s / 8)) as loader:
+            assert sum(batch.num_records for batch in loader) == 100_000
+            restarted = loader.statistics().workers_restarted
+        if not restarted:
+            break
+    assert restarted == 0
 
 
 def test_a_job_that_is_suspended_loses_no_worker(write_numbered: Write, tmp_path: Path):
@@ -98,7 +102,7 @@ schema = loaderd.Schema({{"id": loaderd.Int64()}}, {{
     "id": loaderd.Array("id"),
     "slow": loaderd.Derived(lambda numbers: __import__("time").sleep(0.05) or numbers, "id", dtype="int64"),
 }})
-loader = loaderd.Loader({str(write_numbered([3000])[0])!r}, schema, batch_size=50, workers=2, stall_timeout=1.5)
+loader = loaderd.Loader({str(write_numbered([3000])[0])!r}, schema, batch_size=50, workers=2, stall_timeout=3)
 numbers = []
 for batch in loader:
     numbers += batch["id"].tolist()
@@ -110,7 +114,7 @@ print(loader.statistics().workers_restarted)
         family = [job.pid, daemon, *workers]
         for pid in family:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(2.5)
+        time.sleep(4.5)
         for pid in family:
             os.kill(pid, signal.SIGCONT)
         output, errors = job.communicate(timeout=60)

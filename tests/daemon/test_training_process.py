@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from own_processes import children_of, family_of, kill, wait_ends
+from own_processes import all_workers_of, children_of, fork_server_of, kill, wait_ends
+from processes import shm_names
 
 Write = Callable[..., list[Path]]
 
@@ -54,24 +55,23 @@ def run_script(tmp_path: Path, shards: list[Path], rest: str) -> subprocess.Pope
     ids=["SIGKILL", "SIGKILL with a fork that lives on", "os._exit", "exit without close"],
 )
 def test_nothing_outlives_the_training_process(write_numbered: Write, tmp_path: Path, rest: str, status: int):
-    before = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
     with run_script(tmp_path, write_numbered([1000]), rest) as training:
         assert [training.stdout.readline() for _ in range(2)] == ["run\n", f"{training.pid}\n"]
         comms = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in children_of(training.pid)}
         (daemon,) = [pid for pid, comm in comms.items() if comm == "loaderd-daemon"]
         forks = [pid for pid in comms if pid != daemon]
         try:
-            family = family_of(daemon)
-            assert len(family) == 4 and len(forks) == ("fork" in rest)
+            family = [daemon, fork_server_of(daemon), *all_workers_of(daemon, 2)]
+            assert len(forks) == ("fork" in rest)
+            assert shm_names([training.pid, *family]) == set()
             pid_fds = [os.pidfd_open(pid) for pid in family]
             if status < 0:
                 training.kill()
             else:
                 training.stdin.write("go\n")
                 training.stdin.flush()
-            wait_ends(pid_fds, 30)
-            assert training.wait(30) == status
-            assert {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")} == before
+            wait_ends(pid_fds, 60)
+            assert training.wait(60) == status
         finally:
             training.kill()
             kill(*forks)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.decode.bits import ExpandBytes, GatherCodes, ReorderBits, bits_engine
@@ -86,7 +86,6 @@ def bits_fields(draw: st.DrawFn) -> Bits:
 
 
 # The machine may be busy: no deadline for one example.
-@settings(deadline=None)
 @given(
     field=bits_fields(),
     feature_offset=st.integers(0, 9),

@@ -73,13 +73,12 @@ def fault_of(*entries: bytes) -> tuple[str, str]:
 # --------------------------------------------------------------------------------------- against TensorFlow
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(messages())
 def test_reads_what_tensorflow_reads(record: bytes) -> None:
     check(record)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_arbitrary_bytes(record: bytes) -> None:
     check(record)
@@ -262,7 +261,7 @@ def test_damage_that_tensorflow_overlooks_is_a_fault() -> None:
 # ------------------------------------------------------------------------------------------ where values lie
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(messages(), st.integers(0, 2**32 - 1))
 def test_pieces_say_where_the_values_lie(record: bytes, seed: int) -> None:
     """Whatever else stands in the pieces and in what is not read: the parse takes the same course."""

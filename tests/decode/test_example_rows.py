@@ -192,7 +192,7 @@ def test_mutated_records() -> None:
         check(parser, records)
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.lists(messages(), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 def test_batches_of_many_layouts(kinds: list[bytes], seed: int) -> None:
     """Copies of a few records, their bytes changed at random where records of one layout differ, in any order."""

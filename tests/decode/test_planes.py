@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderd
@@ -31,7 +31,6 @@ def rows_of(schema: Schema, count: int, seed: int = 0) -> Any:
 
 
 @KERNELS
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_bits_in_padded_planes_and_of_either_order(kernels: str, data: st.DataObject):
     bit_order: Any = data.draw(st.sampled_from(["big", "little"]))

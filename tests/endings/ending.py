@@ -171,7 +171,7 @@ class Runner:
             problems.append(f"it printed, to stderr:\n{ended.stderr}")
         if not ended.hung and not re.fullmatch(case.end.stdout, ended.stdout):
             problems.append(f"it printed:\n{ended.stdout}")
-        left = wait_for_none(environment[MARK], program.pid, ended.time_s + case.lives_on_s)
+        left = wait_for_none(environment[MARK], program.pid, ended.time_s + max(case.lives_on_s, limit_s))
         problems += [f"it left process {pid} ({name_of(pid)}):\n{stacks_of(pid)}" for pid in left]
         if ended.holds_pipes:
             problems.append("somebody holds its pipes")

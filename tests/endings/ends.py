@@ -99,8 +99,8 @@ while True:
     ),
     "SIGINT, caught": End(
         """
-threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     while True:
         next(it)
 except KeyboardInterrupt:

@@ -97,7 +97,8 @@ def test_that_fails(batches):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])  # a worker is one more pytest
 def test_pytest(runner: Runner, workers: int):
-    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "--basetemp=own", "--tb=line", "{}"]
+    own = ["--rootdir=.", "--basetemp=own", "-c", os.devnull]  # whatever is in the folders above
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *own, "--tb=line", "{}"]
     end = End("", 1, stdout=r"(?s).*1 failed, 4 passed.*")
     case = Case("pytest", TESTS, end, environment={"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     if workers:

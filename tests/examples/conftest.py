@@ -40,7 +40,7 @@ class Script:
         os.killpg(self._process.pid, signal.SIGINT)  # loaderd's processes get it too
 
     def wait_until(self, reached: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 120
         while not reached():
             assert self._process.is_alive() and time.monotonic() < deadline_s, self._output.read_text()
             time.sleep(0.005)

@@ -13,7 +13,7 @@ import loaderd
 
 RECORDS, BATCH_SIZE, HELD = 150, 16, 4
 NUM_BATCHES = 10  # of which the last one has 6 records
-_LIMIT_S = 20.0
+_LIMIT_S = 60.0
 
 Write = Callable[[Path, Sequence[int]], list[Path]]
 

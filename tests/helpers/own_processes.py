@@ -52,9 +52,26 @@ def workers_of(daemon: int) -> list[int]:
     return children_of(fork_server_of(daemon))
 
 
+def all_workers_of(daemon: int, number: int, limit_s: float = 60.0) -> list[int]:
+    """Its workers, as soon as it has all of them: one will do for the first batch, and for those behind a death."""
+    deadline_s = time.monotonic() + limit_s
+    while len(found := workers_of(daemon)) != number:
+        assert time.monotonic() < deadline_s, f"it has {len(found)} workers, and not {number}"
+        time.sleep(0.01)
+    return found
+
+
 def family_of(daemon: int) -> list[int]:
     """The daemon, what its workers are forks of, and these."""
     return [daemon, fork_server_of(daemon), *workers_of(daemon)]
+
+
+def wait_for_no_daemon(limit_s: float = 60.0) -> None:
+    """Until no loader of this process has one. Those that close() had to kill may need a moment to be dead."""
+    deadline_s = time.monotonic() + limit_s
+    while left := children_of(os.getpid(), DAEMON):
+        assert time.monotonic() < deadline_s, f"{left} live on"
+        time.sleep(0.01)
 
 
 def wait_ends(pid_fds: list[int], limit_s: float) -> None:
@@ -74,4 +91,4 @@ def kill(*pids: int) -> None:
     pid_fds = [os.pidfd_open(pid) for pid in pids]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    wait_ends(pid_fds, 30)
+    wait_ends(pid_fds, 60)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from loaderd.protocol.messages import PROTOCOL, AskStatus, Hello, Message, Statu
 from loaderd.version import VERSION
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
-_LIMIT_S = 30.0
+_LIMIT_S = 60.0  # of waits for what comes at once, unless the machine is very busy
 
 MODULE = """
 import loaderd
@@ -123,12 +123,15 @@ class Server:
         channel.close()
 
     def close(self) -> None:
-        """End it, whatever it is at."""
-        for pid in reversed(self.family()):
+        """End it, whatever it is at, and wait until nothing of it is left: its socket is free for another one."""
+        family = self.family() if self.process.poll() is None else []
+        handles = handles_of(family)
+        for pid in reversed(family):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         self.process.kill()
         self.process.wait()
+        wait_ends(handles)
         self._reader.join()
 
 
@@ -148,9 +151,13 @@ def receive(channel: Channel) -> list[Message]:
             return messages
 
 
-def handles_of(pids: list[int]) -> list[int]:
-    """Descriptors that can be read when the processes have ended."""
-    return [os.pidfd_open(pid) for pid in pids]
+def handles_of(pids: Iterable[int]) -> list[int]:
+    """Descriptors that can be read when the processes have ended; none of those that are gone by now."""
+    handles = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
+    return handles
 
 
 def wait_ends(handles: list[int]) -> None:

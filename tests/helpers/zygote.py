@@ -46,8 +46,8 @@ from typing import Any
 
 _MESSAGE_BYTES = 1 << 16
 _IMPORT_LIMIT_S = 120.0
-_KILL_LIMIT_S = 10.0
-_PIPE_LIMIT_S = 1.0  # by then after the end of a program, its pipes must be closed
+_KILL_LIMIT_S = 60.0
+_PIPE_LIMIT_S = 30.0  # by then after the end of a program, its pipes must be closed, however busy the machine
 
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "1",  # without what TensorFlow says of the machine; with its warnings and errors
@@ -69,7 +69,7 @@ class Ended:
     hung: bool
     """Whether it had to be killed, at the limit."""
     holds_pipes: bool
-    """Whether something that it left still had its standard output or error open a second later."""
+    """Whether something that it left still had its standard output or error open half a minute later."""
 
 
 class Program:

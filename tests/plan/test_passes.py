@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.plan.batches import BatchPlan
@@ -47,7 +47,6 @@ def batch(plan: PassPlan, step: int) -> list[tuple[int, int]]:
 ALL_STEPS = range(-(-4 * 22 // 6))
 
 
-@settings(deadline=None)
 @given(order=st.permutations(list(ALL_STEPS)))
 def test_the_order_of_asking_does_not_matter(order: list[int]):
     in_order = plan_of()

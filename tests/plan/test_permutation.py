@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.plan.permutation import permutation, places, random_words
@@ -63,7 +63,6 @@ def test_places_of_a_large_permutation_are_even():
     assert np.mean(np.abs(np.diff(order)) == 1) < 1e-4
 
 
-@settings(deadline=None)
 @given(key=st.integers(0, 2**64 - 1), count=st.integers(1, 20_000), data=st.data())
 def test_a_part_of_the_places_is_a_part_of_all_of_them(key: int, count: int, data: st.DataObject):
     whole = places(key, count, 0, count)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.errors import OptionError
@@ -72,7 +72,6 @@ jobs = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(job=jobs)
 def test_every_position_of_a_pass_leads_back_to_its_batch(job: Job):
     for host in range(job.hosts):
@@ -104,7 +103,6 @@ def course_steps(course: Course, pass_: Pass) -> int:
     return steps
 
 
-@settings(deadline=None)
 @given(job=jobs)
 def test_all_hosts_have_as_many_batches_and_each_row_is_in_one(job: Job):
     pass_ = Pass(0, job.options.epochs)
@@ -142,7 +140,6 @@ def test_all_hosts_have_as_many_batches_and_each_row_is_in_one(job: Job):
         }
 
 
-@settings(deadline=None)
 @given(job=jobs, changes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), max_size=4), data=st.data())
 def test_hosts_that_come_and_go_lose_nothing_and_repeat_nothing(
     job: Job, changes: list[tuple[int, int]], data: st.DataObject
@@ -247,7 +244,6 @@ def plan_of(job: Job, pass_: Pass, step: int) -> None:
         plan.order_of(window), plan.slices_of(window), plan.segments_of(step)
 
 
-@settings(deadline=None)
 @given(
     job=jobs, wire=st.tuples(wild, wild, wild_past, wild_listing).map(list) | wild, step=st.sampled_from(WILD[:12])
 )
@@ -261,7 +257,6 @@ def test_a_pass_of_any_values_can_be_planned_or_is_refused(job: Job, wire: Any, 
         plan_of(job, pass_, step)
 
 
-@settings(deadline=None)
 @given(
     job=jobs,
     changes=st.fixed_dictionaries(

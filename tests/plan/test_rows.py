@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.plan.rows import ConcatRows, MixRows, Proportions, Rows, SetRows
@@ -39,7 +39,6 @@ def test_shares_are_exact_and_only_grow(parts: list[int], rows: int, more: int):
         assert abs(share - rows * part) < len(parts)
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(counts, min_size=3, max_size=3),
     schedule=st.dictionaries(st.integers(1, 5), st.lists(st.integers(0, 7), min_size=3, max_size=3).filter(any)),

@@ -110,10 +110,10 @@ def soak(
     *,
     sizes: list[int],
     kill_every: int,
-    sample_every_s: float,
+    sample_every: int,
     limit_s: float = math.inf,
 ) -> Figures:
-    """Epochs until there were so many records, or the time is over."""
+    """Epochs until there were so many records, or the time is over; it kills and samples every so many records."""
     os.environ[MARK] = mark = uuid.uuid4().hex
     logging.getLogger("loaderd").setLevel(logging.ERROR)  # of each worker that is killed there is a warning
     shards = write_shards(folder / "shards", sizes)
@@ -122,8 +122,8 @@ def soak(
     figures = Figures(consumer)
     rng = random.Random(0)
     samples: list[tuple[int, dict[str, float]]] = []
-    kill_next = kill_every
-    began_s = sampled_s = time.monotonic()
+    kill_next, sample_next = kill_every, sample_every
+    began_s = time.monotonic()
     records = total = 0
     for size, numbers in sums_of(consumer, shards, shuffle=loaderd.Shuffle(window_records=100_000), **options):
         records += size
@@ -133,11 +133,10 @@ def soak(
             figures.epochs += 1
             figures.wrong_sums += total != of_epoch * (of_epoch - 1) // 2
             records = total = 0
-        now_s = time.monotonic()
-        if (records == 0 and figures.records >= num_records) or now_s - began_s >= limit_s:
+        if (records == 0 and figures.records >= num_records) or time.monotonic() - began_s >= limit_s:
             break
-        if now_s - sampled_s >= sample_every_s:
-            sampled_s = now_s
+        if figures.records >= sample_next:
+            sample_next += sample_every
             samples.append((figures.records, sample(mark)))
         if figures.records >= kill_next:
             kill_next += kill_every
@@ -167,7 +166,7 @@ def main() -> int:
     parser.add_argument("--records", type=float, default=500e6)
     parser.add_argument("--consumer", choices=["loader", "tf.data"], default="loader")
     parser.add_argument("--kill-every", type=float, default=10e6, help="records")
-    parser.add_argument("--sample-every-s", type=float, default=5.0)
+    parser.add_argument("--sample-every", type=float, default=5e6, help="records")
     parser.add_argument("--limit-s", type=float, default=math.inf)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +176,7 @@ def main() -> int:
             args.consumer,
             sizes=[500_000] * 4,
             kill_every=int(args.kill_every),
-            sample_every_s=args.sample_every_s,
+            sample_every=int(args.sample_every),
             limit_s=args.limit_s,
         )
     print(json.dumps(vars(figures)))

@@ -16,7 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from processes import MARK, marked
+from processes import MARK, marked, wait_for_none
 
 import loaderd
 from loaderd.errors import NoShardsError, StorageError
@@ -67,16 +67,19 @@ def test_nothing_outlives_a_training_that_waits_for_it(
         listener.settimeout(60)
         connection, _ = listener.accept()  # a worker has called
         with connection:
-            assert len(marked(mark)) == 4
+            assert len(marked(mark)) >= 4
             training.send_signal(sign)
-            began_s = time.monotonic()
-            assert training.wait(20) == (-sign if sign != signal.SIGINT else -signal.SIGINT)
+            # It takes 0.3 s, on a machine that does nothing else; the storage is given 60 s and more.
+            until_s = time.monotonic() + 45
+            assert training.wait(45) == -sign
             text = b""
-            while select.select([read_end], [], [], 20)[0] and (part := os.read(read_end, 1 << 16)):
+            while select.select([read_end], [], [], max(0.0, until_s - time.monotonic()))[0]:
+                if not (part := os.read(read_end, 1 << 16)):
+                    break
                 text += part
-            assert time.monotonic() - began_s < 20  # of 0.3 s, on a machine that does nothing else
             assert text.endswith(b"KeyboardInterrupt\n") == (sign == signal.SIGINT)
-            assert marked(mark) == []
+            assert wait_for_none(mark, training.pid, until_s) == []
+            assert time.monotonic() < until_s, "something holds its standard output open"
     finally:
         training.kill()
         training.wait()

@@ -34,7 +34,20 @@ from pathlib import Path
 
 import numpy as np
 from numbered import SCHEMA, numbers_of, write_shards
-from processes import DAEMON, FORKS, MARK, WORKER, marked, name_of, num_fds, roles, send, shm_names, state_of
+from processes import (
+    DAEMON,
+    FORKS,
+    MARK,
+    WORKER,
+    marked,
+    name_of,
+    num_fds,
+    roles,
+    send,
+    shm_names,
+    state_of,
+    wait_for_none,
+)
 
 import loaderd
 
@@ -46,6 +59,8 @@ _ROLES = {"worker": WORKER, "daemon": DAEMON, "forks": FORKS}
 _SIZES = (9_000, 1_000, 6_500, 3_500)
 _BATCH_SIZE = 50
 _BATCHES_PER_SIGNAL = 60
+_NO_SESSION = -1  # what is looked for has our own
+_END_LIMIT_S = 30.0  # what close() has had to kill is dead by then, on a busy machine
 
 
 @dataclass
@@ -187,7 +202,8 @@ def torture(
         figures.warnings = warnings.read_text().count("\n")
     del loader, statistics
     gc.collect()
-    figures.left += [f"process {pid} ({name_of(pid)})" for pid in marked(mark) if pid != os.getpid()]
+    left = wait_for_none(mark, _NO_SESSION, time.monotonic() + _END_LIMIT_S)
+    figures.left += [f"process {pid} ({name_of(pid)})" for pid in left]
     figures.left += [str(path) for path in (folder / "index").rglob("*") if path.suffix == ".tmp"]
     if num_fds(os.getpid()) != fds_before:
         figures.left.append(f"{num_fds(os.getpid()) - fds_before} file descriptors")

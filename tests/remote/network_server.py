@@ -141,7 +141,7 @@ def descendants(pid: int) -> list[int]:
     return process_tree(pid)[1:]
 
 
-def wait_until(is_so: Callable[[], object], limit_s: float = 20.0) -> None:
+def wait_until(is_so: Callable[[], object], limit_s: float = 60.0) -> None:
     """Look again and again; for what no event tells of: another process's memory, files, threads."""
     for _ in range(round(limit_s / 0.05)):
         if is_so():

@@ -84,6 +84,7 @@ def test_a_client_that_goes_leaves_nothing(server, client):
         with open(f"/proc/{server.gateway.pid}/maps") as maps:
             return sum("memfd:loaderd-slots" in line for line in maps)
 
+    wait_until(lambda: slots() == 0)  # of those who left in earlier tests
     with flight.connect(server.address) as leaving:
         reader = get(leaving, epochs=None)
         assert reader.read_chunk().data.num_rows == 100

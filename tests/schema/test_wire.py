@@ -11,7 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 from any_schema import schemas
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.errors import SchemaError
@@ -20,7 +20,6 @@ from loaderd.schema.wire import MAX_PARTS, from_wire, to_wire
 from loaderd.schemas import chess_eval, mnist
 
 
-@settings(deadline=None)
 @given(schemas(derived=False))
 def test_any_schema_comes_back(schema: Schema) -> None:
     wire = to_wire(schema)
@@ -144,7 +143,6 @@ def nearly_good(draw: st.DrawFn) -> Any:
     return wire
 
 
-@settings(deadline=None)
 @given(nearly_good() | values())
 def test_garbage_is_an_error_or_a_schema_of_its_own(wire: Any) -> None:
     try:

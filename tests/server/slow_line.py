@@ -59,14 +59,16 @@ class Line:
                 await asyncio.sleep(max(0.0, due_s - asyncio.get_running_loop().time()))
                 if not data:
                     break
-                is_cut = to_consumer and self.cuts and carried + len(data) >= self.cuts[0][1]
-                if is_cut:
-                    data = data[: self.cuts[0][1] - carried]
+                how = ""
+                if to_consumer and self.cuts and carried + len(data) >= self.cuts[0][1]:
+                    how, after = self.cuts.pop(0)  # at once: it is for this connection, and for no other
+                    data = data[: after - carried]
+                    print(f"{how} after {after} bytes", flush=True)
                 sink.write(data)
                 await sink.drain()
                 carried += len(data)
-                if is_cut:
-                    await self._cut(carried, ends)
+                if how:
+                    await self._cut(how, ends)
                 if to_consumer and self.bytes_per_s is not None:
                     await asyncio.sleep(len(data) / self.bytes_per_s)
         except OSError:
@@ -85,9 +87,7 @@ class Line:
                 data = b""
             await arrived.put((asyncio.get_running_loop().time() + self.delay_s, data))
 
-    async def _cut(self, carried: int, ends: list[asyncio.StreamWriter]) -> None:
-        how, _ = self.cuts.pop(0)
-        print(f"{how} after {carried} bytes", flush=True)
+    async def _cut(self, how: str, ends: list[asyncio.StreamWriter]) -> None:
         if how == "stall":
             await asyncio.Event().wait()
         for end in ends:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -108,7 +108,6 @@ def test_two_daemons_after_a_reload():
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=3), min_size=1, max_size=6), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_counters_never_fall_and_miss_nothing(daemons: list[list[int]], rng: Any):
     """Daemons one after the other, each with consumers that get so many batches, come and go."""
     metrics = Metrics()

@@ -64,7 +64,7 @@ def test_the_doctor_sees_consumers_by_the_server_and_by_its_process(server: Serv
     with loaderd.connect(address, dataset="train", batch_size=10, epochs=None, name="trainer") as loader:
         until_s = time.monotonic() + 6
         for _ in loader:
-            time.sleep(0.05)  # so that the loader is quicker, however busy the machine
+            time.sleep(0.1)  # so that the loader is quicker, however busy the machine
             if time.monotonic() > until_s:
                 break
         assert loader.diagnose().verdict == "the model"

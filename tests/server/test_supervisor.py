@@ -67,8 +67,8 @@ def test_what_it_says_and_how_it_ends(start: Start, tmp_path: Path):
     server.wait_line("memory: 0 MiB for consumers now, 2 workers; ")
     assert stat.S_IMODE(os.stat(server.path).st_mode) == 0o600
     assert [each["name"] for each in server.report()["datasets"]] == ["train", "valid"]
+    wait_until(lambda: len(server.family()) == 5)  # a worker may be the later one
     family = handles_of(server.family())
-    assert len(family) == 5
     with server.connected("train") as consumer:
         assert isinstance(receive(consumer)[0], Welcome)
         server.process.send_signal(signal.SIGTERM)
@@ -228,7 +228,7 @@ def test_its_health(start: Start):
 def test_systemd_is_told(start: Start, tmp_path: Path):
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(30)
+        systemd.settimeout(60)
         server = start(NOTIFY_SOCKET=str(tmp_path / "notify"))
         assert systemd.recv(100) == b"READY=1"
         server.process.send_signal(signal.SIGHUP)

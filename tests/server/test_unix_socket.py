@@ -49,6 +49,33 @@ os.kill(os.getpid(), signal.SIGKILL)
     server.remove()
 
 
+def test_the_socket_of_a_killed_server_is_replaced_when_what_it_had_started_ends(tmp_path: Path):
+    """Which has the socket, too, and may need a moment to end."""
+    path = str(tmp_path / "x.sock")
+    code = f"""
+import os, sys
+from loaderd.server.unix_socket import UnixSocket
+server = UnixSocket({path!r})
+if os.fork():
+    os._exit(0)
+print(flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+        assert killed.stdin is not None and killed.stdout is not None
+        killed.stdout.readline()
+        killed.wait()
+        has_been_told = threading.Event()
+
+        def end_child() -> None:
+            has_been_told.set()
+            killed.stdin.close()
+
+        threading.Timer(0.5, end_child).start()
+        UnixSocket(path).remove()
+        assert has_been_told.is_set(), "the socket was not free before"
+
+
 def test_the_socket_of_a_living_server_is_not_and_the_error_says_whose_it_is(tmp_path: Path):
     first = UnixSocket(str(tmp_path / "x.sock"))
     with pytest.raises(ServerError, match=rf"process {os.getpid()} \(.+\) of user {os.getuid()} does") as caught:

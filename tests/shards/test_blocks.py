@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shard_bytes import (
     COMPRESS,
@@ -62,7 +62,6 @@ def together(reader: BlockReader, blocks: list[Block]) -> list[bytes] | None:
 # ------------------------------------------------------------------------------------------------------- healthy
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     counts=st.lists(st.integers(1, 200), min_size=1, max_size=3),
     block_records=st.sampled_from([1, 5, 31, 32, 33, 64, 100, 500]),
@@ -183,7 +182,6 @@ def test_every_changed_byte_costs_its_record(shard: Shard, make_reader: MakeRead
         assert damage.expected and damage.found
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     block_records=st.sampled_from([7, 40, 100]),
     scan_bytes=st.sampled_from([64, 500, 1 << 20]),

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from record_bytes import header
 from shard_bytes import COMPRESS, frames, make_shard, payloads_of, random_payloads, starts_of
@@ -113,7 +113,6 @@ def test_a_file_that_is_no_shard(tmp_path: Path):
 # ------------------------------------------------------------------------------------------------ as a stream
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     compression=st.sampled_from(["none", "gzip", "zlib"]),
     most=st.sampled_from([1, 3, 100, 1000, 1 << 20]),

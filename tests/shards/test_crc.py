@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shard_bytes import frames, starts_of
 
@@ -85,7 +85,6 @@ def test_every_flipped_bit_is_found():
                 assert payloads_in((buffer, ends)) == damaged
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=40),
     hits=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 255)), max_size=8),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from record_bytes import header
 from shard_bytes import frames, payloads_of, reader, scanned, starts_of
@@ -41,7 +41,6 @@ def test_any_way_of_reading_finds_the_same(most: int):
     assert scanned(b"", most) == ({}, [])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(0, 200), max_size=30), most=st.integers(1, 300))
 def test_records_around_the_edges_of_the_buffer(small_buffers: None, lengths: list[int], most: int):
     payloads = [bytes([number]) * length for number, length in enumerate(lengths)]
@@ -113,7 +112,6 @@ def test_every_flipped_bit_in_small_buffers(small_buffers: None):
     check_every_flipped_bit(11)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(count=st.integers(1, 40), hits=st.lists(st.tuples(st.integers(0, 2**32), st.integers(1, 255)), max_size=8))
 def test_what_is_untouched_is_found(small_buffers: None, count: int, hits: list[tuple[int, int]]):
     payloads = payloads_of(count)

@@ -105,7 +105,7 @@ def test_processes_that_are_killed_while_they_write_leave_whole_parts(tmp_path: 
         assert writer.stdout is not None
         writer.stdout.readline()
     cache, file = RangeCache(str(tmp_path), 4 * MIB), ShardFile("s3://a/b", 5, 5)
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + 60
     while not any(cache.load(file, number) for number in range(30)):
         assert time.monotonic() < until_s
     time.sleep(0.1)  # in which they write more, and over what they wrote

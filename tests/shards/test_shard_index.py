@@ -9,7 +9,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shard_bytes import COMPRESS, blocks_of, frames, make_shard, payloads_of, random_payloads, read_blocks, starts_of
 
@@ -37,7 +37,6 @@ damages_of_records = st.dictionaries(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     count=st.integers(0, 300),
     block_records=st.integers(1, 90),

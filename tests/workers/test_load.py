@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderd
@@ -95,7 +95,6 @@ def whole(block: Block, start: int) -> Part:
     return Part(block, np.arange(start, start + block.num_records)[::-1])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.data(), block_records=st.integers(1, 90), compress=st.sampled_from([None, gzip.compress, zlib.compress])
 )

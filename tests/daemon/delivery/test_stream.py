@@ -390,7 +390,7 @@ class StreamMachine(StreamWorld):
             assert not any(page.unfinished(seat) for seat in range(page.num_seats))
 
 
-StreamMachine.TestCase.settings = settings(stateful_step_count=50, deadline=None)
+StreamMachine.TestCase.settings = settings(stateful_step_count=50)
 TestStream = StreamMachine.TestCase
 
 

@@ -170,5 +170,5 @@ class MirroredModel(GroupModel[Mirror]):
         self.work.everything_is_free()
 
 
-MirroredModel.TestCase.settings = settings(stateful_step_count=40, deadline=None)
+MirroredModel.TestCase.settings = settings(stateful_step_count=40)
 TestMirrored = MirroredModel.TestCase

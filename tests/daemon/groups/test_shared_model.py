@@ -293,5 +293,5 @@ class SharedModel(GroupModel[Sharer]):
         self.work.everything_is_free()
 
 
-SharedModel.TestCase.settings = settings(stateful_step_count=40, deadline=None)
+SharedModel.TestCase.settings = settings(stateful_step_count=40)
 TestShared = SharedModel.TestCase

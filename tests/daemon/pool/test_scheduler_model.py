@@ -618,5 +618,5 @@ def name_of(hand: Hand) -> Any:
     return hand.job.task or (hand.job.stream, hand.job.claim and hand.job.claim.key)
 
 
-SchedulerMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
