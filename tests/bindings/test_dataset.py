@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -16,7 +17,7 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_processes import seen_of_newest
+from own_processes import DAEMON, children_of, seen_of_newest
 
 import loaderd
 from loaderd.errors import OptionError, SchemaError
@@ -327,11 +328,11 @@ def test_the_daemon_ends_with_the_data_set(chess: list[str], schema: loaderd.Sch
     ds = loaderd_tf.make_dataset(chess, schema, batch_size=100, workers=1)
     iterator = iter(ds)
     batch = next(iterator)
-    (daemon,) = children()
+    (daemon,) = children_of(os.getpid(), DAEMON)
     watch = os.pidfd_open(daemon)
     del ds, iterator
     gc.collect()
-    assert daemon not in children()
+    assert daemon not in children_of(os.getpid(), DAEMON)
     os.close(watch)
     assert batch["score"].shape == [100]
 
@@ -343,24 +344,12 @@ def test_the_daemon_may_die_under_an_iterator(chess: list[str], schema: loaderd.
     dataset = loaderd_tf.make_dataset(chess, schema, **options, workers=2)
     for score in dataset:
         if len(found) in (0, 5, 6, 13):
-            for daemon in children():  # none, if one that was killed has not been missed yet
-                os.kill(daemon, signal.SIGKILL)
+            for daemon in children_of(os.getpid(), DAEMON):  # none, if one that was killed has not been missed yet
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(daemon, signal.SIGKILL)
         found.append(score.numpy())
     assert len(found) == len(expected) and all(map(np.array_equal, found, expected))
     assert dataset.loader.statistics().daemon_restarts >= 1
-
-
-def children() -> list[int]:
-    """Daemons of this process that live."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, rest = status.read_text().split("(", 1)[1].rsplit(") ", 1)
-        except OSError:
-            continue
-        if name == "loaderd-daemon" and rest.split()[1] == str(os.getpid()):
-            found.append(int(status.parent.name))
-    return found
 
 
 # ---------------------------------------------------------------------------------- schema_from_features
