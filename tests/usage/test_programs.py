@@ -34,6 +34,8 @@ _NOT_FOR_DATA_SETS = {
     *("ThreadingOptions", "CsvDataset", "SqlDataset", "make_batched_features_dataset", "make_csv_dataset"),
     *("service", "distributed_save", "at"),
 }
+# As many programs as the other files have together: two processes, so that neither runs for minutes.
+_LONGEST = "dataset_methods"
 # One of each kind: a strategy, an uncaught exception, an iterator that lives on; fit, slices, threads, ...
 _SAMPLE = ["keras_fit.uncaught"]
 _SLOW_SAMPLE = [
@@ -70,7 +72,7 @@ def run_alone(
 def run_with_others(
     programs: Programs, tmp_path: Path, request: pytest.FixtureRequest, ensure_server: Callable[[str], None]
 ) -> Callable[[Program, str], None]:
-    """The same in one process with the others of its file that are tested now, in the same way."""
+    """The same in one process with others that are tested now, in the same way."""
 
     def run(program: Program, source: str) -> None:
         ensure_server(source)
@@ -82,11 +84,13 @@ def run_with_others(
 
 
 def _programs_tested(items: list[pytest.Item], file: str, source: str) -> tuple[Program, ...]:
+    """The sociable ones of ``file`` if it is the longest one, and otherwise those of all files but that one."""
     parameters = [item.callspec.params for item in items if getattr(item, "originalname", "") == "test_program"]
     found = [each["program"] for each in parameters if each["source"] == source]
-    return tuple(program for program in found if program.file == file and program.is_sociable)
+    return tuple(p for p in found if p.is_sociable and (p.file == _LONGEST) == (file == _LONGEST))
 
 
+@pytest.mark.timeout(900)  # the first one runs half of them all
 @pytest.mark.parametrize(("program", "source"), [case for case in cases() if not case.marks])
 def test_program(
     program: Program,
