@@ -37,9 +37,8 @@ _NOT_FOR_DATA_SETS = {
 # As many programs as the other files have together: two processes, so that neither runs for minutes.
 _LONGEST = "dataset_methods"
 # One of each kind: a strategy, an uncaught exception, an iterator that lives on; fit, slices, threads, ...
-_SAMPLE = ["keras_fit.uncaught"]
-_SLOW_SAMPLE = [
-    *("distribution.fit", "custom_training.iterator_argument"),
+_SAMPLE = [
+    *("keras_fit.uncaught", "distribution.fit", "custom_training.iterator_argument"),
     *("dataset_methods.map", "dataset_methods.__iter__", "in_place.slice_times_two", "structures.keeping_some"),
     *("keras_fit.fit", "custom_training.threads", "checkpoints.another_iterator"),
 ]
@@ -145,7 +144,8 @@ def test_there_are_enough_programs():
     assert sum(len(program.through) for program in programs) >= 12 * 4
 
 
-@pytest.mark.parametrize("name", [*_SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW_SAMPLE)])
+@pytest.mark.slow  # it is of the tests themselves; that a fresh process of TensorFlow ends well, tests/endings shows
+@pytest.mark.parametrize("name", _SAMPLE)
 def test_a_fork_is_like_a_fresh_process(name: str, programs: Programs, tmp_path: Path):
     """The same status and values; and the whole program, imports included, prints what its twin prints.
 
