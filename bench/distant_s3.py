@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
+_FIRST_ATTEMPT = re.compile(r"(?i)^amz-sdk-request: attempt=1\b", re.MULTILINE)
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
 _SERVER = """
 import sys
@@ -46,10 +47,10 @@ class DistantS3:
     def __init__(self, delay_s: float = 0.0, failing: float = 0.0, seed: int = 0) -> None:
         self.delay_s, self.failing, self.away = delay_s, failing, False
         self.asked: Counter[str] = Counter()
-        """Requests by method, and the ones that were failed as "failed" and "away"."""
+        """Requests by method, without those that a client repeats by itself; and as "failed" and "away" what was."""
         self.most_at_once = 0
-        """Of requests, as many as there were at a time."""
-        self._at_once = 0
+        """How many requests waited for ``delay_s`` at the same time, at most."""
+        self._waiting = 0
         self._random = random.Random(seed)
         self._objects: dict[str, tuple[dict[str, str], bytes]] = {}
         self._loop = asyncio.new_event_loop()
@@ -111,11 +112,11 @@ class DistantS3:
                 if self.away:
                     self.asked["away"] += 1
                     break
-                self.asked[method] += 1
-                self._at_once += 1
-                self.most_at_once = max(self.most_at_once, self._at_once)
+                self.asked[method] += _FIRST_ATTEMPT.search(head) is not None
+                self._waiting += 1
+                self.most_at_once = max(self.most_at_once, self._waiting)
                 await asyncio.sleep(self.delay_s)
-                self._at_once -= 1
+                self._waiting -= 1
                 if self._random.random() < self.failing:
                     self.asked["failed"] += 1
                     self._answer(writer, 503, {"Content-Type": "application/xml"}, _SLOW_DOWN, method)

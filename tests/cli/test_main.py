@@ -38,6 +38,13 @@ def test_help_names_every_command_and_every_option_says_what_it_does() -> None:
         assert not [action.dest for action in command._actions if not action.help]
 
 
+def test_a_command_does_not_import_the_others() -> None:
+    program = "import sys; from loaderd.cli.main import main; sys.argv[1:] = ['serve', '--help']\n"
+    program += "try: main()\nexcept SystemExit: print([name for name in sys.modules if 'loaderd.cli' in name])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "['loaderd.cli', 'loaderd.cli.main', 'loaderd.cli.serve']"
+
+
 def test_without_a_command_it_says_which_there_are() -> None:
     done = run()
     assert done.returncode == 2 and "COMMAND" in done.stderr

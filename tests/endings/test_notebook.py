@@ -112,15 +112,17 @@ def run_interrupted(kernel: Kernel, cell: str) -> str:
         interrupting.join()
 
 
-def test_a_kernel_with_a_data_set_is_interrupted_restarted_and_shut_down(kernel: Kernel):
-    interrupt_and_restart(kernel, "data_set")
+def test_a_kernel_with_a_data_set_is_interrupted_and_shut_down(kernel: Kernel):
+    interrupt(kernel, "data_set")
     kernel.shut_down()
     assert kernel.all_said() == ""
 
 
 def test_a_kernel_with_a_loader_is_interrupted_restarted_and_shut_down(kernel: Kernel):
     """The second kernel: while it waits for data that never come; it ends while a thread waits for them."""
-    interrupt_and_restart(kernel, "loader")
+    interrupt(kernel, "loader")
+    kernel.restart()
+    assert kernel.run("it") == "NameError"
     assert kernel.run("import slow\nfrom given import loader\nit = iter(loader(records=slow.train))") == "ok"
     assert run_interrupted(kernel, "next(it)") == "KeyboardInterrupt"
     assert kernel.run("import threading\nthreading.Thread(target=next, args=[it, None], daemon=True).start()") == "ok"
@@ -128,10 +130,8 @@ def test_a_kernel_with_a_loader_is_interrupted_restarted_and_shut_down(kernel: K
     assert kernel.all_said() == ""
 
 
-def interrupt_and_restart(kernel: Kernel, make: str) -> None:
-    """The iterator goes on behind the interrupt, and what it is of ends with the kernel."""
+def interrupt(kernel: Kernel, make: str) -> None:
+    """The iterator goes on behind the interrupt."""
     assert kernel.run(FIRST.format(make=make)) == "ok"
     assert run_interrupted(kernel, ENDLESS) == "KeyboardInterrupt"
     assert kernel.run("assert begun; after = next(it)") == "ok"
-    kernel.restart()
-    assert kernel.run("it") == "NameError"

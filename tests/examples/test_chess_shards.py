@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_stockfish_scores_where_it_is_installed() -> None:
 
 # ------------------------------------------------------------------------------------------------ the shards
 
-NUM_POSITIONS = 400
+NUM_POSITIONS = 160
 
 
 def arguments(folder: Path, processes: int) -> list[str]:
@@ -157,13 +158,19 @@ def arguments(folder: Path, processes: int) -> list[str]:
     return ["--out", str(folder), *sizes, "--stockfish", "off", "--seed", "5", "--processes", str(processes)]
 
 
+def make(folder: Path, processes: int) -> str:
+    """What the script prints."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(sys, "argv", ["make_shards.py", *arguments(folder, processes)])
+        make_shards.main()
+    return printed.getvalue()
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards that the command wrote, as a user runs it."""
+    """Shards that the script wrote, with games of several processes."""
     folder = tmp_path_factory.mktemp("shards")
-    command = [sys.executable, make_shards.__file__, *arguments(folder, processes=2)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert f"3 shards, {NUM_POSITIONS} positions" in done.stdout
+    assert f"3 shards, {NUM_POSITIONS} positions" in make(folder, processes=2)
     return folder
 
 
@@ -178,9 +185,8 @@ def read(folder: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     return np.unpackbits(packed, axis=1), parsed["s"].numpy()
 
 
-def test_the_same_seed_gives_the_same_bytes(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["make_shards.py", *arguments(tmp_path, processes=1)])
-    make_shards.main()
+def test_the_same_seed_gives_the_same_bytes(shards: Path, tmp_path: Path) -> None:
+    make(tmp_path, processes=1)
     written = {path.name: path.read_bytes() for path in shards.iterdir()}
     assert sorted(written) == [
         "train-00000-of-00002.tfrecord",

@@ -13,10 +13,10 @@ import pytest
 
 Start = Any  # of conftest.py: start("chess/train.py", *arguments)
 
-# 200 positions a shard: 40 steps an epoch.
+# 100 positions a shard: 40 steps an epoch.
 SHARDS = [
     "--positions",
-    "1000",
+    "500",
     "--shards",
     "4",
     "--validation-shards",
@@ -26,7 +26,7 @@ SHARDS = [
     "--processes",
     "2",
 ]
-TRAINING = ["--epochs", "2", "--batch-size", "20", "--save-every", "10", "--device", "cpu"]
+TRAINING = ["--epochs", "2", "--batch-size", "10", "--save-every", "10", "--device", "cpu"]
 VALIDATION = ["--batch-size", "80"]
 FIRST_EPOCH, LAST = 40, 80
 
@@ -122,7 +122,7 @@ def test_validation_takes_the_newest_once_and_stops_with_control_c(
 def test_a_training_begins_with_a_trained_net_and_leaves_what_is_frozen(
     start: Start, followed: Path, shards: Path, tmp_path: Path
 ) -> None:
-    short = ["--data", shards, "--batch-size", 100, "--epochs", 1, "--device", "cpu"]
+    short = ["--data", shards, "--batch-size", 50, "--epochs", 1, "--device", "cpu"]
     begin = ["--from", followed / "model.keras"]
     with start("chess/train.py", *short, *begin, "--out", tmp_path, "--freeze", "conv*", "norm*") as training:
         printed = training.end()

@@ -15,12 +15,14 @@ from typing import Any
 
 from zygote import Zygote
 
+from loaderd.cli.main import COMMANDS
+
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
 
 
 @functools.cache
 def _zygote() -> Zygote:
-    started = Zygote("loaderd.cli.main")
+    started = Zygote("loaderd.cli.main", *(f"loaderd.cli.{name}" for name in COMMANDS))
     atexit.register(started.close)
     return started
 

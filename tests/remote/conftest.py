@@ -31,6 +31,29 @@ def start_shared_server(
     yield from _starter(tmp_path_factory.mktemp("server"), write_numbered_to)
 
 
+@pytest.fixture
+def borrow_server(start_shared_server: StartServer, lent_before: list[NetworkServer]) -> Iterator[StartServer]:
+    """A server without settings, which a test may harm. If it is whole afterwards, the next test gets it."""
+    borrowed: list[NetworkServer] = []
+
+    def borrow() -> NetworkServer:
+        borrowed.append(lent_before.pop() if lent_before else start_shared_server())
+        return borrowed[-1]
+
+    yield borrow
+    for server in borrowed:
+        if server.is_whole():
+            lent_before.append(server)
+        else:
+            server.close()
+
+
+@pytest.fixture(scope="module")
+def lent_before() -> list[NetworkServer]:
+    """The servers that no test has at the moment."""
+    return []
+
+
 def _starter(folder: Path, write: Callable[..., list[Path]]) -> Iterator[StartServer]:
     write(folder / "shards", [300, 400, 300])
     servers: list[NetworkServer] = []

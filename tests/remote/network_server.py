@@ -109,12 +109,17 @@ class NetworkServer:
 
     def gateway_report(self) -> dict[str, Any]:
         """What the gateway counts."""
-        channel = self._children[-1][1]
+        (channel,) = (channel for process, channel in self._children if process is self.gateway)
         channel.send(AskStatus())
         while True:
             for answer in channel.receive():
                 assert isinstance(answer, Status)
                 return answer.report
+
+    def is_whole(self) -> bool:
+        """Whether all of its processes live. What stands still must be closed by who has stopped it."""
+        live = self.daemon.poll() is None and self.gateway.poll() is None
+        return live and len(self.makers()) == SETTINGS["makers"]
 
     def makers(self) -> list[int]:
         """The processes that make rows."""
@@ -128,7 +133,9 @@ class NetworkServer:
 
     def close(self) -> None:
         for process, channel in self._children:
-            for pid in [*descendants(process.pid), process.pid]:  # a test may have stopped them: they notice nothing
+            # Those of one that has ended, end too; and its number may be another's by now.
+            family = [*descendants(process.pid), process.pid] if process.poll() is None else []
+            for pid in family:  # a test may have stopped them: they notice nothing
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()

@@ -30,8 +30,9 @@ def connect(*servers, **options):
 
 
 @pytest.fixture(scope="module")
-def server(start_shared_server):
-    return start_shared_server()
+def server(start_shared_server, lent_before):
+    lent_before.append(start_shared_server())
+    return lent_before[0]
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +108,9 @@ def test_what_several_ask_for_is_made_once(start_server):
         assert counts[f"trainer {number}"]["cache_hits"] == counts["trainer 0"]["requests"]
 
 
-def test_several_servers_share_the_work(start_server, embedded):
-    servers = [start_server() for _ in range(3)]
-    with connect(*servers, epochs=20) as loader:
+def test_several_servers_share_the_work(borrow_server, embedded):
+    servers = [borrow_server() for _ in range(3)]
+    with connect(*servers, epochs=20, name="of several") as loader:
         found = [check(batch) for batch in loader]
     assert found[: len(embedded)] == embedded and len(found) == 10 * len(embedded)
     requests = [sum(each["requests"] for each in server.gateway_report()["remote"]) for server in servers]
@@ -131,9 +132,9 @@ def test_nobody_answers():
         loaderd.connect(["grpc://127.0.0.1:1"], "train", batch_size=64, reconnect_timeout=1.0)
 
 
-def test_a_server_that_comes_later_is_waited_for(start_server, embedded):
+def test_a_server_that_comes_later_is_waited_for(borrow_server, embedded):
     """A trainer may start before its servers."""
-    server = start_server()
+    server = borrow_server()
     server.gateway.kill()
     server.gateway.wait()
     later = threading.Timer(2.0, server.start_gateway, kwargs={"port": server.port})

@@ -19,8 +19,9 @@ EPOCHS = 10
 
 
 @pytest.fixture(scope="module")
-def expected(start_shared_server):
-    with loaderd.Loader(start_shared_server().dataset(), batch_size=64, epochs=EPOCHS, workers=1) as loader:
+def expected(start_shared_server, lent_before):
+    lent_before.append(start_shared_server())
+    with loaderd.Loader(lent_before[0].dataset(), batch_size=64, epochs=EPOCHS, workers=1) as loader:
         return [batch["id"].tolist() for batch in loader]
 
 
@@ -44,8 +45,8 @@ OWN = [pytest.param(victim, marks=pytest.mark.slow) for victim in ("worker", "ow
 
 
 @pytest.mark.parametrize("victim", ["maker", "gateway", "daemon of the server", *OWN])
-def test_a_process_is_killed_and_comes_back(start_server, expected, victim):
-    server = start_server()
+def test_a_process_is_killed_and_comes_back(borrow_server, expected, victim):
+    server = borrow_server()
 
     def kill():
         if victim == "maker":
@@ -67,14 +68,14 @@ def test_a_process_is_killed_and_comes_back(start_server, expected, victim):
         assert loader.statistics().daemon_restarts == (victim == "own daemon")
 
 
-def test_one_of_two_servers_is_gone_for_good(start_server, expected):
-    servers = [start_server(), start_server()]
+def test_one_of_two_servers_is_gone_for_good(borrow_server, expected):
+    servers = [borrow_server(), borrow_server()]
     with connect(*servers) as loader:
         assert read(loader, 20, servers[0].close) == expected
 
 
-def test_a_server_that_stands_still_costs_a_while(start_server, expected):
-    servers = [start_server(), start_server()]
+def test_a_server_that_stands_still_costs_a_while(borrow_server, expected):
+    servers = [borrow_server(), borrow_server()]
 
     def suspend():
         for pid in [servers[0].gateway.pid, *servers[0].makers()]:
@@ -82,11 +83,12 @@ def test_a_server_that_stands_still_costs_a_while(start_server, expected):
 
     with connect(*servers) as loader:
         assert read(loader, 20, suspend) == expected
+    servers[0].close()
 
 
-def test_servers_come_and_go_all_the_time(start_server, expected):
+def test_servers_come_and_go_all_the_time(borrow_server, expected):
     """One of three is killed each time; it comes back with another port, and the function says so."""
-    servers = [start_server() for _ in range(3)]
+    servers = [borrow_server() for _ in range(3)]
     rng = random.Random(5)
     over = threading.Event()
 
@@ -109,26 +111,27 @@ def test_servers_come_and_go_all_the_time(start_server, expected):
         disturbing.join()
 
 
-def test_a_server_that_is_added_is_used(start_server):
-    servers = [start_server()]
+def test_a_server_that_is_added_is_used(borrow_server):
+    servers = [borrow_server()]
     with loaderd.connect(
         lambda: [server.address for server in servers], "train", batch_size=64, epochs=None, workers=1
     ) as loader:
         batches = iter(loader)
         next(batches)
-        servers.append(start_server())
+        servers.append(borrow_server())
+        before = servers[1].gateway_report()["remote"]
 
         def is_used():
             for _ in range(200):
                 next(batches)
-            return servers[1].gateway_report()["remote"]
+            return servers[1].gateway_report()["remote"] != before
 
         wait_until(is_used)
 
 
-def test_no_server_comes_back(start_server):
+def test_no_server_comes_back(borrow_server):
     """It is an error that names them, and no record is taken for lost: a later call goes on with the same batch."""
-    server = start_server()
+    server = borrow_server()
     with connect(server, reconnect_timeout=1.0, epochs=None) as loader:
         batches = iter(loader)
         next(batches)
@@ -148,9 +151,9 @@ def test_no_server_comes_back(start_server):
         assert next(iter(loader))["id"].tolist() == found
 
 
-def test_other_data_are_refused(start_server, tmp_path, write_numbered_to):
+def test_other_data_are_refused(borrow_server, tmp_path, write_numbered_to):
     """A server of the same name that has other shards is not believed."""
-    one = start_server()
+    one = borrow_server()
     write_numbered_to(tmp_path / "other" / "shards", [500])
     from network_server import NetworkServer
 
@@ -169,8 +172,8 @@ def test_other_data_are_refused(start_server, tmp_path, write_numbered_to):
         other.close()
 
 
-def test_the_processes_end_with_who_started_them(start_server):
-    server = start_server()
+def test_the_processes_end_with_who_started_them(borrow_server):
+    server = borrow_server()
     with connect(server) as loader:
         next(iter(loader))
         wait_until(lambda: len(server.makers()) == 2)  # one will do for the first batch
@@ -189,13 +192,13 @@ def _has_ended(pidfd):
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
-def test_all_servers_are_replaced_in_the_middle_of_a_load(start_server, expected):
+def test_all_servers_are_replaced_in_the_middle_of_a_load(borrow_server, expected):
     """Those that workers wait for never come back; the function says which there are instead."""
-    servers = [start_server()]
+    servers = [borrow_server()]
 
     def replace():
         servers[0].close()
-        servers[0] = start_server()
+        servers[0] = borrow_server()
 
     with loaderd.connect(
         lambda: [server.address for server in servers], "train", batch_size=64, epochs=EPOCHS, workers=2

@@ -34,10 +34,11 @@ _NOT_FOR_DATA_SETS = {
     *("ThreadingOptions", "CsvDataset", "SqlDataset", "make_batched_features_dataset", "make_csv_dataset"),
     *("service", "distributed_save", "at"),
 }
+# As many programs as the other files have together: two processes, so that neither runs for minutes.
+_LONGEST = "dataset_methods"
 # One of each kind: a strategy, an uncaught exception, an iterator that lives on; fit, slices, threads, ...
-_SAMPLE = ["keras_fit.uncaught"]
-_SLOW_SAMPLE = [
-    *("distribution.fit", "custom_training.iterator_argument"),
+_SAMPLE = [
+    *("keras_fit.uncaught", "distribution.fit", "custom_training.iterator_argument"),
     *("dataset_methods.map", "dataset_methods.__iter__", "in_place.slice_times_two", "structures.keeping_some"),
     *("keras_fit.fit", "custom_training.threads", "checkpoints.another_iterator"),
 ]
@@ -70,7 +71,7 @@ def run_alone(
 def run_with_others(
     programs: Programs, tmp_path: Path, request: pytest.FixtureRequest, ensure_server: Callable[[str], None]
 ) -> Callable[[Program, str], None]:
-    """The same in one process with the others of its file that are tested now, in the same way."""
+    """The same in one process with others that are tested now, in the same way."""
 
     def run(program: Program, source: str) -> None:
         ensure_server(source)
@@ -82,11 +83,13 @@ def run_with_others(
 
 
 def _programs_tested(items: list[pytest.Item], file: str, source: str) -> tuple[Program, ...]:
+    """The sociable ones of ``file`` if it is the longest one, and otherwise those of all files but that one."""
     parameters = [item.callspec.params for item in items if getattr(item, "originalname", "") == "test_program"]
     found = [each["program"] for each in parameters if each["source"] == source]
-    return tuple(program for program in found if program.file == file and program.is_sociable)
+    return tuple(p for p in found if p.is_sociable and (p.file == _LONGEST) == (file == _LONGEST))
 
 
+@pytest.mark.timeout(900)  # the first one runs half of them all
 @pytest.mark.parametrize(("program", "source"), [case for case in cases() if not case.marks])
 def test_program(
     program: Program,
@@ -141,7 +144,8 @@ def test_there_are_enough_programs():
     assert sum(len(program.through) for program in programs) >= 12 * 4
 
 
-@pytest.mark.parametrize("name", [*_SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW_SAMPLE)])
+@pytest.mark.slow  # it is of the tests themselves; that a fresh process of TensorFlow ends well, tests/endings shows
+@pytest.mark.parametrize("name", _SAMPLE)
 def test_a_fork_is_like_a_fresh_process(name: str, programs: Programs, tmp_path: Path):
     """The same status and values; and the whole program, imports included, prints what its twin prints.
 

@@ -159,7 +159,7 @@ class Programs:
         return self._together[key]
 
     def _run_together(self, programs: tuple[Program, ...], folder: Path) -> dict[Program, Outcome]:
-        paths = [_write(program, folder / program.name) for program in programs]
+        paths = [_write(program, folder / program.file / program.name) for program in programs]
         environment = self._environment_for(folder.name, folder)
         started = self._zygote.start(HERE / "together.py", *map(str, paths), environment=environment, folder=folder)
         whole = _outcome(started, environment, folder, LIMIT_S + len(programs) * _MORE_S)
