@@ -13,6 +13,7 @@ the model works on a batch, the replica's next one lies on its device, and the o
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -98,6 +99,18 @@ def distribute(
         storage=storage,
         start=start,
     )
+    return _distributed(strategy, make_of_host, global_batch_size, prefetch, held_batches, remainder == "drop")
+
+
+def _distributed(
+    strategy: tf.distribute.Strategy,
+    make_of_host: Callable[..., tf.data.Dataset],
+    global_batch_size: int,
+    prefetch: int,
+    held_batches: int | None,
+    drop: bool,
+) -> tf.distribute.DistributedDataset:
+    """``make_of_host`` lacks what the strategy decides: batch size, share, and mostly how many batches are held."""
     opened: list[tuple[loaderd.Loader, int]] = []  # and the batches that a step takes of it
 
     def open_pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -109,7 +122,7 @@ def distribute(
             held_batches=held if held_batches is None else held_batches,
         )
         opened.append((dataset.loader, replicas))
-        return _in_steps(dataset, replicas, remainder == "drop")
+        return _in_steps(dataset, replicas, drop)
 
     distributed = strategy.distribute_datasets_from_function(open_pipeline)
     ((loader, replicas),) = opened

@@ -32,7 +32,10 @@ def main() -> None:
         parts = np.array_split(np.arange(len(labels)), args.shards)
         for number, part in enumerate(parts):
             write_shard(args.out / f"{kind}-{number:05}-of-{args.shards:05}.tfrecord", images[part], labels[part])
-        print(f"{kind}: {len(labels):,} pictures in {args.shards} shards: {args.out}/", flush=True)
+        print(
+            f"{kind}: {len(labels):,} pictures in {args.shards} shard{'s' * (args.shards > 1)}: {args.out}/",
+            flush=True,
+        )
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -45,20 +46,7 @@ def main() -> None:
         model, optimizer = build_model(), keras.optimizers.Adam(args.learning_rate)
         optimizer.build(model.trainable_variables)
 
-    @tf.function
-    def train_step(batches: Any) -> Any:
-        """Take a step with one batch for each tower; returns the mean of their losses."""
-        losses, gradients = [], []
-        for device, (images, labels) in zip(devices, batches, strict=True):
-            with tf.device(device), tf.GradientTape() as tape:
-                loss = loss_of(model(images, training=True), labels)
-                losses.append(loss)
-                gradients.append(tape.gradient(loss, model.trainable_variables))
-        with tf.device("/CPU:0"):
-            means = [tf.add_n(of_towers) / len(devices) for of_towers in zip(*gradients, strict=True)]
-            optimizer.apply_gradients(zip(means, model.trainable_variables, strict=True))
-            return tf.add_n(losses) / len(devices)
-
+    train_step = train_step_of(model, optimizer, devices)
     train = loaderd.Loader(
         f"{args.data}/train-*.tfrecord",
         loaderd.schemas.mnist(),
@@ -138,6 +126,24 @@ def build_model() -> keras.Model:
             layers.Dense(10),
         ]
     )
+
+
+def train_step_of(model: keras.Model, optimizer: Any, devices: list[str]) -> Callable[[Any], Any]:
+    @tf.function
+    def train_step(batches: Any) -> Any:
+        """Take a step with one batch for each tower; returns the mean of their losses."""
+        losses, gradients = [], []
+        for device, (images, labels) in zip(devices, batches, strict=True):
+            with tf.device(device), tf.GradientTape() as tape:
+                loss = loss_of(model(images, training=True), labels)
+                losses.append(loss)
+                gradients.append(tape.gradient(loss, model.trainable_variables))
+        with tf.device("/CPU:0"):
+            means = [tf.add_n(of_towers) / len(devices) for of_towers in zip(*gradients, strict=True)]
+            optimizer.apply_gradients(zip(means, model.trainable_variables, strict=True))
+            return tf.add_n(losses) / len(devices)
+
+    return train_step
 
 
 def loss_of(logits: Any, labels: Any) -> Any:

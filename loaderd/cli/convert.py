@@ -41,7 +41,7 @@ shard is written under a temporary name, read back, compared, and renamed. The s
 killed, goes on where it was. The exit status is 0; 1 if records are damaged or do not fit the schema; 2 for wrong
 arguments, no records, or storage that does not answer or is full.
 """
-_EXAMPLE = "example: loaderd convert 'games/*.tar' --schema loaderd.schemas:lc0 --to shards --compression gzip"
+_EXAMPLE = "example: loaderd convert 'games/*.tar' --to shards --compression gzip"
 _SHARD_BYTES = 128 << 20
 _MOST_NAMED = 10
 
@@ -75,27 +75,6 @@ def add_to(commands: Commands) -> None:
         "and KataGo, which are recognized",
     )
     parser.add_argument(
-        "--format", choices=list(COMPRESSIONS), default="tfrecord", help="of the new shards; default: %(default)s"
-    )
-    parser.add_argument(
-        "--compression",
-        choices=["none", "gzip", "zlib"],
-        default="none",
-        help="of the new shards; default: %(default)s",
-    )
-    parser.add_argument(
-        "--records-per-shard", type=int, metavar="N", help="default: as many as take 128 MiB uncompressed"
-    )
-    parser.add_argument(
-        "--games-per-shard", type=int, default=1000, metavar="N", help="for PGN; default: %(default)s"
-    )
-    parser.add_argument(
-        "--scores",
-        choices=["eval", "result"],
-        default="eval",
-        help="for PGN: an engine's, from comments such as [%%eval 0.17], or how the game ended; default: %(default)s",
-    )
-    parser.add_argument(
         "--on-corrupt",
         choices=["raise", "skip_record"],
         default="raise",
@@ -107,6 +86,28 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument(
         "--json", action="store_true", help="one JSON object a line: for each damage, each shard, and the total"
+    )
+    _add_new_shards(parser.add_argument_group("new shards"))
+    _add_games(parser.add_argument_group("games in PGN"))
+
+
+def _add_new_shards(new: argparse._ArgumentGroup) -> None:
+    new.add_argument("--format", choices=list(COMPRESSIONS), default="tfrecord", help="default: %(default)s")
+    new.add_argument("--compression", choices=["none", "gzip", "zlib"], default="none", help="default: %(default)s")
+    new.add_argument(
+        "--records-per-shard", type=int, metavar="N", help="default: as many as take 128 MiB uncompressed"
+    )
+
+
+def _add_games(games: argparse._ArgumentGroup) -> None:
+    games.add_argument(
+        "--games-per-shard", type=int, default=1000, metavar="N", help="of a new shard; default: %(default)s"
+    )
+    games.add_argument(
+        "--scores",
+        choices=["eval", "result"],
+        default="eval",
+        help="an engine's, from comments such as [%%eval 0.17], or how the game ended; default: %(default)s",
     )
 
 

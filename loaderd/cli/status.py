@@ -16,9 +16,8 @@ from rich.text import Text
 
 from loaderd.cli.spans import span
 from loaderd.client.connect import ask_status
-from loaderd.errors import LoaderdError
+from loaderd.errors import LoaderdError, OptionError
 from loaderd.machine import in_mib
-from loaderd.options import require
 from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.remote.security import read_token
 from loaderd.tls import TLS
@@ -64,12 +63,8 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; or 1 if the server does not answer."""
     try:
-        require(
-            not arguments.watch or sys.stdout.isatty(),
-            "standard output",
-            "a terminal for --watch",
-            "a file or a pipe",
-        )
+        if arguments.watch and not sys.stdout.isatty():
+            raise OptionError("standard output must be a terminal, for --watch; it is a file or a pipe")
         token = read_token(arguments.token_file)
         given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
         tls = TLS(*given) if any(given) else None

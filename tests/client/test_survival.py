@@ -1,4 +1,4 @@
-"""What a consumer may do to its loader, and what may happen to it: real signals, threads and forks."""
+"""A loader that is closed, dropped or interrupted, by real signals."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import damage_unseen
 from interrupts import InterruptAt, points_of
 from own_processes import kill, newest_daemon, wait_ends, wait_for_no_daemon, workers_of
 
 import loaderd
-from loaderd.client.patience import Patience
-from loaderd.errors import ClosedError, CorruptRecordError, LoaderdError, WorkerError
+from loaderd.errors import ClosedError
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -39,13 +35,6 @@ def slow(numbers: Any) -> Any:
     """Takes for ever at record 5."""
     if 5 in numbers:
         time.sleep(1000)
-    return numbers
-
-
-def odd(numbers: Any) -> Any:
-    """Refuses records 25 and 77."""
-    if 25 in numbers or 77 in numbers:
-        raise ValueError("no")
     return numbers
 
 
@@ -273,213 +262,3 @@ if os.fork():
 os._exit(_foreign_thread_runs())
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
-
-
-# -------------------------------------------------------------------------------- errors and going on
-
-
-def test_an_iterator_goes_on_behind_a_broken_batch(write_numbered: Write):
-    with loaderd.Loader(write_numbered([100]), with_field(odd), batch_size=10, shuffle=False, workers=2) as loader:
-        found = going_on(iter(loader), lambda batch: batch["id"].tolist())
-        assert [type(one) for one in found].count(WorkerError) == 2
-        assert [isinstance(one, WorkerError) for one in found].index(True) == 2
-        good = [one for one in found if not isinstance(one, WorkerError)]
-        assert list(chain(*good)) == [n for n in range(100) if n // 10 not in (2, 7)]
-        assert loader.position.epoch == 1 and loader.statistics().starts == 1
-
-
-def going_on(batches: Iterator[loaderd.Batch], check: Callable[[loaderd.Batch], Any]) -> list[Any]:
-    """What each batch is, or the error in its place."""
-    found: list[Any] = []
-    while True:
-        try:
-            found.append(check(next(batches)))
-        except StopIteration:
-            with pytest.raises(StopIteration):  # and stays at its end
-                next(batches)
-            return found
-        except LoaderdError as error:
-            found.append(error)
-
-
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_an_iterator_of_growing_data_goes_on(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, ahead: int
-):
-    """Behind a shard that could not be indexed when an epoch began, which is when all of the one before was taken."""
-    shards = write_numbered([40, 40, 20])
-    whole = shards[2].read_bytes()
-    dataset = loaderd.Dataset(str(shards[0].parent / "*"), numbered_schema, refresh="epoch")
-    shards[2].unlink()
-    with loaderd.Loader(dataset, batch_size=10, epochs=3, workers=1) as loader:
-        batches = loader.iterate(lambda batch: lambda: batch, ahead)
-        first = [check_batch(next(batches)) for _ in range(8)]
-        shards[2].write_bytes(whole[:-5])
-        with pytest.raises(CorruptRecordError):
-            next(batches)
-        shards[2].write_bytes(whole)
-        rest = going_on(batches, check_batch)
-    assert sorted(chain(*first)) == list(range(80))
-    assert sorted(chain(*rest[:10])) == sorted(chain(*rest[10:])) == list(range(100))
-
-
-def test_what_is_skipped_is_counted_when_its_batch_is_taken(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
-    shards = write_numbered([100])
-    with loaderd.Loader(
-        shards, numbered_schema, batch_size=10, shuffle=False, workers=1, on_corrupt="skip_record"
-    ) as loader:
-        damage_unseen(shards[0], 77)
-        numbers, counts = [], []
-        for batch in loader:
-            numbers += check_batch(batch)
-            counts.append(loader.statistics().records_skipped)
-        assert numbers == [n for n in range(100) if n != 77] and counts == [0] * 7 + [1] * 3
-        for step, count in ((5, 1), (6, 1), (7, 2), (8, 2)):  # what was on its way is void
-            loader.seek(loaderd.Position(0, step))
-            next(iter(loader))
-            assert loader.statistics().records_skipped == count
-        assert {damage.record for damage in loader.statistics().damages} == {77}
-
-
-# ------------------------------------------------------------------------------------------ consumers
-
-
-def in_threads(consume: Callable[[list[int]], None], results: list[list[int]]) -> None:
-    """A thread for each of ``results``, all at a time."""
-    threads = [threading.Thread(target=consume, args=(numbers,)) for numbers in results]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-@pytest.fixture
-def _restless_threads() -> Iterator[None]:
-    """Python changes from one thread to another as often as it can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("_restless_threads")
-def test_several_threads_share_an_iterator(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([2000])
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=2) as loader:
-        batches = iter(loader)
-        found: list[list[int]] = [[] for _ in range(4)]
-
-        def consume(numbers: list[int]) -> None:
-            for batch in batches:
-                numbers += batch["id"].tolist()
-
-        in_threads(consume, found)
-        assert sorted(chain(*found)) == list(range(2000))
-
-
-def test_threads_with_iterators_of_their_own(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([60])
-    with loaderd.Loader(shards, numbered_schema, batch_size=20, workers=1) as loader:
-        found: list[list[int]] = [[] for _ in range(3)]
-
-        def consume(numbers: list[int]) -> None:
-            for batch in loader:
-                numbers += batch["id"].tolist()
-
-        in_threads(consume, found)
-        assert [sorted(numbers) for numbers in found] == [list(range(60))] * 3
-        assert found[0] != found[1] != found[2]
-
-
-def test_slots_come_back_from_any_thread(write_numbered: Write, numbered_schema: loaderd.Schema):
-    """More batches than there are slots, each dropped by a thread that knows nothing of the loader."""
-    shards = write_numbered([1000])
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, shuffle=False, workers=1, held_batches=4) as loader:
-        numbers = []
-        for batch in loader:
-            numbers += batch["id"].tolist()
-            box = [batch]
-            del batch
-            thread = threading.Thread(target=box.clear)
-            thread.start()
-            thread.join()
-        assert numbers == list(range(1000))
-        assert loader.statistics().batches_copied == 0
-
-
-# ---------------------------------------------------------------------------------------------- forks
-
-
-def test_a_fork_is_told_whose_loader_it_has(write_numbered: Write, tmp_path: Path):
-    script = tmp_path / "forking.py"
-    script.write_text(
-        textwrap.dedent("""
-        import os, sys, threading, time
-        import loaderd
-
-        schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
-        loader = loaderd.Loader(sys.argv[1], schema, batch_size=10, shuffle=False, workers=1)
-        batches = iter(loader)
-        numbers = next(batches)["id"].tolist()
-        time.sleep(0.2)  # batches lie ready, which a fork must not take
-        loader._stream.lock.acquire()  # as another thread has it that is in the middle of a fetch
-        child = os.fork()
-        if not child:
-            for act in (lambda: next(batches), lambda: next(iter(loader)), loader.new_pass):
-                try:
-                    act()
-                except loaderd.errors.ClosedError as error:
-                    print(error.message, flush=True)
-            loader.close()
-            sys.exit(3)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-        loader._stream.lock.release()
-        print(os.getpid(), child, flush=True)
-        numbers += [number for batch in batches for number in batch["id"]]
-        assert numbers == list(range(100)) and loader.statistics().daemon_restarts == 0
-        """)
-    )
-    (shard,) = write_numbered([100])
-    found = subprocess.run([sys.executable, script, shard], capture_output=True, text=True, timeout=60, check=False)
-    assert found.returncode == 0, found.stderr
-    *said, pids = found.stdout.splitlines()
-    parent, child = pids.split()
-    assert said == [f"the loader belongs to process {parent}, of which this one, {child}, is a fork"] * 2
-
-
-# ------------------------------------------------------------------------------------------- patience
-
-
-def test_patience_asks_then_gives_up():
-    patience = Patience(120.0)
-    asked = []
-    for second in range(1, 121):
-        assert not patience.is_over
-        patience.tick()
-        if patience.must_ask():
-            asked.append(second)
-    assert patience.is_over and asked == [30, 60, 90, 120]
-
-
-def test_patience_ends_with_the_last_sign_of_life():
-    patience = Patience(2.0)
-    for _ in range(100):
-        patience.tick()
-        assert patience.tick_s == 1.0 and patience.must_ask()
-        patience.heard()
-    assert not patience.is_over
-    patience.tick(), patience.tick()
-    assert patience.is_over
-
-
-def test_patience_reports_ever_more_seldom():
-    patience = Patience(None)
-    reported = []
-    for second in range(1, 1000):
-        patience.tick()
-        patience.heard()
-        if patience.must_report():
-            reported.append(second)
-    assert reported == [30, 60, 120, 240, 480, 960] and not patience.is_over

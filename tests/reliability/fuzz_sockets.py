@@ -18,9 +18,7 @@ import contextlib
 import json
 import os
 import random
-import re
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -34,11 +32,9 @@ from typing import Any
 
 import hostile
 from fuzz_network import PREFACE, Caller, say_below_flight
+from fuzzed_server import LIMIT_S, TOKEN, Served, Usage, has_grown, least
 from hostile import OPTIONS, STRANGE, WRONG, Maker
-from numbered import write_shards
-from processes import name_of, num_fds, read
 
-from loaderd.bench.process_tree import process_tree
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     PROTOCOL,
@@ -48,39 +44,20 @@ from loaderd.protocol.messages import (
     Message,
     Opened,
     State,
-    Status,
     Subscribe,
     encode,
 )
 from loaderd.version import VERSION
 
-_COMMAND = str(Path(sys.executable).with_name("loaderd"))
-_FOLDER = Path(__file__).parent
-_SIZES = (9_000, 1_000, 6_500, 3_500)
-_MODULE = """
-import sys
-sys.path.insert(0, {folder!r})
-import loaderd
-from numbered import SCHEMA
-train = loaderd.Dataset("shards/*", SCHEMA, shuffle=loaderd.Shuffle(window_records=3_000, block_records=100))
-"""
-TOKEN = "that-of-the-fuzz-test"
 _HELLO = encode(Hello(PROTOCOL, VERSION, "train"))
 _SUBSCRIBE = encode(Subscribe(OPTIONS, None))
-Usage = dict[int, tuple[str, int, int, float]]
 
-_LIMIT_S = 30.0
 # A message, or the first one of a connection, may take 10 s; and the server looks once a second.
 _SLOW_LIMIT_S = 14.0
 _SLOW_ON_NETWORK_LIMIT_S = 20.0
 _FLOOD = 200
 _EVERY = 5_000
 """After how many messages there is a flood, and a consumer that does not read."""
-_MOST_MIB, _MOST_MIB_ON_NETWORK = 8.0, 256.0
-"""By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in many threads; a
-ticket of 65,536 ranges is some 100 MiB of objects, which Python keeps for the next one."""
-_MOST_THREADS_OF_GATEWAY = 4
-"""By how many the gateway's may have become more: gRPC has a pool of them, and decides on its size."""
 
 
 @dataclass
@@ -94,63 +71,6 @@ class Figures:
     processes: dict[str, str] = field(default_factory=dict)
     readers: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
-
-
-class Served:
-    """``loaderd serve`` in ``folder``, with its log in a file there."""
-
-    def __init__(self, folder: Path) -> None:
-        write_shards(folder / "shards", _SIZES)
-        (folder / "sets.py").write_text(_MODULE.format(folder=str(_FOLDER)))
-        self.unix = str(folder / "socket")
-        self.log = folder / "log"
-        arguments = ["sets:train", "--workers", "2", "--unix", self.unix, "--listen", "127.0.0.1:0"]
-        environment = {**os.environ, "LOADERD_TOKEN": TOKEN}
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen([_COMMAND, "serve", *arguments], cwd=folder, stderr=log, env=environment)
-        self._wait_until_ready()
-
-    def _wait_until_ready(self) -> None:
-        until_s = time.monotonic() + _LIMIT_S
-        while True:
-            with contextlib.suppress(OSError, ChannelClosed):
-                listens = re.search(r"grpc://127.0.0.1:(\d+)", self.log.read_text())
-                if listens and self.report()["datasets"][0]["state"] == "ready":
-                    self.port = int(listens[1])
-                    return
-            assert time.monotonic() < until_s and self.process.poll() is None, self.log.read_text()
-            time.sleep(0.1)
-
-    def connect(self) -> Channel:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(self.unix)  # waits while the queue is full, which it would not with a timeout
-        sock.settimeout(_LIMIT_S)
-        return Channel(sock)
-
-    def report(self) -> dict[str, Any]:
-        channel = self.connect()
-        channel.send(Hello(PROTOCOL, VERSION, ""))
-        channel.send(AskStatus())
-        try:
-            while True:
-                for message in channel.receive():
-                    if isinstance(message, Status):
-                        return message.report
-        finally:
-            channel.close()
-
-    def state(self) -> Usage:
-        """Of each process, by its number: name, descriptors, threads, memory of its own in MiB."""
-        found = {}
-        for pid in process_tree(self.process.pid):
-            status = dict(line.split(":\t", 1) for line in read(pid, "status").decode().splitlines())
-            own_kib = int(status["RssAnon"].split()[0])
-            found[pid] = name_of(pid), num_fds(pid), int(status["Threads"]), own_kib / 1024
-        return found
-
-    def close(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait()
 
 
 # --------------------------------------------------------------------------------------- the Unix socket
@@ -218,7 +138,7 @@ class UnixFuzzer:
             answer = self._answer(channel, until)
             self._figures.longest_answer_s = max(self._figures.longest_answer_s, time.monotonic() - said_s)
         except TimeoutError:
-            self._figures.wrong.append(f"{maker.__name__}: no answer for {_LIMIT_S} s")
+            self._figures.wrong.append(f"{maker.__name__}: no answer for {LIMIT_S} s")
         except ChannelClosed:
             answer = "no place"
         finally:
@@ -242,13 +162,13 @@ class UnixFuzzer:
         """Ask and ask, and read no answer, until the server has enough of it."""
         self._figures.messages["asks and does not read"] += 1
         channel = self._served.connect()
-        channel.socket.settimeout(_LIMIT_S)
+        channel.socket.settimeout(LIMIT_S)
         try:
             channel.socket.sendall(encode(Hello(PROTOCOL, VERSION, "")))
             while True:
                 channel.socket.sendall(encode(AskStatus()) * 100)
         except TimeoutError:
-            self._figures.wrong.append(f"who asks and does not read is still connected after {_LIMIT_S} s")
+            self._figures.wrong.append(f"who asks and does not read is still connected after {LIMIT_S} s")
         except OSError:
             self._figures.ended["end"] += 1
         finally:
@@ -265,7 +185,7 @@ class NetworkFuzzer:
         self._slow = SlowOnes(num_slow, SLOW_ON_NETWORK, self._connect, _SLOW_ON_NETWORK_LIMIT_S, rng, figures)
 
     def _connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self._port), _LIMIT_S)
+        return socket.create_connection(("127.0.0.1", self._port), LIMIT_S)
 
     def run(self, count: int) -> None:
         with contextlib.closing(Caller(self._port, TOKEN, self._rng)) as caller:
@@ -279,7 +199,7 @@ class NetworkFuzzer:
                 self._figures.ended[f"network: {answer}"] += 1
                 self._figures.longest_answer_s = max(self._figures.longest_answer_s, time.monotonic() - began_s)
                 if answer == "timeout":
-                    self._figures.wrong.append(f"network: {what}: no answer for {_LIMIT_S} s")
+                    self._figures.wrong.append(f"network: {what}: no answer for {LIMIT_S} s")
                 if number % 50 == 0:
                     self._slow.tend()
                 if number % _EVERY == 0:
@@ -397,7 +317,12 @@ def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: 
     rng = random.Random(seed)
     began_s = time.perf_counter()
     served = Served(folder)
-    command = [sys.executable, str(_FOLDER / "readers.py"), served.unix, f"grpc://127.0.0.1:{served.port}"]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("readers.py")),
+        served.unix,
+        f"grpc://127.0.0.1:{served.port}",
+    ]
     environment = {**os.environ, "LOADERD_TOKEN": TOKEN}
     readers = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -421,35 +346,6 @@ def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: 
     return figures
 
 
-def least(served: Served, seconds: float, before: Usage | None = None) -> Usage:
-    """Of each process the least that it has in so long, or until it has no more than ``before``.
-
-    The readers go on, so a worker has one descriptor more while it reads a shard; what is kept for ever shows always.
-    """
-    until_s = time.monotonic() + seconds
-    found = served.state()
-    while time.monotonic() < until_s and not (before and not grown(before, found)):
-        time.sleep(0.05)
-        for pid, (name, *now) in served.state().items():
-            fds, threads, mib = map(min, now, found.get(pid, (name, *now))[1:])
-            found[pid] = name, fds, threads, mib
-    return {pid: state for pid, state in found.items() if pid in process_tree(served.process.pid)}
-
-
-def grown(before: Usage, after: Usage) -> list[int]:
-    """The processes that have more than they had."""
-    return [pid for pid in before.keys() & after.keys() if _has_grown(before[pid], after[pid])]
-
-
-def _has_grown(before: tuple[str, int, int, float], after: tuple[str, int, int, float]) -> bool:
-    name, fds, threads, mib = before
-    is_gateway = name == "loaderd-gateway"
-    is_on_network = name in ("loaderd-gateway", "loaderd-maker")
-    most_threads = threads + (_MOST_THREADS_OF_GATEWAY if is_gateway else 0)
-    most_mib = mib + (_MOST_MIB_ON_NETWORK if is_on_network else _MOST_MIB)
-    return after[1] > fds or after[2] > most_threads or after[3] > most_mib
-
-
 def compare(before: Usage, after: Usage, figures: Figures) -> None:
     """Whether the server is what it was."""
     for pid, (name, fds, threads, mib) in before.items():
@@ -461,7 +357,7 @@ def compare(before: Usage, after: Usage, figures: Figures) -> None:
             f"{fds} descriptors, then {fds_now}; {threads} threads, then {threads_now}; "
             f"{mib:.1f} MiB, then {mib_now:.1f}"
         )
-        if _has_grown(before[pid], after[pid]):
+        if has_grown(before[pid], after[pid]):
             figures.wrong.append(f"{name} has grown: {figures.processes[f'{name} {pid}']}")
     figures.wrong += [f"{after[pid][0]} {pid} has been started" for pid in after.keys() - before.keys()]
 

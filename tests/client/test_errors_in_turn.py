@@ -1,0 +1,91 @@
+"""An error takes the place of its batch, and iterating goes on behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damage import damage_unseen
+
+import loaderd
+from loaderd.errors import CorruptRecordError, LoaderdError, WorkerError
+
+Write = Callable[..., list[Path]]
+Check = Callable[[loaderd.Batch], list[int]]
+
+
+def odd(numbers: Any) -> Any:
+    """Refuses records 25 and 77."""
+    if 25 in numbers or 77 in numbers:
+        raise ValueError("no")
+    return numbers
+
+
+def test_an_iterator_goes_on_behind_a_broken_batch(write_numbered: Write, numbered_schema: loaderd.Schema):
+    fields = {**numbered_schema.fields, "x": loaderd.Derived(odd, "id", dtype="int64")}
+    schema = loaderd.Schema(numbered_schema.features, fields)
+    with loaderd.Loader(write_numbered([100]), schema, batch_size=10, shuffle=False, workers=2) as loader:
+        found = going_on(iter(loader), lambda batch: batch["id"].tolist())
+        assert [type(one) for one in found].count(WorkerError) == 2
+        assert [isinstance(one, WorkerError) for one in found].index(True) == 2
+        good = [one for one in found if not isinstance(one, WorkerError)]
+        assert list(chain(*good)) == [n for n in range(100) if n // 10 not in (2, 7)]
+        assert loader.position.epoch == 1 and loader.statistics().starts == 1
+
+
+def going_on(batches: Iterator[loaderd.Batch], check: Callable[[loaderd.Batch], Any]) -> list[Any]:
+    """What each batch is, or the error in its place."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(check(next(batches)))
+        except StopIteration:
+            with pytest.raises(StopIteration):  # and stays at its end
+                next(batches)
+            return found
+        except LoaderdError as error:
+            found.append(error)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_an_iterator_of_growing_data_goes_on(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, ahead: int
+):
+    """Behind a shard that could not be indexed when an epoch began, which is when all of the one before was taken."""
+    shards = write_numbered([40, 40, 20])
+    whole = shards[2].read_bytes()
+    dataset = loaderd.Dataset(str(shards[0].parent / "*"), numbered_schema, refresh="epoch")
+    shards[2].unlink()
+    with loaderd.Loader(dataset, batch_size=10, epochs=3, workers=1) as loader:
+        batches = loader.iterate(lambda batch: lambda: batch, ahead)
+        first = [check_batch(next(batches)) for _ in range(8)]
+        shards[2].write_bytes(whole[:-5])
+        with pytest.raises(CorruptRecordError):
+            next(batches)
+        shards[2].write_bytes(whole)
+        rest = going_on(batches, check_batch)
+    assert sorted(chain(*first)) == list(range(80))
+    assert sorted(chain(*rest[:10])) == sorted(chain(*rest[10:])) == list(range(100))
+
+
+def test_what_is_skipped_is_counted_when_its_batch_is_taken(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    shards = write_numbered([100])
+    with loaderd.Loader(
+        shards, numbered_schema, batch_size=10, shuffle=False, workers=1, on_corrupt="skip_record"
+    ) as loader:
+        damage_unseen(shards[0], 77)
+        numbers, counts = [], []
+        for batch in loader:
+            numbers += check_batch(batch)
+            counts.append(loader.statistics().records_skipped)
+        assert numbers == [n for n in range(100) if n != 77] and counts == [0] * 7 + [1] * 3
+        for step, count in ((5, 1), (6, 1), (7, 2), (8, 2)):  # what was on its way is void
+            loader.seek(loaderd.Position(0, step))
+            next(iter(loader))
+            assert loader.statistics().records_skipped == count
+        assert {damage.record for damage in loader.statistics().damages} == {77}
