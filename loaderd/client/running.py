@@ -80,9 +80,12 @@ def _open(daemon: int, number: int) -> RunningStream | None:
     if not os.readlink(path).startswith(_LINK):
         return None
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    inode = os.fstat(fd).st_ino
+    status = os.fstat(fd)
+    if status.st_size == 0:  # it is being made in this moment
+        os.close(fd)
+        return None
     memory = SharedMemory(fd)
     memory.close_fd()
     watched = Watched.of(memory.bytes)
     consumer = watched.now().consumer_pid or processes.parent_of(daemon)
-    return RunningStream(daemon, inode, processes.command_of(consumer), watched)
+    return RunningStream(daemon, status.st_ino, processes.command_of(consumer), watched)

@@ -126,6 +126,9 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         if settings["tls_client_ca"] is not None:
             options |= {"verify_client": True, "root_certificates": read_pem(settings["tls_client_ca"])}
         _check_free(settings["host"], settings["port"])
+        # Before it listens: consumers may have waited for that.
+        self._answers = Answers(settings["cache"])
+        self._makers = Makers(settings["makers"], settings, self._answers.memory)
         try:
             super().__init__(
                 f"grpc{'+tls' if secure else ''}://{self.address}",
@@ -135,8 +138,6 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         except (pa.ArrowException, OSError) as error:
             raise OptionError(f"cannot listen at {self.address}: {error!s:.500}") from None
         self.address = _address_of(settings["host"], self.port)
-        self._answers = Answers(settings["cache"])
-        self._makers = Makers(settings["makers"], settings, self._answers.memory)
 
     @contextlib.contextmanager
     def _admitted(self, context: flight.ServerCallContext) -> Iterator[str]:

@@ -153,7 +153,7 @@ def test_a_call_in_vain_can_be_ended(server: Restarted, embedded: Any, how: str)
     began_s, used_s = time.monotonic(), time.process_time()
     with pytest.raises(ended[how]):
         found.extend(batch["id"].tolist() for batch in batches)
-    assert time.monotonic() - began_s < 15 and time.process_time() - used_s < 1, "it waits in the kernel, and not on"
+    assert time.monotonic() - began_s < 60 and time.process_time() - used_s < 1, "it waits in the kernel, and not on"
     timer.join()
     if how == "interrupt":
         server.start()

@@ -68,14 +68,13 @@ def test_shards_are_written_by_several_processes_and_told_of(folder: Path):
     assert shards_in(folder / "alone") == shards_in(folder / "to"), "whatever the number of processes"
 
 
-# It takes tenths of a second: it must have no core when this process wants one, to end it in the middle.
-LATER = ["nice", "-n", "19"]
-
-
 def begin_and_kill(folder: Path) -> bool:
-    """A conversion to ``to`` is killed as soon as there are two shards; returns whether it was not over before."""
+    """A conversion to ``to`` is killed as soon as there are two shards; returns whether it was not over before.
+
+    From the first shard on it takes tenths of a second, for which this process may have no core.
+    """
     shutil.rmtree(folder / "to", ignore_errors=True)
-    arguments = [*LATER, *COMMAND, *map(str, OPTIONS), "--to", "to", "--compression", "gzip"]
+    arguments = [*COMMAND, *map(str, OPTIONS), "--to", "to", "--compression", "gzip"]
     process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while process.poll() is None and len(shards_in(folder / "to")) < 2:
         time.sleep(0.005)
@@ -108,7 +107,7 @@ def begin_and_interrupt(folder: Path) -> tuple[int, bytes]:
     """Ctrl-C for a conversion to ``to`` that has written a shard; its exit status, and what was on the terminal."""
     shutil.rmtree(folder / "to", ignore_errors=True)
     terminal, end = pty.openpty()
-    arguments = [*LATER, *COMMAND, *map(str, OPTIONS), "--to", "to", "--compression", "gzip"]
+    arguments = [*COMMAND, *map(str, OPTIONS), "--to", "to", "--compression", "gzip"]
     process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=end)
     os.close(end)
     shown = b""

@@ -18,6 +18,7 @@ import pytest
 from accidents import Check, Grenade, crashing_schema, fetch_all
 from own_processes import (
     all_workers_of,
+    children_of,
     fork_server_of,
     kill,
     newest_daemon,
@@ -207,11 +208,11 @@ def fail() -> Any:
 def test_a_schema_that_cannot_be_unpickled(
     write_numbered: Write, process: str, act: Callable[[], Any], error: type[LoaderdError], text: str
 ):
-    wait_for_no_daemon()
+    before = children_of(os.getpid())
     with pytest.raises(error, match=text) as caught:
         loaderd.Loader(write_numbered([10]), crashing_schema(Grenade(process, act)), batch_size=5, workers=1)
     assert act is not fail or _HINT in caught.value.hint
-    wait_for_no_daemon()
+    wait_for_no_daemon(before)
 
 
 def test_a_module_that_only_this_process_has(write_numbered: Write, monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ from ending import BUSY_LIMIT_S, environment_of
 from processes import MARK, name_of, stacks_of, wait_for_none
 from zygote import QUIET
 
-_LIMIT_S = 60.0
+_LIMIT_S = 120.0
 
 FIRST = "from given import data_set, loader\nit = iter({make}())\nfirst = next(it)"
 ENDLESS = "for batch in it:\n    begun = True"

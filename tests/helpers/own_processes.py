@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from loaderd.client.running import running_streams
@@ -66,10 +67,10 @@ def family_of(daemon: int) -> list[int]:
     return [daemon, fork_server_of(daemon), *workers_of(daemon)]
 
 
-def wait_for_no_daemon(limit_s: float = 60.0) -> None:
-    """Until no loader of this process has one. Those that close() had to kill may need a moment to be dead."""
+def wait_for_no_daemon(but: Collection[int] = (), limit_s: float = 60.0) -> None:
+    """Until no loader of this process has one, but for these. What close() had to kill may need a moment to die."""
     deadline_s = time.monotonic() + limit_s
-    while left := children_of(os.getpid(), DAEMON):
+    while left := set(children_of(os.getpid(), DAEMON)) - set(but):
         assert time.monotonic() < deadline_s, f"{left} live on"
         time.sleep(0.01)
 
