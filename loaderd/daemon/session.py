@@ -229,16 +229,15 @@ class Session:
         assert self.opened is not None
         opened = self.opened
         self._tell(member, opened.listed_message(), ())
-        self._lanes[member] = lane = self._lane_of(opened)
-        fds = lane.fds(self._workforce.bell)
-        message = opened.opened_message(self._index_facts, len(fds) - 3)
-        self._tell(member, message, (opened.memories.consumer_fd, *fds))
+        self._lanes[member] = lane = self._new_lane(opened)
+        message = opened.opened_message(self._index_facts, len(lane.fds) - 3)
+        self._tell(member, message, (opened.memories.consumer_fd, *lane.fds))
 
-    def _lane_of(self, opened: OpenedStream) -> Lane | WholeStream:
+    def _new_lane(self, opened: OpenedStream) -> Lane | WholeStream:
         """The page by which one more member gets its batches."""
-        if self._group is not None:
-            return Lane(opened.page.num_slots)
         bell, bells = self._workforce.bell, self._workforce.pool.bells[: opened.page.num_seats]
+        if self._group is not None:
+            return Lane(opened.page.num_slots, bell)
         return WholeStream(opened.stream, [opened.memories.page_fd, opened.memories.bell, bell, *bells])
 
     def tick(self, seconds: float) -> None:
