@@ -22,7 +22,7 @@ import cloudpickle
 from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
 from loaderd.daemon.pool.workforce import Workforce
 from loaderd.daemon.preparing.local_data import Data
-from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.daemon.preparing.preparation import Preparation, Prepare
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, with_schema
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.anonymous import SharedMemory
@@ -78,12 +78,12 @@ class Served:
         elif now_s >= self._retry_at_s:
             self.preparation = Preparation(self.dataset, self.options, workforce)
 
-    def preparations(self, description: StreamDescription, workforce: Workforce) -> dict[str, Any]:
-        """Those arguments of a Session."""
+    def prepare(self, description: StreamDescription, workforce: Workforce) -> tuple[Preparation, Prepare | None]:
+        """The preparation of a stream's data; and what makes another one, where they grow."""
         if not self.dataset.grows:
-            return {"prepared": self.preparation}
+            return self.preparation, None
         prepare = partial(Preparation, description.dataset, description.options, workforce)
-        return {"prepared": prepare(listing_in(description.start)), "prepare": prepare}
+        return prepare(listing_in(description.start)), prepare
 
     def data(self, listing: Listing | None, workforce: Workforce) -> tuple[DataIs, SharedMemory | None]:
         """The data, pickled, in memory: :func:`data_of` is the way back; or why they are not there yet.

@@ -20,15 +20,13 @@ import contextlib
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
-from loaderd.daemon.preparing.preparation import Preparation, Preparing
-from loaderd.daemon.session import Indexes, Session
+from loaderd.daemon.preparing.preparation import Preparation, Prepare, Preparing
+from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.plan.passes import Listing
@@ -79,7 +77,7 @@ class PrivateDaemon(Daemon):
             self._remote = wanted
             self._asking = self._ask(listing)
 
-    def _ask(self, listing: Listing | None, known: Indexes = MappingProxyType({})) -> Asking:
+    def _ask(self, listing: Listing | None) -> Asking:
         from loaderd.daemon.preparing.remote_preparation import Asking  # for those whose records are elsewhere
 
         return Asking(lambda: self._remote, self._workforce, listing)
@@ -88,7 +86,7 @@ class PrivateDaemon(Daemon):
         self,
         description: StreamDescription,
         pickled: bytes,
-        prepare: Callable[[Listing | None, Indexes], Preparing],
+        prepare: Prepare,
         prepared: Preparing,
     ) -> None:
         self._sessions[_STREAM] = session = Session(
@@ -112,7 +110,8 @@ class PrivateDaemon(Daemon):
         if asking.finished:
             self._asking = None
             self._wires.post(PARENT, asking.welcome)
-            self._begin(asking.description, pickle.dumps(asking.description), self._ask, asking)
+            description = asking.description
+            self._begin(description, pickle.dumps(description), lambda listing, _: self._ask(listing), asking)
 
     def _use_servers(self, addresses: tuple[str, ...]) -> None:
         self._remote = replace(self._remote, of=replace(self._remote.of, addresses=addresses))

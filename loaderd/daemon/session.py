@@ -12,7 +12,7 @@ of a group has a page of its own, to which the daemon hands what it takes of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -24,14 +24,14 @@ from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.lane import Had, Lane, WholeStream
 from loaderd.daemon.groups.members import Handed, Members, PageReader
 from loaderd.daemon.pool.workforce import Workforce
-from loaderd.daemon.preparing.preparation import Preparing
+from loaderd.daemon.preparing.preparation import Prepare, Preparing
 from loaderd.daemon.preparing.probe import Probe
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import MAX_GENERATION, MAX_STEP
 from loaderd.memory.taking import Taker
 from loaderd.options import require
-from loaderd.plan.passes import Listing, pass_of
+from loaderd.plan.passes import pass_of
 from loaderd.protocol.messages import (
     Away,
     Broken,
@@ -46,11 +46,8 @@ from loaderd.protocol.messages import (
     Warned,
 )
 from loaderd.redaction import redacted
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
-Indexes = Mapping[ShardFile, ShardIndex]
 
 
 class Session:
@@ -71,7 +68,7 @@ class Session:
         tell: Tell,
         *,
         prepared: Preparing,
-        prepare: Callable[[Listing | None, Indexes], Preparing] | None = None,
+        prepare: Prepare | None = None,
         group: Callable[[Feed], Members] | None = None,
     ) -> None:
         self.number = number

@@ -13,7 +13,7 @@ import math
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
@@ -79,6 +79,10 @@ class Preparing(ABC):
     @abstractmethod
     def cancel(self) -> None:
         """Have nothing more done for it."""
+
+
+Prepare = Callable[[Listing | None, Mapping[ShardFile, ShardIndex]], Preparing]
+"""Makes a preparation: of which listing, and which indexes are here already."""
 
 
 class Preparation(Preparing):
