@@ -25,7 +25,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
-from loaderd.daemon.preparing.preparation import Preparation, Prepare, Preparing
+from loaderd.daemon.preparing.local_preparation import LocalPreparation
+from loaderd.daemon.preparing.preparation import Preparation, Prepare
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
@@ -35,7 +36,7 @@ from loaderd.protocol.messages import Ask, Message, Open, State, Warned
 from loaderd.protocol.worker_messages import UseServers
 
 if TYPE_CHECKING:
-    from loaderd.daemon.preparing.remote_preparation import Asking
+    from loaderd.daemon.preparing.remote_preparation import RemotePreparation
     from loaderd.remote.source import RemoteStream
 
 _STREAM = 0
@@ -44,7 +45,7 @@ _STREAM = 0
 class PrivateDaemon(Daemon):
     """See the module's docstring."""
 
-    _asking: Asking | None = None
+    _asking: RemotePreparation | None = None
     """Until the servers have said what the data set is."""
     _remote: RemoteStream
     _start: str | None
@@ -71,23 +72,25 @@ class PrivateDaemon(Daemon):
         self._workforce.stall_timeout = wanted.options.stall_timeout
         listing = listing_in(message.start)
         if isinstance(wanted, StreamDescription):
-            prepare = partial(Preparation, wanted.dataset, wanted.options, self._workforce)
+            prepare = partial(LocalPreparation, wanted.dataset, wanted.options, self._workforce)
             self._begin(wanted, message.description, prepare, prepare(listing))
         else:
             self._remote = wanted
             self._asking = self._ask(listing)
 
-    def _ask(self, listing: Listing | None) -> Asking:
-        from loaderd.daemon.preparing.remote_preparation import Asking  # for those whose records are elsewhere
+    def _ask(self, listing: Listing | None) -> RemotePreparation:
+        from loaderd.daemon.preparing.remote_preparation import (
+            RemotePreparation,
+        )  # for those whose records are elsewhere
 
-        return Asking(lambda: self._remote, self._workforce, listing)
+        return RemotePreparation(lambda: self._remote, self._workforce, listing)
 
     def _begin(
         self,
         description: StreamDescription,
         pickled: bytes,
         prepare: Prepare,
-        prepared: Preparing,
+        prepared: Preparation,
     ) -> None:
         self._sessions[_STREAM] = session = Session(
             _STREAM,

@@ -24,7 +24,7 @@ from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.lane import Had, Lane, WholeStream
 from loaderd.daemon.groups.members import Handed, Members, PageReader
 from loaderd.daemon.pool.workforce import Workforce
-from loaderd.daemon.preparing.preparation import Prepare, Preparing
+from loaderd.daemon.preparing.preparation import Preparation, Prepare
 from loaderd.daemon.preparing.probe import Probe
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
@@ -67,7 +67,7 @@ class Session:
         workforce: Workforce,
         tell: Tell,
         *,
-        prepared: Preparing,
+        prepared: Preparation,
         prepare: Prepare | None = None,
         group: Callable[[Feed], Members] | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class Session:
         self._tell = tell
         self._prepare = prepare
         self._own = None if prepare is None else prepared
-        self._preparation: Preparing | None = prepared
+        self._preparation: Preparation | None = prepared
         self._group = group
         self._feed: Feed | None = None
         self._lanes: dict[int, Lane | WholeStream] = {}
@@ -95,7 +95,7 @@ class Session:
         self._index_facts: dict[str, Any] = {}
 
     @property
-    def preparation(self) -> Preparing | None:
+    def preparation(self) -> Preparation | None:
         """What the stream waits for, before there are data."""
         return self._preparation
 
@@ -157,7 +157,7 @@ class Session:
         if self._granting is not None:
             self.error = self.error or self._granting.error
 
-    def _after_preparing(self, preparation: Preparing) -> None:
+    def _after_preparing(self, preparation: Preparation) -> None:
         if preparation.progress is not None and preparation.progress[1]:
             self._tell_all(Progress(*preparation.progress))
         if preparation is self._own:
@@ -176,7 +176,7 @@ class Session:
             # The consumer keeps the data that it had before the sets grew.
             self._tell_all(self.opened.listed_message(error))
 
-    def _use(self, preparation: Preparing) -> None:
+    def _use(self, preparation: Preparation) -> None:
         """The data are there: plan, and have the workers know of them."""
         if preparation.error is not None:
             raise preparation.error
