@@ -22,7 +22,8 @@ import cloudpickle
 from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
 from loaderd.daemon.pool.workforce import Workforce
 from loaderd.daemon.preparing.local_data import Data
-from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.daemon.preparing.local_preparation import LocalPreparation
+from loaderd.daemon.preparing.preparation import Prepare
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, with_schema
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.anonymous import SharedMemory
@@ -48,8 +49,8 @@ class Served:
     name: str
     dataset: AnyDataset
     options: StreamOptions
-    preparation: Preparation
-    _listed: list[Preparation] = field(default_factory=list)
+    preparation: LocalPreparation
+    _listed: list[LocalPreparation] = field(default_factory=list)
     """Of a data set that grows, what was asked for last."""
     _failure: LoaderdError | None = None
     """Of the last preparation that is over."""
@@ -76,14 +77,16 @@ class Served:
             self._retry_at_s = now_s + self._retry_s
             self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
         elif now_s >= self._retry_at_s:
-            self.preparation = Preparation(self.dataset, self.options, workforce)
+            self.preparation = LocalPreparation(self.dataset, self.options, workforce)
 
-    def preparations(self, description: StreamDescription, workforce: Workforce) -> dict[str, Any]:
-        """Those arguments of a Session."""
+    def prepare(
+        self, description: StreamDescription, workforce: Workforce
+    ) -> tuple[LocalPreparation, Prepare | None]:
+        """The preparation of a stream's data; and what makes another one, where they grow."""
         if not self.dataset.grows:
-            return {"prepared": self.preparation}
-        prepare = partial(Preparation, description.dataset, description.options, workforce)
-        return {"prepared": prepare(listing_in(description.start)), "prepare": prepare}
+            return self.preparation, None
+        prepare = partial(LocalPreparation, description.dataset, description.options, workforce)
+        return prepare(listing_in(description.start)), prepare
 
     def data(self, listing: Listing | None, workforce: Workforce) -> tuple[DataIs, SharedMemory | None]:
         """The data, pickled, in memory: :func:`data_of` is the way back; or why they are not there yet.
@@ -101,14 +104,14 @@ class Served:
         contents = pickle.dumps((path, pickled))
         return DataIs(len(contents), ""), SharedMemory.holding("data", contents)
 
-    def _prepared(self, listing: Listing | None, workforce: Workforce) -> Preparation:
+    def _prepared(self, listing: Listing | None, workforce: Workforce) -> LocalPreparation:
         if not self.dataset.grows:
             return self.preparation
         for each in self._listed:
             if each.listing == listing if listing else each.listing is None and each.age_s < _LISTED_ANEW_S:
                 return each
         known = self._listed[-1].indexes if self._listed else self.preparation.indexes
-        new = Preparation(self.dataset, self.options, workforce, listing, known)
+        new = LocalPreparation(self.dataset, self.options, workforce, listing, known)
         self._listed = [*self._listed[1 - _MOST_LISTED :], new]
         return new
 
@@ -193,7 +196,7 @@ def load_catalog(targets: Sequence[str], workers: int | None, workforce: Workfor
             storage=common.storage,
             workers=workers,
         )
-        catalog[name] = Served(name, dataset, options, Preparation(dataset, options, workforce))
+        catalog[name] = Served(name, dataset, options, LocalPreparation(dataset, options, workforce))
     return catalog
 
 

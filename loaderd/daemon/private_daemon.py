@@ -20,15 +20,14 @@ import contextlib
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
-from loaderd.daemon.preparing.preparation import Preparation, Preparing
-from loaderd.daemon.session import Indexes, Session
+from loaderd.daemon.preparing.local_preparation import LocalPreparation
+from loaderd.daemon.preparing.preparation import Preparation, Prepare
+from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.plan.passes import Listing
@@ -37,7 +36,7 @@ from loaderd.protocol.messages import Ask, Message, Open, State, Warned
 from loaderd.protocol.worker_messages import UseServers
 
 if TYPE_CHECKING:
-    from loaderd.daemon.preparing.remote_preparation import Asking
+    from loaderd.daemon.preparing.remote_preparation import RemotePreparation
     from loaderd.remote.source import RemoteStream
 
 _STREAM = 0
@@ -46,7 +45,7 @@ _STREAM = 0
 class PrivateDaemon(Daemon):
     """See the module's docstring."""
 
-    _asking: Asking | None = None
+    _asking: RemotePreparation | None = None
     """Until the servers have said what the data set is."""
     _remote: RemoteStream
     _start: str | None
@@ -73,23 +72,25 @@ class PrivateDaemon(Daemon):
         self._workforce.stall_timeout = wanted.options.stall_timeout
         listing = listing_in(message.start)
         if isinstance(wanted, StreamDescription):
-            prepare = partial(Preparation, wanted.dataset, wanted.options, self._workforce)
+            prepare = partial(LocalPreparation, wanted.dataset, wanted.options, self._workforce)
             self._begin(wanted, message.description, prepare, prepare(listing))
         else:
             self._remote = wanted
             self._asking = self._ask(listing)
 
-    def _ask(self, listing: Listing | None, known: Indexes = MappingProxyType({})) -> Asking:
-        from loaderd.daemon.preparing.remote_preparation import Asking  # for those whose records are elsewhere
+    def _ask(self, listing: Listing | None) -> RemotePreparation:
+        from loaderd.daemon.preparing.remote_preparation import (
+            RemotePreparation,
+        )  # for those whose records are elsewhere
 
-        return Asking(lambda: self._remote, self._workforce, listing)
+        return RemotePreparation(lambda: self._remote, self._workforce, listing)
 
     def _begin(
         self,
         description: StreamDescription,
         pickled: bytes,
-        prepare: Callable[[Listing | None, Indexes], Preparing],
-        prepared: Preparing,
+        prepare: Prepare,
+        prepared: Preparation,
     ) -> None:
         self._sessions[_STREAM] = session = Session(
             _STREAM,
@@ -112,7 +113,8 @@ class PrivateDaemon(Daemon):
         if asking.finished:
             self._asking = None
             self._wires.post(PARENT, asking.welcome)
-            self._begin(asking.description, pickle.dumps(asking.description), self._ask, asking)
+            description = asking.description
+            self._begin(description, pickle.dumps(description), lambda listing, _: self._ask(listing), asking)
 
     def _use_servers(self, addresses: tuple[str, ...]) -> None:
         self._remote = replace(self._remote, of=replace(self._remote.of, addresses=addresses))

@@ -11,7 +11,6 @@ from typing import Any
 
 from loaderd.daemon.session import Session
 from loaderd.errors import BusyError, ServerError
-from loaderd.options import is_count, require
 from loaderd.protocol.channel import peer_of
 from loaderd.protocol.messages import PROTOCOL, Ask, AskStatus, Hello, Message
 from loaderd.protocol.untrusted import UntrustedChannel
@@ -26,7 +25,7 @@ _MAX_POSTED_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What a consumer may take. None: as much as it wants.
+    """What a consumer may take, as the supervisor has checked it. None: as much as it wants.
 
     ``max_consumers``: at a time. ``max_held_batches``: its option ``held_batches``, and so its slots. ``max_memory``:
     bytes of windows and batches, of a group all together.
@@ -37,12 +36,6 @@ class Limits:
     max_held_batches: int = 64
     max_memory: int | None = None
     idle_timeout: float | None = None
-
-    def __post_init__(self) -> None:
-        require(is_count(self.max_consumers), "max_consumers", "a positive integer", self.max_consumers)
-        require(is_count(self.max_held_batches), "max_held_batches", "a positive integer", self.max_held_batches)
-        value = self.idle_timeout
-        require(value is None or value > 0, "idle_timeout", "a positive number or None", value)
 
     def check_room(self, num_consumers: int) -> None:
         """Raise BusyError where there is no room for one more than so many."""

@@ -252,6 +252,7 @@ class ServerDaemon(Daemon):
         number = self._next_session
         self._next_session += 1
         description = served.stream(wanted, message.start, self._limits.max_memory)
+        prepared, prepare = served.prepare(description, self._workforce)
         group = _GROUPS.get(wanted.sharing)
         session = Session(
             number,
@@ -259,7 +260,8 @@ class ServerDaemon(Daemon):
             cloudpickle.dumps(description),
             self._workforce,
             self._wires.post,
-            **served.preparations(description, self._workforce),
+            prepared=prepared,
+            prepare=prepare,
             group=group and partial(group, num_members=wanted.consumers),
         )
         session.held_batches = wanted.held_batches

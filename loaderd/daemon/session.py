@@ -12,7 +12,7 @@ of a group has a page of its own, to which the daemon hands what it takes of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -24,14 +24,14 @@ from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.lane import Had, Lane, WholeStream
 from loaderd.daemon.groups.members import Handed, Members, PageReader
 from loaderd.daemon.pool.workforce import Workforce
-from loaderd.daemon.preparing.preparation import Preparing
+from loaderd.daemon.preparing.preparation import Preparation, Prepare
 from loaderd.daemon.preparing.probe import Probe
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import MAX_GENERATION, MAX_STEP
 from loaderd.memory.taking import Taker
 from loaderd.options import require
-from loaderd.plan.passes import Listing, pass_of
+from loaderd.plan.passes import pass_of
 from loaderd.protocol.messages import (
     Away,
     Broken,
@@ -46,11 +46,8 @@ from loaderd.protocol.messages import (
     Warned,
 )
 from loaderd.redaction import redacted
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
-Indexes = Mapping[ShardFile, ShardIndex]
 
 
 class Session:
@@ -70,8 +67,8 @@ class Session:
         workforce: Workforce,
         tell: Tell,
         *,
-        prepared: Preparing,
-        prepare: Callable[[Listing | None, Indexes], Preparing] | None = None,
+        prepared: Preparation,
+        prepare: Prepare | None = None,
         group: Callable[[Feed], Members] | None = None,
     ) -> None:
         self.number = number
@@ -88,7 +85,7 @@ class Session:
         self._tell = tell
         self._prepare = prepare
         self._own = None if prepare is None else prepared
-        self._preparation: Preparing | None = prepared
+        self._preparation: Preparation | None = prepared
         self._group = group
         self._feed: Feed | None = None
         self._lanes: dict[int, Lane | WholeStream] = {}
@@ -98,7 +95,7 @@ class Session:
         self._index_facts: dict[str, Any] = {}
 
     @property
-    def preparation(self) -> Preparing | None:
+    def preparation(self) -> Preparation | None:
         """What the stream waits for, before there are data."""
         return self._preparation
 
@@ -160,7 +157,7 @@ class Session:
         if self._granting is not None:
             self.error = self.error or self._granting.error
 
-    def _after_preparing(self, preparation: Preparing) -> None:
+    def _after_preparing(self, preparation: Preparation) -> None:
         if preparation.progress is not None and preparation.progress[1]:
             self._tell_all(Progress(*preparation.progress))
         if preparation is self._own:
@@ -179,7 +176,7 @@ class Session:
             # The consumer keeps the data that it had before the sets grew.
             self._tell_all(self.opened.listed_message(error))
 
-    def _use(self, preparation: Preparing) -> None:
+    def _use(self, preparation: Preparation) -> None:
         """The data are there: plan, and have the workers know of them."""
         if preparation.error is not None:
             raise preparation.error
@@ -229,16 +226,15 @@ class Session:
         assert self.opened is not None
         opened = self.opened
         self._tell(member, opened.listed_message(), ())
-        self._lanes[member] = lane = self._lane_of(opened)
-        fds = lane.fds(self._workforce.bell)
-        message = opened.opened_message(self._index_facts, len(fds) - 3)
-        self._tell(member, message, (opened.memories.consumer_fd, *fds))
+        self._lanes[member] = lane = self._new_lane(opened)
+        message = opened.opened_message(self._index_facts, len(lane.fds) - 3)
+        self._tell(member, message, (opened.memories.consumer_fd, *lane.fds))
 
-    def _lane_of(self, opened: OpenedStream) -> Lane | WholeStream:
+    def _new_lane(self, opened: OpenedStream) -> Lane | WholeStream:
         """The page by which one more member gets its batches."""
-        if self._group is not None:
-            return Lane(opened.page.num_slots)
         bell, bells = self._workforce.bell, self._workforce.pool.bells[: opened.page.num_seats]
+        if self._group is not None:
+            return Lane(opened.page.num_slots, bell)
         return WholeStream(opened.stream, [opened.memories.page_fd, opened.memories.bell, bell, *bells])
 
     def tick(self, seconds: float) -> None:

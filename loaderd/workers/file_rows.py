@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +12,8 @@ from loaderd.plan.selection import numbers_that
 from loaderd.protocol.worker_messages import FilePlace, LoadTask, ProbeTask
 from loaderd.schema import Schema
 from loaderd.shards.reader import Reading
-from loaderd.shards.shard_file import Block, ShardFile
-from loaderd.workers.load import Faults, Part, WindowLoader
-
-Places = npt.NDArray[np.intp]
+from loaderd.shards.shard_file import Block, Compression, ShardFile
+from loaderd.workers.load import Bytes2D, Faults, Part, Places, WindowLoader
 
 
 def _numbers_of(place: FilePlace) -> npt.NDArray[np.int64]:
@@ -34,7 +31,7 @@ class FileRows:
         self,
         schema: Schema,
         files: list[ShardFile],
-        compressions: list[Any],
+        compressions: list[Compression],
         reading: Reading | None = None,
     ) -> None:
         self._loader = WindowLoader(schema, files, compressions, reading)
@@ -56,13 +53,11 @@ class FileRows:
     def use_servers(self, addresses: tuple[str, ...]) -> None:
         """It has none."""
 
-    def load(self, task: LoadTask, places: Places, window: npt.NDArray[np.uint8]) -> Faults:
+    def load(self, task: LoadTask, places: Places, window: Bytes2D) -> Faults:
         """As :meth:`read`."""
         return self.read(task.slices, task.places, places, window)
 
-    def read(
-        self, slices: Sequence[Slice], from_: Sequence[FilePlace], places: Places, window: npt.NDArray[np.uint8]
-    ) -> Faults:
+    def read(self, slices: Sequence[Slice], from_: Sequence[FilePlace], places: Places, window: Bytes2D) -> Faults:
         """Write the rows of ``slices`` (each read ``from_`` where it is) to ``window``, uint8 (max_rows, row_bytes).
 
         They go to ``places``. Returns those that could not be written, and why.

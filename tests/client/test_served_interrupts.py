@@ -1,4 +1,7 @@
-"""Ctrl-C at every point of what a served loader does while it is connected anew, and while it takes its turns."""
+"""Ctrl-C at every point of what a served loader does while it is connected anew, and while it takes its turns.
+
+The functions are named, those of no concern to anybody else included: the promise is about every point in them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from interrupts import InterruptAt, points_of
 from restarted import Restarted
 
 import loaderd
-from loaderd.client import link, shared_stream, sources, supervised
+from loaderd.client import link, served_sources, shared_stream, supervised
 from loaderd.client.connection import Connection
 
 Check = Callable[[loaderd.Batch], list[int]]
@@ -36,11 +39,11 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
         supervised.SupervisedStream._open,
         supervised.SupervisedStream._take_leave,
         supervised.SupervisedStream._use_data,
-        sources.ServedSource.link,
-        sources.ServedSource.greeting,
-        sources.ServedSource.welcomed,
-        sources.ServedSource.pause_s,
-        sources.ServedSource.is_back,
+        served_sources.ServedSource.link,
+        served_sources.ServedSource.greeting,
+        served_sources.ServedSource.welcomed,
+        served_sources.ServedSource.pause_s,
+        served_sources.ServedSource.is_back,
         link.link_to_server,
         link.Link.__init__,
         Connection.__init__,

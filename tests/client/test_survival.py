@@ -208,6 +208,7 @@ def test_an_interrupt_at_every_point_of_next(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, ahead: int
 ):
     """Python looks for signals behind a call, and where a function begins. None of these points loses a batch."""
+    # Every place in these functions is tried, so they must be named: the promise is about places.
     iteration = loaderd.Loader.__iter__.__globals__["_Iteration"]
     points = points_of(iteration.__next__, iteration._read)
     with loaderd.Loader(write_numbered([600]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:

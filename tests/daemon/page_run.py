@@ -9,19 +9,14 @@ import os
 from collections import deque
 from typing import Any
 
-import numpy as np
+from page_workers import new_page
 
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Note, Omission
 from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError
-from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key, words_of
+from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
 from loaderd.memory.taking import Taker
 from loaderd.workers.fill import Claim, Filler
-
-
-def new_page(num_slots: int, num_seats: int) -> Page:
-    """In memory of this process."""
-    return Page(np.zeros(8 * words_of(num_slots, num_seats), np.uint8), num_slots, num_seats)
 
 
 def is_rung(bell: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import LoadWork, Task
 from loaderd.memory.page import Page, words_of
 from loaderd.protocol.worker_messages import Granted, Loaded, LoadFault, TriedOut, Withdrawn
@@ -22,6 +23,14 @@ def answer_to(task: Task, faults: Sequence[LoadFault] = ()) -> Loaded | TriedOut
     """What a worker says when it has done a load, or a trial."""
     is_load = isinstance(task.work, LoadWork)
     return Loaded(task.number, list(faults)) if is_load else TriedOut(task.number)
+
+
+def free_arenas(stream: Stream) -> list[int]:
+    """The arenas that no window has, in order.
+
+    Only the stream knows: one that is lost shows in nothing but windows that are loaded later than they could be.
+    """
+    return sorted(stream._windows._free_arenas)
 
 
 class PageWorker:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Collection
 
 import numpy as np
-from page_workers import PageWorker, answer_to, new_page
+from page_workers import PageWorker, answer_to, free_arenas, new_page
 
 from loaderd.daemon.delivery.grants import Withdrawal
 from loaderd.daemon.delivery.outgoing import Delivery
@@ -158,7 +158,7 @@ class Workshop:
         assert self.is_idle(), "nothing happens behind the end"
         self._taker.stop(MAX_GENERATION)
         assert all(self.page.is_free(slot) for slot in range(self.num_slots))
-        assert sorted(self.stream._windows._free_arenas) == list(range(_NUM_ARENAS))
+        assert free_arenas(self.stream) == list(range(_NUM_ARENAS))
         self.close()
 
 

@@ -128,7 +128,7 @@ class StreamWorld(RuleBasedStateMachine):
 
     def open(self, number: int, arena: int) -> None:
         """The first load of a window begins: nothing else may be written there, nor read but what will be void."""
-        window = self.stream._windows._open[number]
+        window = self.stream._windows._open[number]  # the object tells it from one of a pass before
         if self.opened[arena][0] is window:
             return
         assert window.arena == arena

@@ -232,7 +232,7 @@ class Hand:
             self.said.append(FillFailed(job.stream, *job.claim.place, to_wire(error)))
 
     def overlooked(self) -> list[tuple[int, int]]:
-        """(stream, step) of the batches that it would make if it looked."""
+        """(stream, step) of the batches that it would make if it looked: asked in a way that claims none."""
         found = []
         for stream, filler in self.fillers.items():
             assert not filler.has_news

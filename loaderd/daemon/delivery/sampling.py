@@ -9,11 +9,9 @@ import time
 
 from loaderd import processes
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.pool.worker_use import WorkersUse
+from loaderd.daemon.pool.worker_use import EVERY_S, WorkersUse
 from loaderd.memory.page import CONSUMER_PID, CONSUMER_THREAD, Page
 from loaderd.memory.samples import Seen, write_sample
-
-_EVERY_S = 0.45
 
 
 class Sampler:
@@ -27,7 +25,7 @@ class Sampler:
     def sample(self) -> None:
         """Write a sample if it is time."""
         now_s = time.monotonic()
-        if now_s - self._sampled_s >= _EVERY_S:
+        if now_s - self._sampled_s >= EVERY_S:
             self._sampled_s = now_s
             page = self._opened.page
             write_sample(page, {**self._use.look(now_s), **_of_consumer(page), **self._opened.seen()})

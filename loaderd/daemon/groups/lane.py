@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from loaderd.daemon.delivery.outgoing import Delivery
@@ -46,19 +45,17 @@ class Had(NamedTuple):
 class Lane:
     """Of one member of a stream of ``num_slots`` slots."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, daemon_bell: int) -> None:
         self._words = SharedMemory.create("lane", 8 * words_of(num_slots, 1))
         self._page = Page(self._words.bytes, num_slots, 1)
         self._page.say_sleeps(_SEAT, True)
         self._bell = new_bell()
+        self.fds = [self._words.fd, self._bell, daemon_bell, daemon_bell]
+        """What the member needs: see ``Opened``."""
         self.had = Had()
         self._fills: Counter[int] = Counter()
         self._lent: set[int] = set()
         self._news = self._seen_taken = 0
-
-    def fds(self, daemon_bell: int) -> list[int]:
-        """What the member needs: see ``Opened``."""
-        return [self._words.fd, self._bell, daemon_bell, daemon_bell]
 
     def announce(self) -> None:
         """A message about batches is on its way, and is to be read before what is filled from here on."""
@@ -97,18 +94,12 @@ class Lane:
 
 
 class WholeStream:
-    """In place of a :class:`Lane`: of a member that has a stream to itself, and takes batches by the stream's page.
+    """In place of a :class:`Lane`: of a member that has a stream to itself and takes batches by the page of that."""
 
-    ``fds``: what the member needs, as of a Lane.
-    """
-
-    def __init__(self, stream: Stream, fds: Sequence[int]) -> None:
+    def __init__(self, stream: Stream, fds: list[int]) -> None:
         self._stream = stream
-        self._fds = list(fds)
+        self.fds = fds
         self._seen_position = 0
-
-    def fds(self, daemon_bell: int) -> list[int]:
-        return self._fds
 
     def announce(self) -> None:
         self._stream.page.words[CONSUMER_NEWS] += 1

@@ -7,7 +7,8 @@ from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.machine import memory_stall_ns, throttled_ns
 from loaderd.memory.samples import Seen
 
-_EVERY_S = 0.45
+EVERY_S = 0.45
+"""Between two looks; a stream's samples are as far apart."""
 
 
 class WorkersUse:
@@ -22,7 +23,7 @@ class WorkersUse:
 
     def look(self, now_s: float) -> dict[Seen, int]:
         """As it is, or was a moment ago. 0.3 ms."""
-        if now_s - self._looked_s >= _EVERY_S:
+        if now_s - self._looked_s >= EVERY_S:
             self._looked_s = now_s
             self._look_at_workers([self._pool.pid_of(worker) for worker in self._pool.numbers])
             self._seen = {

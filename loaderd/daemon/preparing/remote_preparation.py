@@ -1,7 +1,4 @@
-"""The way from the name of a data set on servers to data: have a worker ask for its table.
-
-It is to a stream what a ``Preparation`` is: what comes of it are data, whose records are elsewhere.
-"""
+"""The way from the name of a data set on servers to data: have a worker ask for its table."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import replace
 
 from loaderd.daemon.pool.tasks import AskWork, Task, TaskSource
 from loaderd.daemon.pool.workforce import Workforce
-from loaderd.daemon.preparing.preparation import Preparing
+from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.daemon.preparing.remote_data import RemoteData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError
@@ -23,7 +20,7 @@ from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire, welcome_to
 
 
-class Asking(Preparing, TaskSource):
+class RemotePreparation(Preparation, TaskSource):
     """A source of one task. With the ``data`` there is their ``table``.
 
     ``stream``: what is wanted, of the servers that there are at the moment.

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from page_run import Floor, Hand
-from page_workers import answer_to
+from page_workers import answer_to, free_arenas
 from stream_run import Run as StreamRun
 from stream_world import Row, StreamWorld
 
@@ -319,12 +319,12 @@ class StreamMachine(StreamWorld):
 
     @invariant()
     def an_arena_has_one_owner(self) -> None:
-        begun = [*self.outstanding, *self.scheduler._again]
+        begun = [*self.outstanding, *self.scheduler._again]  # those that wait for another worker are nowhere else
         stale = {
             t.work.arena for t in begun if isinstance(t.work, LoadWork) and t.generation != self.stream.generation
         }
-        windows = self.stream._windows
-        owned = [*windows._free_arenas, *[window.arena for window in windows._open.values()], *stale]
+        held = [window.arena for window in self.stream._windows._open.values()]
+        owned = [*free_arenas(self.stream), *held, *stale]
         assert sorted(owned) == list(range(len(self.arenas)))
 
     @invariant()

@@ -22,9 +22,9 @@ class Member:
     """The two ends of a lane, in one process."""
 
     def __init__(self, kind: type[Intake]) -> None:
-        self.lane = Lane(NUM_SLOTS)
         self.daemon_bell = new_bell()
-        words, *bells = map(os.dup, self.lane.fds(self.daemon_bell))
+        self.lane = Lane(NUM_SLOTS, self.daemon_bell)
+        words, *bells = map(os.dup, self.lane.fds)
         memory = SharedMemory(words)
         memory.close_fd()
         self.page = Page(memory.bytes, NUM_SLOTS, 1)

@@ -16,6 +16,7 @@ from consumer_model import MOST_WORKERS, Consumer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from page_workers import free_arenas
 from workforce_run import Crew, Hand, Job
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TrialWork
@@ -114,6 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.settle(True)
 
     def lose(self, hand: Hand) -> None:
+        # What a worker keeps a slot for, it tells nobody; the page shows it as a claim like others.
         keeps_slots = any(filler._parked for filler in hand.fillers.values())
         deaths = {task: task.deaths for task in self.scheduler.tasks_of(hand.number)}
         at = None if hand.job is None else hand.job.task
@@ -372,7 +374,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for consumer in self.consumers:
             consumer.taker.stop(MAX_GENERATION)
             assert all(consumer.page.is_free(slot) for slot in range(consumer.page.num_slots))
-            assert sorted(consumer.stream._windows._free_arenas) == list(range(consumer.num_arenas))
+            assert free_arenas(consumer.stream) == list(range(consumer.num_arenas))
 
 
 def name_of(hand: Hand) -> Any:

@@ -1,0 +1,171 @@
+"""The way from shards to data: have the shards listed, take their indexes from the cache or have them made.
+
+::
+
+    ListPass (one task a set) ──► IndexPass (one task for each shard that the cache does not know) ──► Data
+
+One preparation may serve many streams of the same data set.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections.abc import Mapping
+
+from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
+from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.preparing.index_pass import IndexPass
+from loaderd.daemon.preparing.list_pass import ListPass
+from loaderd.daemon.preparing.local_data import Data, of_listing
+from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.dataset import AnyDataset
+from loaderd.errors import LoaderdError
+from loaderd.options import Storage, StreamOptions
+from loaderd.plan.passes import Listing
+from loaderd.protocol.worker_messages import IndexTask, ListTask
+from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
+
+_SLOW_S = 5.0
+
+
+class LocalPreparation(Preparation):
+    """See the module's docstring. ``known``: indexes that are here already."""
+
+    def __init__(
+        self,
+        dataset: AnyDataset,
+        options: StreamOptions,
+        workforce: Workforce,
+        listing: Listing | None = None,
+        known: Mapping[ShardFile, ShardIndex] | None = None,
+    ) -> None:
+        super().__init__(workforce, listing)
+        self.index_pass: IndexPass | None = None
+        self._dataset = dataset
+        self._options = options
+        self._known = known
+        self._storage = _pickled(options.storage)
+        self._records = pickle.dumps(dataset.schema.records)
+        self._slow_said: set[type] = set()
+        self._finished_s = self._began_s
+        self.sets: list[list[ShardFile]] = []
+        self.list_pass: ListPass | None = ListPass(
+            [leaf.shards for leaf in dataset.leaves()], workforce.stall_timeout
+        )
+        workforce.add_source(self.list_pass, self._list_message)
+        workforce.start(1)
+
+    @property
+    def doing(self) -> str:
+        return "indexed" if self.index_pass is not None else "listed"
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        found = self.index_pass
+        return None if found is None else (found.done_bytes, found.total_bytes)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was finished; 0: it is not."""
+        return time.monotonic() - self._finished_s if self.finished else 0.0
+
+    def _list_message(self, task: Task) -> ListTask:
+        assert self.list_pass is not None and isinstance(task.work, ListWork)
+        names = self.list_pass.sets[task.work.set]
+        return ListTask(task.number, [names] if isinstance(names, str) else list(names), self._storage)
+
+    def _index_message(self, task: Task) -> IndexTask:
+        file, options = self._file_of(task), self._options
+        return IndexTask(task.number, file, options.index_cache, options.block_records, self._storage, self._records)
+
+    def _file_of(self, task: Task) -> ShardFile:
+        assert self.index_pass is not None and isinstance(task.work, IndexWork)
+        return self.index_pass.files[task.work.file]
+
+    def advance(self) -> None:
+        if self.list_pass is not None:
+            self._after_listing(self.list_pass)
+        if self.index_pass is not None:
+            self._after_indexing(self.index_pass)
+
+    def _after_listing(self, done: ListPass) -> None:
+        if not done.finished:
+            self._warn_if_slow(done)
+            return
+        self.cancel()
+        self.error = done.error
+        if self.error is None:
+            try:
+                self.sets = of_listing([done.files[number] for number in range(len(done.sets))], self.listing)
+            except LoaderdError as error:
+                self.error = error
+        if self.error is not None:
+            return
+        options = self._options
+        files = [file for files in self.sets for file in files]
+        self.index_pass = IndexPass(
+            files,
+            IndexCache(options.index_cache, options.block_records, self._dataset.schema.records),
+            self._known,
+            options.storage.requests,
+        )
+        self._workforce.add_source(self.index_pass, self._index_message)
+        if not self.index_pass.finished:
+            self._workforce.start(options.num_workers)
+
+    def _warn_if_slow(self, source: ListPass | IndexPass) -> None:
+        """Say once in each pass what it waits for, long before it gives up: people watch a program that starts."""
+        task = None if type(source) in self._slow_said else self._workforce.silent(source, _SLOW_S)
+        if task is None:
+            return
+        self._slow_said.add(type(source))
+        what = task.work.shards if isinstance(task.work, ListWork) else self._file_of(task).uri
+        doing = "listed" if isinstance(task.work, ListWork) else "read for its index"
+        limit_s = self._workforce.stall_timeout
+        if isinstance(task.work, ListWork):
+            limit_s = min(limit_s or math.inf, self._options.storage.retry_s)
+        until = "" if limit_s is None else f"; that is given up after {limit_s:g} s"
+        self._warnings.append(f"{what} is being {doing}, and the storage has not answered for {_SLOW_S:g} s{until}")
+
+    def _after_indexing(self, done: IndexPass) -> None:
+        if not done.finished:
+            self._warn_if_slow(done)
+            return
+        self.cancel()
+        self.num_cached = done.num_cached
+        self._finished_s = time.monotonic()
+        self.storage_counts = done.counts
+        if done.error is not None:
+            self.error = done.error
+            return
+        self.index_s = time.monotonic() - self._began_s
+        if done.unstored:
+            self._warnings.append(f"the index could not be kept, so the next start makes it again: {done.unstored}")
+        self.indexes = {file: done.indexes[number] for number, file in enumerate(done.files)}
+        try:
+            self.data = data = Data(self._dataset, self._options, self.sets, self.indexes.__getitem__)
+        except LoaderdError as error:
+            self.error = error
+            return
+        if data.unreadable:
+            text = f"{len(data.unreadable)} of {len(data.files)} shards cannot be indexed and are left out"
+            self._warnings.append(f"{text}: {data.unreadable[0].message}")
+
+    def cancel(self) -> None:
+        for source in (self.list_pass, self.index_pass):
+            if source is not None:
+                self._workforce.remove_source(source)
+        self.list_pass = self.index_pass = None
+
+
+def _pickled(storage: Storage) -> bytes:
+    if storage.filesystem is None:
+        return pickle.dumps(storage)
+    import cloudpickle  # its class may be one of the user's script
+
+    pickled: bytes = cloudpickle.dumps(storage)
+    return pickled
