@@ -21,7 +21,6 @@ import fcntl
 import functools
 import gc
 import importlib
-import itertools
 import json
 import os
 import platform
@@ -95,7 +94,6 @@ class _Stem:
         from loaderd.protocol import starting
 
         self._lock = threading.Lock()
-        self._asked_for = 0
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -110,14 +108,8 @@ class _Stem:
     def clone(self, request: bytes, fds: list[int]) -> int:
         """The pid of a child of this process."""
         with self._lock:
-            self._asked_for += 1
             socket.send_fds(self._socket, [request], fds)
-            while True:
-                number, pid = map(int, self._socket.recv(_MESSAGE_BYTES).split())
-                if number == self._asked_for:
-                    return pid
-                os.kill(pid, signal.SIGKILL)  # nobody knows of it: an interrupt came while it was waited for
-                os.waitpid(pid, 0)
+            return int(self._socket.recv(_MESSAGE_BYTES))
 
 
 _stem_of = functools.cache(_Stem)
@@ -136,7 +128,7 @@ def serve(descriptor: int) -> types.ModuleType:
     can_compile()  # as in what each daemon's workers are forks of: they need not load the compiler once more
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has one thread only"
-    for number in itertools.count(1):
+    while True:
         message, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 16)
         if not message:
             os._exit(0)  # the tests are over
@@ -148,7 +140,7 @@ def serve(descriptor: int) -> types.ModuleType:
             return module
         for fd in fds:
             os.close(fd)
-        sock.send(f"{number} {pid}".encode())
+        sock.send(str(pid).encode())
 
 
 def _clone() -> int:
