@@ -53,9 +53,8 @@ test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes
 	$(RAY)/python -m pytest tests/bindings_ray
 
 torture: $(VENV)/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
-	$(BIN)/python -m pytest -m slow --fresh-processes
-	$(BIN)/python -m pytest --fresh-processes tests/bindings tests/client tests/daemon tests/reliability tests/remote
-	$(BIN)/python -m pytest --hypothesis-profile=many --fresh-processes $(shell grep -lr 'import.* given\|stateful' tests)
+	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest --hypothesis-profile=many $(shell grep -lr 'import.* given\|stateful' tests)
 	$(BIN)/python tests/reliability/torture.py
 	$(BIN)/python tests/reliability/leaks.py
 	$(BIN)/python tests/reliability/endings.py

@@ -58,7 +58,7 @@ def main(which: str, python: str) -> None:
         (folder / "made").touch()
     subprocess.run([folder / "bin" / "pip", "list", "--disable-pip-version-check"], check=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    tests = [folder / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", "--fresh-processes", *TESTS]
+    tests = [folder / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", *TESTS]
     sys.exit(subprocess.run(tests, cwd=ROOT, env=environment).returncode)
 
 

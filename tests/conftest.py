@@ -67,12 +67,6 @@ def _daemons_are_forks(pytestconfig: pytest.Config) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def fresh_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test that finds processes by /proc/PID/environ, which is not a fork's own."""
-    monkeypatch.setattr("loaderd.protocol.starting.subprocess", subprocess)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
