@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forked_starts import fork_from_now_on
 from hypothesis import settings
 from record_bytes import field, varint
 
@@ -53,18 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = [str(path) for path in ranks if not path.exists()]
     assert not missing, f"_LONG in tests/conftest.py names what is not there: {missing}"
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fresh-processes", action="store_true", help="start each daemon in a fresh interpreter")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _daemons_are_forks(pytestconfig: pytest.Config) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if not pytestconfig.getoption("--fresh-processes"):
-            fork_from_now_on(patch)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
