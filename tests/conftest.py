@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from record_bytes import field, varint
 
 import loaderd
 from loaderd.shards.crc import framed
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
-# How many examples a property is tried on: few in `make test`, and more in `make torture`.
-settings.register_profile("few", max_examples=40, deadline=None)
-settings.register_profile("many", max_examples=500, deadline=None)
+# How many examples a property is tried on: few in `make test`, the same each time, so that a change fails by what it
+# changes; more in `make torture`, other ones each time. How long one takes says nothing on a machine that is busy.
+_CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("few", max_examples=40, deadline=None, suppress_health_check=_CHECKS, derandomize=True)
+settings.register_profile("many", max_examples=500, deadline=None, suppress_health_check=_CHECKS)
 settings.load_profile("few")
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
