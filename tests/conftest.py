@@ -47,6 +47,16 @@ cli/test_main.py server/test_status.py daemon/test_dying_workers.py
 """
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """TensorFlow's import makes a million objects: to look for garbage among them was a quarter of its time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take long come first. They are given out in this order (--dist loadfile)."""
     here = Path(__file__).parent

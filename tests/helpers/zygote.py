@@ -270,8 +270,10 @@ def serve(descriptor: int, freeze: bool, modules: Sequence[str]) -> tuple[types.
 
     These are of a module made after the fork, and nobody else holds them: so they are cleared as ever at the end.
     """
+    gc.disable()  # or a quarter of TensorFlow's import is to look for garbage
     for name in modules:
         importlib.import_module(name)
+    gc.enable()
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     sys.modules["zygote's __main__"] = sys.modules["__main__"]
