@@ -19,6 +19,7 @@ damaged (its size and time forced to what they were) and read. Of both:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -213,7 +214,8 @@ def check_rows(blocks: list[Block], index: ShardIndex, records: Records, rng: Ra
         parts.append(Part(block, np.array(places[at : at + block.num_records])))
         at += block.num_records
     window = np.full((len(numbers), SCHEMA.row_bytes), 0xEE, dtype=np.uint8)
-    faults = WindowLoader(SCHEMA, [index.file], [index.compression]).load(parts, window)
+    with contextlib.closing(WindowLoader(SCHEMA, [index.file], [index.compression])) as loader:
+        faults = loader.load(parts, window)
     bad = [place for of_fault, _ in faults for place in of_fault]
     check(len(set(bad)) == len(bad), "a place has two faults")
     for of_fault, error in faults:
