@@ -367,8 +367,8 @@ def main() -> None:
     compare_orders(runs)
     notes = [
         f"{options.records:,} records in {options.shards} shards, batches of {options.batch_size}, steps of "
-        f"{options.step_seconds * 1e3:.0f} ms; {options.rounds} runs a cell, each disturbed "
-        f"at another batch; what had neither progress nor an end for {options.limit_seconds:.0f} s hangs",
+        f"{options.step_seconds * 1e3:.0f} ms; each round disturbs at another batch; "
+        f"what had neither progress nor an end for {options.limit_seconds:.0f} s hangs",
         *(f"{LIBRARIES[name].title} left out: no {', '.join(gone)} here" for name, gone in missing.items() if gone),
     ]
     titles = ("", *(LIBRARIES[name].title for name in names))

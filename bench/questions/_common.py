@@ -155,13 +155,13 @@ def publish(
 
     A run may have ``versions`` and ``other_cores``, as those of ``run_candidate`` do.
     """
-    others = max(run.get("other_cores", 0.0) for run in runs)
     facts = {
         **circumstances_of(runs),
         "command": f"`{shlex.join(['python', *sys.argv])}`",
         "rounds": f"{options.rounds}; figures are medians, with the range in brackets",
-        "others": f"at most {others:.2f} cores were busy with something else",
     }
+    if others := [run["other_cores"] for run in runs if "other_cores" in run]:
+        facts["others"] = f"at most {max(others):.2f} cores were busy with something else"
     table = Table(*columns)
     for column in table.columns[1:]:
         column.justify = "right"
