@@ -140,6 +140,11 @@ def _of_reading(found: Rates) -> Remedy:
     far = [kind for kind in facts.storage if kind in _MOUNTED or "fuse" in kind]
     buckets = [kind for kind in facts.storage if kind and kind.isalnum() and kind in _BUCKETS]
     workers = _more_workers(found)
+    if "servers" in facts.storage:
+        return Remedy(
+            "the servers, or the network to them, give records more slowly than they are used",
+            'Add a server, if theirs are at work all the time; else send fewer bytes: compression="zstd".',
+        )
     if buckets or far:
         cause = f"a slow bucket ({', '.join(buckets)})" if buckets else f"a slow mount ({', '.join(far)})"
         if workers > facts.workers:

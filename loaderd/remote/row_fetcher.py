@@ -7,6 +7,7 @@ checking are the servers' work; what is left here is to receive rows, and to put
 from __future__ import annotations
 
 import concurrent.futures as futures
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from loaderd.remote.calls import Calls, Rows
 from loaderd.remote.servers import Servers
 from loaderd.remote.source import RemoteRows
 from loaderd.remote.tickets import Fault, Range, RowsTicket, to_json
+from loaderd.stages import Spent, Stage
 
 # A request costs both sides together some 600 µs, however little it asks for, and a server gives 1 MiB at most.
 _BYTES_A_REQUEST = 1 << 20
@@ -66,6 +68,7 @@ class RowFetcher:
     """Loads windows from servers.
 
     ``tell``: is called now and then while an answer is waited for; ``wake``, when one has come, in another thread.
+    ``spent``: where the ns of that wait are added up, as READ.
     """
 
     def __init__(
@@ -74,10 +77,12 @@ class RowFetcher:
         tell: Callable[[int], None],
         say: Callable[[str], None],
         wake: Callable[[], None],
+        spent: Spent,
     ) -> None:
         self._data = data
         self._tell = tell
         self._wake = wake
+        self._spent = spent
         self._servers = Servers(data.of.addresses, data.of.settings, say)
         self._pool = futures.ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="rows")
         self._most_rows = max(1, min(_MOST_ROWS_A_REQUEST, _BYTES_A_REQUEST // max(1, data.row_bytes)))
@@ -108,7 +113,9 @@ class RowFetcher:
         """
         faults: Faults = []
         for first, answer in self._ahead.pop(task.task, None) or self._ask(task.slices):
+            began_ns = time.monotonic_ns()
             rows, bad = wait_telling(answer, self._tell)
+            self._spent[Stage.READ] += time.monotonic_ns() - began_ns
             of_rows = places[first : first + len(rows)]
             window[of_rows] = rows
             faults += [(of_rows[numbers].tolist(), from_wire(error)) for numbers, error in bad]

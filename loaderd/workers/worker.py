@@ -58,6 +58,7 @@ from loaderd.protocol.worker_messages import (
 from loaderd.shards.access import Access
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import is_remote
+from loaderd.stages import Stage
 from loaderd.workers.execute import Executor, index_shard, list_set
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Claim, Filler
@@ -200,7 +201,7 @@ class Worker:
         from loaderd.remote.row_fetcher import RowFetcher  # Arrow Flight, for those who need it
 
         rows: RemoteRows = pickle.loads(source)
-        return RowFetcher(rows, self._tell, self._say, lambda: ring(self._bell))
+        return RowFetcher(rows, self._tell, self._say, lambda: ring(self._bell), spent)
 
     def detach(self, stream: int) -> None:
         """Forget a stream, if there is one of that number."""
@@ -269,7 +270,9 @@ class Worker:
             stream.filler.page.say_sleeps(self._seat, True)
         barrier()
         slept_ns = 0
+        on_their_way: set[int] = set()
         if not self._work():
+            on_their_way = {task.stream for task in self._tasks if isinstance(task, LoadTask)}
             began_ns = time.monotonic_ns()
             self._listen(_MOST_SLEEP_MS)
             slept_ns = time.monotonic_ns() - began_ns
@@ -279,9 +282,13 @@ class Worker:
         for stream in self._turns:
             filler = stream.filler
             filler.page.say_sleeps(self._seat, False)
-            filler.page.count(
-                self._seat, Counter.WINDOW_WAIT_NS if filler.has_slot else Counter.SLOT_WAIT_NS, slept_ns
-            )
+            if not filler.has_slot:
+                filler.page.count(self._seat, Counter.SLOT_WAIT_NS, slept_ns)
+            elif stream.number in on_their_way:  # storage, or a server, is waited for: that is reading
+                filler.page.spent(self._seat)[Stage.READ] += slept_ns
+                filler.page.count(self._seat, Counter.LOAD_NS, slept_ns)
+            else:
+                filler.page.count(self._seat, Counter.WINDOW_WAIT_NS, slept_ns)
 
     def _is_due(self, task: AnyTask) -> bool:
         """Whether it comes before batches."""

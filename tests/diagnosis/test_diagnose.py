@@ -182,6 +182,7 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
         (after(wait_s=3.0, read=9.0), {"storage": ("nfs4",), "cores": 2}, "a slow mount (nfs4)", "local disk"),
         (after(wait_s=3.0, read=9.0, worker_cpu_s=1), {"storage": ("s3",), "cores": 2}, "slow bucket", "workers=5"),
         (after(wait_s=3.0, read=9.0, asked_bytes=10**9, fetched_bytes=9 * 10**8), {}, "a cold page", "faster disk"),
+        (after(wait_s=3.0, read=9.0), {"storage": ("servers",)}, "or the network to them", 'compression="zstd"'),
         (after(wait_s=3.0, read=9.0, memory_stall_s=2.0), {}, "memory pressure", "smaller windows"),
         (after(wait_s=0.0, slot=9.0), {}, "before they are asked for", "workers=1"),
         (after(wait_s=0.0, copy_s=1.0), {}, "more than held_batches=4", "held_batches=16"),

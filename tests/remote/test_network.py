@@ -175,3 +175,14 @@ def test_nothing_is_left_of_consumers_that_have_gone(server):
         come_and_go()
     wait_until(lambda: left()[0] <= before[0] and left()[1] <= before[1] + 4)
     wait_for_no_daemon()
+
+
+def test_a_slow_line_is_told_from_slow_workers(start_server):
+    server = start_server(max_bandwidth=5000)
+    with connect(server, epochs=None) as loader:
+        for batch in loader:
+            check(batch)
+            if (found := loader.diagnose()).verdict != "nothing yet":
+                break
+    assert (found.verdict, found.limiting_stage) == ("storage", "read")
+    assert "the network to them" in found.cause
