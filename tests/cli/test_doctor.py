@@ -62,7 +62,7 @@ def test_shards_without_a_training(tmp_path: Path, write_numbered: Callable[[Seq
         "    return loaderd.Schema({'id': loaderd.Int64()}, {'id': loaderd.Array('id')})\n"
     )
     of_shards = ["shards/*.tfrecord", "--schema", "mine:schema", "--workers", "1", "--batch-size", "64"]
-    done = doctor(*of_shards, "--step-ms", "1000", "--json", folder=tmp_path)
+    done = doctor(*of_shards, "--step-ms", "1000", "--seconds", "4.5", "--json", folder=tmp_path)
     found = json.loads(done.stdout)
     assert done.returncode == 0 and (found["workers"], found["needed"]) == (1, 1)
     assert found["found"]["records_per_s"] > 1000 and found["found"]["stage_ns"]["parse"] > 0
