@@ -243,16 +243,17 @@ class Workforce:
         return tasks[0]
 
     def _neglected(self, worker: int) -> tuple[int, int] | None:
-        """(stream, key) of a batch that the consumer waits for, that nobody has claimed, and this one could make.
+        """(stream, key) of a batch that the consumer waits for: it has claimed it, or could, as nobody has.
 
-        It counts as being at that batch: it may have been suspended just before it claimed it.
+        It counts as being at that batch: it may have been suspended just before it claimed it, or just behind.
         """
         seat = self.pool.seat_of(worker)
         for number, stream in self._streams.items():
             page = stream.page
             key = page.words[POSITION]
-            is_wanted = stream.is_under_way(key) and page.keys().count(key) == 0
-            if is_wanted and any(map(page.is_free, page.slots_of(seat))):
+            has_claimed = any(claimed == key for _, claimed in page.unfinished(seat))
+            could_claim = page.keys().count(key) == 0 and any(map(page.is_free, page.slots_of(seat)))
+            if stream.is_under_way(key) and (has_claimed or could_claim):
                 return number, key
         return None
 

@@ -275,3 +275,13 @@ def test_a_worker_that_was_stopped_while_it_had_nothing_to_do_is_replaced(line_o
     (hand,) = line.crew.hands.values()
     assert hand.job is None and line.crew.workforce.scheduler.tasks_of(hand.number)
     assert hand.number in line.tick(3 * _STALL_TICKS)
+
+
+def test_a_worker_that_was_stopped_just_behind_its_claim_is_replaced(line_of: Any):
+    """It has not said yet that it makes the batch, and nobody else may claim it."""
+    line = line_of(100, 10, 100)
+    hand = at_a_batch(line)
+    (filler,) = hand.fillers.values()
+    filler.page.say_makes(filler.seat, 0)
+    assert not line.crew.workforce.scheduler.tasks_of(hand.number)
+    assert hand.number in line.tick(3 * _STALL_TICKS)
