@@ -35,7 +35,7 @@ _LONG = """
 usage/test_programs.py remote/test_survival.py daemon/test_dying_daemons.py bindings/test_dataset.py
 docs/test_pages.py bindings/test_callbacks.py examples/test_chess_training.py endings/test_data_sets.py
 client/test_served.py server/test_operation.py bindings/test_unpack.py endings/test_loaders.py
-remote/test_network.py convert/test_formats.py convert/test_convert_command.py bindings/test_hops.py
+remote/test_network.py convert/test_formats.py convert/test_convert_command.py bindings/test_graphs.py
 reliability/test_distant_storage.py shards/test_compression.py bindings/test_distribute.py server/test_sharing.py
 client/test_loader.py server/test_supervisor.py daemon/test_server.py reliability/test_distant_records.py
 client/test_dataset.py client/test_resume.py endings/test_notebook.py server/test_network.py

@@ -25,7 +25,6 @@ from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
 from loaderd_tf.graphs import unconverted
-from loaderd_tf.hops import MAX_HOP_BATCHES
 from loaderd_tf.tf_dataset import make_dataset
 
 # Of each replica: the batch that it works on, the one that it gets next, one copied ahead, and three on their way.
@@ -115,7 +114,7 @@ def _distributed(
 
     def open_pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
-        held = MAX_HOP_BATCHES + prefetch + _HELD_BY_REPLICA * replicas
+        held = prefetch + _HELD_BY_REPLICA * replicas
         dataset = make_of_host(
             batch_size=context.get_per_replica_batch_size(global_batch_size),
             shard=(context.input_pipeline_id, context.num_input_pipelines),

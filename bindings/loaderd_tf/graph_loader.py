@@ -16,7 +16,7 @@ import tensorflow as tf
 from loaderd.client.base import BaseLoader
 from loaderd.client.end import ProgramEnds, program_has_ended
 from loaderd.errors import ClosedError
-from loaderd_tf.hops import Arrays
+from loaderd_tf.graphs import keep_thread
 
 _NO_END = np.iinfo(np.int64).max
 
@@ -36,10 +36,6 @@ class GraphLoader:
     def is_gone(self) -> bool:
         """Whether nobody keeps the loader any more."""
         return self._loader() is None
-
-    def is_over(self) -> bool:
-        """Whether no batch will come."""
-        return self.is_gone() or program_has_ended()
 
     def alive(self) -> BaseLoader:
         """The loader. Raises ClosedError where it is gone, ProgramEnds."""
@@ -63,12 +59,23 @@ class GraphLoader:
         text = loader.pass_to_json(pass_).encode()
         return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps)
 
-    def fetch(self, which: bytes, step: int, wanted: int) -> Arrays:
-        """As :class:`~loaderd_tf.hops.Hops` asks for batches."""
+    def fetch(self, step: Any, which: Any) -> list[np.ndarray[Any, Any]]:
+        """The arrays of batch ``step`` of a pass. Raises the error of one that cannot be delivered.
+
+        Raises StopIteration when the program ends: an error would be printed then, and an iterator that goes on
+        calling us could not be destroyed.
+        """
         loader = self._loader()
         if loader is None:  # the iterator is being destroyed, and its data set was first
-            raise ProgramEnds
-        batch = loader.fetch(self._pass_of(which), step, wanted, self._copy_ns)
+            raise StopIteration
+        keep_thread()
+        # TensorFlow lets go of the arrays before only when an eager tensor is deleted: now, or their slots would be
+        # missing for this one.
+        tf.constant(0)
+        try:
+            batch = loader.fetch(self._pass_of(_text(which)), int(step), self._copy_ns)
+        except ProgramEnds:
+            raise StopIteration from None
         assert batch is not None, "the range of steps ends where the pass does"
         return [batch[name] for name in self._names]
 
@@ -80,7 +87,7 @@ class GraphLoader:
         iterator = iter(self.alive())
 
         def arrays() -> tuple[np.ndarray[Any, Any], ...] | None:
-            tf.constant(0)  # TensorFlow lets go of the arrays before only when an eager tensor is deleted (see hops)
+            tf.constant(0)  # TensorFlow lets go of the arrays before only when an eager tensor is deleted
             batch = next(iterator, None)
             return None if batch is None else tuple(batch[name] for name in self._names)
 
@@ -89,6 +96,12 @@ class GraphLoader:
     def cardinality(self) -> tf.Tensor:
         """Of the data set, at this moment."""
         return tf.constant(cardinality(self.alive()), tf.int64)
+
+
+def _text(which: Any) -> bytes:
+    """A string as Python gets it: bytes out of a graph; an array of one, where functions run eagerly."""
+    text: bytes = np.asarray(which).item()
+    return text
 
 
 def cardinality(loader: BaseLoader) -> int:

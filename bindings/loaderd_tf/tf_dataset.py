@@ -2,14 +2,15 @@
 
 ::
 
-    range(1) ──new_pass──► which pass, its steps ──flat_map──► hops over them ──flat_map──► tensors ──► prefetch
+    range(1) ──new_pass──► which pass, its steps ──flat_map──► range of steps ──fetch──► tensors
 
 ``Loader.fetch`` answers any step of any pass, so the graph has no state of its own: what an iterator holds, and a
-checkpoint of it saves, is the pass as text, which says what it belongs to, and a few integers. It is called in a
-``tf.numpy_function``: in a graph, TensorFlow takes over the memory of an array that one returns, if it starts at a
-multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease ends, and its slot is filled
-anew. (``from_generator`` would do too, but costs two calls an element and cannot be checkpointed. It is for loaders
-that share batches out with others as they ask for them: nobody can ask for one by its step.)
+checkpoint of it saves, is the pass as text, which says what it belongs to, and two integers. It is called in a
+``tf.numpy_function`` (see ``calls``): in a graph, TensorFlow takes over the memory of an array that one returns, if
+it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease ends, and its
+slot is filled anew. (``from_generator`` would do too, but costs two calls an element and cannot be
+checkpointed. It is for loaders that share batches out with others as they ask for them: nobody can ask for one by
+its step.)
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from loaderd.dataset import with_schema
 from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
+from loaderd_tf.calls import call_for_each, while_true
 from loaderd_tf.device import copy_ns, is_host
 from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import keep_with_graph, unconverted
-from loaderd_tf.hops import Hops, batches_per_hop, while_true
+from loaderd_tf.interrupts import interruptible
 from loaderd_tf.structure import check_element
 from loaderd_tf.unpack import packed_schema
 
-# Beside a hop and what is prefetched: one batch held by the step, and the one that it will take next.
-_HELD_BY_CONSUMER = 2
+# Beside what is prefetched: one batch held by the step, the one that it takes next, and the one that comes in.
+HELD_BY_CONSUMER = 3
 
 
 @unconverted
@@ -89,7 +91,7 @@ def make_dataset(
     structure, prefetch = check_element(structure, prefetch, device, dataset.schema)
     batch_size = as_count(batch_size, "batch_size")
     if held_batches is None:
-        held_batches = batches_per_hop(dataset.schema, batch_size) + prefetch + _HELD_BY_CONSUMER
+        held_batches = prefetch + HELD_BY_CONSUMER
     loader = loaderd.Loader(
         dataset,
         batch_size=batch_size,
@@ -117,27 +119,28 @@ def from_loader(
     """The batches of ``loader`` as a ``tf.data.Dataset``; the loader stays the caller's to close.
 
     ``structure``: nested tuples, lists and dicts of field names, and so of the tensors of an element; None: a dict,
-    name -> tensor, in the schema's order. ``prefetch``: batches that TensorFlow takes ahead. ``device``: a device
-    such as ``"/GPU:0"`` onto which batches are copied ahead (``prefetch`` of them lie there, while the model works
-    on another). Raises OptionError for a field or device that does not exist.
+    name -> tensor, in the schema's order. ``device``: a device such as ``"/GPU:0"`` onto which batches are copied
+    ahead: ``prefetch`` of them lie there, while the model works on another. On the host, TensorFlow takes nothing
+    ahead, as the workers are ahead; with ``make_dataset``, there are slots for a ``.prefetch(prefetch)`` of your own.
+    Raises OptionError for a field or device that does not exist.
 
     The data set has the attribute ``loader``, and its methods ``close()``, ``statistics()`` and ``diagnose()``. What
     is made of it by ``map()`` or the like is another object, which has none of them: keep this one.
 
     Of a loader with ``sharing="shared"``, an iteration is what this consumer gets of the group's pass. So its
     cardinality is unknown, and its iterators cannot be checkpointed: what is used up, the loaders know together.
-    What TensorFlow takes ahead counts as used when the pass ends; with ``prefetch=0`` it takes nothing ahead. For
-    ``fit``, which takes the steps of its first epoch for those of all, connect with ``epochs=None`` and give it
-    ``steps_per_epoch``.
+    What TensorFlow takes ahead counts as used when the pass ends. For ``fit``, which takes the steps of its first
+    epoch for those of all, connect with ``epochs=None`` and give it ``steps_per_epoch``.
     """
     check_loader(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
+    device = None if device is None or is_host(device) else device
     names = field_names(structure)
     specs = [
         tf.TensorSpec([loader.static_batch_size, *spec.shape], tf.as_dtype(spec.dtype))
         for spec in (loader.schema.specs[name] for name in names)
     ]
-    copying_ns = 0 if device is None or is_host(device) else copy_ns(specs, loader.batch_size, device)
+    copying_ns = 0 if device is None else copy_ns(specs, loader.batch_size, device)
     called = GraphLoader(loader, names, copying_ns)
     pack = packer(structure)
     keep_with_graph(loader)
@@ -149,10 +152,7 @@ def from_loader(
         turns = tf.data.Dataset.from_generator(called.turns, output_signature=tuple(specs))
         return attach(_ahead(turns.map(unconverted(lambda *tensors: element(tensors))), prefetch, device), loader)
 
-    hop_batches = batches_per_hop(loader.schema, loader.batch_size)
-    hop_batches = min(hop_batches, max(1, loader.held_batches - prefetch - _HELD_BY_CONSUMER))
-    hops = Hops(called.fetch, element, specs, hop_batches, called.is_over)
-    dataset = _of_passes(called, loader.passes_of_an_iteration, hops)
+    dataset = _of_passes(called, loader.passes_of_an_iteration, specs, element)
     size = cardinality(loader)
     if size != tf.data.UNKNOWN_CARDINALITY and (size < 0 or loader.next_is_whole):
         dataset = _of_cardinality(dataset, size, called.is_gone)
@@ -161,21 +161,27 @@ def from_loader(
         # What copies to a device is a generator to TensorFlow, which knows no cardinality of it, nor takes one there.
         # And a data set whose first pass is shorter than the next ones has none that TensorFlow could hold it to.
         dataset.cardinality = called.cardinality
-    return attach(dataset, loader)
+    return attach(interruptible(dataset), loader)
 
 
-def _of_passes(called: GraphLoader, num_passes: int | None, hops: Hops) -> tf.data.Dataset:
+def _of_passes(
+    called: GraphLoader, num_passes: int | None, specs: Sequence[tf.TensorSpec], element: Callable[..., Any]
+) -> tf.data.Dataset:
     """The elements of ``num_passes`` passes (None: no end), each of which begins when the one before is over."""
     passes = tf.data.Dataset.counter() if num_passes is None else tf.data.Dataset.range(num_passes)
 
-    def which(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    @unconverted
+    def new_pass(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
         found = tf.numpy_function(called.new_pass, [number], [tf.string, tf.int64, tf.int64], stateful=False)
         return tuple(tf.ensure_shape(tensor, []) for tensor in found)
 
-    # Not passes.map(which): TensorFlow would run that ahead; data that grow are to be listed when an epoch begins.
-    return while_true(passes, lambda: not program_has_ended()).flat_map(
-        unconverted(lambda number: tf.data.Dataset.from_tensors(number).map(which).flat_map(hops.dataset))
-    )
+    @unconverted
+    def batches(which: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+        return call_for_each(tf.data.Dataset.range(begin, end), called.fetch, [which], specs, element)
+
+    # Synchronous: else TensorFlow would begin passes ahead; data that grow are to be listed when an epoch begins.
+    begun = while_true(passes, lambda: not program_has_ended()).map(new_pass, synchronous=True)
+    return begun.flat_map(batches)
 
 
 def _of_cardinality(dataset: tf.data.Dataset, cardinality: int, is_gone: Callable[[], bool]) -> tf.data.Dataset:
@@ -192,8 +198,11 @@ def _of_cardinality(dataset: tf.data.Dataset, cardinality: int, is_gone: Callabl
 
 
 def _ahead(dataset: tf.data.Dataset, prefetch: int, device: str | None) -> tf.data.Dataset:
-    """``prefetch`` elements of ``dataset`` taken ahead, onto a device if one is named."""
+    """``dataset``, ``prefetch`` elements ahead on a device; without one, nothing is taken ahead.
+
+    A thread of TensorFlow's that takes batches ahead costs as much as to take them, and the workers are ahead.
+    """
     if device is not None:
         to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
         return dataset.prefetch(1).apply(to_device)
-    return dataset.prefetch(prefetch) if prefetch else dataset
+    return dataset.prefetch(0)  # without it, TensorFlow adds one that takes ahead

@@ -64,19 +64,18 @@ class BaseLoader(Standing):
         """For :meth:`iterate`: the consumer waited ``waited_ns`` for a copy, of which ``ahead`` are begun early."""
         self._stream.count_device_wait(waited_ns, ahead)
 
-    def fetch(self, pass_: Pass, step: int, wanted: int = 1, copy_ns: int = 0) -> Batch | None:
+    def fetch(self, pass_: Pass, step: int, copy_ns: int = 0) -> Batch | None:
         """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
 
         Any step can be asked for at any time, and is always the same batch. Steps in order are fast; at any other one
         the workers have to begin anew. Raises the error of a batch that cannot be delivered. Whoever asks by step
-        keeps count of them: there is no :attr:`position` afterwards. ``wanted``: how many steps, from this one on,
-        the caller needs before it can use any of them; one wait is for all of these. ``copy_ns``: how long the caller
-        will take to copy the batch to a device.
+        keeps count of them: there is no :attr:`position` afterwards. ``copy_ns``: how long the caller will take to
+        copy the batch to a device.
         """
         with self._stream.lock:
             if self._stream.watched is not None:
                 self._stream.watched.page.words[TAKES_AHEAD] = 1
-            found = self._fetch(pass_, step, wanted)
+            found = self._fetch(pass_, step)
             if copy_ns:
                 self._stream.count_device_wait(copy_ns, 1)
             self._here = None
@@ -101,14 +100,14 @@ class BaseLoader(Standing):
         with self._stream.lock:
             self._repeated, self._most_repeated = [], batches
 
-    def _fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
+    def _fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
         if pass_ is not self._sized[0] or self._grows:
             num_steps = self.num_steps(pass_)
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
             return None
         if not self._most_repeated:
-            return self._stream.fetch(pass_, step, wanted)
+            return self._stream.fetch(pass_, step)
         if len(self._repeated) < self._most_repeated:
             found = self._stream.fetch(pass_, step)
             if isinstance(found, Batch):

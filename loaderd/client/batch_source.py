@@ -98,11 +98,8 @@ class Stream(Ending, ABC):
         """
 
     @abstractmethod
-    def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
-        """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one.
-
-        ``wanted``: so many from this one on are of use only together, so one wait for all of them is enough.
-        """
+    def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
+        """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one."""
 
     def count_device_wait(self, waited_ns: int, ahead: int) -> None:
         """The consumer has waited so long for a copy to a device, where ``ahead`` of them are begun in advance."""

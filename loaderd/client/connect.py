@@ -60,7 +60,7 @@ class SharedLoader(ServedLoader):
     def new_pass(self) -> tuple[Pass, int]:
         self._refuse()
 
-    def fetch(self, pass_: Pass, step: int, wanted: int = 1, copy_ns: int = 0) -> Batch | None:
+    def fetch(self, pass_: Pass, step: int, copy_ns: int = 0) -> Batch | None:
         self._refuse()
 
     def seek(self, position: Position) -> None:

@@ -15,7 +15,6 @@ import select
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -200,15 +199,15 @@ class Connection(Conversation):
         """Whether :meth:`next_batch` can answer now."""
         return self._intake.has_batch and not self._intake.has_news
 
-    def wait_for_batch(self, wanted: int) -> int:
-        """Wait until :meth:`next_batch` can answer, if possible for ``wanted`` batches in a row.
+    def wait_for_batch(self) -> int:
+        """Wait until :meth:`next_batch` can answer. Returns how many ns that took.
 
-        Returns how many ns that took. Raises StorageError, or ServerError, where storage or servers do not answer;
-        the next wait is for the same batch.
+        Raises StorageError, or ServerError, where storage or servers do not answer; the next wait is for the same
+        batch.
         """
         began_ns = time.perf_counter_ns()
         self.torn = True
-        self._wait("a batch", lambda: self.has_batch or self._away, self._stall_timeout, partial(self._sleep, wanted))
+        self._wait("a batch", lambda: self.has_batch or self._away, self._stall_timeout, self._sleep)
         waited_ns = time.perf_counter_ns() - began_ns
         self._intake.waited(waited_ns)
         self.torn = False
@@ -243,13 +242,13 @@ class Connection(Conversation):
         """Give back a slot that was not lent on."""
         self._intake.give_back([slot])
 
-    def _sleep(self, wanted: int, limit_s: float) -> list[int]:
-        """As :meth:`_arrived`, while ``wanted`` batches are waited for. Slots go back; Ctrl-C leaves nothing torn."""
+    def _sleep(self, limit_s: float) -> list[int]:
+        """As :meth:`_arrived`, while a batch is waited for. Slots go back; Ctrl-C leaves nothing torn."""
         intake = self._intake
         self.torn = True
         intake.give_back(self.reader.take_back())
         began_ns = time.perf_counter_ns()
-        must_sleep = intake.fall_asleep(wanted) or intake.has_news
+        must_sleep = intake.fall_asleep() or intake.has_news
         self.torn = not must_sleep
         arrived = self._arrived(limit_s if must_sleep else 0)
         self.torn = True

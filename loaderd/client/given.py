@@ -95,7 +95,7 @@ class _GivenStream(Stream):
     def list_shards(self, listing: Listing | None) -> None:
         raise AssertionError("what is given does not grow")
 
-    def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
+    def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
         """In memory of its own each time: who gets it may write there."""
         self.check()
         plan = self.course.batches(pass_)

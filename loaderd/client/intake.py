@@ -88,10 +88,9 @@ class Intake:
         """One of the messages that CONSUMER_NEWS counts has come."""
         self._news += 1
 
-    def fall_asleep(self, wanted: int) -> bool:
-        """Go to sleep until so many batches may be there; False: they are."""
-        step = self._taker.step
-        return self._taker.fall_asleep(min([wanted, *[broken - step for broken in self._broken if broken > step]]))
+    def fall_asleep(self) -> bool:
+        """Go to sleep until a batch may be there; False: it is."""
+        return self._taker.fall_asleep()
 
     def wake_up(self, waited_ns: int) -> None:
         """The end of :meth:`fall_asleep`."""

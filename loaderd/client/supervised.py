@@ -126,14 +126,14 @@ class SupervisedStream(Stream):
 
     # ---------------------------------------------------------------------------------------- batches
 
-    def fetch(self, pass_: Pass, step: int, wanted: int = 1) -> Batch | LoaderdError | None:
+    def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
         while True:
             try:
                 connection = self._now
                 if self._expected != (pass_, step) or connection.torn or self._over is not None:
                     self._start(pass_, step)
                     connection = self._now
-                batch = self._take(connection, wanted)
+                batch = self._take(connection)
             except LinkLost as end:
                 self._open_for(pass_, end, step)
             else:
@@ -153,10 +153,10 @@ class SupervisedStream(Stream):
         self._expected = pass_, step
         self.counts.starts += 1
 
-    def _take(self, connection: Connection, wanted: int = 1) -> Batch | LoaderdError | None:
+    def _take(self, connection: Connection) -> Batch | LoaderdError | None:
         connection.tell_news()
         if not connection.has_batch:
-            self.counts.wait_s += connection.wait_for_batch(wanted) / 1e9
+            self.counts.wait_s += connection.wait_for_batch() / 1e9
         found = connection.next_batch()
         if found is None or isinstance(found, LoaderdError):
             return found

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from loaderd.memory.page import (
     CONSUMER_SLEEPS_FOR,
-    GRANTED,
     POSITION,
     TAKEN_BATCHES,
     TAKEN_RECORDS,
@@ -112,20 +111,9 @@ class Taker:
                 if self._page.key_in(slot) < self._key:
                     self.release(slot)
 
-    def fall_asleep(self, wanted: int = 1) -> bool:
-        """Have the consumer's bell rung when the next ``wanted`` batches are there; False: they are there already.
-
-        It waits for fewer where so many are not granted, or have no room: then they could not come before the
-        consumer takes or releases some.
-        """
+    def fall_asleep(self) -> bool:
+        """Have the consumer's bell rung when the next batch is there; False: it is there already."""
         self.pass_over()
-        room = self._page.num_slots - len(self.held)
-        last = min(self._key + min(wanted, room), self._words[GRANTED]) - 1
-        for key in range(last, self._key - 1, -1):
-            self._words[CONSUMER_SLEEPS_FOR] = key
-            barrier()
-            if self._slot_of(key) < 0:
-                return True
         self._words[CONSUMER_SLEEPS_FOR] = self._key
         barrier()
         return not self.has_batch()

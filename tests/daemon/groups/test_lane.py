@@ -68,7 +68,7 @@ def test_what_came_for_an_older_generation_goes_back(member: Member):
     member.hand(slot=0, step=3)
     member.intake.begin(2, 3)
     member.hand(slot=1, step=4)  # the daemon has not heard of the new one yet
-    assert not member.intake.has_batch and member.intake.fall_asleep(1)
+    assert not member.intake.has_batch and member.intake.fall_asleep()
     assert sorted(member.lane.take_back()) == [0, 1]
     member.intake.wake_up(0)
     member.hand(slot=1, step=3, generation=2)
@@ -76,11 +76,11 @@ def test_what_came_for_an_older_generation_goes_back(member: Member):
 
 
 def test_who_sleeps_is_woken_by_a_batch_and_who_does_not_is_not(member: Member):
-    assert member.intake.fall_asleep(1)
+    assert member.intake.fall_asleep()
     member.hand(slot=0, step=3)
     assert member.is_rung(member.bell)
     member.intake.wake_up(0)
-    assert not member.is_rung(member.bell) and not member.intake.fall_asleep(1)
+    assert not member.is_rung(member.bell) and not member.intake.fall_asleep()
     member.intake.wake_up(0)
     member.hand(slot=1, step=4)
     assert not member.is_rung(member.bell)

@@ -1,0 +1,70 @@
+"""Data sets of what a Python function returns: one call an element, in the thread that takes it.
+
+``Dataset.map`` hands each call to a pool of threads and waits for it; the pool's other threads look for work
+meanwhile. That costs half as much again as the call itself, so here the taking thread calls. TensorFlow has an
+attribute for that, of the operation that is behind ``map``, which is used directly.
+
+The tensors of an element alias the arrays that the function returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from loaderd_tf.graphs import check_process, unconverted
+
+
+def call_for_each(
+    numbers: tf.data.Dataset,
+    function: Callable[..., Sequence[np.ndarray[Any, Any]]],
+    arguments: Sequence[tf.Tensor],
+    specs: Sequence[tf.TensorSpec],
+    element: Callable[[Sequence[Any]], Any],
+) -> tf.data.Dataset:
+    """``element(function(number, *arguments))`` of each of ``numbers``, int64.
+
+    ``function`` returns an array for each of ``specs`` (batch dimension included), which must start at a multiple of
+    64 bytes, else TensorFlow copies it. If it raises StopIteration, that is the end; if another exception, the next
+    call is for the next number. ``element`` makes nested tuples and dicts; it is called with other things than
+    tensors, too.
+    """
+    structure = element(specs)
+    order = tf.nest.flatten(element(range(len(specs))))
+    dtypes, shapes = [spec.dtype for spec in specs], [spec.shape for spec in specs]
+
+    def call(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        # Not stateful: TensorFlow would refuse to save an iterator.
+        returned = tf.numpy_function(function, inputs, dtypes, stateful=False)
+        for tensor, shape in zip(returned, shapes, strict=True):
+            tensor.set_shape(shape)
+        return [returned[place] for place in order]
+
+    traced = tf.function(call, autograph=False).get_concrete_function(
+        tf.TensorSpec([], tf.int64), *(tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments)
+    )
+    elements = tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(numbers),
+        other_arguments=list(arguments),
+        f=traced,
+        output_types=[dtypes[place] for place in order],
+        output_shapes=[shapes[place] for place in order],
+        use_inter_op_parallelism=False,
+        force_synchronous=True,  # else TensorFlow calls ahead, in several threads
+    )
+    return tf.data.experimental.from_variant(elements, structure)
+
+
+def while_true(dataset: tf.data.Dataset, goes_on: Callable[[], bool]) -> tf.data.Dataset:
+    """``dataset``, numbers, to the one before which ``goes_on()`` is false."""
+    answer = unconverted(lambda _: np.bool_(goes_on()))
+
+    def asked(number: tf.Tensor) -> tf.Tensor:
+        # It needs an input: without one TensorFlow takes it for a constant, and asks once.
+        with tf.control_dependencies([check_process()]):
+            return tf.ensure_shape(tf.numpy_function(answer, [number], tf.bool, stateful=False), [])
+
+    return dataset.take_while(asked)
