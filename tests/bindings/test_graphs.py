@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -154,6 +158,34 @@ def test_slots_come_back_in_time(write_numbered: Write, numbered_schema: loaderd
         assert int(total) == sum(range(4000))
         assert ds.statistics().batches_copied == 0 and ds.statistics().starts == 1
         ds.close()
+
+
+def test_nothing_is_taken_ahead(write_numbered: Write, numbered_schema: loaderd.Schema):
+    ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, workers=1)
+    iterator = iter(ds)
+    for taken in range(1, 11):
+        next(iterator)
+        assert ds.statistics().batches_delivered == taken
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_comes_as_what_its_handler_raises(
+    write_numbered: Write, numbered_schema: loaderd.Schema, number: signal.Signals
+):
+    """Not as an error of TensorFlow's, wherever in a step it comes; and no daemon or batch is lost for it."""
+    ds = loaderd_tf.make_dataset(write_numbered([100_000]), numbered_schema, batch_size=10, workers=1)
+    handler = signal.signal(number, signal.default_int_handler)
+    try:
+        iterator = iter(ds)
+        for _ in range(20):
+            timer = threading.Timer(random.uniform(0.001, 0.01), os.kill, (os.getpid(), number))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                while True:
+                    next(iterator)
+    finally:
+        signal.signal(number, handler)
+    assert ds.statistics().starts == 1 and ds.statistics().daemon_restarts == 0
 
 
 def test_lists_are_tuples_to_tensorflow(write_numbered: Write, numbered_schema: loaderd.Schema):
