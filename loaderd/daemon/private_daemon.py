@@ -79,9 +79,8 @@ class PrivateDaemon(Daemon):
             self._asking = self._ask(listing)
 
     def _ask(self, listing: Listing | None) -> RemotePreparation:
-        from loaderd.daemon.preparing.remote_preparation import (
-            RemotePreparation,
-        )  # for those whose records are elsewhere
+        # Here, as few have their records elsewhere.
+        from loaderd.daemon.preparing.remote_preparation import RemotePreparation
 
         return RemotePreparation(lambda: self._remote, self._workforce, listing)
 

@@ -280,15 +280,18 @@ class Worker:
                 self._task = self._tasks[0].task
                 self._tell(0)
         for stream in self._turns:
-            filler = stream.filler
-            filler.page.say_sleeps(self._seat, False)
-            if not filler.has_slot:
-                filler.page.count(self._seat, Counter.SLOT_WAIT_NS, slept_ns)
-            elif stream.number in on_their_way:  # storage, or a server, is waited for: that is reading
-                filler.page.spent(self._seat)[Stage.READ] += slept_ns
-                filler.page.count(self._seat, Counter.LOAD_NS, slept_ns)
-            else:
-                filler.page.count(self._seat, Counter.WINDOW_WAIT_NS, slept_ns)
+            stream.filler.page.say_sleeps(self._seat, False)
+            self._count_sleep(stream.filler, slept_ns, stream.number in on_their_way)
+
+    def _count_sleep(self, filler: Filler, slept_ns: int, rows_are_on_their_way: bool) -> None:
+        page = filler.page
+        if not filler.has_slot:
+            page.count(self._seat, Counter.SLOT_WAIT_NS, slept_ns)
+        elif rows_are_on_their_way:  # storage, or a server, is waited for: that is reading
+            page.spent(self._seat)[Stage.READ] += slept_ns
+            page.count(self._seat, Counter.LOAD_NS, slept_ns)
+        else:
+            page.count(self._seat, Counter.WINDOW_WAIT_NS, slept_ns)
 
     def _is_due(self, task: AnyTask) -> bool:
         """Whether it comes before batches."""

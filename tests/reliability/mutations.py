@@ -22,8 +22,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import multiprocessing
-import multiprocessing.process
 import os
 import resource
 import signal
@@ -43,13 +41,14 @@ import loaderd
 from loaderd.decode.example import RecordFault, parse_example
 from loaderd.errors import CorruptRecordError, Damage, RecordMismatchError
 from loaderd.shards.blocks import Block, BlockReader
-from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
 from loaderd.workers.load import Part, WindowLoader
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # for mutate
 from mutate import BYTES, COMPRESS, STREAM, Shard, healthy_shards
+from plain_frames import common_prefix, headers_in, valid_payloads
+from tensorflows_reader import TensorFlowsReader
 
 LIMIT_S = 60  # of the clock, on a machine that may be busy; a case takes milliseconds
 SCHEMA = loaderd.Schema(
@@ -124,31 +123,6 @@ def inflated(data: bytes, compression: str) -> bytes:
     return bytes(out)
 
 
-# ------------------------------------------------------------------------------------------------- reference
-
-
-def headers_in(stream: bytes) -> dict[int, int]:
-    """Where in ``stream`` a length with a right CRC stands, and where its record would end."""
-    found = {}
-    at = stream.find(bytes(4), 4)
-    while 0 <= at <= len(stream) - 8:
-        start = at - 4
-        if masked_crc(stream[start : start + 8]) == int.from_bytes(stream[start + 8 : start + 12], "little"):
-            found[start] = start + 16 + int.from_bytes(stream[start : start + 8], "little")
-        at = stream.find(bytes(4), at + 1)
-    return found
-
-
-def valid_payloads(stream: bytes, headers: dict[int, int]) -> set[bytes]:
-    """Every payload in ``stream`` with both CRCs right, wherever it stands."""
-    return {
-        stream[start + 12 : stop - 4]
-        for start, stop in headers.items()
-        if stop <= len(stream)
-        and masked_crc(stream[start + 12 : stop - 4]) == int.from_bytes(stream[stop - 4 : stop], "little")
-    }
-
-
 _rows: dict[bytes, bytes | None] = {}
 
 
@@ -164,12 +138,6 @@ def row_of(payload: bytes) -> bytes | None:
                 row[offset : offset + len(value.data)] = value.data
         _rows[payload] = None if isinstance(parsed, RecordFault) else bytes(row)
     return _rows[payload]
-
-
-def common_prefix(one: bytes, other: bytes) -> int:
-    size = min(len(one), len(other))
-    differ = np.flatnonzero(np.frombuffer(one, np.uint8, size) != np.frombuffer(other, np.uint8, size))
-    return int(differ[0]) if len(differ) else size
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -343,48 +311,6 @@ def _may_be_lost(
 
 
 # ------------------------------------------------------------------------------------------------------- runs
-
-
-class TensorFlowsReader:
-    """``tf.data.TFRecordDataset`` in a process of its own: of a length of almost 2**64 with the right CRC, it dies.
-
-    That process is forked off one that has imported TensorFlow and done nothing with it, which takes no time.
-    """
-
-    def __init__(self) -> None:
-        import tensorflow as tf
-
-        self._tf = tf
-        self._context = multiprocessing.get_context("fork")
-        self._child: multiprocessing.process.BaseProcess | None = None
-
-    def read(self, path: Path) -> tuple[list[bytes], str]:
-        """What a plain shard gives, and how that ends: ``"end"``, ``"error"`` or ``"death"`` of the process."""
-        if self._child is None:
-            self._pipe, theirs = self._context.Pipe()
-            self._child = self._context.Process(target=self._serve, args=(theirs,), daemon=True)
-            self._child.start()
-            theirs.close()
-        self._pipe.send(str(path))
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            self._child.join()
-            self._child = None
-            return [], "death"
-
-    def _serve(self, pipe: Any) -> None:
-        while True:
-            found: list[bytes] = []
-            try:
-                for record in self._tf.data.TFRecordDataset(pipe.recv()):
-                    found.append(record.numpy())
-            except self._tf.errors.OpError:
-                pipe.send((found, "error"))
-            except EOFError:
-                return
-            else:
-                pipe.send((found, "end"))
 
 
 def ask_tensorflow(reader: TensorFlowsReader, case: Case, path: Path, delivered: int, counts: Counter[str]) -> None:

@@ -251,9 +251,11 @@ class Workforce:
         for number, stream in self._streams.items():
             page = stream.page
             key = page.words[POSITION]
+            if not stream.is_under_way(key):
+                continue
             has_claimed = any(claimed == key for _, claimed in page.unfinished(seat))
             could_claim = page.keys().count(key) == 0 and any(map(page.is_free, page.slots_of(seat)))
-            if stream.is_under_way(key) and (has_claimed or could_claim):
+            if has_claimed or could_claim:
                 return number, key
         return None
 

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from page_run import Floor, Hand
 from page_workers import answer_to, free_arenas
-from stream_run import Run as StreamRun
 from stream_world import Row, StreamWorld
 
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Fault, LoadWork, Task, TrialWork
 from loaderd.errors import LoaderdError, to_wire
-from loaderd.memory.page import NEVER, POSITION, WAKE_DAEMON_AT, key_of
+from loaderd.memory.page import POSITION
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course
@@ -392,17 +391,3 @@ class StreamMachine(StreamWorld):
 
 StreamMachine.TestCase.settings = settings(stateful_step_count=50)
 TestStream = StreamMachine.TestCase
-
-
-def test_the_consumer_wakes_the_daemon_once_a_window():
-    """As soon as an arena comes free that another window waits for; then all goes on."""
-    with StreamRun(400, 10, 50, slots=3) as run:
-        while run.working:
-            run.end_task(run.working[0][1])
-        assert run.floor.page.words[WAKE_DAEMON_AT] == key_of(1, 5), "behind the first window's last batch"
-        says: list[int] = []
-        say = run.floor.say
-        run.floor.say = lambda: (says.append(run.floor.consumer.taker.step), say())[1]  # type: ignore[method-assign]
-        assert [item.step for item in run.to_the_end()] == list(range(40))
-        assert len(set(says)) <= 7, "of eight windows, two need not be waited for"
-        assert run.floor.page.words[WAKE_DAEMON_AT] == NEVER

@@ -1,0 +1,48 @@
+"""A schema made of what ``tf.io.parse_example`` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import loaderd_tf
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loaderd
+from loaderd.errors import SchemaError
+
+
+def test_a_schema_from_what_parse_example_takes(tmp_path: Path):
+    path = str(tmp_path / "a.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for n in range(10):
+            features = {
+                "d": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes([n, 255 - n])])),
+                "i": tf.train.Feature(int64_list=tf.train.Int64List(value=[n, -n])),
+                "f": tf.train.Feature(float_list=tf.train.FloatList(value=[n / 3])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    features = {
+        "d": tf.io.FixedLenFeature([], tf.string),
+        "i": tf.io.FixedLenFeature([2], tf.int64),
+        "f": tf.io.FixedLenFeature([], tf.float32),
+        "missing": tf.io.FixedLenFeature([3], tf.float32, default_value=[1.0, 2.0, 3.0]),
+    }
+    schema = loaderd_tf.schema_from_features(features, bytes_features={"d": loaderd.PackedBits(16)})
+    (batch,) = loaderd_tf.make_dataset(path, schema, batch_size=10, shuffle=False, workers=1)
+    parsed = next(iter(tf.data.TFRecordDataset(path).batch(10).map(lambda r: tf.io.parse_example(r, features))))
+    for name in ("i", "f", "missing"):
+        assert np.array_equal(batch[name], parsed[name]) and batch[name].dtype == parsed[name].dtype
+    assert np.array_equal(batch["d"], tf.io.decode_raw(parsed["d"], tf.uint8))
+
+
+def test_features_that_do_not_fit_a_schema():
+    with pytest.raises(SchemaError, match="feature 'd' is a string: say what its bytes hold"):
+        loaderd_tf.schema_from_features({"d": tf.io.FixedLenFeature([], tf.string)})
+    with pytest.raises(SchemaError, match=r"feature 'v' must be a tf\.io.FixedLenFeature, got VarLenFeature"):
+        loaderd_tf.schema_from_features({"v": tf.io.VarLenFeature(tf.int64)})
+    with pytest.raises(SchemaError, match=r"describes \['x'\], which features lacks"):
+        loaderd_tf.schema_from_features(
+            {"i": tf.io.FixedLenFeature([], tf.int64)}, bytes_features={"x": loaderd.Raw("uint8", (3,))}
+        )
