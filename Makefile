@@ -82,7 +82,7 @@ docs: .venv-docs/made ## the site, in docs/_build; a warning is an error
 package: .venv-package/made ## a wheel and an sdist in dist/, each installed and tried outside this folder
 	tests/package.sh .venv-package/bin/python
 
-bench: .venv-bench/made ## loaderd and its alternatives on the same records, in turn: about 20 minutes
+bench: .venv-bench/made ## loaderd and its alternatives on the same records, in turn: about 25 minutes
 	$(BENCH)/python bench/compare.py $(ARGS)
 
 clean: ## forget the environment and what the demo wrote

@@ -174,9 +174,9 @@ def test_a_signal_comes_as_what_its_handler_raises(
 ):
     """Not as an error of TensorFlow's, wherever in a step it comes; and no daemon or batch is lost for it."""
     ds = loaderd_tf.make_dataset(write_numbered([100_000]), numbered_schema, batch_size=10, workers=1)
+    iterator = iter(ds)
     handler = signal.signal(number, signal.default_int_handler)
     try:
-        iterator = iter(ds)
         for _ in range(20):
             timer = threading.Timer(random.uniform(0.001, 0.01), os.kill, (os.getpid(), number))
             timer.start()
