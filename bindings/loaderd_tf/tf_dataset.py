@@ -38,8 +38,9 @@ from loaderd_tf.interrupts import interruptible
 from loaderd_tf.structure import check_element
 from loaderd_tf.unpack import packed_schema
 
-# Beside what is prefetched: one batch held by the step, the one that it takes next, and the one that comes in.
-HELD_BY_CONSUMER = 3
+# Beside what is prefetched: one batch held by the step, the one that it takes next, the one that comes in, and some
+# for whatever the user makes of the data set. A slot that is not needed stays untouched.
+_HELD_BY_CONSUMER = 6
 
 
 @unconverted
@@ -91,7 +92,7 @@ def make_dataset(
     structure, prefetch = check_element(structure, prefetch, device, dataset.schema)
     batch_size = as_count(batch_size, "batch_size")
     if held_batches is None:
-        held_batches = prefetch + HELD_BY_CONSUMER
+        held_batches = prefetch + _HELD_BY_CONSUMER
     loader = loaderd.Loader(
         dataset,
         batch_size=batch_size,

@@ -179,8 +179,8 @@ def test_a_signal_comes_as_what_its_handler_raises(
     try:
         for _ in range(20):
             timer = threading.Timer(random.uniform(0.001, 0.01), os.kill, (os.getpid(), number))
-            timer.start()
             with pytest.raises(KeyboardInterrupt):
+                timer.start()
                 while True:
                     next(iterator)
     finally:
