@@ -62,8 +62,8 @@ def distribute(
     number for each replica; every host reads its share of each epoch (``shard`` and ``device`` follow from the
     strategy), and over all replicas each record comes once an epoch. The rest is as in :func:`make_dataset`, and so
     are ``loader``, ``close()``, ``statistics()`` and ``diagnose()`` of what is returned, which are those of this
-    host; ``prefetch`` counts batches that a host has ready for all its replicas, beside one on each device and those
-    on their way.
+    host; ``prefetch`` counts slots of a host, beside those of the batches that its replicas have or that are on their
+    way to them.
 
     The ends of epochs: with ``remainder="drop"``, all replicas take the same number of batches of the same, static
     size, and what is left over waits for another epoch's order. Else nothing is lost: in an epoch's last step a

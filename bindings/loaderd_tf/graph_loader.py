@@ -59,7 +59,7 @@ class GraphLoader:
         text = loader.pass_to_json(pass_).encode()
         return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps)
 
-    def fetch(self, step: Any, which: Any) -> list[np.ndarray[Any, Any]]:
+    def fetch(self, step: np.int64, which: bytes) -> list[np.ndarray[Any, Any]]:
         """The arrays of batch ``step`` of a pass. Raises the error of one that cannot be delivered.
 
         Raises StopIteration when the program ends: an error would be printed then, and an iterator that goes on
@@ -73,7 +73,7 @@ class GraphLoader:
         # missing for this one.
         tf.constant(0)
         try:
-            batch = loader.fetch(self._pass_of(_text(which)), int(step), self._copy_ns)
+            batch = loader.fetch(self._pass_of(which), int(step), self._copy_ns)
         except ProgramEnds:
             raise StopIteration from None
         assert batch is not None, "the range of steps ends where the pass does"
@@ -96,12 +96,6 @@ class GraphLoader:
     def cardinality(self) -> tf.Tensor:
         """Of the data set, at this moment."""
         return tf.constant(cardinality(self.alive()), tf.int64)
-
-
-def _text(which: Any) -> bytes:
-    """A string as Python gets it: bytes out of a graph; an array of one, where functions run eagerly."""
-    text: bytes = np.asarray(which).item()
-    return text
 
 
 def cardinality(loader: BaseLoader) -> int:

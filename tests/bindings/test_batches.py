@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import tensorflow as tf
 from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
 from own_processes import newest_daemon, seen_of_newest
 from restarted import Restarted
+from serving import wait_until
 
 import loaderd
 from loaderd.errors import ClosedError, OptionError, WorkerError
@@ -65,13 +66,6 @@ def address(tensor: tf.Tensor) -> int:
 
 def lies_in_a_slot(tensor: tf.Tensor) -> bool:
     return slots.lies_in_a_slot(address(tensor))
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
 
 
 # ------------------------------------------------------------------------------------ what there is

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loaderd_tf.distribute import _in_steps
+from serving import wait_until
 
 import loaderd
 from loaderd.errors import OptionError
@@ -156,10 +156,7 @@ def test_batches_are_copied_ahead_onto_every_replica(
             local = mirrored.experimental_local_results(tensor)
             assert [replica.backing_device[-5:] for replica in local] == ["CPU:0", "CPU:1"]
         # Two batches a step are used; two lie on the devices, and two on the host.
-        deadline_s = time.monotonic() + 60
-        while loader.statistics().batches_delivered < 2 * steps + 4 and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        assert loader.statistics().batches_delivered >= 2 * steps + 4
+        wait_until(lambda: loader.statistics().batches_delivered >= 2 * steps + 4)  # noqa: B023
 
 
 @pytest.mark.parametrize("remainder", ["short", pytest.param("drop", marks=pytest.mark.slow)])

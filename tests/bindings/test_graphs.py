@@ -109,7 +109,7 @@ def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, 
     assert again[0] == found[4], "of the shards that there were"
 
 
-@pytest.mark.parametrize("first", [0, 3, 4])
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3, 4])
 def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
     write_numbered: Write, numbered_schema: loaderd.Schema, first: int
 ):

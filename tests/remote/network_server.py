@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +144,3 @@ class NetworkServer:
 def descendants(pid: int) -> list[int]:
     """All processes that it has started, and those that these have."""
     return process_tree(pid)[1:]
-
-
-def wait_until(is_so: Callable[[], object], limit_s: float = 60.0) -> None:
-    """Look again and again; for what no event tells of: another process's memory, files, threads."""
-    for _ in range(round(limit_s / 0.05)):
-        if is_so():
-            return
-        select.select([], [], [], 0.05)
-    raise AssertionError("it did not come about")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from network_server import wait_until
+from serving import wait_until
 
 import loaderd
 

@@ -11,7 +11,7 @@ import socket
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from network_server import wait_until
+from serving import wait_until
 
 import loaderd
 from loaderd.remote.tickets import MAX_ROWS, TABLE

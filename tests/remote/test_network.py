@@ -9,8 +9,8 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from network_server import wait_until
 from own_processes import wait_for_no_daemon
+from serving import wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status

@@ -9,8 +9,9 @@ import signal
 import threading
 
 import pytest
-from network_server import descendants, wait_until
+from network_server import descendants
 from own_processes import DAEMON, children_of, wait_for_no_daemon
+from serving import wait_until
 
 import loaderd
 from loaderd.errors import ServerError
