@@ -116,7 +116,7 @@ class SlotReader:
         self._address = memory.__array_interface__["data"][0]
         self._slot_bytes = layout.slot_bytes
         self._fields = [
-            (name, offset, spec.record_bytes, spec.dtype, spec.shape)
+            (name, offset, spec.dtype, spec.shape)
             for (name, spec), offset in zip(layout.specs.items(), layout.offsets.values(), strict=True)
         ]
 
@@ -147,8 +147,9 @@ class SlotReader:
     def _batch(self, slot_bytes: npt.NDArray[np.uint8], num_records: int) -> Batch:
         read_only = slot_bytes[:]
         read_only.flags.writeable = False
-        fields = {
-            name: read_only[offset : offset + record_bytes * num_records].view(dtype).reshape(num_records, *shape)
-            for name, offset, record_bytes, dtype, shape in self._fields
+        # One call for each array, where a slice, a view and a reshape would be three.
+        fields: dict[str, npt.NDArray[Any]] = {
+            name: np.ndarray((num_records, *shape), dtype, read_only, offset)
+            for name, offset, dtype, shape in self._fields
         }
         return Batch(fields, num_records)

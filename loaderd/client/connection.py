@@ -113,7 +113,8 @@ class Connection(Conversation):
         """Wait until the stream is there; ``start`` as in Open. Torn until the data are taken over."""
         self._on_progress = on_progress
         self._greet(start)
-        self._wait("the data", lambda: self._opened, self._stall_timeout)
+        if self._opened is None:
+            self._wait("the data", lambda: self._opened, self._stall_timeout)
         assert self._opened is not None
         with standard_is_taken():
             memory = SharedMemory(self._channel.take_fd())
@@ -207,7 +208,8 @@ class Connection(Conversation):
         """
         began_ns = time.perf_counter_ns()
         self.torn = True
-        self._wait("a batch", lambda: self.has_batch or self._away, self._stall_timeout, self._sleep)
+        if self._away is None:
+            self._wait("a batch", lambda: self.has_batch or self._away, self._stall_timeout, self._sleep)
         waited_ns = time.perf_counter_ns() - began_ns
         self._intake.waited(waited_ns)
         self.torn = False
@@ -222,8 +224,9 @@ class Connection(Conversation):
         Leaves the connection torn, until the caller has made a batch of the slot.
         """
         self.torn = True
-        if self.reader.ended:
-            self._intake.give_back(self.reader.take_back())
+        reader = self.reader
+        if reader.ended:
+            self._intake.give_back(reader.take_back())
         found = self._intake.take()
         if found is None:
             return None

@@ -65,9 +65,12 @@ class Conversation(ABC):
         limit_s: float | None,
         sleep: Callable[[float], list[int]] | None = None,
     ) -> None:
-        """Wait for ``what``, for ``limit_s`` seconds of silence at most; ``sleep`` in place of :meth:`_arrived`."""
+        """Wait for ``what``, for ``limit_s`` seconds of silence at most; ``sleep`` in place of :meth:`_arrived`.
+
+        Whether it is there is asked when something has come, or ``sleep`` has returned.
+        """
         patience = Patience(limit_s)
-        while not is_there():
+        while True:
             if (news := self._source.news()) is not None:
                 self._send(news)
             if self._bye is not None:
@@ -80,6 +83,9 @@ class Conversation(ABC):
                     if isinstance(message, State) and patience.must_report():
                         _logger.warning("waiting for %s for %.0f s: %s", what, patience.waited_s, message.text)
                     self._hear(message)
+            if is_there():
+                return
+            if arrived:
                 continue
             patience.tick()
             if patience.is_over or self._unsent:

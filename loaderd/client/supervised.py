@@ -164,11 +164,12 @@ class SupervisedStream(Stream):
 
     def _lend(self, connection: Connection, slot: int, num_records: int) -> Batch:
         """The batch in a slot; a copy, where the consumer holds too many."""
-        if connection.reader.num_lent < self._source.options.held_batches:
-            return connection.reader.lend(slot, num_records)
+        reader = connection.reader
+        if reader.num_lent < self._source.options.held_batches:
+            return reader.lend(slot, num_records)
         began_ns = time.perf_counter_ns()
         self.counts.copies += 1
-        batch = connection.reader.copy(slot, num_records)
+        batch = reader.copy(slot, num_records)
         connection.release(slot)
         if connection.watched is not None:
             connection.watched.page.words[COPY_NS] += time.perf_counter_ns() - began_ns

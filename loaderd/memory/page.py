@@ -64,7 +64,6 @@ worker makes the batch. One that dies after FILLED has delivered. When a daemon 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from enum import IntEnum
@@ -157,14 +156,18 @@ def barrier() -> None:
 def ring(bell: int) -> None:
     """Wake the process that polls this eventfd."""
     # BlockingIOError: it was rung 2**64 - 2 times, which only an attacker does. The process wakes all the same.
-    with contextlib.suppress(BlockingIOError):
+    try:  # noqa: SIM105 - contextlib.suppress takes as long as the write
         os.eventfd_write(bell, 1)
+    except BlockingIOError:
+        pass
 
 
 def silence(bell: int) -> None:
     """Reset an eventfd, so that a poll waits for the next ring."""
-    with contextlib.suppress(BlockingIOError):
+    try:  # noqa: SIM105 - as above
         os.eventfd_read(bell)
+    except BlockingIOError:
+        pass
 
 
 def new_bell() -> int:
@@ -226,9 +229,12 @@ class Page:
         """How many records the batch in a slot has."""
         return self.words[self._records + slot]
 
-    def release(self, slot: int) -> None:
-        """Consumer: the slot is free."""
-        self.words[self._released + slot] = self.words[self._filled + slot]
+    def release(self, slot: int) -> bool:
+        """Consumer: the slot is free. Returns whether the worker that it belongs to sleeps, and must be woken."""
+        words = self.words
+        words[self._released + slot] = words[self._filled + slot]
+        barrier()
+        return bool(words[_SEATS + slot % self.num_seats * _SEAT_WORDS + _SLEEPS])
 
     def released(self, slot: int) -> int:
         """How many batches in a slot the consumer has given back."""

@@ -96,12 +96,9 @@ class Taker:
 
     def release(self, slot: int) -> None:
         """The slot is not used any more."""
-        self._page.release(slot)
+        if self._page.release(slot):
+            ring(self._bells[self._page.seat_of(slot)])
         self.held.discard(slot)
-        barrier()
-        seat = self._page.seat_of(slot)
-        if self._page.sleeps(seat):
-            ring(self._bells[seat])
 
     def pass_over(self) -> None:
         """Release the slots of batches that will not be taken: of older generations, or made twice."""

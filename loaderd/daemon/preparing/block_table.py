@@ -36,11 +36,15 @@ Int64s = npt.NDArray[np.int64]
 class BlockTable:
     """See the module's docstring. With ``"skip_shard"``, shards with damage are left out whole.
 
-    Raises NoShardsError where an operation of the selection leaves none of the records there are.
+    ``first_shard``: how many shards there are in front of these, in other sets. Raises NoShardsError where an
+    operation of the selection leaves none of the records there are.
     """
 
-    def __init__(self, indexes: Sequence[ShardIndex], on_corrupt: OnCorrupt, selection: Selection = ()) -> None:
+    def __init__(
+        self, indexes: Sequence[ShardIndex], on_corrupt: OnCorrupt, selection: Selection = (), first_shard: int = 0
+    ) -> None:
         self.compressions = [index.compression for index in indexes]
+        self.first_shard = first_shard
         self._names = [index.file.name for index in indexes]
         self._shards = [
             number for number, index in enumerate(indexes) if not (on_corrupt == "skip_shard" and index.damages)
@@ -80,13 +84,14 @@ class BlockTable:
         own = number if self._blocks is None else int(self._blocks[number])
         shard = bisect_right(self._ends, own)
         index = self._indexes[shard]
-        block = Block(self._shards[shard], *index.block(own - (self._ends[shard - 1] if shard else 0)))
+        of_set = self._shards[shard]
+        block = Block(self.first_shard + of_set, *index.block(own - (self._ends[shard - 1] if shard else 0)))
         left = None
         if self._by_record or own in self._ranges:
             first = block.first_record
             low, high = self._ranges.get(own, (first, first + block.num_records))
             left = Left(low, high, conditions_of(self._by_record, index))
-        return FilePlace(block, left, key_of("record", seed, epoch, self._names[block.shard]))
+        return FilePlace(block, left, key_of("record", seed, epoch, self._names[of_set]))
 
 
 def conditions_of(by_record: Sequence[Hashed], index: ShardIndex) -> list[Condition]:

@@ -73,9 +73,10 @@ class Data:
             raise damage_error(damages, len(self.files), self.unreadable, most)
         self.damages: list[Damage] = damages[:most]
         leaves = dataset.leaves()
+        first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
         self._tables = [
-            BlockTable(of_set, options.on_corrupt, leaf.selection)
-            for leaf, of_set in zip(leaves, indexes, strict=True)
+            BlockTable(of_set, options.on_corrupt, leaf.selection, first_shard)
+            for leaf, of_set, first_shard in zip(leaves, indexes, first_shards, strict=True)
         ]
         for table, files in zip(self._tables, sets, strict=True):
             if not table.num_records:
@@ -85,7 +86,6 @@ class Data:
                     hint="Check that these are the right files, and that nobody writes to them at this moment.",
                 )
         self._block_ends = list(accumulate(len(table.counts) for table in self._tables))
-        self._first_shards = list(accumulate((len(files) for files in sets), initial=0))
         self.compressions = [compression for table in self._tables for compression in table.compressions]
         rows = [SetRows(table.counts, options.seed, bool(options.shuffle)) for table in self._tables]
         self.rows = dataset.combine(iter(rows))
@@ -132,8 +132,7 @@ class Data:
 
     def _place(self, block: int, seed: int = 0, epoch: int = 0) -> FilePlace:
         own, of_set = self._find(block)
-        place = self._tables[of_set].place(own, seed, epoch)
-        return place._replace(block=place.block._replace(shard=place.block.shard + self._first_shards[of_set]))
+        return self._tables[of_set].place(own, seed, epoch)
 
     def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
         """``error``, which workers met at ``records``, with these named: the shards, the blocks and the records."""
@@ -175,5 +174,5 @@ def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> tupl
     if not leaf.grows:
         return None
     counts_all = any(isinstance(operation, (Take, Skip)) for operation in leaf.selection)
-    first = 0 if counts_all else table.place(0).block.shard
+    first = 0 if counts_all else table.place(0).block.shard - table.first_shard
     return files[first].name, files[-1].name, len(files) - first, table.digest
