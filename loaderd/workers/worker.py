@@ -259,7 +259,7 @@ class Worker:
                 self._turns.append(stream)
                 self._make(stream, claim)
                 return True
-        if there is not None:
+        if there is not None and there in self._tasks:  # else its stream is over, as was heard meanwhile
             self._do_task(there)
             return True
         return False

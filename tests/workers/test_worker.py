@@ -1,0 +1,101 @@
+"""A worker and what it is told, in an order that only a busy machine brings about."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import loaderd
+from loaderd.daemon.delivery.opened_stream import OpenedStream
+from loaderd.daemon.preparing.local_data import Data
+from loaderd.dataset import StreamDescription
+from loaderd.memory.page import MAX_STEP, new_bell
+from loaderd.options import DEFAULT_STORAGE, StreamOptions
+from loaderd.plan.epoch import Slice, WindowOrder
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import Message
+from loaderd.protocol.worker_messages import (
+    NO_STREAM,
+    Advanced,
+    Attached,
+    Detach,
+    FilesFound,
+    ListTask,
+    LoadTask,
+    Seat,
+    TaskFailed,
+)
+from loaderd.shards.files import list_shards
+from loaderd.shards.shard_index import build_index
+from loaderd.workers.worker import Worker
+
+
+class Daemon:
+    """What speaks with one worker, which runs in a thread of this process and has one stream."""
+
+    def __init__(self, path: Path, schema: loaderd.Schema) -> None:
+        mine, its = socket.socketpair()
+        self.channel = Channel(mine)
+        self._heard: deque[Message] = deque()
+        self._bell = new_bell()
+        self._worker = threading.Thread(target=self._work, args=(Channel(its),))
+        self._worker.start()
+        self.failed: BaseException | None = None
+        dataset, options = loaderd.Dataset(path, schema), StreamOptions(10, workers=1)
+        files = list_shards(dataset.shards)
+        self.data = Data(dataset, options, [files], lambda file: build_index(file, 50))
+        description = StreamDescription(dataset, options)
+        self.opened = OpenedStream(0, description, pickle.dumps(description), self.data, 0, None)
+        self.channel.send(Seat(0), (self._bell,))
+        self.channel.send(self.opened.attach_message(0), self.opened.memories.worker_fds)
+        assert [self.hear(), self.hear()] == [Attached(NO_STREAM), Attached(0)]
+
+    def _work(self, channel: Channel) -> None:
+        try:
+            Worker(channel).run()
+        except ChannelClosed:
+            pass
+        except BaseException as error:
+            self.failed = error
+        channel.close()
+
+    def hear(self) -> Message:
+        """The next message, but for those that only say that it lives."""
+        while not self._heard:
+            self._heard.extend(one for one in self.channel.receive() if not isinstance(one, Advanced))
+        return self._heard.popleft()
+
+    def close(self) -> None:
+        self.channel.close()
+        self._worker.join()
+        self.opened.memories.close()
+        os.close(self._bell)
+
+
+@pytest.fixture
+def daemon(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema) -> Iterator[Daemon]:
+    daemon = Daemon(*write_numbered([100]), numbered_schema)
+    yield daemon
+    daemon.close()
+    assert daemon.failed is None
+
+
+def test_a_stream_ends_while_a_worker_waits_for_news_of_it(daemon: Daemon):
+    part = Slice(0, 0, 50, 0, 0)
+    load = LoadTask(7, 0, MAX_STEP, 0, WindowOrder(1, 50, 0, 50), [part], daemon.data.places([part], 0))
+    daemon.opened.page.add_news(0)  # so the worker, which has a load that is not due, waits for a Granted
+    daemon.channel.send(load)
+    time.sleep(0.1)
+    daemon.channel.send(Detach(0))
+    failed = daemon.hear()
+    assert isinstance(failed, TaskFailed) and failed.task == 7
+    daemon.channel.send(ListTask(8, [file.uri for file in daemon.data.files], pickle.dumps(DEFAULT_STORAGE)))
+    assert daemon.hear() == FilesFound(8, daemon.data.files), "it goes on"
