@@ -30,20 +30,21 @@ settings.load_profile("few")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# By seconds: what begins last is what all wait for in the end. Other files take less than ten seconds each.
+# By seconds: what begins last is what all wait for in the end. Other files take less than four seconds each.
 _LONG = """
-usage/test_programs.py remote/test_survival.py daemon/test_dying_daemons.py bindings/test_dataset.py
-docs/test_pages.py bindings/test_callbacks.py examples/test_chess_training.py endings/test_data_sets.py
-client/test_served.py server/test_operation.py bindings/test_unpack.py endings/test_loaders.py
-remote/test_network.py convert/test_formats.py convert/test_convert_command.py bindings/test_graphs.py
-reliability/test_distant_storage.py shards/test_compression.py bindings/test_distribute.py server/test_sharing.py
-client/test_loader.py server/test_supervisor.py daemon/test_server.py reliability/test_distant_records.py
-client/test_dataset.py client/test_resume.py endings/test_notebook.py server/test_network.py
-examples/test_trainings.py bindings/test_tensorboard.py daemon/test_stalls.py examples/test_chess_shards.py
-bench/test_command.py cli/test_doctor.py remote/test_hostile.py endings/test_starts.py client/test_survival.py
-cli/test_top.py client/test_joined.py bench/test_server_cost.py bench/test_candidates.py bindings/test_batches.py
-convert/test_convert_docs.py bench/test_shuffle_quality.py remote/test_security.py schemas/test_symmetries.py
-cli/test_main.py server/test_status.py daemon/test_dying_workers.py
+usage/test_programs.py server/test_network.py reliability/test_distant_storage.py server/test_operation.py
+server/test_supervisor.py client/test_served.py daemon/test_dying_daemons.py remote/test_survival.py
+daemon/test_stalls.py endings/test_data_sets.py examples/test_chess_training.py remote/test_network.py
+daemon/test_server.py bindings/test_dataset.py cli/test_doctor.py docs/test_pages.py bindings/test_callbacks.py
+bindings/test_graphs.py convert/test_formats.py endings/test_notebook.py bindings/test_unpack.py
+server/test_status.py cli/test_top.py reliability/test_silent_storage.py server/test_sharing.py
+client/test_loader.py endings/test_loaders.py examples/test_trainings.py convert/test_convert_command.py
+reliability/test_torture.py reliability/test_failing_files.py client/test_dataset.py
+client/test_served_interrupts.py client/test_resume.py remote/test_hostile.py bindings/test_distribute.py
+test_short_machine.py bindings/test_tensorboard.py client/test_survival.py reliability/test_distant_records.py
+client/test_standard_streams.py schemas/test_symmetries.py shards/test_compression.py endings/test_starts.py
+client/test_joined.py bench/test_command.py bench/test_server_cost.py bench/test_candidates.py cli/test_main.py
+client/test_copies.py client/test_lost_shards.py client/test_random_fields.py
 """
 
 
