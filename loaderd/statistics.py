@@ -66,7 +66,10 @@ class Statistics:
     window_bytes: int
     """Bytes of all windows that are held at a time, packed."""
     kernels: Kernels
-    """What unpacks bits: "compiled", where the extra of that name is installed and a field has bits; else "numpy"."""
+    """What unpacks bits: "compiled", where the extra of that name is installed and a field has bits; else "numpy".
+
+    Where the extra is installed, frames are found, records parsed and places computed by compiled code as well.
+    """
     index_s: float
     """Seconds spent on the index: finding and reading it, or making it."""
     index_cached: int

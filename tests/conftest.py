@@ -164,3 +164,13 @@ def check_batch() -> Callable[[loaderd.Batch], list[int]]:
         return [int(number) for number in numbers]
 
     return check
+
+
+@pytest.fixture(scope="module", params=["numpy", "compiled"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What finds frames, parses and unpacks: a test that uses this runs with both."""
+    if request.param == "compiled":
+        pytest.importorskip("llvmlite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOADERD_KERNELS", request.param)
+        yield request.param

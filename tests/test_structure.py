@@ -23,6 +23,7 @@ LAYERS = [
         "loaderd.errors",
         "loaderd.logs",
         "loaderd.machine",
+        "loaderd.machine_code",
         "loaderd.processes",
         "loaderd.snapshots",
         "loaderd.stages",

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.decode.bits import bits_engine
-from loaderd.decode.compiled import SelectBits
+from loaderd.decode.compiled_bits import SelectBits
 from loaderd.decode.engine import AnyArray, Bytes, Engine
 from loaderd.decode.planes import FillValue, JoinPlanes, SpreadValues
 from loaderd.errors import OptionError, WorkerError

@@ -29,7 +29,7 @@ import math
 
 import numpy as np
 
-from loaderd.decode.compiled import compiled_engine
+from loaderd.decode.compiled_bits import compiled_engine
 from loaderd.decode.engine import AnyArray, BitLayout, Bytes, Engine, Indices
 from loaderd.schema import Bits
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.decode.compiled import SelectBits
+from loaderd.decode.compiled_bits import SelectBits
 from loaderd.decode.engine import AnyArray, Bytes, Engine
 from loaderd.schema import Fill, Shape, Spread
 

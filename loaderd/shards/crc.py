@@ -114,7 +114,8 @@ _CRC_OF_HEALTHY_RUN = _RESIDUE ^ 0xFFFFFFFF
 
 
 @cache
-def _masked_crcs_of_short_lengths() -> Crcs:
+def masked_crcs_of_short_lengths() -> Crcs:
+    """uint32, (65536,): the masked CRC32C of each length below 64 KiB."""
     return _masked_crcs_of_any_lengths(np.arange(_SHORT_LENGTHS))
 
 
@@ -124,7 +125,7 @@ def masked_crcs_of_lengths(lengths: npt.NDArray[np.int64]) -> Crcs:
     Costs 2 ns a length below 64 KiB, and 30 ns a longer one.
     """
     if len(lengths) and lengths.max() < _SHORT_LENGTHS and lengths.min() >= 0:
-        return _masked_crcs_of_short_lengths()[lengths]
+        return masked_crcs_of_short_lengths()[lengths]
     return _masked_crcs_of_any_lengths(lengths)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.decode.bits import ExpandBytes, GatherCodes, ReorderBits, bits_engine
-from loaderd.decode.compiled import SelectBits
+from loaderd.decode.compiled_bits import SelectBits
 from loaderd.schema import Bits
 from loaderd.schemas import chess_eval
 

@@ -169,8 +169,15 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
     [
         (after(wait_s=3.0, board=9.0), {"cores": 2}, "", "loaderd[compiled]"),
         (after(wait_s=3.0, board=9.0, kernels="compiled"), {"cores": 2}, "", 'unpack="device"'),
-        (after(wait_s=3.0, parse=9.0), {"cores": 2}, "", "more than 2 cores"),
-        (after(wait_s=3.0, parse=9.0), {"cores": 1}, "fewer cores than workers: 1 and 2", "more than 1 cores"),
+        (after(wait_s=3.0, parse=9.0), {"cores": 2}, "", "loaderd[compiled]"),
+        (after(wait_s=3.0, parse=9.0, kernels="compiled"), {"cores": 2}, "", "more than 2 cores"),
+        (after(wait_s=3.0, parse=9.0), {"cores": 2, "has_bits": False}, "", "more than 2 cores"),
+        (
+            after(wait_s=3.0, parse=9.0, kernels="compiled"),
+            {"cores": 1},
+            "fewer cores than workers: 1 and 2",
+            "more than 1 cores",
+        ),
         (after(wait_s=3.0, parse=9.0, delay_s=4.0), {}, "cores are scarce", "workers=4"),
         (after(wait_s=3.0, board=9.0, delay_s=4.0, idle_s=1.0), {}, "cores are scarce", "loaderd[compiled]"),
         (after(wait_s=3.0, parse=9.0, throttled_s=2.0), {}, "40% of the time, its quota", "cpu.max"),

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from loaderd.plan.permutation import permutation, places, random_words
 from loaderd.randomness import key_of
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 @given(key=st.integers(0, 2**64 - 1), count=st.integers(0, 5000))
 def test_every_number_comes_once(key: int, count: int):

@@ -28,12 +28,12 @@ from typing import Any
 
 import msgpack
 
-from loaderd.decode.compiled import can_compile
 from loaderd.errors import DaemonError
 from loaderd.machine import remedy
 from loaderd.protocol.descriptors import above_standard, socket_above_standard
 from loaderd.protocol.messages import UNICODE_ERRORS
 from loaderd.protocol.process import die_with_parent, how_it_ended, name_process
+from loaderd.workers.compiling import compile_loops
 
 # One that is killed while it waits for a disk dies when the disk answers, if ever.
 _DEATH_TIMEOUT_S = 0.5
@@ -62,7 +62,7 @@ class ForkServer:
             leave.close()
             die_with_parent(daemon)
             name_process("loaderd-forks")
-            can_compile()  # loads the compiler once, so that not each worker has to
+            compile_loops()  # once, so that not each worker has to
             gc.freeze()  # the collector would write to these objects, and so copy their pages in each worker
             sock = _serve(theirs)
             name_process("loaderd-worker")

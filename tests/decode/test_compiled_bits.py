@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import loaderd
 from loaderd.decode.bits import bits_engine
-from loaderd.decode.compiled import SelectBits
+from loaderd.decode.compiled_bits import SelectBits
 from loaderd.schema import Bits
 
 _PROT_NONE = 0
@@ -144,7 +144,7 @@ def test_statistics_say_what_is_used(numbered: str, allowed: str, used: str) -> 
     assert found == (used, BITS_OF_35_NUMBERS)
 
 
-def test_without_fields_of_bits_nothing_is_compiled(
+def test_without_fields_of_bits_nothing_unpacks_them(
     write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
 ) -> None:
     schema = loaderd.Schema(numbered_schema.features, {"id": numbered_schema.fields["id"]})

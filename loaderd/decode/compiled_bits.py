@@ -1,4 +1,4 @@
-"""A compiled engine for packed bits, where llvmlite is to be had (``pip install 'loaderd[compiled]'``).
+"""A compiled engine for packed bits.
 
 One loop for any layout. Values are made in **runs**: so many values that lie next to each other in the batch (they
 are the **lanes** of one vector) and whose bits are all in one word of four bytes of the row. ::
@@ -14,29 +14,21 @@ time. How many lanes there are depends on how far apart the bits of neighbours l
 square. A large record is cut into **sections** that are made alike, and maybe a rest: so the tables of a section stay
 in a core's nearest cache.
 
-The loop is written in the language of LLVM, with vectors, so that it does not depend on what a compiler makes of a
-loop over values; and values are only chosen, never computed with, so all dtypes of one size share a loop. Compiling
-it takes 5 to 10 ms for each number of lanes and size of a value. Importing llvmlite takes 50, and the process that
-workers are forks of does that. So nothing is kept on disk.
+Values are only chosen, never computed with, so all dtypes of one size share a loop; there is one for each number of
+lanes and size of a value.
 """
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import math
-import mmap
-import os
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.engine import AnyArray, BitLayout, Bytes, Indices
-
-_logger = logging.getLogger(__name__)
+from loaderd.machine_code import ADDRESS, NUMBER, can_compile, compiled
 
 _WORD_BYTES = 4
 _LANES = (32, 24, 16, 8)
@@ -104,12 +96,11 @@ done:
   ret void
 }
 """
-_Loop = ctypes.CFUNCTYPE(
-    None,
-    *[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64],  # rows, num_records, row_bytes
-    *[ctypes.c_void_p, ctypes.c_int64],  # out, record_bytes
-    *[ctypes.c_int64] * 3,  # num_sections, section_row_bytes, section_out_bytes
-    *[ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p],  # num_runs, runs, masks, values
+_ARGUMENTS = (
+    *(ADDRESS, NUMBER, NUMBER),  # rows, num_records, row_bytes
+    *(ADDRESS, NUMBER),  # out, record_bytes
+    *(NUMBER, NUMBER, NUMBER),  # num_sections, section_row_bytes, section_out_bytes
+    *(NUMBER, ADDRESS, ADDRESS, ADDRESS),  # num_runs, runs, masks, values
 )
 
 
@@ -129,7 +120,7 @@ class SelectBits:
     def __init__(self, layout: BitLayout, lanes: int, starts: Mapping[_Section, Indices]) -> None:
         """``starts``: for each section the first value of each run of its first time."""
         itemsize = layout.scale.dtype.itemsize
-        self._loop = _compiled(lanes, itemsize)
+        self._loop = select_loop(lanes, itemsize)
         self._tables, self._arguments = [], []
         for section, first in starts.items():
             tables = _tables(layout, first[:, None] + np.arange(lanes))
@@ -210,40 +201,7 @@ def _starts(layout: BitLayout, section: _Section, lanes: int) -> Indices | None:
     return min(found, key=len, default=None)
 
 
-def can_compile() -> bool:
-    """Whether llvmlite is there and works; it is then loaded. LOADERD_KERNELS=numpy forbids it."""
-    return os.environ.get("LOADERD_KERNELS") != "numpy" and _llvm_works()
-
-
-@cache
-def _llvm_works() -> bool:
-    try:
-        import llvmlite.binding as llvm
-
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        # Where a process may not make code (systemd's MemoryDenyWriteExecute), LLVM would abort it.
-        mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
-        _compiled(24, 4)  # float32 of a chess board: workers, which are forks, need not compile it again
-    except ModuleNotFoundError:
-        return False
-    except Exception as error:
-        _logger.info("numpy unpacks bits, for llvmlite cannot be used: %s", error)
-        return False
-    return True
-
-
-@cache
-def _compiled(lanes: int, itemsize: int) -> Any:
-    """The loop, for this very processor: a function of ctypes, which runs without the interpreter's lock."""
-    import llvmlite.binding as llvm
-
+def select_loop(lanes: int, itemsize: int) -> Any:
+    """The loop for values of so many bytes; None where nothing can be compiled."""
     code = _LOOP.replace("LANES", str(lanes)).replace("VALUE", f"i{8 * itemsize}")
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2
-    )
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
-    engine.finalize_object()
-    loop: Any = _Loop(engine.get_function_address("select"))
-    loop.engine = engine  # the code lives as long as it
-    return loop
+    return compiled(code, "select", _ARGUMENTS)

@@ -1,0 +1,243 @@
+"""A compiled way to apply the templates of ``example_rows``: one loop that checks a record and writes its row.
+
+For each record, in this order ::
+
+    checks     byte of the record, mask, expected: of words of eight bytes; where one differs, the record is missed
+    copies     byte of the row, byte of the record, how many
+    fixed      byte of the row, how many: of what is the same in every row (absent features, and padding)
+    varints    byte of the row, byte of the record, how many: they become an int64
+
+The rows lie anywhere in a window that no cache holds: their lines are fetched some records ahead.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.machine_code import ADDRESS, NUMBER, compiled
+
+Bytes = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
+
+_LOOP = """declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+
+define i64 @put(ptr noalias readonly %buffer, ptr noalias readonly %starts,
+                ptr noalias writeonly %out, i64 %row_bytes, ptr noalias readonly %places,
+                ptr noalias readonly %positions, i64 %num_records,
+                ptr noalias readonly %checks, i64 %num_checks, ptr noalias readonly %copies, i64 %num_copies,
+                ptr noalias readonly %varints, i64 %num_varints, ptr noalias readonly %fixed, i64 %num_fixed,
+                ptr noalias readonly %row, ptr noalias writeonly %missed) {
+start:
+  %last = sub i64 %num_records, 1
+  br label %record
+
+record:
+  %number = phi i64 [0, %start], [%next_number, %record_done]
+  %num_missed = phi i64 [0, %start], [%num_missed_now, %record_done]
+  %position_ptr = getelementptr i64, ptr %positions, i64 %number
+  %position = load i64, ptr %position_ptr
+  %start_ptr = getelementptr i64, ptr %starts, i64 %position
+  %start_byte = load i64, ptr %start_ptr
+  %from = getelementptr i8, ptr %buffer, i64 %start_byte
+  %ahead = add i64 %number, 8
+  %is_behind_last = icmp ugt i64 %ahead, %last
+  %soon = select i1 %is_behind_last, i64 %last, i64 %ahead
+  %soon_position_ptr = getelementptr i64, ptr %positions, i64 %soon
+  %soon_position = load i64, ptr %soon_position_ptr
+  %soon_place_ptr = getelementptr i64, ptr %places, i64 %soon_position
+  %soon_place = load i64, ptr %soon_place_ptr
+  %soon_byte = mul i64 %soon_place, %row_bytes
+  %soon_row = getelementptr i8, ptr %out, i64 %soon_byte
+  br label %prefetch
+
+prefetch:
+  %line = phi i64 [0, %record], [%next_line, %prefetch]
+  %line_ptr = getelementptr i8, ptr %soon_row, i64 %line
+  call void @llvm.prefetch.p0(ptr %line_ptr, i32 1, i32 3, i32 1)
+  %next_line = add i64 %line, 64
+  %more_lines = icmp ult i64 %next_line, %row_bytes
+  br i1 %more_lines, label %prefetch, label %check
+
+check:
+  %check_number = phi i64 [0, %prefetch], [%next_check, %check]
+  %difference = phi i64 [0, %prefetch], [%difference_now, %check]
+  %at_ptr = getelementptr [3 x i64], ptr %checks, i64 %check_number
+  %mask_ptr = getelementptr [3 x i64], ptr %checks, i64 %check_number, i64 1
+  %expected_ptr = getelementptr [3 x i64], ptr %checks, i64 %check_number, i64 2
+  %at = load i64, ptr %at_ptr
+  %mask = load i64, ptr %mask_ptr
+  %expected = load i64, ptr %expected_ptr
+  %word_ptr = getelementptr i8, ptr %from, i64 %at
+  %word = load i64, ptr %word_ptr, align 1
+  %masked = and i64 %word, %mask
+  %different = xor i64 %masked, %expected
+  %difference_now = or i64 %difference, %different
+  %next_check = add i64 %check_number, 1
+  %more_checks = icmp ult i64 %next_check, %num_checks
+  br i1 %more_checks, label %check, label %checked
+
+checked:
+  %matches = icmp eq i64 %difference_now, 0
+  br i1 %matches, label %put, label %miss
+
+miss:
+  %missed_ptr = getelementptr i64, ptr %missed, i64 %num_missed
+  store i64 %position, ptr %missed_ptr
+  %one_more = add i64 %num_missed, 1
+  br label %record_done
+
+put:
+  %place_ptr = getelementptr i64, ptr %places, i64 %position
+  %place = load i64, ptr %place_ptr
+  %to_byte = mul i64 %place, %row_bytes
+  %to = getelementptr i8, ptr %out, i64 %to_byte
+  br label %next_copy
+
+next_copy:
+  %copy_number = phi i64 [0, %put], [%copy_after, %copy]
+  %more_copies = icmp ult i64 %copy_number, %num_copies
+  br i1 %more_copies, label %copy, label %next_fixed
+
+copy:
+  %copy_to_ptr = getelementptr [3 x i64], ptr %copies, i64 %copy_number
+  %copy_from_ptr = getelementptr [3 x i64], ptr %copies, i64 %copy_number, i64 1
+  %copy_bytes_ptr = getelementptr [3 x i64], ptr %copies, i64 %copy_number, i64 2
+  %copy_to_byte = load i64, ptr %copy_to_ptr
+  %copy_from_byte = load i64, ptr %copy_from_ptr
+  %copy_bytes = load i64, ptr %copy_bytes_ptr
+  %copy_to = getelementptr i8, ptr %to, i64 %copy_to_byte
+  %copy_from = getelementptr i8, ptr %from, i64 %copy_from_byte
+  call void @llvm.memcpy.p0.p0.i64(ptr %copy_to, ptr %copy_from, i64 %copy_bytes, i1 false)
+  %copy_after = add i64 %copy_number, 1
+  br label %next_copy
+
+next_fixed:
+  %fixed_number = phi i64 [0, %next_copy], [%fixed_after, %fix]
+  %more_fixed = icmp ult i64 %fixed_number, %num_fixed
+  br i1 %more_fixed, label %fix, label %next_varint
+
+fix:
+  %fixed_ptr = getelementptr [2 x i64], ptr %fixed, i64 %fixed_number
+  %fixed_bytes_ptr = getelementptr [2 x i64], ptr %fixed, i64 %fixed_number, i64 1
+  %fixed_byte = load i64, ptr %fixed_ptr
+  %fixed_bytes = load i64, ptr %fixed_bytes_ptr
+  %fixed_to = getelementptr i8, ptr %to, i64 %fixed_byte
+  %fixed_from = getelementptr i8, ptr %row, i64 %fixed_byte
+  call void @llvm.memcpy.p0.p0.i64(ptr %fixed_to, ptr %fixed_from, i64 %fixed_bytes, i1 false)
+  %fixed_after = add i64 %fixed_number, 1
+  br label %next_fixed
+
+next_varint:
+  %varint_number = phi i64 [0, %next_fixed], [%varint_after, %varint_done]
+  %more_varints = icmp ult i64 %varint_number, %num_varints
+  br i1 %more_varints, label %varint, label %record_put
+
+varint:
+  %varint_to_ptr = getelementptr [3 x i64], ptr %varints, i64 %varint_number
+  %varint_from_ptr = getelementptr [3 x i64], ptr %varints, i64 %varint_number, i64 1
+  %varint_bytes_ptr = getelementptr [3 x i64], ptr %varints, i64 %varint_number, i64 2
+  %varint_to_byte = load i64, ptr %varint_to_ptr
+  %varint_from_byte = load i64, ptr %varint_from_ptr
+  %varint_bytes = load i64, ptr %varint_bytes_ptr
+  %varint_to = getelementptr i8, ptr %to, i64 %varint_to_byte
+  %varint_from = getelementptr i8, ptr %from, i64 %varint_from_byte
+  br label %byte
+
+byte:
+  %left = phi i64 [%varint_bytes, %varint], [%left_now, %byte]
+  %value = phi i64 [0, %varint], [%value_now, %byte]
+  %left_now = sub i64 %left, 1
+  %byte_ptr = getelementptr i8, ptr %varint_from, i64 %left_now
+  %found = load i8, ptr %byte_ptr
+  %found_bits = and i8 %found, 127
+  %bits = zext i8 %found_bits to i64
+  %shifted = shl i64 %value, 7
+  %value_now = or i64 %shifted, %bits
+  %more_bytes = icmp ne i64 %left_now, 0
+  br i1 %more_bytes, label %byte, label %varint_done
+
+varint_done:
+  store i64 %value_now, ptr %varint_to, align 1
+  %varint_after = add i64 %varint_number, 1
+  br label %next_varint
+
+record_put:
+  br label %record_done
+
+record_done:
+  %num_missed_now = phi i64 [%num_missed, %record_put], [%one_more, %miss]
+  %next_number = add i64 %number, 1
+  %more_records = icmp ult i64 %next_number, %num_records
+  br i1 %more_records, label %record, label %done
+
+done:
+  ret i64 %num_missed_now
+}
+"""
+_ARGUMENTS = (
+    *(ADDRESS, ADDRESS),  # buffer, starts
+    *(ADDRESS, NUMBER, ADDRESS),  # out, row_bytes, places
+    *(ADDRESS, NUMBER),  # positions, num_records
+    *(ADDRESS, NUMBER) * 4,  # checks, copies, varints, fixed, and how many there are of each
+    *(ADDRESS, ADDRESS),  # row, missed
+)
+
+
+def put_loop() -> Any:
+    """The loop; None where nothing can be compiled."""
+    return compiled(_LOOP, "put", _ARGUMENTS, NUMBER)
+
+
+class Memory(NamedTuple):
+    """Where a batch's records are, and where their rows go; as in ``RowParser.parse``, and checked there."""
+
+    buffer: Bytes
+    starts: Int64s
+    out: Bytes
+    places: Int64s
+
+
+class PutRows:
+    """The loop, and what it needs to know of a template."""
+
+    def __init__(
+        self,
+        loop: Any,
+        checks: npt.NDArray[np.uint64],
+        copies: list[tuple[int, int, int]],
+        varints: list[tuple[int, int, int]],
+        constants: list[tuple[int, Bytes]],
+        row_bytes: int,
+    ) -> None:
+        """``checks``, ``copies`` and ``varints`` as above; ``constants``: (byte of the row, bytes)."""
+        self._loop = loop
+        self._row = np.zeros(row_bytes, np.uint8)
+        is_fixed = np.ones(row_bytes, np.bool_)
+        for offset, _, num_bytes in (*copies, *((to, at, 8) for to, at, _ in varints)):
+            is_fixed[offset : offset + num_bytes] = False
+        for offset, data in constants:
+            self._row[offset : offset + len(data)] = data
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], is_fixed, [False]]).view(np.int8)))
+        fixed = np.stack([edges[::2], edges[1::2] - edges[::2]], axis=1)
+        tables = (checks, *(np.array(table, np.int64) for table in (copies, varints, fixed)))
+        self._tables = [np.ascontiguousarray(table) for table in tables]
+        self._arguments = [each for table in self._tables for each in (table.ctypes.data, len(table))]
+        self._arguments.append(self._row.ctypes.data)
+
+    def put(self, memory: Memory, positions: Int64s) -> Int64s:
+        """Write the rows of those records at ``positions``, contiguous, that match; the positions of the others."""
+        if not len(positions):  # the loop ends behind a record
+            return positions
+        buffer, starts, out, places = memory
+        missed = np.empty(len(positions), np.int64)
+        num_missed = self._loop(
+            *(buffer.ctypes.data, starts.ctypes.data, out.ctypes.data, out.shape[1], places.ctypes.data),
+            *(positions.ctypes.data, len(positions)),
+            *self._arguments,
+            missed.ctypes.data,
+        )
+        return missed[:num_missed]
