@@ -17,6 +17,8 @@ from shard_bytes import frames, starts_of
 from loaderd.shards import crc
 from loaderd.shards.crc import framed
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 Run = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
@@ -130,3 +132,10 @@ def test_words_at_any_offset(data: bytes, picks: list[int]):
     offsets = np.array([pick % (len(data) - 3) for pick in picks], dtype=np.int64)
     expected = [int.from_bytes(data[offset : offset + 4], "little") for offset in offsets]
     assert crc.words_at(np.frombuffer(data, dtype=np.uint8), offsets).tolist() == expected
+
+
+def test_frames_outside_of_the_buffer_are_refused():
+    buffer, ends = run_of([b"abc", b"", b"0123456789"])
+    for wrong in (ends + 1, ends - 1, ends[::-1], np.array([0, 15, 31])):
+        with pytest.raises(IndexError, match="must follow each other within"):
+            crc.check_data_crcs(buffer, wrong)
