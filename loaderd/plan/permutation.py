@@ -46,8 +46,8 @@ _SORTED_COUNT = 4096
 def places(key: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
     """int64, (stop - start,): where a permutation of 0 to count - 1 puts the numbers ``start`` to ``stop - 1``.
 
-    4 to 8 ns a number, and 3 where it is compiled; up to 4,096 numbers are all sorted, for 12 ns each, whatever part
-    is asked for.
+    4 to 15 ns a number, and half of that where it is compiled; up to 4,096 numbers are all sorted, for 12 ns each,
+    whatever part is asked for.
     """
     if count <= _SORTED_COUNT:
         return permutation(key, count)[start:stop]

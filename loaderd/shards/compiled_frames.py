@@ -91,7 +91,10 @@ def walk_loop() -> Any:
 
 
 def walk_by_compiled_code(buffer: Bytes1D, starts: Int64s, stops: Int64s, counts: Int64s) -> Int64s | None:
-    """As ``framing.walk_chains``; None where it gave up, or nothing can be compiled."""
+    """As ``framing.walk_chains``; None where it gave up, or nothing can be compiled.
+
+    ``counts``: at least one, each 1 or more; there is room for so many ends.
+    """
     loop = walk_loop()
     if loop is None:
         return None

@@ -118,6 +118,8 @@ def walk_chains(buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> End
     chain i is ``counts[i]`` frames from ``starts[i]`` to ``stops[i]``, where chain i + 1 begins. ``buffer`` must go
     on for ``CHAIN_SLACK_BYTES`` behind the last stop.
     """
+    if not len(counts) or counts.min() < 1:
+        return None
     ends = walk_by_compiled_code(buffer, starts, stops, counts)
     if ends is not None:
         return ends

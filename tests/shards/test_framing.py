@@ -236,6 +236,16 @@ def test_chains_of_long_records(length: int):
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("counts", [[0], [-1], [4, -1], [2, 0]])
+def test_chains_of_a_broken_index_are_none(counts: list[int]):
+    data = frames([b"x", b"yy", b"zzz"])
+    ends = framing.walk(with_slack(data), 0, len(data))
+    starts = ends[: len(counts)]
+    found = framing.walk_chains(with_slack(data), starts, np.append(starts[1:], len(data)), np.array(counts))
+    assert found is None
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("chain", [1, 2, 5])
 def test_chains_notice_every_damaged_header(chain: int):
     healthy = with_slack(FILE)
