@@ -22,29 +22,11 @@ _logger = logging.getLogger(__name__)
 
 def can_compile() -> bool:
     """Whether llvmlite is there and works; it is then loaded. LOADERD_KERNELS=numpy forbids it."""
-    return os.environ.get("LOADERD_KERNELS") != "numpy" and _llvm_works()
-
-
-@cache
-def _llvm_works() -> bool:
-    try:
-        import llvmlite.binding as llvm
-
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        # Where a process may not make code (systemd's MemoryDenyWriteExecute), LLVM would abort it.
-        mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
-        _compiled("define void @nothing() {\n  ret void\n}\n", "nothing", (), None)
-    except ModuleNotFoundError:
-        return False
-    except Exception as error:
-        _logger.info("numpy does all of it, for llvmlite cannot be used: %s", error)
-        return False
-    return True
+    return os.environ.get("LOADERD_KERNELS") != "numpy" and _llvm() is not None
 
 
 def compiled(code: str, name: str, arguments: tuple[type, ...], result: type | None = None) -> Any:
-    """The function ``name`` of ``code``, for this very processor; None where nothing can be compiled.
+    """The function ``name`` of ``code``, for this very processor; None where it cannot be compiled.
 
     It runs without the interpreter's lock, and checks nothing.
     """
@@ -53,13 +35,38 @@ def compiled(code: str, name: str, arguments: tuple[type, ...], result: type | N
 
 @cache
 def _compiled(code: str, name: str, arguments: tuple[type, ...], result: type | None) -> Any:
-    import llvmlite.binding as llvm
-
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2
-    )
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
-    engine.finalize_object()
+    llvm = _llvm()
+    try:
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2
+        )
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
+        engine.finalize_object()
+    except Exception as error:
+        _cannot_be_used(error)
+        return None
     function: Any = ctypes.CFUNCTYPE(result, *arguments)(engine.get_function_address(name))
     function.engine = engine  # the code lives as long as it
     return function
+
+
+@cache
+def _llvm() -> Any:
+    """The compiler, loaded; None where there is none, or it does not work."""
+    try:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        # Where a process may not make code (systemd's MemoryDenyWriteExecute), LLVM would abort it.
+        mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
+    except ModuleNotFoundError:
+        return None
+    except Exception as error:
+        _cannot_be_used(error)
+        return None
+    return llvm
+
+
+def _cannot_be_used(error: Exception) -> None:
+    _logger.info("numpy does it, for llvmlite cannot be used: %s", error)

@@ -117,10 +117,10 @@ class SelectBits:
 
     scratch_record_bytes = 0
 
-    def __init__(self, layout: BitLayout, lanes: int, starts: Mapping[_Section, Indices]) -> None:
-        """``starts``: for each section the first value of each run of its first time."""
+    def __init__(self, loop: Any, layout: BitLayout, lanes: int, starts: Mapping[_Section, Indices]) -> None:
+        """``loop``: for ``lanes``. ``starts``: for each section the first value of each run of its first time."""
         itemsize = layout.scale.dtype.itemsize
-        self._loop = select_loop(lanes, itemsize)
+        self._loop = loop
         self._tables, self._arguments = [], []
         for section, first in starts.items():
             tables = _tables(layout, first[:, None] + np.arange(lanes))
@@ -164,7 +164,8 @@ def compiled_engine(layout: BitLayout) -> SelectBits | None:
     if not found:
         return None
     fewest = min(found, key=lambda lanes: sum(section.times * len(each) for section, each in found[lanes].items()))
-    return SelectBits(layout, fewest, found[fewest])
+    loop = select_loop(fewest, layout.scale.dtype.itemsize)
+    return None if loop is None else SelectBits(loop, layout, fewest, found[fewest])
 
 
 def _sections(layout: BitLayout) -> list[_Section]:

@@ -104,14 +104,14 @@ class RowParser:
         while len(left) >= _MIN_MATCHES and layouts.misses >= layouts.misses_to_learn:
             record = batch.record(int(left[0]), length)
             parsed = self._parse_plain(batch, length, int(left[0]))
-            new = self._learn(record, parsed) if isinstance(parsed, Example) else None
+            new = self._new_template(record, parsed) if isinstance(parsed, Example) else None
             left = left[1:] if new is None else self._apply(new, batch, left)
             layouts.learnt(new)
             layouts.misses = len(left)
         layouts.keep_useful()
         return left
 
-    def _learn(self, record: Bytes, parsed: Example) -> _Template | None:
+    def _new_template(self, record: Bytes, parsed: Example) -> _Template | None:
         new = _learn(record, parsed, self._row_offsets)
         if new is not None and self._loop is not None:
             new.put_rows = PutRows(self._loop, *new.tables(), self._row_bytes)
