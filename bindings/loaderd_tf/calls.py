@@ -4,12 +4,15 @@
 meanwhile. That costs half as much again as the call itself, so here the taking thread calls. TensorFlow has an
 attribute for that, of the operation that is behind ``map``, which is used directly.
 
-The tensors of an element alias the arrays that the function returned.
+The tensors of an element alias the arrays that the function returned. A ``tf.numpy_function`` makes arrays of arrays
+first, for each of which it finds out anew which numpy this is: with three fields, a third of a call. There is another
+way in, TensorFlow's own for functions that return tensors; but it is not public, and so tried before it is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,8 +40,7 @@ def call_for_each(
     dtypes, shapes = [spec.dtype for spec in specs], [spec.shape for spec in specs]
 
     def call(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        # Not stateful: TensorFlow would refuse to save an iterator.
-        returned = tf.numpy_function(function, inputs, dtypes, stateful=False)
+        returned = _returned(function, inputs, dtypes)
         for tensor, shape in zip(returned, shapes, strict=True):
             tensor.set_shape(shape)
         return [returned[place] for place in order]
@@ -56,6 +58,43 @@ def call_for_each(
         force_synchronous=True,  # else TensorFlow calls ahead, in several threads
     )
     return tf.data.experimental.from_variant(elements, structure)
+
+
+def _returned(
+    function: Callable[..., Sequence[np.ndarray[Any, Any]]], inputs: Sequence[Any], dtypes: Sequence[tf.DType]
+) -> Sequence[tf.Tensor]:
+    """What ``function(*inputs)`` returns when the graph runs. Not stateful: else no iterator could be saved."""
+    if not _has_direct_calls():
+        return list(tf.numpy_function(function, inputs, dtypes, stateful=False))
+    return list(_called_directly(function, inputs, dtypes))
+
+
+def _called_directly(function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[tf.DType]) -> Any:
+    from tensorflow.python.ops import script_ops
+
+    class Direct(script_ops.EagerFunc):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+        def __call__(self, device: Any, token: Any, arguments: Sequence[Any]) -> Any:
+            return function(*arguments)
+
+    _kept.append(Direct())
+    return tf.raw_ops.PyFuncStateless(input=inputs, token=script_ops._py_funcs.insert(_kept[-1]), Tout=dtypes)
+
+
+_kept: list[Any] = []
+"""For ever, as those of a ``tf.numpy_function``: nobody says when a graph calls one for the last time."""
+
+
+@cache
+def _has_direct_calls() -> bool:
+    try:
+        with tf.init_scope():
+            (returned,) = _called_directly(lambda number: [number + np.arange(3)], [np.int64(4)], [tf.int64])
+        return bool((returned.numpy() == [4, 5, 6]).all())
+    except Exception:  # whatever has changed there
+        return False
 
 
 def while_true(dataset: tf.data.Dataset, goes_on: Callable[[], bool]) -> tf.data.Dataset:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from loaderd.client.base import BaseLoader
 from loaderd.client.end import ProgramEnds, program_has_ended
 from loaderd.errors import ClosedError
-from loaderd_tf.graphs import keep_thread
+from loaderd_tf.graphs import keep_thread, let_go_of_arrays
 
 _NO_END = np.iinfo(np.int64).max
 
@@ -69,9 +69,7 @@ class GraphLoader:
         if loader is None:  # the iterator is being destroyed, and its data set was first
             raise StopIteration
         keep_thread()
-        # TensorFlow lets go of the arrays before only when an eager tensor is deleted: now, or their slots would be
-        # missing for this one.
-        tf.constant(0)
+        let_go_of_arrays()  # or the slots of those before would be missing for this one
         try:
             batch = loader.fetch(self._pass_of(which), int(step), self._copy_ns)
         except ProgramEnds:
@@ -87,7 +85,7 @@ class GraphLoader:
         iterator = iter(self.alive())
 
         def arrays() -> tuple[np.ndarray[Any, Any], ...] | None:
-            tf.constant(0)  # TensorFlow lets go of the arrays before only when an eager tensor is deleted
+            let_go_of_arrays()
             batch = next(iterator, None)
             return None if batch is None else tuple(batch[name] for name in self._names)
 

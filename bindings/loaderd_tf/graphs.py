@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import tensorflow as tf
 
 _threads = threading.local()
+_NUMBER = np.zeros(1, np.int32)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,6 +45,14 @@ def keep_thread() -> None:
     if not hasattr(_threads, "is_kept"):
         _threads.is_kept = True
         ctypes.pythonapi.PyGILState_Ensure()
+
+
+def let_go_of_arrays() -> None:
+    """Have TensorFlow let go of arrays that aliased tensors which are gone.
+
+    It does so when an eager tensor is deleted. This makes one, in the way that costs least: 2 µs.
+    """
+    tf.experimental.dlpack.from_dlpack(_NUMBER.__dlpack__())
 
 
 def unconverted(function: Function) -> Function:

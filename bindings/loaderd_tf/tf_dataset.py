@@ -34,7 +34,7 @@ from loaderd_tf.calls import call_for_each, while_true
 from loaderd_tf.device import copy_ns, is_host
 from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import keep_with_graph, unconverted
-from loaderd_tf.interrupts import interruptible
+from loaderd_tf.iterators import with_own_iterators
 from loaderd_tf.structure import check_element
 from loaderd_tf.unpack import packed_schema
 
@@ -162,7 +162,8 @@ def from_loader(
         # What copies to a device is a generator to TensorFlow, which knows no cardinality of it, nor takes one there.
         # And a data set whose first pass is shorter than the next ones has none that TensorFlow could hold it to.
         dataset.cardinality = called.cardinality
-    return attach(interruptible(dataset), loader)
+    in_thread = device is None and loader.sharing == "independent"
+    return attach(with_own_iterators(dataset, in_thread=in_thread), loader)
 
 
 def _of_passes(

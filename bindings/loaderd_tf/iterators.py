@@ -1,0 +1,126 @@
+"""The iterators of data sets of ours: the thread that takes an element calls Python.
+
+In an eager loop, TensorFlow does so. In a ``tf.function``, its operation hands the call to another thread, which then
+hands the rest of the graph to a third: a third of what a batch cost. It has another operation, which is used here.
+But the thread that runs it waits for the batch, and does nothing else. So it is not for a batch that itself waits for
+what a thread of TensorFlow does: a copy to a device, or another consumer of the same memory.
+
+In the main thread, an eager loop's, Python would run the handlers of signals, and of what they raise, such as
+KeyboardInterrupt, TensorFlow would make an UnknownError. So they run when the element is there.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # without the enums that signal makes of numbers: 100 µs a batch
+import signal
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+
+from loaderd.client.end import program_has_ended
+
+_SIGNALS = [int(signal.SIGINT), *map(int, signal.valid_signals() - {signal.SIGINT})]
+
+# As many elements as TensorFlow lets a graph take without autograph: more is a loop that would be traced for ever.
+_MAX_TRACED = 32
+
+
+def with_own_iterators(dataset: Any, *, in_thread: bool) -> Any:
+    """``dataset``, with iterators for which signals wait. What is made of it by ``map()`` or the like has others.
+
+    ``in_thread``: in a graph, too, the thread that takes an element calls Python.
+    """
+    dataset.__class__ = _changed_dataset(dataset.__class__, in_thread)
+    return dataset
+
+
+@cache
+def _changed_dataset(kind: Any, in_thread: bool) -> type:
+    def iterate(self: Any) -> Any:
+        iterator = kind.__iter__(self)
+        if in_thread or tf.executing_eagerly():
+            iterator.__class__ = _changed_iterator(iterator.__class__, in_thread)
+        return iterator
+
+    return _changed(kind, __iter__=iterate)
+
+
+@cache
+def _changed_iterator(kind: Any, in_thread: bool) -> type:
+    def take(self: Any) -> Any:
+        if not tf.executing_eagerly():
+            return take_in_graph(kind.__next__, self)
+        if program_has_ended():
+            raise StopIteration
+        return _uninterrupted(kind.__next__, self)
+
+    def get_next(self: Any) -> Any:
+        return (_uninterrupted if tf.executing_eagerly() else take_in_graph)(kind.get_next, self)
+
+    if not in_thread:
+        take_in_graph = _as_it_is
+        return _changed(kind, __next__=take, get_next=get_next)
+    take_in_graph = _in_thread
+    spec = property(lambda self: _IteratorSpec(self.element_spec))
+    return _changed(kind, __next__=take, get_next=get_next, _type_spec=spec, _loaderd_traced=0)
+
+
+def _changed(kind: type, **members: Any) -> type:
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, **members})
+
+
+# ------------------------------------------------------------------------------------- in a graph
+
+
+class _IteratorSpec(tf.data.IteratorSpec):  # type: ignore[misc]
+    """Of an iterator that a ``tf.function`` is given: what it sees as its argument is one of ours, too."""
+
+    __slots__ = ()
+
+    def _from_components(self, components: Any) -> Any:
+        iterator = super()._from_components(components)
+        iterator.__class__ = _changed_iterator(iterator.__class__, True)
+        return iterator
+
+
+def _in_thread(function: Callable[[Any], Any], iterator: Any) -> Any:
+    """The next element of ``iterator``, as ``function(iterator)`` would take it in another thread."""
+    if iterator._loaderd_traced >= _MAX_TRACED:
+        return function(iterator)
+    iterator._loaderd_traced += 1
+    specs = tf.nest.flatten(iterator.element_spec)
+    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
+    tensors = tf.raw_ops.IteratorGetNextSync(
+        iterator=resource,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+    )
+    return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
+
+
+def _as_it_is(function: Callable[[Any], Any], iterator: Any) -> Any:
+    return function(iterator)
+
+
+# ---------------------------------------------------------------------------------------- signals
+
+
+def _uninterrupted(function: Callable[[Any], Any], argument: Any) -> Any:
+    """``function(argument)``; handlers of signals that Python runs, it runs behind that. 4 µs."""
+    if threading.get_ident() != threading.main_thread().ident:  # where handlers do not run
+        return function(argument)
+    came: list[int] = []
+    handlers: list[tuple[int, Any]] = []
+    try:
+        for number in _SIGNALS:
+            if callable(_signal.getsignal(number)):
+                handlers.append((number, _signal.signal(number, lambda number, _: came.append(number))))
+        return function(argument)
+    finally:
+        for number, handler in reversed(handlers):  # SIGINT last: from then on, this can be interrupted
+            _signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)

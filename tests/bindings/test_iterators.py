@@ -1,0 +1,159 @@
+"""Iterators in a ``tf.function``: the thread that takes an element calls Python, whoever else waits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import loaderd_tf
+import numpy as np
+import pytest
+import tensorflow as tf
+from loaderd_tf import calls
+from slots import lies_in_a_slot
+
+import loaderd
+
+Write = Callable[[Sequence[int]], list[Path]]
+
+
+@pytest.fixture
+def ids(write_numbered: Write, numbered_schema: loaderd.Schema) -> Any:
+    """A data set of 10 batches."""
+    ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, structure="id", workers=1)
+    yield ds
+    ds.close()
+
+
+def first_of(iterator: Any) -> tf.Tensor:
+    return next(iterator)[0]
+
+
+def kinds(function: Any, *arguments: Any) -> set[str]:
+    """The operations that take an element in ``function``."""
+    graph = tf.function(function).get_concrete_function(*arguments).graph
+    return {operation.type for operation in graph.get_operations() if operation.type.startswith("IteratorGet")}
+
+
+def test_an_element_is_taken_by_the_thread_that_needs_it(ids: Any):
+    iterator = iter(ids)
+
+    def outer() -> tf.Tensor:
+        return first_of(iterator)
+
+    def inside() -> tf.Tensor:
+        return first_of(iter(ids))
+
+    assert kinds(first_of, iterator) == kinds(outer) == kinds(inside) == {"IteratorGetNextSync"}
+    assert kinds(lambda given: given.get_next(), iterator) == {"IteratorGetNextSync"}
+
+
+def test_whoever_may_need_a_thread_meanwhile_has_one(ids: Any):
+    """What is made of a data set is TensorFlow's alone, and copies to a device are made by its threads."""
+    assert kinds(first_of, iter(ids.map(lambda numbers: numbers))) == {"IteratorGetNext"}
+    _, device = tf.config.list_logical_devices("CPU")
+    copied = loaderd_tf.from_loader(ids.loader, "id", device=device.name)
+    assert kinds(first_of, iter(copied)) == {"IteratorGetNext"}
+
+
+def test_a_function_whose_signature_is_given_takes_both_kinds(ids: Any):
+    signature = [tf.data.IteratorSpec(tf.TensorSpec([None], tf.int64))]
+    given = tf.function(first_of, input_signature=signature)
+    free = tf.function(first_of, reduce_retracing=True)
+    for function in (given, free):
+        for made in (ids, ids.map(lambda numbers: numbers), ids):
+            assert function(iter(made)) in range(100)
+    assert given.experimental_get_tracing_count() == 1 and free.experimental_get_tracing_count() == 2
+
+
+def test_a_loop_that_would_be_traced_for_ever_is_an_error(ids: Any):
+    iterator = iter(ids)
+    with pytest.raises(ValueError, match="AutoGraph"):
+        tf.function(lambda: list(iterator), autograph=False)()
+
+
+def test_many_elements_in_one_graph(ids: Any):
+    """More than are counted as a loop, by a program that knows how many it wants."""
+
+    @tf.function
+    def take(number: int) -> list[tf.Tensor]:
+        return [next(iterator) for _ in range(number)]
+
+    iterator = iter(ids)
+    taken = [*take(7), *take(3)]
+    assert sorted(np.concatenate(taken)) == list(range(100))
+    with pytest.raises(tf.errors.OutOfRangeError):
+        take(1)
+
+
+ONE_THREAD = """
+import sys
+import tensorflow as tf
+tf.config.threading.set_inter_op_parallelism_threads(1)
+import loaderd_tf
+from loaderd.schema import Array, Int64, Schema
+
+schema = Schema(features={"id": Int64()}, fields={"id": Array("id")})
+options = dict(batch_size=10, epochs=2, structure="id", workers=1)
+first, second = (loaderd_tf.make_dataset(sys.argv[1:], schema, **options) for _ in range(2))
+
+@tf.function
+def total(one, other):
+    total = tf.constant(0, tf.int64)
+    for _ in tf.range(20):
+        total += tf.reduce_sum(next(one)) + tf.reduce_sum(next(other))
+    return total
+
+for _ in range(3):
+    print(int(total(iter(first), iter(second))))
+"""
+
+
+def test_a_single_thread_is_enough(write_numbered: Write, tmp_path: Path):
+    """Two data sets in one function, of several passes each, while TensorFlow has a single thread for operations."""
+    program = tmp_path / "program.py"
+    program.write_text(ONE_THREAD)
+    command = [sys.executable, program, *write_numbered([100])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == [str(4 * sum(range(100)))] * 3, done.stderr
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_arrays_are_aliased_whichever_way_python_is_called(
+    write_numbered: Write, numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch, direct: bool
+):
+    assert calls._has_direct_calls(), "TensorFlow has changed: look at loaderd_tf.calls"
+    if not direct:
+        monkeypatch.setattr(calls, "_has_direct_calls", lambda: False)
+    ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, workers=1, held_batches=4)
+    seen = []
+    for batch in ds:
+        assert lies_in_a_slot(np.asarray(batch["bits"]).ctypes.data)
+        seen += batch["id"].numpy().tolist()
+    assert sorted(seen) == list(range(100)) and ds.statistics().batches_copied == 0
+
+
+def test_functions_of_several_threads_share_an_iterator(ids: Any):
+    iterator, taken = iter(ids), []
+
+    @tf.function
+    def take() -> tf.Tensor:
+        return next(iterator)
+
+    def loop() -> None:
+        try:
+            while True:
+                taken.extend(take().numpy())
+        except tf.errors.OutOfRangeError:
+            pass
+
+    threads = [threading.Thread(target=loop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(taken) == list(range(100))
