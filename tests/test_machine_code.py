@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from loaderd.machine_code import NUMBER, compiled
+from loaderd.machine_code import NUMBER, Loop, compile_together, compiled
 
-_TWICE = "define i64 @twice(i64 %n) {\n  %sum = add i64 %n, %n\n  ret i64 %sum\n}\n"
+_CODE = "define i64 @name(i64 %n) {\n  %result = operation i64 %n, %n\n  ret i64 %result\n}\n"
+
+
+def _loop(name: str, operation: str) -> Loop:
+    return Loop(_CODE.replace("name", name).replace("operation", operation), name, (NUMBER,), NUMBER)
+
+
+_TWICE, _SQUARE, _BROKEN = _loop("twice", "add"), _loop("square", "mul"), _loop("broken", "what")
 
 
 def test_a_function_is_compiled_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llvmlite")
     monkeypatch.delenv("LOADERD_KERNELS", raising=False)
-    assert compiled(_TWICE, "twice", (NUMBER,), NUMBER)(21) == 42
-    assert compiled("this is no code", "twice", (NUMBER,), NUMBER) is None
+    compile_together(_TWICE, _SQUARE)
+    assert compiled(_TWICE)(21) == 42 and compiled(_SQUARE)(7) == 49
+    assert compiled(_BROKEN) is None
     monkeypatch.setenv("LOADERD_KERNELS", "numpy")
-    assert compiled(_TWICE, "twice", (NUMBER,), NUMBER) is None
+    assert compiled(_TWICE) is None

@@ -28,14 +28,14 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.engine import AnyArray, BitLayout, Bytes, Indices
-from loaderd.machine_code import ADDRESS, NUMBER, can_compile, compiled
+from loaderd.machine_code import ADDRESS, NUMBER, Loop, can_compile, compiled
 
 _WORD_BYTES = 4
 _LANES = (32, 24, 16, 8)
 # Of a section: 4 KiB for each of float32's two large tables.
 _MAX_SECTION_VALUES = 512
 
-_LOOP = """
+_CODE = """
 define void @select(ptr noalias readonly %rows, i64 %num_records, i64 %row_bytes, ptr noalias writeonly %out,
                     i64 %record_bytes, i64 %num_sections, i64 %section_row_bytes, i64 %section_out_bytes,
                     i64 %num_runs, ptr noalias readonly %runs, ptr noalias readonly %masks,
@@ -164,7 +164,7 @@ def compiled_engine(layout: BitLayout) -> SelectBits | None:
     if not found:
         return None
     fewest = min(found, key=lambda lanes: sum(section.times * len(each) for section, each in found[lanes].items()))
-    loop = select_loop(fewest, layout.scale.dtype.itemsize)
+    loop = compiled(select_loop(fewest, layout.scale.dtype.itemsize))
     return None if loop is None else SelectBits(loop, layout, fewest, found[fewest])
 
 
@@ -202,7 +202,7 @@ def _starts(layout: BitLayout, section: _Section, lanes: int) -> Indices | None:
     return min(found, key=len, default=None)
 
 
-def select_loop(lanes: int, itemsize: int) -> Any:
-    """The loop for values of so many bytes; None where nothing can be compiled."""
-    code = _LOOP.replace("LANES", str(lanes)).replace("VALUE", f"i{8 * itemsize}")
-    return compiled(code, "select", _ARGUMENTS)
+def select_loop(lanes: int, itemsize: int) -> Loop:
+    """The loop for values of so many bytes."""
+    code = _CODE.replace("LANES", str(lanes)).replace("VALUE", f"i{8 * itemsize}")
+    return Loop(code, "select", _ARGUMENTS)

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.machine_code import ADDRESS, NUMBER, compiled
+from loaderd.machine_code import ADDRESS, NUMBER, Loop
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 
-_LOOP = """declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+_CODE = """declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 
 define i64 @put(ptr noalias readonly %buffer, ptr noalias readonly %starts,
@@ -185,11 +185,8 @@ _ARGUMENTS = (
     *(ADDRESS, NUMBER) * 4,  # checks, copies, varints, fixed, and how many there are of each
     *(ADDRESS, ADDRESS),  # row, missed
 )
-
-
-def put_loop() -> Any:
-    """The loop; None where nothing can be compiled."""
-    return compiled(_LOOP, "put", _ARGUMENTS, NUMBER)
+PUT_LOOP = Loop(_CODE, "put", _ARGUMENTS, NUMBER)
+"""It returns how many records were missed."""
 
 
 class Memory(NamedTuple):

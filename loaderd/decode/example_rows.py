@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.decode.compiled_rows import Memory, PutRows, put_loop
+from loaderd.decode.compiled_rows import PUT_LOOP, Memory, PutRows
 from loaderd.decode.example import Example, RecordFault, parse_example
+from loaderd.machine_code import compiled
 from loaderd.schema import Schema
 
 Bytes = npt.NDArray[np.uint8]
@@ -55,7 +56,7 @@ class RowParser:
         self._row_offsets: dict[str, int] = {name: row_fields[name][1] for name in schema.features}
         self._layouts: dict[int, _Layouts] = {}
         self._scratch = np.zeros((0, self._row_bytes), dtype=np.uint8)
-        self._loop = put_loop()
+        self._loop = compiled(PUT_LOOP)
 
     def parse(
         self,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.machine_code import ADDRESS, NUMBER, compiled
+from loaderd.machine_code import ADDRESS, NUMBER, Loop, compiled
 
-_LOOP = """
+_CODE = """
 define void @mix(i64 %first, i64 %num_numbers, i64 %count, i64 %mask_bits, i64 %half_bits,
                  ptr noalias readonly %draws, i64 %num_rounds, ptr noalias writeonly %out) {
 start:
@@ -59,12 +57,7 @@ end:
   ret void
 }
 """
-_ARGUMENTS = (NUMBER,) * 5 + (ADDRESS, NUMBER, ADDRESS)
-
-
-def mix_loop() -> Any:
-    """The loop; None where nothing can be compiled."""
-    return compiled(_LOOP, "mix", _ARGUMENTS)
+MIX_LOOP = Loop(_CODE, "mix", (NUMBER,) * 5 + (ADDRESS, NUMBER, ADDRESS))
 
 
 def mix_by_compiled_code(
@@ -74,7 +67,7 @@ def mix_by_compiled_code(
 
     ``draws``: uint32, (rounds, 2), C-contiguous: factors, which are odd, and summands.
     """
-    loop = mix_loop()
+    loop = compiled(MIX_LOOP)
     if loop is None:
         return None
     out = np.empty(stop - start, np.int64)

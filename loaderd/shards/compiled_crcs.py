@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.machine_code import ADDRESS, NUMBER, compiled
+from loaderd.machine_code import ADDRESS, NUMBER, Loop, compiled
 
-_LOOP = """
+_CODE = """
 declare i32 @llvm.fshl.i32(i32, i32, i32)
 
 define void @seam(ptr noalias %buffer, ptr noalias readonly %ends, i64 %num_records, i64 %mask_delta,
@@ -45,12 +43,7 @@ done:
   ret void
 }
 """
-_ARGUMENTS = (ADDRESS, ADDRESS) + (NUMBER,) * 4 + (ADDRESS,)
-
-
-def seam_loop() -> Any:
-    """The loop; None where nothing can be compiled."""
-    return compiled(_LOOP, "seam", _ARGUMENTS)
+SEAM_LOOP = Loop(_CODE, "seam", (ADDRESS, ADDRESS) + (NUMBER,) * 4 + (ADDRESS,))
 
 
 def seam_by_compiled_code(
@@ -60,7 +53,7 @@ def seam_by_compiled_code(
 
     None where nothing can be compiled. ``ends``: as in ``crc.check_data_crcs``, of one record at least, within it.
     """
-    loop = seam_loop()
+    loop = compiled(SEAM_LOOP)
     if loop is None:
         return None
     ends = np.ascontiguousarray(ends)

@@ -5,17 +5,15 @@ It gives up where anything is wrong, or a record is as long as 64 KiB: numpy loo
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.machine_code import ADDRESS, NUMBER, compiled
+from loaderd.machine_code import ADDRESS, NUMBER, Loop, compiled
 from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, masked_crcs_of_short_lengths
 
 Int64s = npt.NDArray[np.int64]
 
-_LOOP = """
+_CODE = """
 define i64 @walk(ptr noalias readonly %buffer, i64 %last, ptr noalias readonly %chains, i64 %num_chains,
                  ptr noalias readonly %crcs, i64 %num_crcs, ptr noalias writeonly %ends) {
 start:
@@ -81,13 +79,9 @@ broken:
   ret i64 -1
 }
 """
-_CODE = _LOOP.replace("FRAME_BYTES", str(FRAME_BYTES))
-_ARGUMENTS = (ADDRESS, NUMBER, *(ADDRESS, NUMBER) * 2, ADDRESS)
-
-
-def walk_loop() -> Any:
-    """The loop; None where nothing can be compiled."""
-    return compiled(_CODE, "walk", _ARGUMENTS, NUMBER)
+WALK_LOOP = Loop(
+    _CODE.replace("FRAME_BYTES", str(FRAME_BYTES)), "walk", (ADDRESS, NUMBER, *(ADDRESS, NUMBER) * 2, ADDRESS), NUMBER
+)
 
 
 def walk_by_compiled_code(buffer: Bytes1D, starts: Int64s, stops: Int64s, counts: Int64s) -> Int64s | None:
@@ -95,7 +89,7 @@ def walk_by_compiled_code(buffer: Bytes1D, starts: Int64s, stops: Int64s, counts
 
     ``counts``: at least one, each 1 or more; there is room for so many ends.
     """
-    loop = walk_loop()
+    loop = compiled(WALK_LOOP)
     if loop is None:
         return None
     chains = np.stack([starts, stops, counts], axis=1)

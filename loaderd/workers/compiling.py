@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from loaderd.decode.compiled_bits import select_loop
-from loaderd.decode.compiled_rows import put_loop
-from loaderd.plan.compiled_places import mix_loop
-from loaderd.shards.compiled_crcs import seam_loop
-from loaderd.shards.compiled_frames import walk_loop
+from loaderd.decode.compiled_rows import PUT_LOOP
+from loaderd.machine_code import compile_together
+from loaderd.plan.compiled_places import MIX_LOOP
+from loaderd.shards.compiled_crcs import SEAM_LOOP
+from loaderd.shards.compiled_frames import WALK_LOOP
 
 _CHESS_LANES, _FLOAT_BYTES = 24, 4
 
 
 def compile_loops() -> None:
     """Have them compiled, so that forks of this process need not; where nothing can be compiled, that is all."""
-    select_loop(_CHESS_LANES, _FLOAT_BYTES)
-    for loop in (mix_loop, walk_loop, seam_loop, put_loop):
-        loop()
+    compile_together(select_loop(_CHESS_LANES, _FLOAT_BYTES), MIX_LOOP, WALK_LOOP, SEAM_LOOP, PUT_LOOP)
