@@ -5,12 +5,12 @@
     range(1) ──new_pass──► which pass, its steps ──flat_map──► range of steps ──fetch──► tensors
 
 ``Loader.fetch`` answers any step of any pass, so the graph has no state of its own: what an iterator holds, and a
-checkpoint of it saves, is the pass as text, which says what it belongs to, and two integers. It is called in a
-``tf.numpy_function`` (see ``calls``): in a graph, TensorFlow takes over the memory of an array that one returns, if
-it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's lease ends, and its
-slot is filled anew. (``from_generator`` would do too, but costs two calls an element and cannot be
-checkpointed. It is for loaders that share batches out with others as they ask for them: nobody can ask for one by
-its step.)
+checkpoint of it saves, is the pass as text, which says what it belongs to, and two integers. It is called in the
+thread that takes the element (``calls``, ``iterators``). In a graph, TensorFlow takes over the memory of an array
+that a Python function returns, if it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone.
+Then the batch's lease ends, and its slot is filled anew. (``from_generator`` would do too, but costs two calls an
+element and cannot be checkpointed. It is for loaders that share batches out with others as they ask for them: nobody
+can ask for one by its step.)
 """
 
 from __future__ import annotations

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interrupts import InterruptAt, points_of
 
 from loaderd.memory.page import (
     CONSUMER,
@@ -26,6 +29,7 @@ from loaderd.memory.page import (
     WAKE_DAEMON_AT,
     Counter,
     Page,
+    barrier,
     key_of,
     new_bell,
     ring,
@@ -214,6 +218,42 @@ def test_tasks_and_counters():
     page.count(0, Counter.LOAD_NS, 30)
     page.count(1, Counter.LOAD_NS, 12)
     assert page.total(Counter.LOAD_NS) == 42 and page.total(Counter.FILL_NS) == 0
+
+
+def test_threads_may_all_be_at_a_barrier():
+    """Several loaders are used by a thread each. They change over as often as possible, also inside of it."""
+    errors: list[BaseException] = []
+
+    def pass_barriers() -> None:
+        try:
+            for _ in range(200_000):
+                barrier()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=pass_barriers) for _ in range(3)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert not errors and not any(thread.is_alive() for thread in threads)
+
+
+def test_a_barrier_may_be_interrupted():
+    """KeyboardInterrupt at each point of it at which Python looks for signals; the next ones are as ever."""
+    came = 0
+    for point in points_of(barrier):
+        with InterruptAt(*point) as interrupt:
+            barrier()
+        came += interrupt.came
+        barrier()
+        barrier()
+    assert came >= 2
 
 
 def test_a_bell_may_be_rung_too_often():
