@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,38 +86,6 @@ def test_many_elements_in_one_graph(ids: Any):
     assert sorted(np.concatenate(taken)) == list(range(100))
     with pytest.raises(tf.errors.OutOfRangeError):
         take(1)
-
-
-ONE_THREAD = """
-import sys
-import tensorflow as tf
-tf.config.threading.set_inter_op_parallelism_threads(1)
-import loaderd_tf
-from loaderd.schema import Array, Int64, Schema
-
-schema = Schema(features={"id": Int64()}, fields={"id": Array("id")})
-options = dict(batch_size=10, epochs=2, structure="id", workers=1)
-first, second = (loaderd_tf.make_dataset(sys.argv[1:], schema, **options) for _ in range(2))
-
-@tf.function
-def total(one, other):
-    total = tf.constant(0, tf.int64)
-    for _ in tf.range(20):
-        total += tf.reduce_sum(next(one)) + tf.reduce_sum(next(other))
-    return total
-
-for _ in range(3):
-    print(int(total(iter(first), iter(second))))
-"""
-
-
-def test_a_single_thread_is_enough(write_numbered: Write, tmp_path: Path):
-    """Two data sets in one function, of several passes each, while TensorFlow has a single thread for operations."""
-    program = tmp_path / "program.py"
-    program.write_text(ONE_THREAD)
-    command = [sys.executable, program, *write_numbered([100])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.stdout.split() == [str(4 * sum(range(100)))] * 3, done.stderr
 
 
 @pytest.mark.parametrize("direct", [True, False])

@@ -50,6 +50,24 @@ for x, y in make():
     report(step(x, y))
 
 
+# %% one_thread: inter_op_parallelism_threads, and two data sets in a function, of several passes each
+tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+@tf.function
+def both(one, other):
+    total = tf.constant(0.0)
+    for _ in tf.range(16):
+        (x, y), (z, _) = next(one), next(other)
+        total = total / 2 + tf.reduce_sum(x * y[:, None]) - tf.reduce_sum(z * y[:, None])
+    return total
+
+
+ds, same = make(epochs=2), make(epochs=2)
+for _ in range(2):
+    report(both(iter(ds), iter(same)))
+
+
 # %% loop_in_function: guide "function", iterating over a data set
 @tf.function
 def epoch(ds):
