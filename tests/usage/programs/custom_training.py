@@ -51,6 +51,7 @@ for x, y in make():
 
 
 # %% one_thread: inter_op_parallelism_threads, and two data sets in a function, of several passes each
+# alone: it is of the process
 tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
