@@ -47,7 +47,7 @@ def compiled(loop: Loop) -> Any:
 
 
 def compile_together(*loops: Loop) -> None:
-    """Have them compiled, where that is possible: several take little longer than one."""
+    """Have them compiled, as far as that is possible: several take little longer than one."""
     if not can_compile():
         return
     llvm = _llvm()
@@ -58,6 +58,10 @@ def compile_together(*loops: Loop) -> None:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly("".join(loop.code for loop in loops)), machine)
         engine.finalize_object()
     except Exception as error:
+        if len(loops) > 1:  # one that cannot be compiled keeps no other from it
+            for loop in loops:
+                compile_together(loop)
+            return
         _cannot_be_used(error)
         _functions.update(dict.fromkeys(loops))
         return

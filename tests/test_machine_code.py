@@ -13,14 +13,17 @@ def _loop(name: str, operation: str) -> Loop:
     return Loop(_CODE.replace("name", name).replace("operation", operation), name, (NUMBER,), NUMBER)
 
 
-_TWICE, _SQUARE, _BROKEN = _loop("twice", "add"), _loop("square", "mul"), _loop("broken", "what")
+_TWICE, _SQUARE, _NOTHING, _BROKEN = (
+    _loop(*each) for each in (("twice", "add"), ("square", "mul"), ("nothing", "sub"), ("broken", "what"))
+)
 
 
 def test_a_function_is_compiled_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llvmlite")
     monkeypatch.delenv("LOADERD_KERNELS", raising=False)
     compile_together(_TWICE, _SQUARE)
-    assert compiled(_TWICE)(21) == 42 and compiled(_SQUARE)(7) == 49
+    compile_together(_NOTHING, _BROKEN)
+    assert compiled(_TWICE)(21) == 42 and compiled(_SQUARE)(7) == 49 and compiled(_NOTHING)(7) == 0
     assert compiled(_BROKEN) is None
     monkeypatch.setenv("LOADERD_KERNELS", "numpy")
     assert compiled(_TWICE) is None

@@ -79,8 +79,9 @@ def _called_directly(function: Callable[..., Any], inputs: Sequence[Any], dtypes
         def __call__(self, device: Any, token: Any, arguments: Sequence[Any]) -> Any:
             return function(*arguments)
 
-    _kept.append(Direct())
-    return tf.raw_ops.PyFuncStateless(input=inputs, token=script_ops._py_funcs.insert(_kept[-1]), Tout=dtypes)
+    direct = Direct()
+    _kept.append(direct)
+    return tf.raw_ops.PyFuncStateless(input=inputs, token=script_ops._py_funcs.insert(direct), Tout=dtypes)
 
 
 _kept: list[Any] = []

@@ -50,20 +50,20 @@ def _changed_dataset(kind: Any, in_thread: bool) -> type:
 
 @cache
 def _changed_iterator(kind: Any, in_thread: bool) -> type:
+    def taken(by: Callable[[Any], Any], iterator: Any) -> Any:
+        way = _in_thread if in_thread and not tf.executing_eagerly() else _uninterrupted
+        return way(by, iterator)
+
     def take(self: Any) -> Any:
-        if not tf.executing_eagerly():
-            return take_in_graph(kind.__next__, self)
         if program_has_ended():
             raise StopIteration
-        return _uninterrupted(kind.__next__, self)
+        return taken(kind.__next__, self)
 
     def get_next(self: Any) -> Any:
-        return (_uninterrupted if tf.executing_eagerly() else take_in_graph)(kind.get_next, self)
+        return taken(kind.get_next, self)
 
     if not in_thread:
-        take_in_graph = _as_it_is
         return _changed(kind, __next__=take, get_next=get_next)
-    take_in_graph = _in_thread
     spec = property(lambda self: _IteratorSpec(self.element_spec))
     return _changed(kind, __next__=take, get_next=get_next, _type_spec=spec, _loaderd_traced=0)
 
@@ -99,10 +99,6 @@ def _in_thread(function: Callable[[Any], Any], iterator: Any) -> Any:
         output_shapes=[spec.shape for spec in specs],
     )
     return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
-
-
-def _as_it_is(function: Callable[[Any], Any], iterator: Any) -> Any:
-    return function(iterator)
 
 
 # ---------------------------------------------------------------------------------------- signals
