@@ -22,7 +22,7 @@ from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import PassPlan
 
-_ROWS_PER_LOAD = 8192
+_ROWS_PER_LOAD = 16_384  # with half as many, the daemon's part of a record costs 38 ns instead of 29
 
 
 class _Window:
