@@ -24,7 +24,7 @@ TESTS = [
     *("tests/decode/test_bits.py", "tests/decode/test_example.py", "tests/shards/test_crc.py"),
     *("tests/shards/test_compression.py", "tests/shards/test_local.py", "tests/test_randomness.py"),
     *("tests/client/test_loader.py", "tests/client/test_headroom.py", "tests/remote/test_flight.py"),
-    *("tests/bindings/test_batches.py", "tests/bindings/test_strings.py"),
+    *("tests/bindings/test_batches.py", "tests/bindings/test_iterators.py", "tests/bindings/test_strings.py"),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from guarded import guarded
 from hypothesis import strategies as st
 from record_bytes import field, varint
 
@@ -238,9 +239,11 @@ def mutations(record: bytes, random: np.random.Generator) -> bytes:
 
 
 def concatenated(records: Iterable[bytes], gap: int = 16) -> tuple[Any, Any, Any]:
-    """Buffer (uint8), starts and lengths (int64, (n,)) of records that lie ``gap`` bytes apart, as in a shard."""
+    """Buffer (uint8), starts and lengths (int64, (n,)) of records that lie ``gap`` bytes apart, as in a shard.
+
+    Behind the last one, nothing may be read.
+    """
     parts = list(records)
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
     starts = gap + np.cumsum(lengths + gap) - (lengths + gap)
-    buffer = b"\xaa" * gap + b"".join(part + b"\xaa" * gap for part in parts)
-    return np.frombuffer(buffer, dtype=np.uint8), starts, lengths
+    return guarded(b"".join(b"\xaa" * gap + part for part in parts)), starts, lengths

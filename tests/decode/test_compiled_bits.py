@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from guarded import guarded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +20,6 @@ from loaderd.decode.bits import bits_engine
 from loaderd.decode.compiled_bits import SelectBits
 from loaderd.schema import Bits
 
-_PROT_NONE = 0
 SCALES: dict[str, list[float]] = {
     "bool": [0, 1],
     "uint8": [0, 1, 255],
@@ -57,16 +55,6 @@ def fields(draw: st.DrawFn) -> Bits:
     )
 
 
-@pytest.fixture(scope="module")
-def last_page() -> npt.NDArray[np.uint8]:
-    """Memory behind which nothing may be read: there is a page that ends the process that tries."""
-    num_bytes = 1 << 16
-    memory = np.frombuffer(mmap.mmap(-1, num_bytes + mmap.PAGESIZE), np.uint8)
-    guard = ctypes.c_void_p(memory.ctypes.data + num_bytes)
-    assert ctypes.CDLL(None).mprotect(guard, mmap.PAGESIZE, _PROT_NONE) == 0
-    return memory[:num_bytes]
-
-
 def decode(kernels: str, field: Bits, feature_offset: int, rows: npt.NDArray[np.uint8]) -> tuple[type, bytes]:
     """The engine, and what it writes between two guards."""
     with pytest.MonkeyPatch.context() as patch:
@@ -80,19 +68,16 @@ def decode(kernels: str, field: Bits, feature_offset: int, rows: npt.NDArray[np.
 
 
 @given(field=fields(), feature_offset=st.integers(0, 9), num_records=st.integers(1, 3), seed=st.integers(0, 999))
-def test_both_kernels_write_the_same_bytes(
-    last_page: npt.NDArray[np.uint8], field: Bits, feature_offset: int, num_records: int, seed: int
-) -> None:
+def test_both_kernels_write_the_same_bytes(field: Bits, feature_offset: int, num_records: int, seed: int) -> None:
     row_bytes = feature_offset + -(-(field.start + field.num_bits) // 8) + 1  # as Schema.row_dtype has it
-    rows = last_page[len(last_page) - num_records * row_bytes :].reshape(num_records, row_bytes)
-    rows[...] = np.random.default_rng(seed).integers(0, 256, rows.shape, dtype=np.uint8)
+    rows = guarded(np.random.default_rng(seed).bytes(num_records * row_bytes)).reshape(num_records, row_bytes)
     engine, found = decode("compiled", field, feature_offset, rows)
     assert found == decode("numpy", field, feature_offset, rows)[1]
     assert engine is SelectBits or field.num_bits < 8 or row_bytes < 4 or field.num_channels > 25
 
 
-def test_of_no_records_nothing_is_written(last_page: npt.NDArray[np.uint8]) -> None:
-    engine, found = decode("compiled", Bits("d", (64,)), 0, last_page[len(last_page) :].reshape(0, 9))
+def test_of_no_records_nothing_is_written() -> None:
+    engine, found = decode("compiled", Bits("d", (64,)), 0, guarded(b"").reshape(0, 9))
     assert engine is SelectBits and set(found) == {0xA5}
 
 

@@ -24,6 +24,7 @@ from example_wire import (
     unpacked_float_list,
     unpacked_int64_list,
 )
+from guarded import guarded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def plain_rows(records: Sequence[bytes], schema: Schema) -> tuple[Rows, list[Rec
 
 def parse(parser: RowParser, records: Sequence[bytes], schema: Schema) -> tuple[Rows, list[RecordFault]]:
     """Each row where its record says; what is parsed goes to every other row of a larger array, backwards."""
-    out = np.full((2 * len(records), schema.row_bytes), 0xEE, dtype=np.uint8)
+    out = guarded(b"\xee" * (2 * len(records) * schema.row_bytes)).reshape(-1, schema.row_bytes)
     places = np.arange(2 * len(records) - 1, 0, -2)
     faults = parser.parse(*concatenated(records), out, places)
     assert (out[::2] == 0xEE).all(), "no row but those that were asked for is touched"

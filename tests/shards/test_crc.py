@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from crc32c import crc32c
+from guarded import guarded
 from hypothesis import given
 from hypothesis import strategies as st
 from shard_bytes import frames, starts_of
@@ -23,7 +24,7 @@ Run = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
 def run_of(payloads: list[bytes]) -> Run:
-    return np.frombuffer(frames(payloads), dtype=np.uint8).copy(), np.array(starts_of(payloads))
+    return guarded(frames(payloads)), np.array(starts_of(payloads))
 
 
 def payloads_in(run: Run) -> list[bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
+from guarded import guarded
 from hypothesis import given
 from hypothesis import strategies as st
 from record_bytes import header
@@ -209,7 +210,7 @@ def no_second_look(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_slack(data: bytes) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(data + bytes(framing.CHAIN_SLACK_BYTES), dtype=np.uint8)
+    return guarded(data + bytes(framing.CHAIN_SLACK_BYTES))
 
 
 @pytest.mark.usefixtures("no_second_look")
@@ -259,6 +260,22 @@ def test_chains_notice_every_damaged_header(chain: int):
             broken = healthy.copy()
             broken[start + bit // 8] ^= 1 << bit % 8
             assert framing.walk_chains(broken, starts, stops, counts) is None
+
+
+@pytest.mark.usefixtures("kernels")
+@given(
+    which=st.integers(0, len(STARTS) - 1),
+    length=st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 400), st.integers(-400, -1).map(lambda n: n % 2**64)),
+    chain=st.integers(1, 5),
+)
+def test_a_length_that_leads_elsewhere_is_noticed(which: int, length: int, chain: int):
+    """Its CRC is right, so it is followed: never out of the buffer."""
+    buffer = with_slack(FILE)
+    buffer[STARTS[which] :][:12] = np.frombuffer(header(length), np.uint8)
+    starts = np.array(STARTS[::chain])
+    counts = np.minimum(chain, len(STARTS) - chain * np.arange(len(starts)))
+    found = framing.walk_chains(buffer, starts, np.append(starts[1:], len(FILE)), counts)
+    assert (found is not None) == (length == len(PAYLOADS[which]))
 
 
 @pytest.mark.usefixtures("kernels")
