@@ -128,10 +128,14 @@ class InflatedStream:
     down to the single byte that is damaged, and all output before that byte is delivered.
     """
 
-    def __init__(self, shard: str, file: OpenFile, compression: Compression, on_read: OnRead) -> None:
+    def __init__(
+        self, shard: str, file: OpenFile, compression: Compression, on_read: OnRead, unit_bytes: int = 0
+    ) -> None:
+        """``unit_bytes``: what it holds is a multiple of so many bytes; 0: of any."""
         self._shard = shard
         self._file = file
         self._on_read = on_read
+        self._unit_bytes = unit_bytes
         self._window_bits = _WINDOW_BITS[compression]
         self._inflater = zlib.decompressobj(self._window_bits)
         self._compressed_offset = 0
@@ -161,8 +165,19 @@ class InflatedStream:
                 self.inflated_bytes += len(data)
                 return len(data)
             if not got and self._member_started:
+                self.is_garbled = self._ends_as_written()
                 self._fail("more compressed data", "the end of the file")
         return 0
+
+    def _ends_as_written(self) -> bool:
+        """Whether the last four bytes are a size that can be: GZIP ends with it, so nothing is cut off.
+
+        Then a damaged bit has hidden the end of the data, and what was inflated behind it means nothing.
+        """
+        tail = bytearray(4)
+        self._file.read_at(max(0, self._compressed_offset - len(tail)), memoryview(tail))
+        size = int.from_bytes(tail, "little")
+        return self._unit_bytes > 0 and size > 0 and size % self._unit_bytes == 0
 
     def _inflate(self, most: int) -> bytes:
         """A step: up to ``most`` bytes of what is pending, maybe none yet."""

@@ -75,7 +75,13 @@ class FilePart:
 
 
 def open_fixed(
-    shard: str, file: OpenFile, start: int, num_bytes: int, compression: Compression, on_read: OnRead = tell_nobody
+    shard: str,
+    file: OpenFile,
+    start: int,
+    num_bytes: int,
+    compression: Compression,
+    record_bytes: int,
+    on_read: OnRead = tell_nobody,
 ) -> Stream:
     """The records in a part of a file, as a stream; in a tar, the member's first bytes tell how it is compressed.
 
@@ -92,7 +98,7 @@ def open_fixed(
         return PlainStream(part, on_part)
     if compression == "zstd":
         return ZstdStream(shard, part, num_bytes, on_part)
-    return InflatedStream(shard, part, compression, on_part)
+    return InflatedStream(shard, part, compression, on_part, record_bytes)
 
 
 def _of_member(shard: str, part: FilePart, start: int) -> Compression:
@@ -135,6 +141,8 @@ def scan_fixed(
 
 def inflate_whole(stored: memoryview) -> bytes | None:
     """All of a gzip or zstd file that is in memory; None where anything is wrong with it."""
+    if not len(stored):  # of which zstd makes nothing, without a word
+        return None
     try:
         return gunzip(stored) if _MAGIC.get(bytes(stored[:3])) == "gzip" else decompress(stored)
     except Exception:  # each library has errors of its own

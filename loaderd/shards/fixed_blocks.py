@@ -159,6 +159,9 @@ class FixedBlockReader(ShardFiles):
             yield BlockPiece(reached, found)
             reached += found.num_records
             if reached >= stop:
+                if stop == block.num_records and is_garbled(stream):  # which the CRC at its end says
+                    assert stream.damage is not None
+                    raise ShardReadError(str(stream.damage), damage=stream.damage)
                 return
         for number in range(reached, stop):
             end = reached * self._records.record_bytes
@@ -167,7 +170,8 @@ class FixedBlockReader(ShardFiles):
 
     def _stream(self, block: Block) -> Stream:
         uri, compression = self._files[block.shard].uri, self._compressions[block.shard]
-        return open_fixed(uri, self._file(block.shard), block.offset, block.num_bytes, compression, self._on_read)
+        size, file = self._records.record_bytes, self._file(block.shard)
+        return open_fixed(uri, file, block.offset, block.num_bytes, compression, size, self._on_read)
 
 
 def _inflate(stored: memoryview, place: memoryview) -> bool:

@@ -70,7 +70,7 @@ class _Found:
             self._on_read(start + num_bytes)
             return
         first, count, size, digest = self._next_record, 0, self._records.record_bytes, self._digest
-        stream = open_fixed(self._file.uri, self._opened, start, num_bytes, compression, self._on_read)
+        stream = open_fixed(self._file.uri, self._opened, start, num_bytes, compression, size, self._on_read)
         for found in scan_fixed(self._file.uri, stream, self._records, first, 0):
             if isinstance(found, Damage):
                 if stream.is_garbled:

@@ -69,7 +69,9 @@ def _tell_stream(opened: OpenFile, file: ShardFile) -> Told | None:
     for start, num_bytes in parts:
         head = bytearray(HEADER_BYTES)
         try:
-            got = open_fixed(file.uri, opened, start, num_bytes, wrapping).read_into(memoryview(head))
+            got = open_fixed(file.uri, opened, start, num_bytes, wrapping, known.records.record_bytes).read_into(
+                memoryview(head)
+            )
         except ShardReadError:  # this member is no stream
             continue
         is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == known.records.expect["version"]

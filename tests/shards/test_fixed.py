@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import os
 import re
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,12 +192,14 @@ def test_a_member_that_is_cut_costs_its_last_record(tmp_path: Path):
     assert read(file, index) == ([*range(19), *range(20, 30)], [])
 
 
-def test_a_member_that_is_not_what_its_name_says(tmp_path: Path):
-    file = make(tmp_path / "a.tar", games(("1.gz", b"hello"), ("LICENSE", b"\x1f\x8b\x08")))
+@pytest.mark.parametrize("content", [b"hello", b""])
+def test_a_member_that_is_not_what_its_name_says(content: bytes, tmp_path: Path):
+    file = make(tmp_path / "a.tar", games(("1.gz", content), ("LICENSE", b"\x1f\x8b\x08")))
     index = build_fixed_index(file, RECORDS, 7)
     (damage,) = index.damages
     assert damage.expected == "a gzip or zstd file in the tar"
-    assert re.match("one that begins with b'hell', in '1.gz', the member at byte [0-9]+ of the tar", damage.found)
+    begins = f"one that begins with {content[:4]!r}, in '1.gz', the member at byte [0-9]+ of the tar"
+    assert re.match(begins, damage.found)
     assert read(file, index)[0] == [*range(10), *range(20, 30)]
 
 
@@ -218,6 +222,35 @@ def test_none_of_the_records_of_a_garbled_stream_is_used(how: str, tmp_path: Pat
     (damage,) = index.damages
     assert damage.record == 0 and "compressed" in damage.expected
     assert read(file, index) == (list(range(10, 60)) if how == "tar" else [], [])
+
+
+def with_hidden_end(data: bytes) -> bytes:
+    """A GZIP file with a flipped bit that makes it look as if it were cut, and its last records other ones."""
+    whole = gzip.decompress(data)
+    for bit in range(8 * (len(data) - 8) - 1, 0, -1):
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        inflater = zlib.decompressobj(31)
+        with contextlib.suppress(zlib.error):
+            found = inflater.decompress(broken)
+            if not inflater.eof and not whole.startswith(found[: len(whole)]):
+                return bytes(broken)
+    raise AssertionError("no bit does it")
+
+
+def test_data_whose_end_is_hidden_is_garbled_and_not_cut(tmp_path: Path):
+    records = records_from(0, 60)
+    records["values"] = np.random.default_rng(0).integers(0, 9, (60, 3))
+    data = gzip.compress(records.tobytes())
+    file = make(tmp_path / "whole", data)
+    index = build_fixed_index(file, RECORDS, 7)
+    broken = with_hidden_end(data)
+    overwrite(file, broken)
+    assert loaded(file, index) == ([], 60)
+    index = build_fixed_index(make(tmp_path / "broken", broken), RECORDS, 7)
+    assert index.num_records == 0
+    (damage,) = index.damages
+    assert damage.found == "the end of the file"
 
 
 def test_a_tar_without_its_end(tmp_path: Path):
@@ -294,6 +327,22 @@ def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, tmp_
     block = blocks_of(index)[-3 if how == "tar" else 0]
     overwrite(file, garbled(data, block.offset + block.num_bytes // 2))
     assert loaded(file, index) == ([*range(30), *range(40, 60)] if how == "tar" else [], block.num_records)
+
+
+def test_a_wrong_crc_of_a_large_gzip_is_named_with_its_last_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", 0)
+    data = gzip.compress(records_from(0, 60).tobytes(), 0)  # only the CRC tells what is not compressed
+    file = make(tmp_path / "a", data)
+    index = build_fixed_index(file, RECORDS, 7)
+    overwrite(file, garbled(data, len(data) // 2))
+    reader = FixedBlockReader(RECORDS, [file], ["gzip"])
+    (block,) = blocks_of(index)
+    for first, stop in ((0, 30), (30, 59)):
+        assert len(list(reader.read(block, first, stop))) == 1
+    with pytest.raises(ShardReadError, match="expected valid compressed data"):
+        list(reader.read(block, 59, 60))
+    reader.close()
+    assert loaded(file, index) == ([], 60)
 
 
 def test_a_wrong_crc_of_an_npz_is_named_with_its_last_rows(tmp_path: Path):
