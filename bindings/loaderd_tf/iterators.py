@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # without the enums that signal makes of numbers: 100 µs a batch
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -20,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from loaderd.client.end import program_has_ended
+from loaderd.client.end import ProgramEnds, program_has_ended
 
 _SIGNALS = [int(signal.SIGINT), *map(int, signal.valid_signals() - {signal.SIGINT})]
 
@@ -55,9 +56,14 @@ def _changed_iterator(kind: Any, in_thread: bool) -> type:
         return way(by, iterator)
 
     def take(self: Any) -> Any:
-        if program_has_ended():
-            raise StopIteration
-        return taken(kind.__next__, self)
+        try:
+            if program_has_ended():
+                raise StopIteration
+            return taken(kind.__next__, self)
+        except StopIteration:
+            if program_has_ended() and threading.get_ident() != threading.main_thread().ident:
+                raise ProgramEnds().for_thread() from None
+            raise
 
     def get_next(self: Any) -> Any:
         return taken(kind.get_next, self)
@@ -118,5 +124,5 @@ def _uninterrupted(function: Callable[[Any], Any], argument: Any) -> Any:
     finally:
         for number, handler in reversed(handlers):  # SIGINT last: from then on, this can be interrupted
             _signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for number in came:  # not raised again: asyncio, which is told by a file descriptor, knows already
+            dict(handlers)[number](number, sys._getframe())

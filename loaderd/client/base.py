@@ -113,7 +113,7 @@ class BaseLoader(Standing):
             if isinstance(found, Batch):
                 self._repeated.append(found.copy())
             return found
-        return self._repeated[step % self._most_repeated]
+        return self._repeated[step % self._most_repeated].copy()  # who gets it may write there
 
     # ------------------------------------------------------------------------------------------ facts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -186,6 +187,29 @@ def test_a_signal_comes_as_what_its_handler_raises(
     finally:
         signal.signal(number, handler)
     assert ds.statistics().starts == 1 and ds.statistics().daemon_restarts == 0
+
+
+def test_asyncio_hears_of_a_signal_once(write_numbered: Write, numbered_schema: loaderd.Schema):
+    ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, workers=1)
+
+    async def take_with_a_signal() -> list[int]:
+        heard: list[int] = []
+        loop, is_heard = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, lambda: (heard.append(1), is_heard.set()))
+        loop.add_signal_handler(signal.SIGUSR1, lambda: heard.append(0))
+        with pytest.MonkeyPatch.context() as patch:
+            # It comes while a batch is being taken.
+            patch.setattr(ds.loader, "fetch", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), fetch(*_))[1])
+            next(iter(ds))
+        await is_heard.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)  # what was sent before this is heard before it
+        while 0 not in heard:
+            await asyncio.sleep(0.01)
+        return heard
+
+    fetch = ds.loader.fetch
+    assert asyncio.run(take_with_a_signal()) == [1, 0]
+    ds.close()
 
 
 def test_lists_are_tuples_to_tensorflow(write_numbered: Write, numbered_schema: loaderd.Schema):

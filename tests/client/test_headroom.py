@@ -46,6 +46,8 @@ def test_what_is_repeated_is_no_memory_that_workers_write_to(loader: loaderd.Loa
         for name in ("id", "bits"):
             array = second.writable(name)
             assert array is not None and array.__array_interface__["data"][0] % 64 == 0
+            array += 1
+        assert next(iter(loader))["id"].tolist() == list(range(10)), "as TensorFlow and PyTorch may write there"
         assert loader.statistics().slots_lent == 1, "of the first alone"
 
 

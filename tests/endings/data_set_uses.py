@@ -278,6 +278,7 @@ begun = threading.Event()
 def work():
     for ids in it:
         begun.set()
+    print("data without an end are over", file=sys.stderr)
 
 threading.Thread(target=work, daemon=True).start()
 begun.wait()
