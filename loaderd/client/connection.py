@@ -35,6 +35,7 @@ from loaderd.protocol.messages import (
     Away,
     Broken,
     Ended,
+    Found,
     Joined,
     List,
     Listed,
@@ -272,6 +273,8 @@ class Connection(Conversation):
             self._intake.ended(message)
         elif isinstance(message, Progress):
             self._on_progress(message.done_bytes, message.total_bytes)
+        elif isinstance(message, Found):
+            self._source.found(message.shards)
         elif isinstance(message, Listed):
             self._listed = message
         elif isinstance(message, Opened):

@@ -75,6 +75,9 @@ class Source(ABC):
         ``fruitful``: whether a batch has come over a link since this was asked last. ``at``: where it would go on.
         """
 
+    def found(self, shards: list[list[str] | None]) -> None:  # noqa: B027 - a server knows its shards itself
+        """A daemon has found these shards, as in Found."""
+
     def news(self) -> Message | None:
         """What the other end should hear, if there is something; is asked now and then."""
         return None
@@ -90,13 +93,20 @@ class OwnDaemon(Source):
         self.options = wanted.options
         # Pickled once: what a user's function refers to may have changed by the time another daemon is started.
         self._pickled = cloudpickle.dumps(wanted)
+        self._shards: list[list[str] | None] | None = None
         self._fruitless = 0
 
     def link(self) -> Link:
         return link_to_daemon()
 
     def greeting(self, start: str) -> list[Message]:
-        return [Open(self._pickled, start), Ask()]  # its answer is a sign of life, and from then on silence counts
+        return [
+            Open(self._pickled, start, self._shards),
+            Ask(),
+        ]  # its answer is a sign of life, and from then on silence counts
+
+    def found(self, shards: list[list[str] | None]) -> None:
+        self._shards = shards
 
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
         self._fruitless = 0 if fruitful else self._fruitless + 1

@@ -32,7 +32,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import listing_in
-from loaderd.protocol.messages import Ask, Message, Open, State, Warned
+from loaderd.protocol.messages import Ask, Found, Message, Open, State, Warned
 from loaderd.protocol.worker_messages import UseServers
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class PrivateDaemon(Daemon):
     """Until the servers have said what the data set is."""
     _remote: RemoteStream
     _start: str | None
+    _preparation: LocalPreparation | None = None
+    """Until the consumer has been told which shards were found."""
 
     def _from_parent(self, message: Message) -> None:
         if isinstance(message, Open):
@@ -72,8 +74,11 @@ class PrivateDaemon(Daemon):
         self._workforce.stall_timeout = wanted.options.stall_timeout
         listing = listing_in(message.start)
         if isinstance(wanted, StreamDescription):
-            prepare = partial(LocalPreparation, wanted.dataset, wanted.options, self._workforce)
-            self._begin(wanted, message.description, prepare, prepare(listing))
+            prepare = partial(
+                LocalPreparation, wanted.dataset, wanted.options, self._workforce, found_before=message.shards
+            )
+            self._preparation = prepare(listing)
+            self._begin(wanted, message.description, prepare, self._preparation)
         else:
             self._remote = wanted
             self._asking = self._ask(listing)
@@ -103,6 +108,9 @@ class PrivateDaemon(Daemon):
         session.join(PARENT)
 
     def _prepare(self) -> None:
+        if self._preparation is not None and self._preparation.data is not None:
+            self._wires.post(PARENT, Found(self._preparation.found()))
+            self._preparation = None
         asking = self._asking
         if asking is None:
             return

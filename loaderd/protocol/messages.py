@@ -3,7 +3,7 @@
 ::
 
     consumer    ──► daemon   Open, List, Start, Ask, UseServers
-    consumer    ◄── daemon   Progress, Opened, Listed, Broken, Skipped, State, Failed, Warned, Away
+    consumer    ◄── daemon   Progress, Found, Opened, Listed, Broken, Skipped, State, Failed, Warned, Away
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
@@ -169,10 +169,18 @@ class Open(NamedTuple):
 
     ``start``: the JSON of the position from which on it is wanted, in place of the description's; it says what the
     data must be, and how much memory the first pass needs. None: from the start, of whatever the data are.
+    ``shards``: as in Found, where a daemon has listed them before; what has come since then is left out.
     """
 
     description: bytes
     start: str | None
+    shards: list[list[str] | None] | None = None
+
+
+class Found(NamedTuple):
+    """Daemon of one consumer: the URIs of the shards of each set; None of one that grows. It comes before Opened."""
+
+    shards: list[list[str] | None]
 
 
 class Progress(NamedTuple):
@@ -314,6 +322,7 @@ Message = (
     | Made
     | Away
     | Done
+    | Found
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(MESSAGES)}

@@ -17,6 +17,7 @@ _PR_SET_NAME = 15
 def enter_process(name: str) -> tuple[socket.socket, int]:
     """The child's side of ``starting.start_process``: its end of the socket, and the parent's process number."""
     raise_max_open_files()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, nobody could tell how children end
     name_process(name)
     sock = socket.socket(fileno=int(sys.argv[2]))
     sock.set_inheritable(False)  # a program that a user's function starts must not hold the socket open

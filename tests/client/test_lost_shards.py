@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from own_processes import kill, newest_daemon
 
 import loaderd
 from loaderd.errors import NoShardsError, ShardReadError
@@ -146,3 +147,20 @@ def test_a_shard_that_is_lost_while_it_is_in_use(
             else:
                 with pytest.raises(ShardReadError, match=r"001\.tfrecord"):
                     raising.fetch(Pass(0, 1), step)
+
+
+@pytest.mark.parametrize("name", ["000-and-a-half.tfrecord", "999.tfrecord"])
+def test_a_shard_that_comes_later_is_not_taken_in_by_another_daemon(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, name: str
+):
+    """Nor is it an error: the pattern is looked at once."""
+    folder = write_numbered([40, 60])[0].parent
+    (later,) = write_numbered([30], "later")
+    with loaderd.Loader(folder / "*.tfrecord", numbered_schema, batch_size=10, epochs=2, workers=1) as loader:
+        batches = iter(loader)
+        numbers = check_batch(next(batches))
+        later.rename(folder / name)
+        kill(newest_daemon())
+        numbers += [number for batch in batches for number in check_batch(batch)]
+        assert sorted(numbers) == sorted([*range(100)] * 2)
+        assert loader.statistics().daemon_restarts == 1

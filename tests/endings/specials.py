@@ -261,6 +261,16 @@ def work(number):
         )
     ),
     _case(
+        "SIGCHLD is ignored",
+        """
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+it = iter(loader())
+next(it)
+last_line()
+""",
+        End(""),
+    ),
+    _case(
         "multiprocessing, a daemon that iterates",
         """
 import multiprocessing

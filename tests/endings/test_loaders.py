@@ -29,7 +29,7 @@ QUICK_SPECIALS = [
         "a fork outlives its parent",
     ),
     *("multiprocessing, fork: loaders of their own beside their parent's", "multiprocessing, a daemon that iterates"),
-    "multiprocessing, spawn: loaders of their own",
+    *("multiprocessing, spawn: loaders of their own", "SIGCHLD is ignored"),
     *("slow data, loader, a daemon thread waits", "slow data, loader, SIGTERM", "slow data, Ctrl-C"),
 ]
 

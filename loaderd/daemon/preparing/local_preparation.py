@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
 from loaderd.daemon.pool.workforce import Workforce
@@ -33,7 +33,11 @@ _SLOW_S = 5.0
 
 
 class LocalPreparation(Preparation):
-    """See the module's docstring. ``known``: indexes that are here already."""
+    """See the module's docstring.
+
+    ``known``: indexes that are here already. ``found_before``: what :meth:`found` said of an earlier listing; of a
+    set that does not grow, shards that have come since then are left out.
+    """
 
     def __init__(
         self,
@@ -42,8 +46,10 @@ class LocalPreparation(Preparation):
         workforce: Workforce,
         listing: Listing | None = None,
         known: Mapping[ShardFile, ShardIndex] | None = None,
+        found_before: Sequence[Sequence[str] | None] | None = None,
     ) -> None:
         super().__init__(workforce, listing)
+        self._found_before = found_before or [None] * len(dataset.leaves())
         self.index_pass: IndexPass | None = None
         self._dataset = dataset
         self._options = options
@@ -100,7 +106,8 @@ class LocalPreparation(Preparation):
         self.error = done.error
         if self.error is None:
             try:
-                self.sets = of_listing([done.files[number] for number in range(len(done.sets))], self.listing)
+                sets = [_of_before(done.files[number], uris) for number, uris in enumerate(self._found_before)]
+                self.sets = of_listing(sets, self.listing)
             except LoaderdError as error:
                 self.error = error
         if self.error is not None:
@@ -155,11 +162,23 @@ class LocalPreparation(Preparation):
             text = f"{len(data.unreadable)} of {len(data.files)} shards cannot be indexed and are left out"
             self._warnings.append(f"{text}: {data.unreadable[0].message}")
 
+    def found(self) -> list[list[str] | None]:
+        """The URIs of the shards of each set; None of one that grows."""
+        sets = zip(self._dataset.leaves(), self.sets, strict=True)
+        return [None if leaf.grows else [file.uri for file in files] for leaf, files in sets]
+
     def cancel(self) -> None:
         for source in (self.list_pass, self.index_pass):
             if source is not None:
                 self._workforce.remove_source(source)
         self.list_pass = self.index_pass = None
+
+
+def _of_before(files: list[ShardFile], uris: Sequence[str] | None) -> list[ShardFile]:
+    if uris is None:
+        return files
+    before = set(uris)
+    return [file for file in files if file.uri in before]
 
 
 def _pickled(storage: Storage) -> bytes:
