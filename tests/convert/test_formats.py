@@ -215,6 +215,14 @@ def test_records_that_do_not_fit_are_named_or_left_out(tmp_path: Path):
     assert numbers.tolist() == [number for number in range(300) if number not in (5, 200)]
 
 
+def test_the_byte_of_a_record_that_does_not_fit_is_that_of_the_file(tmp_path: Path):
+    records = records_from(0, 300)
+    records["version"][200] = 4
+    (tmp_path / "records").write_bytes(records.tobytes())
+    with pytest.raises(RecordMismatchError, match=f"record 200 at byte {200 * records.itemsize}: "):
+        convert_here(tmp_path / "records", SCHEMA, tmp_path / "to")
+
+
 def test_damage_that_appears_after_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     schema = testing.schema_of(ARRAYS)
     (path,) = testing.write_shards(tmp_path / "from", ARRAYS)
