@@ -17,7 +17,7 @@ from loaderd.convert import shard_writers, write_lot
 from loaderd.convert.conversion import job_of
 from loaderd.convert.journal import Journal
 from loaderd.convert.lots import plan_lots
-from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError
+from loaderd.errors import CorruptRecordError, OptionError, RecordMismatchError, ShardReadError
 from loaderd.schemas import kata
 from loaderd.shards.files import list_shards
 from loaderd.shards.indexer import make_index
@@ -165,6 +165,40 @@ def test_shards_that_are_there_are_not_written_again_and_what_lacks_is(tmp_path:
     assert {name: data for name, (data, _) in after.items()} == {name: data for name, (data, _) in before.items()}
     assert after[names[0]] == before[names[0]] and after[names[2]] == before[names[2]]
     assert not list(folder.glob(".*.tmp"))
+
+
+def fixed_of(formats: dict[str, str], offsets: list[int], expect: dict[str, int] | None = None) -> loaderd.Schema:
+    """Of records of 12 bytes."""
+    dtype = np.dtype({"names": list(formats), "formats": [*formats.values()], "offsets": offsets, "itemsize": 12})
+    return loaderd.Schema.of_stored(loaderd.FixedRecords(dtype, expect=expect))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (fixed_of({"a": "<i4", "b": "<i4"}, [4, 8]), r"records was ….*'offsets': \[0, 4\].*, and is ….*: \[4, 8\]"),
+        (fixed_of({"a": "<i4", "b": "<i4"}, [0, 4], expect={"a": 0}), "records was .*, and is .*expect={'a': 0}"),
+        (fixed_of({"b": "<i4", "a": "<i4"}, [4, 0]), "features was .*, and is .*'b'"),
+        (fixed_of({"a": "<i4", "b": "<f4"}, [0, 4]), "features was .*int32.*, and is .*float32"),
+    ],
+    ids=["offsets", "expect", "order", "dtype"],
+)
+def test_shards_of_another_schema_are_not_gone_on_with(other: loaderd.Schema, said: str, tmp_path: Path):
+    np.zeros((300, 3), "<i4").tofile(tmp_path / "from")
+    first = fixed_of({"a": "<i4", "b": "<i4"}, [0, 4])
+    assert len(convert_here(tmp_path / "from", first, tmp_path / "to", format="records")) == 3
+    assert convert_here(tmp_path / "from", first, tmp_path / "to", format="records") == []
+    with pytest.raises(OptionError, match=said):
+        convert_here(tmp_path / "from", other, tmp_path / "to", format="records")
+
+
+def test_features_in_another_order_are_another_conversion(tmp_path: Path):
+    paths = testing.write_shards(tmp_path / "from", ARRAYS)
+    schema = testing.schema_of(ARRAYS)
+    turned = loaderd.Schema(dict(reversed(schema.features.items())), schema.fields)
+    convert_here(paths, schema, tmp_path / "to", format="records")
+    with pytest.raises(OptionError, match="holds another conversion: features was"):
+        convert_here(paths, turned, tmp_path / "to", format="records")
 
 
 @pytest.mark.parametrize("format", ["tfrecord", "npz", "records"])
