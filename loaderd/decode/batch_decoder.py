@@ -282,7 +282,7 @@ class DeriveField:
             if result.shape == out.shape:
                 out[...] = result
                 return
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: nobody would learn for which field a worker ended
             raise WorkerError(
                 f"derived field {self._name!r}: expected {self._expected(out)}, "
                 f"but its function raised {type(error).__name__}: {error}",
