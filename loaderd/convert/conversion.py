@@ -17,6 +17,7 @@ from typing import Any
 
 from loaderd.convert.journal import Journal, Written
 from loaderd.convert.lots import Games, Lot, Span
+from loaderd.convert.shard_writers import check_format
 from loaderd.convert.write_lot import Task, write_lot
 from loaderd.errors import WorkerError
 from loaderd.protocol.process import die_with_parent
@@ -55,6 +56,7 @@ def convert(
     Raises LoaderdError and OSError: what is whole by then stays, and is not written again. Whoever stops to iterate
     ends the processes.
     """
+    check_format(task.features, task.format)
     with closing(Journal(task.folder, job_of(task, lots), task.ending)) as journal:
         for written in journal.done.values():
             yield written, True

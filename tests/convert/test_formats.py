@@ -167,6 +167,15 @@ def test_shards_that_are_there_are_not_written_again_and_what_lacks_is(tmp_path:
     assert not list(folder.glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("format", ["tfrecord", "records"])
+def test_dtypes_that_are_not_numpys(format: str, tmp_path: Path):
+    """npz does not know them: ``loaderd convert`` refuses it."""
+    np.arange(0, 300).astype("<f4").view("<u2")[1::2].tofile(tmp_path / "from")
+    schema = loaderd.Schema.of_stored(loaderd.FixedRecords([("half", loaderd.Raw("bfloat16").dtype)]))
+    convert_here(tmp_path / "from", schema, tmp_path / "to", format=format)
+    assert_same(batches_of(tmp_path / "from", schema), batches_of(tmp_path / "to/*", converted(schema, format)))
+
+
 def fixed_of(formats: dict[str, str], offsets: list[int], expect: dict[str, int] | None = None) -> loaderd.Schema:
     """Of records of 12 bytes."""
     dtype = np.dtype({"names": list(formats), "formats": [*formats.values()], "offsets": offsets, "itemsize": 12})
