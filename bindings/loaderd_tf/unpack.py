@@ -261,7 +261,7 @@ def _expand(stored: Any, field: loaderd.Bits) -> Any:
     lead, channels = field.start % 8, field.num_channels
     num_bytes = (lead + field.num_bits + 7) // 8
     used = stored[:, field.start // 8 : field.start // 8 + num_bytes]
-    order, scale = field.order, field.channel_scale.astype(field.dtype)
+    order, scale = field.order, field.channel_scale
     group_bytes = math.lcm(channels, 8) // 8
     if np.array_equal(order, np.arange(channels)):
         # Each bit stays where it is. What else the first and the last byte hold is cut off at the end.

@@ -14,7 +14,7 @@ from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.decode.example import Listed, RecordFault
 from loaderd.decode.example_rows import RowParser
 from loaderd.decode.fixed_rows import FixedParser
-from loaderd.errors import OptionError, RecordMismatchError
+from loaderd.errors import OptionError, RecordMismatchError, WorkerError
 from loaderd.grids import Values, draw, picture, planes_of, png, stacked
 from loaderd.schema import Schema
 from loaderd.shards.shard_file import ShardFile
@@ -46,7 +46,12 @@ def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[
     for fault in parser.parse(buffer, starts, lengths, rows, place):
         raise mismatch(file, number, fault)
     out = {name: np.empty((1, *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
-    BatchDecoder(schema).decode(rows, out)
+    try:
+        BatchDecoder(schema).decode(rows, out)
+    except WorkerError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # the user's, while a field was derived
+            raise error.__cause__ from None
+        raise
     return {name: values[0, ...] for name, values in out.items()}
 
 

@@ -17,11 +17,12 @@ from typing import Any
 
 from loaderd.convert.journal import Journal, Written
 from loaderd.convert.lots import Games, Lot, Span
+from loaderd.convert.shard_writers import check_format
 from loaderd.convert.write_lot import Task, write_lot
 from loaderd.errors import WorkerError
 from loaderd.protocol.process import die_with_parent
 from loaderd.redaction import redacted
-from loaderd.schema import Schema
+from loaderd.schema import FixedRecords, Schema
 
 OnProgress = Callable[[int, int], None]
 
@@ -32,10 +33,12 @@ _counter: Any = None
 
 def job_of(task: Task, lots: Sequence[Lot]) -> dict[str, Any]:
     """What a conversion is of, for its journal: as JSON's values, and without secrets."""
+    records = task.features if isinstance(task.features, FixedRecords) else None
     return {
-        "version": 1,
+        "version": 2,
         "sources": [[redacted(file.uri), file.size_bytes, file.mtime_ns] for file in task.files],
-        "features": {name: repr(feature) for name, feature in task.features.items()},
+        "features": [[name, repr(feature)] for name, feature in task.features.items()],  # in the order of new records
+        "records": None if records is None else repr(records),
         "shards": task.num_shards,
         "records_per_shard": sorted({size for lot in lots for size in lot.sizes if size is not None}),
         "format": task.format,
@@ -53,6 +56,7 @@ def convert(
     Raises LoaderdError and OSError: what is whole by then stays, and is not written again. Whoever stops to iterate
     ends the processes.
     """
+    check_format(task.features, task.format)
     with closing(Journal(task.folder, job_of(task, lots), task.ending)) as journal:
         for written in journal.done.values():
             yield written, True

@@ -143,13 +143,21 @@ def _check_same(folder: Path, kept: Mapping[str, Any], now: Mapping[str, Any]) -
     if kept.get("digest") == now["digest"]:
         return
     differ = sorted(key for key in now if key not in ("kind", "digest") and kept.get(key) != now[key])
-    what = "; ".join(f"{key} was {_short(kept.get(key))}, and is {_short(now[key])}" for key in differ)
+    what = "; ".join(_changed(key, kept.get(key), now[key]) for key in differ)
     raise OptionError(
         f"--to {folder} holds another conversion: {what}",
         hint="Give the same arguments to go on with it; or choose another folder, or remove that one.",
     )
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 60 else f"{text[:57]}…"
+def _changed(key: str, was: Any, is_now: Any) -> str:
+    """In words; of long values, what is around the place from which on they differ."""
+    texts = str(was), str(is_now)
+    same = next((place for place, (one, other) in enumerate(zip(*texts, strict=False)) if one != other), 0)
+    start = max(0, same - 30)
+    before, after = (_short(text[start:], "…" if start else "") for text in texts)
+    return f"{key} was {before}, and is {after}"
+
+
+def _short(text: str, front: str) -> str:
+    return front + (text if len(text) < 60 else f"{text[:57]}…")

@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from loaderd.encode.example_writer import Rows, encode_examples
+from loaderd.errors import OptionError
 from loaderd.schema import Feature, Schema
 from loaderd.shards.crc import framed
 
@@ -59,6 +60,20 @@ def schema_of_format(features: Mapping[str, Feature], format: Format) -> Schema:
     """What a reader of such files has to know; rows have the same bytes in all formats."""
     stored = Schema.of_stored(features)
     return Schema.of_stored((stored.as_examples() if format == "tfrecord" else stored.as_records()).features)
+
+
+def check_format(features: Mapping[str, Feature], format: Format) -> None:
+    """Raise OptionError for a feature that such files cannot hold."""
+    if format != "npz":
+        return
+    for name, feature in features.items():
+        dtype = feature.row_dtype.base
+        if np.dtype(dtype.str) != dtype:
+            raise OptionError(
+                f"--format npz cannot hold feature {name!r}: .npy files know numpy's own dtypes only, and would "
+                f"call its {dtype} {dtype.str!r}",
+                hint="Convert to tfrecord or records.",
+            )
 
 
 def open_writer(

@@ -31,6 +31,7 @@ from loaderd.decode.planes import FillValue, JoinPlanes, SpreadValues
 from loaderd.errors import OptionError, WorkerError
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Field, Fill, Packed, Planes, Schema, Spread
+from loaderd.schema.representable import in_dtype
 from loaderd.schema.specs import spec_of
 from loaderd.snapshots import Kernels
 from loaderd.stages import Spent
@@ -218,8 +219,8 @@ class CastValues:
     def __init__(self, columns: slice, stored: np.dtype[Any], dtype: np.dtype[Any], definition: Array) -> None:
         self._columns = columns
         self._stored = stored
-        self._scale = None if definition.scale is None else np.asarray(definition.scale, dtype)
-        self._offset = None if definition.offset is None else np.asarray(definition.offset, dtype)
+        self._scale = None if definition.scale is None else in_dtype(definition.scale, dtype)
+        self._offset = None if definition.offset is None else in_dtype(definition.offset, dtype)
 
     def reserve(self, max_records: int) -> None:
         """Nothing to allocate."""
@@ -246,7 +247,8 @@ class LookUpValues:
         self._num_bytes = int(columns.stop - columns.start)
         self._table: AnyArray = np.empty(256, dtype)
         every_byte = np.arange(256, dtype=np.uint8)[:, None]
-        CastValues(slice(0, 1), stored, dtype, definition).decode(every_byte, self._table)
+        with np.errstate(all="ignore"):  # no record need hold what does not fit
+            CastValues(slice(0, 1), stored, dtype, definition).decode(every_byte, self._table)
 
     @property
     def scratch_record_bytes(self) -> int:
@@ -282,7 +284,7 @@ class DeriveField:
             if result.shape == out.shape:
                 out[...] = result
                 return
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: nobody would learn for which field a worker ended
             raise WorkerError(
                 f"derived field {self._name!r}: expected {self._expected(out)}, "
                 f"but its function raised {type(error).__name__}: {error}",

@@ -172,6 +172,9 @@ def _sections(layout: BitLayout) -> list[_Section]:
     """What a record consists of. They begin with a place's first channel; what is repeated has whole bytes."""
     channels = len(layout.order)
     if layout.plane_bytes:
+        # What is read for the first plane is read for the last: not one that is too near to the row's front.
+        if layout.first_byte + (layout.plane_bits + 7) // 8 + 1 < _WORD_BYTES:
+            return [_Section(0, layout.num_bits)]
         return [_Section(0, layout.plane_bits, layout.num_bits // layout.plane_bits)]
     group = math.lcm(channels, 8)
     groups = layout.num_bits // group

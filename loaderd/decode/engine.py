@@ -60,7 +60,7 @@ class BitLayout:
             lead=field.start % 8,
             num_bits=field.num_bits,
             order=field.order,
-            scale=field.channel_scale.astype(field.dtype),
+            scale=field.channel_scale,
             is_little=field.bit_order == "little",
             plane_bits=0 if field.plane_bytes is None else field.plane_bits,
             plane_bytes=field.plane_bytes or 0,

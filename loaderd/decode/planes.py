@@ -32,7 +32,8 @@ class SpreadValues:
         # 256 numbers are all that a byte can become; the others are computed.
         self._table: AnyArray | None = None
         if stored.itemsize == 1:
-            self._table = self._scaled(np.arange(256, dtype=np.uint8).view(stored)).astype(definition.dtype)
+            with np.errstate(all="ignore"):  # no record need hold what does not fit
+                self._table = self._scaled(np.arange(256, dtype=np.uint8).view(stored)).astype(definition.dtype)
 
     def _scaled(self, values: AnyArray) -> AnyArray:
         scaled: AnyArray = values.astype(np.float64) * self._scale

@@ -122,6 +122,8 @@ class _Values:
             return None
         try:
             full = np.broadcast_to(np.asarray(self.default, dtype=self.value_dtype), self.value_shape)
+            if self.value_dtype.kind in "biu" and not (full == np.asarray(self.default)).all():
+                raise ValueError(f"{self.default!r:.200} would become another value")
         except (ValueError, TypeError, OverflowError) as error:
             raise SchemaError(
                 f"{type(self).__name__}: default must fit {self.value_dtype} of shape {self.value_shape}: {error}"

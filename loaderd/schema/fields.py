@@ -14,6 +14,7 @@ import numpy.typing as npt
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Shape, check_integer, check_shape, resolve_dtype
 from loaderd.schema.functions import same_function
+from loaderd.schema.representable import Number, as_number, check_representable, in_dtype, integer_limits
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,8 @@ class Bits:
                     f"Bits: planes of {self.plane_bytes} bytes must begin at a whole byte and hold the values of all "
                     f"axes but the first, got shape {self.shape} from bit {self.start} on"
                 )
-        exact = self.channel_scale
-        if not np.array_equal(exact.astype(self.dtype).astype(np.float64), exact) and self.dtype.kind in "iub":
-            raise SchemaError(f"Bits: scale must be representable in {self.dtype}, got {self.scale!r}")
+        check_representable(self._scales, self.dtype, "Bits: scale")
+        _ = self.channel_scale
 
     @property
     def num_bits(self) -> int:
@@ -99,15 +99,21 @@ class Bits:
         return np.arange(self.num_channels) if self.channel_order is None else np.asarray(self.channel_order)
 
     @property
-    def channel_scale(self) -> npt.NDArray[np.float64]:
-        """float64, (num_channels,): what a set bit of each output channel becomes."""
-        scale = np.asarray(1.0 if self.scale is None else self.scale, dtype=np.float64)
-        if scale.shape not in ((), (1,), (self.num_channels,)):
+    def _scales(self) -> tuple[Number, ...]:
+        if self.scale is None:
+            return (1,)
+        return tuple(self.scale) if isinstance(self.scale, Iterable) else (self.scale,)
+
+    @property
+    def channel_scale(self) -> npt.NDArray[Any]:
+        """``dtype``, (num_channels,): what a set bit of each output channel becomes."""
+        scale = in_dtype(self._scales, self.dtype)
+        if scale.shape not in ((1,), (self.num_channels,)):
             raise SchemaError(
                 f"Bits: scale must be a number or {self.num_channels} numbers "
                 f"(the last axis of shape {self.shape}), got {scale.size}"
             )
-        return np.broadcast_to(scale, (self.num_channels,))
+        return np.array(np.broadcast_to(scale, (self.num_channels,)))
 
 
 @dataclass(frozen=True)
@@ -153,9 +159,7 @@ class Array:
         for what in ("scale", "offset"):
             value = getattr(self, what)
             if value is not None:
-                if not isinstance(value, Real):
-                    raise SchemaError(f"Array: {what} must be a number or None, got {value!r:.200}")
-                object.__setattr__(self, what, _numbers(value, what))
+                object.__setattr__(self, what, as_number(value, f"Array: {what}"))
         if self.shape is not None:
             object.__setattr__(self, "shape", check_shape(self.shape, "Array"))
 
@@ -180,9 +184,9 @@ class Spread:
         check_name(self.feature, "Spread: feature")
         object.__setattr__(self, "shape", check_shape(self.shape, "Spread"))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
-        if not isinstance(self.scale, Real):
-            raise SchemaError(f"Spread: scale must be a number, got {self.scale!r:.200}")
-        object.__setattr__(self, "scale", float(self.scale))
+        object.__setattr__(self, "scale", float(as_number(self.scale, "Spread: scale")))
+        if not math.isfinite(self.scale) and integer_limits(self.dtype) is not None:
+            raise SchemaError(f"Spread: scale must be finite for dtype {self.dtype}, got {self.scale}")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -200,9 +204,9 @@ class Fill:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_shape(self.shape, "Fill"))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
-        if not isinstance(self.value, Real):
-            raise SchemaError(f"Fill: value must be a number, got {self.value!r:.200}")
-        object.__setattr__(self, "value", float(self.value))
+        value = as_number(self.value, "Fill: value")
+        check_representable((value,), self.dtype, "Fill: value")
+        object.__setattr__(self, "value", float(value) if integer_limits(self.dtype) is None else value)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -285,11 +289,13 @@ def check_name(name: Any, what: str) -> str:
     return name
 
 
-def _numbers(value: Any, what: str) -> Any:
-    """A number, or a tuple of floats, from whatever holds them. Raises SchemaError."""
+def _numbers(value: Any, what: str) -> Number | tuple[Number, ...]:
+    """A number, or a tuple of them, from whatever holds them. Raises SchemaError."""
     if isinstance(value, Real):
-        return value.item() if isinstance(value, np.generic) else value
+        return as_number(value, what)
     try:
-        return tuple(float(each) for each in value)
+        return tuple(as_number(each if isinstance(each, Real) else float(each), what) for each in value)
+    except SchemaError:
+        raise
     except (TypeError, ValueError):
         raise SchemaError(f"{what} must be a number, or as many as there are channels, got {value!r:.200}") from None

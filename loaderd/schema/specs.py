@@ -12,6 +12,7 @@ import numpy as np
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread
+from loaderd.schema.representable import check_representable
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ def _array_spec(name: str, definition: Array, feature: Raw | Int64 | Float) -> F
             f"which has {feature.num_values}"
         )
     for what, value in (("scale", definition.scale), ("offset", definition.offset)):
-        if value is not None and dtype.kind in "iub" and float(value) != int(value):
-            raise SchemaError(f"field {name!r}: {what} must be a whole number for dtype {dtype}, got {value}")
+        if value is not None:
+            check_representable((value,), dtype, f"field {name!r}: {what}")
     return FieldSpec(shape, dtype.newbyteorder("="))
 
 

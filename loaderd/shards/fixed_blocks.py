@@ -149,7 +149,9 @@ class FixedBlockReader(ShardFiles):
         stream = self._stream(block)
         stream.skip(offset)
         reached = first
-        for found in scan_fixed(uri, stream, self._records, block.first_record + first, offset):
+        # A compressed stream counts its own bytes; a plain one is the file.
+        start = block.offset if self._compressions[block.shard] == "none" else 0
+        for found in scan_fixed(uri, stream, self._records, block.first_record + first, start + offset):
             if isinstance(found, Damage):
                 for number in range(reached, stop):
                     lost = found.lost_bytes if number == reached else 0
@@ -164,7 +166,7 @@ class FixedBlockReader(ShardFiles):
                     raise ShardReadError(str(stream.damage), damage=stream.damage)
                 return
         for number in range(reached, stop):
-            end = reached * self._records.record_bytes
+            end = start + reached * self._records.record_bytes
             expected = f"{block.num_records} records, as when it was indexed"
             yield Damage(uri, block.first_record + number, end, expected, f"{reached}")
 

@@ -1,4 +1,7 @@
-"""What users give as ``shards``: paths, globs, URIs. They are checked and made absolute here, and not looked up."""
+"""What users give as ``shards``: paths, globs, URIs. They are checked and made absolute here, and not looked up.
+
+But for what is in front of a ``..``: it may be a link.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,23 @@ def absolute(name: str) -> str:
     if name.startswith("file://"):
         name = unquote(name.removeprefix("file://").removeprefix("localhost"))
     try:
-        return os.path.abspath(os.path.expanduser(name))
+        path = os.path.expanduser(name)
+        return _normal(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
     except FileNotFoundError:
         raise NoShardsError(
             f"{name} is relative to the working directory of this process, which has been deleted",
             hint="Change to a folder that exists, or give absolute paths.",
         ) from None
+
+
+def _normal(path: str) -> str:
+    """An absolute path without ``.``, and without ``..`` but behind links, which it leads out of by their targets."""
+    found = ""
+    for part in path.split("/"):
+        if part == "..":
+            folder, _, last = found.rpartition("/")
+            is_above = last != ".." and not os.path.islink(found)
+            found = folder if is_above else f"{found}/.."
+        elif part not in ("", "."):
+            found += f"/{part}"
+    return found or "/"

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import Damage, ShardReadError
+from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.inflate import crc32, raw_inflater
@@ -232,7 +232,9 @@ def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tup
         version = np.lib.format.read_magic(header)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(header)
-    except ValueError as error:
+    except (LoaderdError, MemoryError):
+        raise
+    except Exception as error:  # of a damaged header, from numpy's parsers: tokenize.TokenError, SyntaxError, …
         raise _bad(uri, entry.header_offset, f"a numpy array in {entry.filename}", f"{error}") from None
     return found
 
@@ -242,7 +244,11 @@ def _entries(shard: ShardFile, file: OpenFile) -> dict[str, zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(io.BufferedReader(FileReader(file, shard.size_bytes))) as archive:
             return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except (LoaderdError, MemoryError):
+        raise
+    except Exception as error:  # of a damaged directory: BadZipFile, NotImplementedError, UnicodeDecodeError, …
+        if isinstance(error.__context__, LoaderdError):  # storage that failed is no archive to zipfile
+            raise error.__context__ from None
         raise _bad(shard.uri, 0, "a whole npz", f"{error}") from None
 
 

@@ -142,11 +142,12 @@ def test_every_value_of_one_or_two_bytes(mode: str, dtype: str) -> None:
     feature = Raw(dtype)
     arithmetic = [{}, {"scale": 1 / 255}, {"offset": -0.5}, {"scale": 1 / 255, "offset": -0.5}]
     whole = [{}, {"scale": 3}, {"offset": 7}, {"scale": 3, "offset": 7}]
+    truths = [{}, {"scale": 0}, {"offset": 1}, {"scale": 1, "offset": 1}]
     fields = {}
     for to in DTYPES:
         if to[0] in "iu" and dtype in ("float16", "bfloat16"):
             continue
-        for number, options in enumerate(whole if to[0] in "iu" or to == "bool" else arithmetic):
+        for number, options in enumerate(truths if to == "bool" else whole if to[0] in "iu" else arithmetic):
             fields[f"{to} {number}"] = Array("f", dtype=to, **options)
     schema = Schema({"f": feature}, fields)
     count = 256**feature.num_bytes

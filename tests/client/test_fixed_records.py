@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_files import SCHEMA, write_all
+from fixed_files import SCHEMA, records_from, wrapped, write_all
 from own_processes import kill, newest_daemon, workers_of
 
 import loaderd
+from loaderd.errors import RecordMismatchError
 
 OPTIONS: dict[str, Any] = {
     "batch_size": 16,
@@ -94,3 +95,17 @@ def test_the_schema_of_another_size_does_not_use_the_index(loader_of: Any, tmp_p
     schema = loaderd.Schema(loaderd.FixedRecords(halves), {"half": loaderd.Array("half")})
     with loaderd.Loader(tmp_path / "0-none", schema, batch_size=50, index_cache=f"{tmp_path}.index") as loader:
         assert sum(len(batch["half"]) for batch in loader) == 30
+
+
+@pytest.mark.parametrize("how", ["none", "gzip", "zstd"])
+def test_the_byte_of_a_record_that_does_not_fit_is_that_of_the_file(how: str, tmp_path: Path):
+    """Or that of the decompressed stream: not of the block in which it is read."""
+    records = records_from(0, 60)
+    records["version"][45] = 4
+    (tmp_path / "shard").write_bytes(wrapped(records, how))
+    with (
+        loaderd.Loader(tmp_path / "shard", SCHEMA, **{**OPTIONS, "index_cache": "none"}) as loader,
+        pytest.raises(RecordMismatchError) as raised,
+    ):
+        numbers_of(loader)
+    assert (raised.value.damage.record, raised.value.damage.offset) == (45, 45 * records.itemsize)

@@ -27,9 +27,11 @@ from loaderd.convert.journal import NAME, Journal
 
 COMMAND = [commands.COMMAND, "convert"]
 MODULE = """
+import loaderd
 import numpy as np
 from loaderd import testing
 schema = testing.schema_of({"number": np.zeros(1, int), "bytes": np.zeros((1, 500), "u1")})
+halves = loaderd.Schema({"number": loaderd.Int64(), "bytes": loaderd.Raw("bfloat16", 250)}, schema.fields)
 """
 
 
@@ -150,6 +152,10 @@ def test_what_cannot_be_converted_is_refused(
     for arguments, said in [
         (["from/*", "--to", "new"], "--schema is needed, as the content of 00000.tfrecord"),
         (["none/*", "--to", "new"], "There is no folder"),
+        (
+            ["from/*", "--schema", "mine:halves", "--to", "new", "--format", "npz"],
+            "cannot hold feature 'bytes': .npy",
+        ),
         ([*OPTIONS, "--to", "new", "--format", "npz", "--compression", "zlib"], "one of none, gzip, got zlib"),
         ([*OPTIONS, "--to", "new", "--records-per-shard", "0"], "--records-per-shard must be a positive integer"),
         ([*OPTIONS, "--to", "new", "--processes", "0"], "--processes must be"),

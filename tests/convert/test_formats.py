@@ -17,7 +17,7 @@ from loaderd.convert import shard_writers, write_lot
 from loaderd.convert.conversion import job_of
 from loaderd.convert.journal import Journal
 from loaderd.convert.lots import plan_lots
-from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError
+from loaderd.errors import CorruptRecordError, OptionError, RecordMismatchError, ShardReadError
 from loaderd.schemas import kata
 from loaderd.shards.files import list_shards
 from loaderd.shards.indexer import make_index
@@ -167,6 +167,49 @@ def test_shards_that_are_there_are_not_written_again_and_what_lacks_is(tmp_path:
     assert not list(folder.glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("format", ["tfrecord", "records"])
+def test_dtypes_that_are_not_numpys(format: str, tmp_path: Path):
+    """npz does not know them: ``loaderd convert`` refuses it."""
+    np.arange(0, 300).astype("<f4").view("<u2")[1::2].tofile(tmp_path / "from")
+    schema = loaderd.Schema.of_stored(loaderd.FixedRecords([("half", loaderd.Raw("bfloat16").dtype)]))
+    convert_here(tmp_path / "from", schema, tmp_path / "to", format=format)
+    assert_same(batches_of(tmp_path / "from", schema), batches_of(tmp_path / "to/*", converted(schema, format)))
+
+
+def fixed_of(formats: dict[str, str], offsets: list[int], expect: dict[str, int] | None = None) -> loaderd.Schema:
+    """Of records of 12 bytes."""
+    dtype = np.dtype({"names": list(formats), "formats": [*formats.values()], "offsets": offsets, "itemsize": 12})
+    return loaderd.Schema.of_stored(loaderd.FixedRecords(dtype, expect=expect))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (fixed_of({"a": "<i4", "b": "<i4"}, [4, 8]), r"records was ….*'offsets': \[0, 4\].*, and is ….*: \[4, 8\]"),
+        (fixed_of({"a": "<i4", "b": "<i4"}, [0, 4], expect={"a": 0}), "records was .*, and is .*expect={'a': 0}"),
+        (fixed_of({"b": "<i4", "a": "<i4"}, [4, 0]), "features was .*, and is .*'b'"),
+        (fixed_of({"a": "<i4", "b": "<f4"}, [0, 4]), "features was .*int32.*, and is .*float32"),
+    ],
+    ids=["offsets", "expect", "order", "dtype"],
+)
+def test_shards_of_another_schema_are_not_gone_on_with(other: loaderd.Schema, said: str, tmp_path: Path):
+    np.zeros((300, 3), "<i4").tofile(tmp_path / "from")
+    first = fixed_of({"a": "<i4", "b": "<i4"}, [0, 4])
+    assert len(convert_here(tmp_path / "from", first, tmp_path / "to", format="records")) == 3
+    assert convert_here(tmp_path / "from", first, tmp_path / "to", format="records") == []
+    with pytest.raises(OptionError, match=said):
+        convert_here(tmp_path / "from", other, tmp_path / "to", format="records")
+
+
+def test_features_in_another_order_are_another_conversion(tmp_path: Path):
+    paths = testing.write_shards(tmp_path / "from", ARRAYS)
+    schema = testing.schema_of(ARRAYS)
+    turned = loaderd.Schema(dict(reversed(schema.features.items())), schema.fields)
+    convert_here(paths, schema, tmp_path / "to", format="records")
+    with pytest.raises(OptionError, match="holds another conversion: features was"):
+        convert_here(paths, turned, tmp_path / "to", format="records")
+
+
 @pytest.mark.parametrize("format", ["tfrecord", "npz", "records"])
 def test_a_shard_that_is_not_as_it_was_written_gets_no_name(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -213,6 +256,14 @@ def test_records_that_do_not_fit_are_named_or_left_out(tmp_path: Path):
     assert [(one.records, one.left_out) for one in written] == [(129, 1), (129, 1), (40, 0)]
     numbers = np.concatenate([batch["number"] for batch in batches_of(tmp_path / "b" / "*", SCHEMA.as_examples())])
     assert numbers.tolist() == [number for number in range(300) if number not in (5, 200)]
+
+
+def test_the_byte_of_a_record_that_does_not_fit_is_that_of_the_file(tmp_path: Path):
+    records = records_from(0, 300)
+    records["version"][200] = 4
+    (tmp_path / "records").write_bytes(records.tobytes())
+    with pytest.raises(RecordMismatchError, match=f"record 200 at byte {200 * records.itemsize}: "):
+        convert_here(tmp_path / "records", SCHEMA, tmp_path / "to")
 
 
 def test_damage_that_appears_after_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

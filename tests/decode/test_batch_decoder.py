@@ -289,6 +289,16 @@ def test_a_raising_function_is_named_with_its_traceback() -> None:
     assert "in divide" in caught.value.traceback
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_function_that_would_end_its_process_is_named(error: BaseException) -> None:
+    def end(x: AnyArray, z: AnyArray) -> AnyArray:
+        raise error
+
+    schema = derived_schema(end)
+    with pytest.raises(WorkerError, match=f"derived field 'y': .* its function raised {type(error).__name__}: "):
+        decode(schema, derived_rows(schema, 3))
+
+
 @pytest.mark.parametrize(
     ("returned", "found"),
     [

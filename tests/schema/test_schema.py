@@ -216,7 +216,7 @@ BITS = {"b": loaderd.PackedBits(32)}
         (lambda: loaderd.Bits(3), "Bits: feature must be a name, got 3"),
         (lambda: loaderd.Packed(None), "Packed: feature must be a name, got None"),
         (lambda: loaderd.Array(b"b"), "Array: feature must be a name, got b'b'"),
-        (lambda: loaderd.Array("b", scale="2"), "Array: scale must be a number or None, got '2'"),
+        (lambda: loaderd.Array("b", scale="2"), "Array: scale must be a number, got '2'"),
         (lambda: loaderd.Array("b", shape="ab"), "shape must be a tuple of positive integers, got 'ab'"),
         (lambda: loaderd.Array("b", shape=(None, 3)), r"shape must be a tuple of positive integers, got \(None, 3\)"),
         (lambda: loaderd.Array("b", shape=2.5), "shape must be a tuple of positive integers, got 2.5"),
@@ -263,7 +263,7 @@ BITS = {"b": loaderd.PackedBits(32)}
         ),
         (
             lambda: loaderd.Schema({"i": loaderd.Int64()}, {"x": loaderd.Array("i", scale=0.5)}),
-            "scale must be a whole number for dtype int64, got 0.5",
+            "field 'x': scale must be representable in int64, got 0.5",
         ),
         (
             lambda: loaderd.Schema(BITS, {"x": loaderd.Derived(abs, "y")}),

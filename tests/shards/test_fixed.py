@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fixed_files import DTYPE, RECORDS, SCHEMA, WRAPPINGS, npz_of, records_from, tar_of, wrapped, zstd
 
-from loaderd.errors import CorruptRecordError, Damage, ShardReadError
+from loaderd.errors import CorruptRecordError, Damage, ShardReadError, StorageError
 from loaderd.shards import fixed_blocks, inflate, npz
 from loaderd.shards.files import list_shards
 from loaderd.shards.fixed_blocks import FixedBlockReader
@@ -295,9 +295,21 @@ def garbled_npz() -> bytes:
     return garbled(data, data.index(b"values.npy") + 300)
 
 
+def changed_npz(front: bytes, place: int, byte: int) -> bytes:
+    """A stored npz, with another byte so many behind the last ``front``."""
+    out = io.BytesIO()
+    records = records_from(0, 3)
+    np.savez(out, **{name: records[name] for name in DTYPE.names or ()})
+    data = bytearray(out.getvalue())
+    data[data.rindex(front) + place] = byte
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     ("make_data", "said"),
     [
+        (lambda: changed_npz(b"PK\x01\x02", 6, 109), "expected a whole npz, found zip file version 10.9"),
+        (lambda: changed_npz(b"{'descr'", 0, ord(" ")), "expected a numpy array in values.npy"),
         (unequal, "expected arrays with one row a record, found rows: .*'number': 10, 'values': 9"),
         (lacking, "expected an array 'planes', found only .*number.*version"),
         (garbled_npz, "values.npy"),
@@ -307,6 +319,16 @@ def garbled_npz() -> bytes:
 def test_an_npz_that_does_not_hold_together(make_data: Any, said: str, tmp_path: Path):
     file = make(tmp_path / "a.npz", make_data())
     with pytest.raises(ShardReadError, match=said):
+        build_fixed_index(file, RECORDS, 7)
+
+
+def test_storage_that_fails_is_no_damage_of_an_npz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: Any) -> int:
+        raise StorageError("the storage does not answer")
+
+    file = make(tmp_path / "a.npz", npz_of(records_from(0, 9)))
+    monkeypatch.setattr(npz.FileReader, "readinto", refuse)
+    with pytest.raises(StorageError, match="does not answer"):
         build_fixed_index(file, RECORDS, 7)
 
 

@@ -269,3 +269,17 @@ def test_names_that_do_not_depend_on_the_folder(tree: Path, monkeypatch: pytest.
     assert absolute_names("sub/../*.rec") == f"{tree}/*.rec"
     assert absolute_names(("~/a", "s3://b/*")) == ("/home/me/a", "s3://b/*")
     assert absolute_names("gs://b/*") == "gs://b/*"
+
+
+def test_the_folder_above_a_link_is_that_above_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As it is to open()."""
+    make(tmp_path, ["real/common/a.rec", "real/v3/a.rec", "top/common/b.rec"])
+    (tmp_path / "top/current").symlink_to(tmp_path / "real/v3")
+    (path,) = list_shards(f"{tmp_path}/top/current/../common/*.rec")
+    assert os.path.realpath(path.uri) == f"{tmp_path}/real/common/a.rec"
+    (path,) = list_shards(f"{tmp_path}/top/current/../../top/common/b.rec")
+    assert os.path.realpath(path.uri) == f"{tmp_path}/top/common/b.rec"
+    monkeypatch.chdir(tmp_path / "top")
+    assert absolute_names("current/.././common//a.rec") == f"{tmp_path}/top/current/../common/a.rec"
+    assert absolute_names("common/../current/x/..") == f"{tmp_path}/top/current"
+    assert absolute_names("/../../a/../..") == "/"
