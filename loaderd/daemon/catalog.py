@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import cloudpickle
-
 from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
 from loaderd.daemon.pool.workforce import Workforce
 from loaderd.daemon.preparing.local_data import Data
@@ -29,6 +27,7 @@ from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
 from loaderd.options import StreamOptions
+from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import listing_in
 from loaderd.protocol.messages import DataIs, Welcome
@@ -98,10 +97,10 @@ class Served:
             raise found.error
         if not found.finished:
             return DataIs(0, f"data set {self.name} is being {found.doing}"), None
-        pickled = cloudpickle.dumps((self.dataset, self.options, found.sets, found.indexes))
+        data = pickled((self.dataset, self.options, found.sets, found.indexes), self.dataset)
         # Apart, for it is needed first: what is pickled by name is imported from there.
         path = [each for each in sys.path if isinstance(each, str)]
-        contents = pickle.dumps((path, pickled))
+        contents = pickle.dumps((path, data))
         return DataIs(len(contents), ""), SharedMemory.holding("data", contents)
 
     def _prepared(self, listing: Listing | None, workforce: Workforce) -> LocalPreparation:
@@ -172,10 +171,10 @@ class Served:
         return slots + MIN_ARENAS * options.window_records(schema.row_bytes) * schema.row_bytes
 
 
-def data_of(pickled: bytes) -> tuple[AnyDataset, Data]:
+def data_of(contents: bytes) -> tuple[AnyDataset, Data]:
     """What :meth:`Served.data` made, in a process of the same server, which imports from the same places then."""
-    sys.path[:], contents = pickle.loads(pickled)
-    dataset, options, sets, indexes = pickle.loads(contents)
+    sys.path[:], data = pickle.loads(contents)
+    dataset, options, sets, indexes = pickle.loads(data)
     return dataset, Data(dataset, options, sets, indexes.__getitem__)
 
 
