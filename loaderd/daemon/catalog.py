@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
+from types import ModuleType
 from typing import Any
 
 from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
@@ -205,18 +207,28 @@ def _imported(target: str) -> tuple[str, AnyDataset]:
     if not module or not name:
         raise ServerError(f"a data set is named module:attribute, such as mypackage.datasets:train; got {target!r}")
     try:
-        found = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        imported = importlib.import_module(module)
     except Exception as error:
         raise ServerError(
             f"cannot import {target}: {type(error).__name__}: {error}",
             hint="The module must be importable from where the server is started.",
             traceback="" if isinstance(error, ModuleNotFoundError) else traceback.format_exc(),
         ) from None
+    try:
+        found = attrgetter(name)(imported)
+    except AttributeError as error:
+        raise ServerError(f"cannot serve {target}: {error}", hint=_data_sets_of(imported)) from None
     if not isinstance(found, (Dataset, Concat, Mix)):
         raise ServerError(
             f"{target} must be a loaderd.Dataset, Mix or Concat, got {type(found).__name__}",
-            hint="Such as train = loaderd.Dataset(shards, schema).",
+            hint=_data_sets_of(imported),
         )
     return name, found
+
+
+def _data_sets_of(module: ModuleType) -> str:
+    """What there is in a module, for whoever asked for something else."""
+    names = sorted(name for name, value in vars(module).items() if isinstance(value, (Dataset, Concat, Mix)))
+    if names:
+        return f"The data sets in {module.__name__} are {', '.join(names)}."
+    return f"There is no data set in {module.__name__}; make one, such as train = loaderd.Dataset(shards, schema)."
