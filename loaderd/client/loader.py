@@ -41,7 +41,8 @@ class Loader(BaseLoader):
     - ``progress``: a bar for the index pass; None: if standard error is a terminal.
     - ``refresh``: ``"epoch"``: each epoch is made of the shards that there are when it begins; else ``"never"``.
     - ``stall_timeout``: seconds without progress after which a process of loaderd is replaced; None: never.
-    - ``report``: a file to which every damaged record is written, a JSON object a line; see README.
+    - ``report``: a file to which every damaged record is written, a JSON object a line; see
+      "When something breaks" in the documentation (docs/failures.md).
     - ``storage``: a :class:`~loaderd.Storage`: for how long what fails is tried again, how many requests are under
       way at a time, a cache on a local disk.
     - ``start``: a :class:`~loaderd.Position` to go on from.
