@@ -161,9 +161,11 @@ class _Joined:
             require(isinstance(part, (Dataset, _Joined)), f"a set of a {what}", "a Dataset, Concat or Mix", part)
         for name in _COMMON:
             values = [getattr(leaf, name) for leaf in self.leaves()]
-            if any(value != values[0] for value in values):
+            other = next((value for value in values if value != values[0]), None)
+            if other is not None:
+                got = _difference(values[0], other) if name == "schema" else f"{values!r:.300}"
                 raise OptionError(
-                    f"the sets of a {what} must agree in {name}, got {values}",
+                    f"the sets of a {what} must agree in {name}, got {got}",
                     hint="They share batches and windows. Use dataclasses.replace(dataset, …).",
                 )
 
@@ -306,6 +308,19 @@ def joined_text(dataset: AnyDataset) -> dict[str, str]:
         return {}
     weights = {epoch: [str(weight) for weight in weights] for epoch, weights in dataset.schedule.items()}
     return {"weights": f"{weights}, epochs of {dataset.epoch_records or 'all'} records"}
+
+
+def _difference(one: Schema, other: Schema) -> str:
+    """The first thing in which two schemas differ: as a whole, each takes screens."""
+    for part in ("features", "fields", "intermediates"):
+        mine, theirs = getattr(one, part), getattr(other, part)
+        for name in {**mine, **theirs}:
+            found = [f"{parts[name]!r:.200}" if name in parts else "none" for parts in (mine, theirs)]
+            if mine.get(name) != theirs.get(name):
+                return f"{part}[{name!r}] {found[0]} and {found[1]}"
+        if mine != theirs or list(mine) != list(theirs):
+            return f"{part} of the same names in another order, or at other places"
+    raise AssertionError("they are equal")
 
 
 def _schema_hint(got: Any) -> str:

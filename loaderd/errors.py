@@ -91,7 +91,7 @@ class LoaderdError(Exception):
         if self.hint:
             parts.append(self.hint)
         if self.traceback:
-            parts.append("In the worker:\n" + self.traceback.rstrip())
+            parts.append("Where it was raised, in another process:\n" + self.traceback.rstrip())
         return "\n".join(parts)
 
     def __reduce__(self) -> tuple[Any, ...]:

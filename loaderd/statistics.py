@@ -16,7 +16,7 @@ class Statistics:
     num_shards: int
     """Shards, empty ones included."""
     num_records: int
-    """Records of one epoch of all hosts, damaged ones left out."""
+    """Records of one epoch of all hosts, damaged ones left out (with ``on_corrupt="skip_shard"``, damaged shards)."""
     batches_delivered: int
     """Batches that the consumer took."""
     records_delivered: int

@@ -58,12 +58,14 @@ def write_shards(
 
     ``records``: a dict of names and arrays, whose first dimension is the records (the module says what becomes of
     which dtype); or serialized ``tf.train.Example``, or any bytes, one for each record. Shards hold consecutive
-    records, as equal in number as can be. Raises OptionError.
+    records, as equal in number as can be. Files of these names are overwritten. Raises OptionError where there are
+    more of them than would be, so that a glob never mixes old records with new ones.
     """
     require(compression in ("none", *_WINDOW_BITS), "compression", "one of none, gzip, zlib", compression)
     num_shards = as_count(num_shards, "num_shards")
     payloads = list(_examples(records) if isinstance(records, Mapping) else records)
     Path(folder).mkdir(parents=True, exist_ok=True)
+    _refuse_beside_others(Path(folder), num_shards)
     paths = []
     for shard in range(num_shards):
         first, stop = (len(payloads) * end // num_shards for end in (shard, shard + 1))
@@ -74,6 +76,18 @@ def write_shards(
         paths.append(Path(folder) / f"{shard:05}.tfrecord")
         paths[-1].write_bytes(stream)
     return paths
+
+
+def _refuse_beside_others(folder: Path, num_shards: int) -> None:
+    others = [
+        path.name for path in folder.glob("*.tfrecord") if path.stem.isdecimal() and int(path.stem) >= num_shards
+    ]
+    if others:
+        raise OptionError(
+            f"folder must hold no shard numbered {num_shards} or above, beside which {num_shards} would be written; "
+            f"got {folder}, which holds {min(others)}",
+            hint="Give another folder, or delete what an earlier call left there.",
+        )
 
 
 def schema_of(arrays: Arrays) -> Schema:

@@ -36,6 +36,7 @@ LAYERS = [
     ["loaderd.shards", "loaderd.decode", "loaderd.encode", "loaderd.memory", "loaderd.plan"],
     ["loaderd.protocol"],
     ["loaderd.dataset", "loaderd.convert"],
+    ["loaderd.pickling"],
     ["loaderd.remote"],
     ["loaderd.workers"],
     ["loaderd.daemon.pool"],

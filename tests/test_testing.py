@@ -65,6 +65,17 @@ def test_what_cannot_be_written_or_damaged_is_refused(tmp_path: Path):
         testing.damage(path)
 
 
+def test_old_shards_are_overwritten_or_refused_but_never_left_beside_new_ones(tmp_path: Path):
+    for records in (b"old", b"newer"):
+        testing.write_shards(tmp_path, [records] * 3, num_shards=3)
+    (tmp_path / "other.tfrecord").touch()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(OptionError, match=f"got {tmp_path}, which holds 00001.tfrecord\nGive another folder, or"):
+        testing.write_shards(tmp_path, [b"newest"])
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(testing.write_shards(tmp_path, [b"newest"] * 4, num_shards=4)) == 4
+
+
 # ------------------------------------------------------------------------------------------ batches as they are
 
 

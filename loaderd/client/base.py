@@ -40,6 +40,13 @@ class BaseLoader(Standing):
         self._metrics_ends: list[Callable[[], None]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled, nor copied: its batches are in the memory of this process\n"
+            "Send what it is made of, a loaderd.Dataset, and make a loader of it there, with shard=(i, n) for an "
+            "n-th; of a server's data set, call loaderd.connect there."
+        )
+
     # -------------------------------------------------------------------------------------- consuming
 
     def __iter__(self) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ from loaderd.client.shared_stream import SharedIteration, SharedStream
 from loaderd.client.sources import Source
 from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
+from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
 from loaderd.options import Remainder, as_seconds, require
 from loaderd.plan.passes import Pass
@@ -124,6 +125,11 @@ def connect(
     died go to another one; so these may come twice, all others once; there is no ``len()``, ``fetch`` or ``seek``.
     """
     first = checked_start(start)
+    if isinstance(dataset, (Dataset, Concat, Mix)):
+        raise OptionError(
+            f"dataset must be the name of one of the server's, got a {type(dataset).__name__}",
+            hint="Serve it, `loaderd serve MODULE:NAME`, and give its name; or read it with loaderd.Loader.",
+        )
     require(isinstance(dataset, str) and bool(dataset), "dataset", "the name of one of the server's", dataset)
     require(token is None or isinstance(token, str), "token", "a string or None", token)
     require(tls is None or isinstance(tls, TLS), "tls", "a loaderd.TLS or None", tls)

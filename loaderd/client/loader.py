@@ -16,6 +16,8 @@ from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, Shuf
 from loaderd.plan.positions import Position
 from loaderd.schema import Schema
 
+_OF_THE_SET = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "refresh", "storage")
+
 
 class Loader(BaseLoader):
     """Batches of TFRecord shards, unpacked by worker processes into shared memory.
@@ -39,7 +41,8 @@ class Loader(BaseLoader):
     - ``progress``: a bar for the index pass; None: if standard error is a terminal.
     - ``refresh``: ``"epoch"``: each epoch is made of the shards that there are when it begins; else ``"never"``.
     - ``stall_timeout``: seconds without progress after which a process of loaderd is replaced; None: never.
-    - ``report``: a file to which every damaged record is written, a JSON object a line; see README.
+    - ``report``: a file to which every damaged record is written, a JSON object a line; see
+      "When something breaks" in the documentation (docs/failures.md).
     - ``storage``: a :class:`~loaderd.Storage`: for how long what fails is tried again, how many requests are under
       way at a time, a cache on a local disk.
     - ``start``: a :class:`~loaderd.Position` to go on from.
@@ -108,9 +111,15 @@ def as_dataset(
     if not isinstance(shards, (Dataset, Concat, Mix)):
         return Dataset(shards, cast(Schema, schema), shuffle, seed, on_corrupt, index_cache, refresh, storage=storage)
     given = (schema, shuffle, seed, on_corrupt, index_cache, refresh, storage)
-    if given != (None, True, 0, "raise", "user", "never", DEFAULT_STORAGE):
+    defaults = (None, True, 0, "raise", "user", "never", DEFAULT_STORAGE)
+    own = {name: value for name, value, default in zip(_OF_THE_SET, given, defaults, strict=True) if value != default}
+    if own:
+        what = type(shards).__name__
+        texts = {name: "…" if name == "schema" else f"{value!r:.100}" for name, value in own.items()}
+        words = ", ".join(f"{name}={text}" for name, text in texts.items())
+        where = "the data set" if what == "Dataset" else f"each data set of the {what}"
         raise OptionError(
-            "schema, shuffle, seed, on_corrupt, index_cache, refresh and storage must be left to the data set given",
-            hint="Use dataclasses.replace(dataset, …) for a data set that differs.",
+            f"{' and '.join(own)} must be left out beside a {what}, which has its own; got {words}",
+            hint=f"Give {where} what is wanted: Dataset(…, {words}).",
         )
     return shards

@@ -18,12 +18,11 @@ import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-import cloudpickle
-
 from loaderd.client.link import Link, LinkLost, link_to_daemon
-from loaderd.dataset import StreamDescription
+from loaderd.dataset import AnyDataset, StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError
 from loaderd.options import StreamOptions
+from loaderd.pickling import pickled
 from loaderd.protocol.messages import Ask, Message, Open, Welcome
 from loaderd.schema import Schema
 
@@ -89,10 +88,11 @@ class Source(ABC):
 class OwnDaemon(Source):
     """A daemon of our own, that serves what ``wanted`` says."""
 
-    def __init__(self, wanted: StreamDescription | RemoteStream) -> None:
+    def __init__(self, wanted: StreamDescription | RemoteStream, dataset: AnyDataset | None = None) -> None:
+        """``dataset``: that of ``wanted``, if this process knows it."""
         self.options = wanted.options
         # Pickled once: what a user's function refers to may have changed by the time another daemon is started.
-        self._pickled = cloudpickle.dumps(wanted)
+        self._pickled = pickled(wanted, dataset)
         self._shards: list[list[str] | None] | None = None
         self._fruitless = 0
 
@@ -125,7 +125,7 @@ class EmbeddedSource(OwnDaemon):
     """Shards that its workers read."""
 
     def __init__(self, description: StreamDescription) -> None:
-        super().__init__(description)
+        super().__init__(description, description.dataset)
         self.schema = description.schema
         self.row_bytes = description.schema.row_bytes
         self.grows = description.dataset.grows

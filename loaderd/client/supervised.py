@@ -195,7 +195,7 @@ class SupervisedStream(Stream):
             )
         self._room_for = pass_.past
 
-    def _open(self, place: Position, end: LinkLost | None, at: str = "its beginning") -> None:
+    def _open(self, place: Position, end: LinkLost | None, at: str = "the beginning of the pass") -> None:
         """Replace the connection by a new one, opened at ``place``.
 
         ``end``: how the one before was lost; None: we gave it up. ``at``: in words, where it stood.

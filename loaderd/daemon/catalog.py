@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
+from types import ModuleType
 from typing import Any
-
-import cloudpickle
 
 from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
 from loaderd.daemon.pool.workforce import Workforce
@@ -29,6 +29,7 @@ from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
 from loaderd.options import StreamOptions
+from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import listing_in
 from loaderd.protocol.messages import DataIs, Welcome
@@ -98,10 +99,10 @@ class Served:
             raise found.error
         if not found.finished:
             return DataIs(0, f"data set {self.name} is being {found.doing}"), None
-        pickled = cloudpickle.dumps((self.dataset, self.options, found.sets, found.indexes))
+        data = pickled((self.dataset, self.options, found.sets, found.indexes), self.dataset)
         # Apart, for it is needed first: what is pickled by name is imported from there.
         path = [each for each in sys.path if isinstance(each, str)]
-        contents = pickle.dumps((path, pickled))
+        contents = pickle.dumps((path, data))
         return DataIs(len(contents), ""), SharedMemory.holding("data", contents)
 
     def _prepared(self, listing: Listing | None, workforce: Workforce) -> LocalPreparation:
@@ -172,10 +173,10 @@ class Served:
         return slots + MIN_ARENAS * options.window_records(schema.row_bytes) * schema.row_bytes
 
 
-def data_of(pickled: bytes) -> tuple[AnyDataset, Data]:
+def data_of(contents: bytes) -> tuple[AnyDataset, Data]:
     """What :meth:`Served.data` made, in a process of the same server, which imports from the same places then."""
-    sys.path[:], contents = pickle.loads(pickled)
-    dataset, options, sets, indexes = pickle.loads(contents)
+    sys.path[:], data = pickle.loads(contents)
+    dataset, options, sets, indexes = pickle.loads(data)
     return dataset, Data(dataset, options, sets, indexes.__getitem__)
 
 
@@ -206,18 +207,28 @@ def _imported(target: str) -> tuple[str, AnyDataset]:
     if not module or not name:
         raise ServerError(f"a data set is named module:attribute, such as mypackage.datasets:train; got {target!r}")
     try:
-        found = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        imported = importlib.import_module(module)
     except Exception as error:
         raise ServerError(
             f"cannot import {target}: {type(error).__name__}: {error}",
             hint="The module must be importable from where the server is started.",
             traceback="" if isinstance(error, ModuleNotFoundError) else traceback.format_exc(),
         ) from None
+    try:
+        found = attrgetter(name)(imported)
+    except AttributeError as error:
+        raise ServerError(f"cannot serve {target}: {error}", hint=_data_sets_of(imported)) from None
     if not isinstance(found, (Dataset, Concat, Mix)):
         raise ServerError(
             f"{target} must be a loaderd.Dataset, Mix or Concat, got {type(found).__name__}",
-            hint="Such as train = loaderd.Dataset(shards, schema).",
+            hint=_data_sets_of(imported),
         )
     return name, found
+
+
+def _data_sets_of(module: ModuleType) -> str:
+    """What there is in a module, for whoever asked for something else."""
+    names = sorted(name for name, value in vars(module).items() if isinstance(value, (Dataset, Concat, Mix)))
+    if names:
+        return f"The data sets in {module.__name__} are {', '.join(names)}."
+    return f"There is no data set in {module.__name__}; make one, such as train = loaderd.Dataset(shards, schema)."

@@ -19,8 +19,6 @@ from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
 
-import cloudpickle
-
 from loaderd import logs
 from loaderd.daemon.catalog import Served, load_catalog
 from loaderd.daemon.groups.mirrored_group import Mirrored
@@ -33,6 +31,7 @@ from loaderd.daemon.who_waits import describe
 from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
 from loaderd.options import default_workers
+from loaderd.pickling import pickled
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import (
     Ask,
@@ -257,7 +256,7 @@ class ServerDaemon(Daemon):
         session = Session(
             number,
             description,
-            cloudpickle.dumps(description),
+            pickled(description, served.dataset),
             self._workforce,
             self._wires.post,
             prepared=prepared,

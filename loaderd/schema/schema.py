@@ -136,7 +136,7 @@ class Schema:
             if name in path:
                 raise SchemaError(f"derived fields go round in a circle: {' → '.join((*path, name))}")
             if name not in self.fields and name not in self.intermediates:
-                raise SchemaError(f"field {path[-1]!r} is derived from {name!r}, which is no field or intermediate")
+                raise self._no_input(path[-1], name)
             definition = self.definition_of(name)
             if isinstance(definition, Derived):
                 for source in definition.inputs:
@@ -146,6 +146,19 @@ class Schema:
         for name in (*self.fields, *self.intermediates):
             visit(name, ())
         return done
+
+    def _no_input(self, derived: str, name: str) -> SchemaError:
+        """Of a field that is derived from ``name``, which is none."""
+        if name not in self.features:
+            there = ", ".join((*self.fields, *self.intermediates))
+            return SchemaError(
+                f"field {derived!r} is derived from {name!r}, which is no field or intermediate; there are {there}"
+            )
+        kind = "Bits" if isinstance(self.features[name], PackedBits) else "Array"
+        return SchemaError(
+            f"field {derived!r} is derived from {name!r}, which is a stored feature, and no field or intermediate",
+            hint=f"Make it one: Schema(features, fields, intermediates={{{name!r}: loaderd.{kind}({name!r})}}).",
+        )
 
     @property
     def made_fields(self) -> list[str]:

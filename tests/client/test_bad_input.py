@@ -39,7 +39,12 @@ def test_damage_is_named_before_training(write_numbered: Write, numbered_schema:
 
 @pytest.mark.parametrize(("policy", "missing"), [("skip_record", [142]), ("skip_shard", list(range(100, 200)))])
 def test_damage_is_left_out(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, policy: str, missing: list[int]
+    write_numbered: Write,
+    numbered_schema: loaderd.Schema,
+    check_batch: Check,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+    missing: list[int],
 ):
     shards = write_numbered([100, 100, 100])
     damage_data(shards[1], 42)
@@ -55,6 +60,11 @@ def test_damage_is_left_out(
         assert all(len(batch) == 10 for batch in order[:-1]), "damage that the index found leaves no hole"
         (damage,) = loader.statistics().damages
         assert (damage.shard, damage.record) == (str(shards[1]), 42)
+    whole = (
+        '1 of 3 shards are damaged and left out whole (on_corrupt="skip_shard"), with 99 records that are not damaged'
+    )
+    expected = [f"{whole}: {shards[1]}"] if policy == "skip_shard" else []
+    assert [record.getMessage() for record in caplog.records] == expected
 
 
 def test_damage_after_the_index_breaks_one_batch(

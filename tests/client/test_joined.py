@@ -142,6 +142,24 @@ def test_weights_that_make_no_mix(sets: dict[str, Dataset], weights: Any, messag
         Mix(weights, sets)
 
 
+def test_of_schemas_that_differ_the_difference_is_said():
+    def of(features: Any = (), fields: Any = (), intermediates: Any = ()) -> Dataset:
+        stored = {"a": loaderd.Int64(), "b": loaderd.Int64(), **dict(features)}
+        made = {"x": loaderd.Array("a"), **dict(fields)}
+        return Dataset("*.tfrecord", loaderd.Schema(stored, made, dict(intermediates)))
+
+    turned = loaderd.Schema({"b": loaderd.Int64(), "a": loaderd.Int64()}, {"x": loaderd.Array("a")})
+    for other, said in [
+        (of({"a": loaderd.Int64((2,))}), r"features\['a'\] Int64\(shape=\(\), .*\) and Int64\(shape=\(2,\), .*\)"),
+        (of({}, {"y": loaderd.Array("b")}), r"fields\['y'\] none and Array\(.*\)"),
+        (of({}, {}, {"y": loaderd.Array("b")}), r"intermediates\['y'\] none and Array\(.*\)"),
+        (Dataset("*.tfrecord", turned), "features of the same names in another order, or at other places"),
+    ]:
+        with pytest.raises(OptionError, match=f"must agree in schema, got {said}\n") as caught:
+            Concat([of(), of(), other])
+        assert len(caught.value.message) < 300
+
+
 def test_sets_that_cannot_be_joined(sets: dict[str, Dataset], numbered_schema: loaderd.Schema):
     a, b = sets.values()
     with pytest.raises(OptionError, match=r"the sets of a Concat must agree in seed, got \[0, 3\]"):

@@ -164,6 +164,12 @@ def test_a_call_in_vain_can_be_ended(server: Restarted, embedded: Any, how: str)
         next(iter(loader))
 
 
+def test_a_data_set_in_the_place_of_its_name():
+    dataset = loaderd.Dataset("*.tfrecord", loaderd.schemas.chess_eval())
+    with pytest.raises(OptionError, match=r"^dataset must be the name of .*, got a Dataset\nServe it, .*\.$"):
+        loaderd.connect("unix:", dataset=dataset, batch_size=10)  # type: ignore[arg-type]
+
+
 def test_what_a_server_refuses(server: Restarted, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ServerError, match="there is no data set 'test'; there are \\['train'\\]"):
         loaderd.connect(server.address, dataset="test", batch_size=20)

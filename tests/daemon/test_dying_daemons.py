@@ -183,7 +183,7 @@ def test_the_daemon_dies_while_it_opens(
     ):
         assert list(chain(*map(check_batch, loader))) == list(range(100))
         assert loader.statistics().daemon_restarts == 2
-    warning = "the daemon process was killed by SIGKILL; another one goes on at its beginning"
+    warning = "the daemon process was killed by SIGKILL; another one goes on at the beginning of the pass"
     assert [record.getMessage() for record in caplog.records] == [warning] * 2
 
 

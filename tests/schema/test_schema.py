@@ -267,7 +267,7 @@ BITS = {"b": loaderd.PackedBits(32)}
         ),
         (
             lambda: loaderd.Schema(BITS, {"x": loaderd.Derived(abs, "y")}),
-            "'x' is derived from 'y', which is no field or intermediate",
+            "'x' is derived from 'y', which is no field or intermediate; there are x$",
         ),
         (
             lambda: loaderd.Schema(BITS, {"x": loaderd.Derived(abs, "y"), "y": loaderd.Derived(abs, "x")}),
@@ -279,3 +279,16 @@ BITS = {"b": loaderd.PackedBits(32)}
 def test_what_does_not_fit_is_said(make: Any, text: str):
     with pytest.raises(SchemaError, match=text):
         make()
+
+
+@pytest.mark.parametrize("kind", ["Int64", "PackedBits", "FixedRecords"])
+def test_what_is_derived_from_a_stored_feature_hears_what_to_write(kind: str):
+    features: Any = {"s": loaderd.PackedBits(8) if kind == "PackedBits" else loaderd.Int64()}
+    if kind == "FixedRecords":
+        features = loaderd.FixedRecords(np.dtype([("s", "<i8")]))
+    fields = {"b": loaderd.Derived(abs, "s")}
+    with pytest.raises(SchemaError, match=r"'b' is derived from 's', which is a stored feature") as caught:
+        loaderd.Schema(features, fields)
+    written = caught.value.hint.removeprefix("Make it one: ").removesuffix(".")
+    made = eval(written, {"loaderd": loaderd, "Schema": loaderd.Schema, "features": features, "fields": fields})
+    assert made.made_fields == ["s", "b"]

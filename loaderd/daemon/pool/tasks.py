@@ -111,7 +111,7 @@ class TrialWork(NamedTuple):
         return sorted(set(range(self.batch.num_rows)).difference(self.rows))
 
     def __str__(self) -> str:
-        return f"the decoding of {len(self.rows)} records of batch {self.batch.step}"
+        return f"the decoding of {len(self.rows)} record{'s' * (len(self.rows) != 1)} of batch {self.batch.step}"
 
 
 TASKS_PER_WORKER = 2

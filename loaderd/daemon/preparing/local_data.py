@@ -67,11 +67,18 @@ class Data:
         self.files = [file for files in sets for file in files]
         indexes = [[index_of(file) for file in files] for files in sets]
         damages = [damage for of_set in indexes for index in of_set for damage in index.damages]
-        self.unreadable = [index.error for of_set in indexes for index in of_set if index.error is not None]
+        unreadable = [index.error for of_set in indexes for index in of_set if index.error is not None]
         most = MAX_NAMED_DAMAGES if options.report is None else MAX_REPORTED_DAMAGES
         if damages and options.on_corrupt == "raise":
-            raise damage_error(damages, len(self.files), self.unreadable, most)
+            raise damage_error(damages, len(self.files), unreadable, most)
         self.damages: list[Damage] = damages[:most]
+        self.warnings: list[str] = []
+        """What people should hear of what is left out."""
+        if unreadable:
+            text = f"{len(unreadable)} of {len(self.files)} shards cannot be indexed and are left out"
+            self.warnings.append(f"{text}: {unreadable[0].message}")
+        if options.on_corrupt == "skip_shard":
+            self.warnings += _left_out_whole([index for of_set in indexes for index in of_set])
         leaves = dataset.leaves()
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
         self._tables = [
@@ -164,6 +171,20 @@ class Data:
         """(number in its set, set) of a block."""
         of_set = bisect_right(self._block_ends, block)
         return block - (self._block_ends[of_set - 1] if of_set else 0), of_set
+
+
+def _left_out_whole(indexes: Sequence[ShardIndex]) -> list[str]:
+    """A warning of the damaged shards: their records that are sound are among no damages."""
+    shards = {index.file: index for index in indexes}  # several sets may have one
+    damaged = {file.uri: index for file, index in shards.items() if index.damages and index.error is None}
+    if not damaged:
+        return []
+    sound = sum(int(index.counts.sum()) for index in damaged.values())
+    rest = f" and {len(damaged) - _MOST_NAMED} more" if len(damaged) > _MOST_NAMED else ""
+    return [
+        f'{len(damaged)} of {len(shards)} shards are damaged and left out whole (on_corrupt="skip_shard"), '
+        f"with {sound:,} records that are not damaged: {', '.join(list(damaged)[:_MOST_NAMED])}{rest}"
+    ]
 
 
 def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> tuple[str, str, int, str] | None:

@@ -154,13 +154,11 @@ class LocalPreparation(Preparation):
             self._warnings.append(f"the index could not be kept, so the next start makes it again: {done.unstored}")
         self.indexes = {file: done.indexes[number] for number, file in enumerate(done.files)}
         try:
-            self.data = data = Data(self._dataset, self._options, self.sets, self.indexes.__getitem__)
+            self.data = Data(self._dataset, self._options, self.sets, self.indexes.__getitem__)
         except LoaderdError as error:
             self.error = error
             return
-        if data.unreadable:
-            text = f"{len(data.unreadable)} of {len(data.files)} shards cannot be indexed and are left out"
-            self._warnings.append(f"{text}: {data.unreadable[0].message}")
+        self._warnings += self.data.warnings
 
     def found(self) -> list[list[str] | None]:
         """The URIs of the shards of each set; None of one that grows."""

@@ -86,7 +86,7 @@ def test_a_record_that_workers_are_lost_at_is_found_and_breaks_its_batch(new_run
     sent = run.to_the_end(is_deadly=decodes_rows((13, 41)))
     assert max(claim.run.stop - claim.run.first for claim in run.claimed) > 1, "it was granted with others"
     assert delivered(sent) == {step: 100 for step in range(20) if step != 13}
-    lost = f"{LOST} the decoding of 1 records of batch 13; the last one was killed by SIGSEGV"
+    lost = f"{LOST} the decoding of 1 record of batch 13; the last one was killed by SIGSEGV"
     assert broken(sent) == {13: f"[{record_at(run, 1, 341)}]: {lost}"}
     assert [item.step for item in sent] == list(range(20)), "in its turn"
     # Three for the batch, one for each half, three for the record.

@@ -1,0 +1,69 @@
+"""Data sets as other processes get them: pickled, with the functions of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from loaderd.dataset import AnyDataset, Dataset
+from loaderd.errors import LoaderdError, OptionError, SchemaError
+from loaderd.schema import Derived
+
+
+def pickled(contents: Any, dataset: AnyDataset | None = None) -> bytes:
+    """``contents``, of which ``dataset`` is a part. Raises SchemaError or OptionError that says what cannot be."""
+    try:
+        result: bytes = cloudpickle.dumps(contents)
+    except Exception as error:
+        reasons = (_reason(leaf) for leaf in dataset.leaves()) if dataset is not None else ()
+        raise next(filter(None, reasons), error) from None
+    return result
+
+
+def _reason(leaf: Dataset) -> LoaderdError | None:
+    """Why it cannot be pickled; None: it can be."""
+    schema = leaf.schema
+    for name in schema.evaluation_order:
+        definition = schema.definition_of(name)
+        if isinstance(definition, Derived) and (failure := _failure(definition.function)):
+            return SchemaError(
+                f"field {name!r} must be derived by a function that can be pickled, for the worker processes, "
+                f"but {_culprit(definition.function)}: {failure}",
+                hint="Make what cannot be inside the function, or have both in a module that can be imported: then "
+                "each worker makes its own.",
+            )
+    if failure := _failure(leaf.storage.filesystem):
+        return OptionError(
+            f"Storage.filesystem must be one that can be pickled, for the worker processes, "
+            f"got {leaf.storage.filesystem!r:.200}: {failure}"
+        )
+    return None
+
+
+def _culprit(function: Callable[..., Any]) -> str:
+    """What of a function cannot be pickled, in words."""
+    for name, value in _used(function).items():
+        if _failure(value):
+            return f"{name!r} ({type(value).__qualname__}), which it uses, cannot be"
+    return f"{getattr(function, '__qualname__', None) or repr(function)} cannot be"
+
+
+def _used(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function refers to, or what an object that can be called holds, by name."""
+    import inspect  # for those few whose function cannot be pickled
+
+    if not inspect.isfunction(function):
+        return dict(getattr(function, "__dict__", {}))
+    used = inspect.getclosurevars(function)
+    return {**used.nonlocals, **used.globals}
+
+
+def _failure(value: Any) -> str:
+    """Why ``value`` cannot be pickled; nothing, if it can be."""
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
