@@ -1,9 +1,10 @@
 """Indexes on disk, so that a shard is read through once.
 
 A cached index is found by the shard's name, size and time of change, and by the block size: a shard that changed
-has another key; of one in storage that tells no time, none is kept. Files are written beside their place and renamed, so that a reader sees a whole one or none; one
-that is damaged or of another version is made again. A cache that cannot be written costs the next start an index
-pass, and no more. A folder of indexes stays bounded (``index_pruning``); those beside their shards are the user's.
+has another key; of one in storage that tells no time, none is kept. Files are written beside their place and
+renamed, so that a reader sees a whole one or none; one that is damaged or of another version is made again. A cache
+that cannot be written costs the next start an index pass, and no more. A folder of indexes stays bounded
+(``index_pruning``); those beside their shards are the user's.
 """
 
 from __future__ import annotations
