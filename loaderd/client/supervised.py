@@ -84,10 +84,12 @@ class SupervisedStream(Stream):
         return self._now.watched
 
     def course_of(self, of: Pass | Position) -> Course:
-        if of.listing is None or of.listing in self._courses:
-            return self._courses.get(of.listing, self.course)
-        self.list_shards(of.listing)
-        return self.course
+        if not self.has_course_of(of):
+            self.list_shards(of.listing)
+        return self._courses.get(of.listing, self.course)
+
+    def has_course_of(self, of: Pass | Position) -> bool:
+        return of.listing is None or of.listing in self._courses
 
     def list_shards(self, listing: Listing | None) -> None:
         self.check()
