@@ -59,6 +59,7 @@ class SupervisedStream(Stream):
         self._courses: dict[Listing | None, Course] = {}
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
+        self._fruitful = False  # whether a batch has come since the source was asked last how long to go on trying
         super().__init__(Counts(report=DamageReport(source.options.report)))
         try:
             self._open(start, None)
@@ -228,11 +229,11 @@ class SupervisedStream(Stream):
     def _take_leave(self, before: Connection | None, end: LinkLost | None, at: str) -> None:
         """End ``before``, and wait until another link may be tried. Raises LoaderdError if none should be."""
         self.check()  # a program that is ending must not wait here
-        fruitful = False
         if before is not None:
             before.link.kill()
             before.torn = True
-            fruitful, before.delivered = before.delivered, False
+            self._fruitful |= before.delivered
+            before.delivered = False
         self.check()
         if end is None:
             return
@@ -240,6 +241,7 @@ class SupervisedStream(Stream):
             self._over = f"the loader ended: {end.failure.message}"
             self.counts.report.add("index", end.failure.damages)
             raise end.failure
+        fruitful, self._fruitful = self._fruitful, False
         if self._not_over.acquire(timeout=self._source.pause_s(end, fruitful, at)):
             self._not_over.release()
         self.check()
