@@ -37,6 +37,7 @@ from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import Course, Position
+from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Listed
 
 
@@ -217,6 +218,8 @@ class SupervisedStream(Stream):
                 break
             except LinkLost as lost:
                 end = lost
+            except ChannelClosed as closed:  # by close(), while its descriptors were taken over
+                end = LinkLost(str(closed))
             except ClosedError:
                 connection.link.close()
                 raise
