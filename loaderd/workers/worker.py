@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
-from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.anonymous import mapped
 from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.options import Storage
 from loaderd.protocol.channel import Channel, ChannelClosed
@@ -178,10 +178,7 @@ class Worker:
     def attach(self, message: Attach, windows_fd: int, slots_fd: int, page_fd: int, consumer_bell: int) -> None:
         """Take over a stream: its description, its files, its memory. It may come again, with other files."""
         self.detach(message.stream)
-        memories = [SharedMemory(fd) for fd in (windows_fd, slots_fd, page_fd)]
-        for memory in memories:
-            memory.close_fd()
-        windows, slots, words = memories
+        windows, slots, words = mapped(windows_fd, slots_fd, page_fd)
         description = pickle.loads(message.description)
         page = Page(words.bytes, message.num_slots, message.num_seats)
         spent = page.spent(self._seat)
