@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -128,6 +129,16 @@ class Storage:
         )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+
+def pickled_storage(storage: Storage) -> bytes:
+    """For other processes; of one and the same object it is the same each time."""
+    if storage.filesystem is None:
+        return pickle.dumps(storage)
+    import cloudpickle  # its class may be one of the user's script
+
+    pickled: bytes = cloudpickle.dumps(storage)
+    return pickled
 
 
 DEFAULT_STORAGE = Storage()

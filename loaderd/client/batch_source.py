@@ -88,7 +88,14 @@ class Stream(Ending, ABC):
 
     @abstractmethod
     def course_of(self, of: Pass | Position) -> Course:
-        """The arithmetic for the data that a pass or a position is of. Raises LoaderdError."""
+        """The arithmetic for the data that a pass or a position is of. Raises LoaderdError.
+
+        May list shards, which changes the data in use, unless :meth:`has_course_of` says that it need not.
+        """
+
+    def has_course_of(self, of: Pass | Position) -> bool:
+        """Whether :meth:`course_of` can answer at once; may be asked without ``lock``."""
+        return True
 
     @abstractmethod
     def list_shards(self, listing: Listing | None) -> None:

@@ -93,7 +93,11 @@ class Standing:
     def after(self, position: Position, batches: int) -> Position:
         """The position so many batches after ``position``, one pass following the other."""
         _require_position(position)
-        return self._stream.course_of(position).after(position, batches)
+        # Without the lock, where it need not be: a signal's handler may ask, in the middle of a fetch.
+        if self._stream.has_course_of(position):
+            return self._stream.course_of(position).after(position, batches)
+        with self._stream.lock:
+            return self._stream.course_of(position).after(position, batches)
 
     def pass_to_json(self, pass_: Pass) -> str:
         """A pass as text that says what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""

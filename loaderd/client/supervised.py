@@ -37,6 +37,7 @@ from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import Course, Position
+from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Listed
 
 
@@ -59,6 +60,7 @@ class SupervisedStream(Stream):
         self._courses: dict[Listing | None, Course] = {}
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
+        self._fruitful = False  # whether a batch has come since the source was asked last how long to go on trying
         super().__init__(Counts(report=DamageReport(source.options.report)))
         try:
             self._open(start, None)
@@ -84,10 +86,12 @@ class SupervisedStream(Stream):
         return self._now.watched
 
     def course_of(self, of: Pass | Position) -> Course:
-        if of.listing is None or of.listing in self._courses:
-            return self._courses.get(of.listing, self.course)
-        self.list_shards(of.listing)
-        return self.course
+        if not self.has_course_of(of):
+            self.list_shards(of.listing)
+        return self._courses.get(of.listing, self.course)
+
+    def has_course_of(self, of: Pass | Position) -> bool:
+        return of.listing is None or of.listing in self._courses
 
     def list_shards(self, listing: Listing | None) -> None:
         self.check()
@@ -214,6 +218,8 @@ class SupervisedStream(Stream):
                 break
             except LinkLost as lost:
                 end = lost
+            except ChannelClosed as closed:  # by close(), while its descriptors were taken over
+                end = LinkLost(str(closed))
             except ClosedError:
                 connection.link.close()
                 raise
@@ -226,11 +232,11 @@ class SupervisedStream(Stream):
     def _take_leave(self, before: Connection | None, end: LinkLost | None, at: str) -> None:
         """End ``before``, and wait until another link may be tried. Raises LoaderdError if none should be."""
         self.check()  # a program that is ending must not wait here
-        fruitful = False
         if before is not None:
             before.link.kill()
             before.torn = True
-            fruitful, before.delivered = before.delivered, False
+            self._fruitful |= before.delivered
+            before.delivered = False
         self.check()
         if end is None:
             return
@@ -238,6 +244,7 @@ class SupervisedStream(Stream):
             self._over = f"the loader ended: {end.failure.message}"
             self.counts.report.add("index", end.failure.damages)
             raise end.failure
+        fruitful, self._fruitful = self._fruitful, False
         if self._not_over.acquire(timeout=self._source.pause_s(end, fruitful, at)):
             self._not_over.release()
         self.check()

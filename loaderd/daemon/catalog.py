@@ -40,6 +40,7 @@ from loaderd.subscription import Subscription
 TYPICAL_BATCH_SIZE = 512
 _MOST_LISTED = 4
 _LISTED_ANEW_S = 2.0
+_WAITED_FOR_S = 30.0  # who waits asks again within a second or so
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 
 
@@ -51,8 +52,8 @@ class Served:
     dataset: AnyDataset
     options: StreamOptions
     preparation: LocalPreparation
-    _listed: list[LocalPreparation] = field(default_factory=list)
-    """Of a data set that grows, what was asked for last."""
+    _listed: dict[LocalPreparation, float] = field(default_factory=dict)
+    """Of a data set that grows, what was asked for, and when last (``time.monotonic``); the latest is the last."""
     _failure: LoaderdError | None = None
     """Of the last preparation that is over."""
     _retry_at_s: float = 0.0
@@ -65,6 +66,7 @@ class Served:
         found = [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
         if self.preparation.finished:
             self._retry_if_failed(workforce)
+        self._drop_unwanted()
         return found
 
     def _retry_if_failed(self, workforce: Workforce) -> None:
@@ -108,13 +110,21 @@ class Served:
     def _prepared(self, listing: Listing | None, workforce: Workforce) -> LocalPreparation:
         if not self.dataset.grows:
             return self.preparation
-        for each in self._listed:
-            if each.listing == listing if listing else each.listing is None and each.age_s < _LISTED_ANEW_S:
-                return each
-        known = self._listed[-1].indexes if self._listed else self.preparation.indexes
-        new = LocalPreparation(self.dataset, self.options, workforce, listing, known)
-        self._listed = [*self._listed[1 - _MOST_LISTED :], new]
-        return new
+        found = next((each for each in self._listed if each.listing == listing and _lasts(each)), None)
+        if found is None:
+            known = next((each.indexes for each in reversed(self._listed) if each.indexes), self.preparation.indexes)
+            found = LocalPreparation(self.dataset, self.options, workforce, listing, known)
+        self._listed.pop(found, None)
+        self._listed[found] = time.monotonic()
+        return found
+
+    def _drop_unwanted(self) -> None:
+        """Forget what nobody waits for, those that were asked for last left out."""
+        since_s = time.monotonic() - _WAITED_FOR_S
+        unwanted = [each for each, asked_s in self._listed.items() if asked_s < since_s or not _lasts(each)]
+        for each in unwanted[: max(0, len(self._listed) - _MOST_LISTED)]:
+            each.cancel()
+            del self._listed[each]
 
     def welcome(self) -> Welcome:
         """What a consumer must know to ask for batches."""
@@ -171,6 +181,11 @@ class Served:
         options = replace(self.options, batch_size=TYPICAL_BATCH_SIZE)
         slots = options.num_slots * SlotLayout(schema.specs, TYPICAL_BATCH_SIZE).slot_bytes
         return slots + MIN_ARENAS * options.window_records(schema.row_bytes) * schema.row_bytes
+
+
+def _lasts(prepared: LocalPreparation) -> bool:
+    """Whether it may be given to others as well: shards that there are now, and errors, only for a moment."""
+    return prepared.age_s < _LISTED_ANEW_S or (prepared.listing is not None and prepared.error is None)
 
 
 def data_of(contents: bytes) -> tuple[AnyDataset, Data]:

@@ -196,7 +196,7 @@ class Session:
             "index_cached": preparation.num_cached,
             "storage": preparation.storage_counts,
         }
-        self._granting = Granting(opened, workforce)
+        self._granting = Granting(opened, workforce, self._tell_members)
         workforce.attach(self._granting)
         workforce.start(self._description.options.num_workers)
         self._probe = Probe(opened.num_blocks, self._description.options.on_corrupt != "raise")
@@ -253,11 +253,13 @@ class Session:
         self._sampler.sample()
         if self._feed is not None:
             self._feed.collect()
-        for handed in self.members.take():
-            self._hand(handed)
+        self._granting.say()
         if (error := self.opened.stream.take_away()) is not None:
             self._tell_all(Away(to_wire(error)))
-        self._granting.say()
+
+    def _tell_members(self) -> None:
+        for handed in () if self.members is None else self.members.take():
+            self._hand(handed)
 
     def _hand(self, handed: Handed) -> None:
         member, generation, item = handed.member, handed.generation, handed.item

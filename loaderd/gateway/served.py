@@ -30,10 +30,12 @@ class ServedSets:
         """
         known = self._found.get((dataset, listing))
         if known is not None and not (is_new and listing is None and known.dataset.grows):
+            self._found.move_to_end((dataset, listing))
             return known
         found = ServedSet(*data_of(ask_data(self._daemon, dataset, listing)))
         for each in {listing, found.data.listing}:
             self._found[dataset, each] = found
+            self._found.move_to_end((dataset, each))
         while len(self._found) > _MOST_LISTINGS * len({name for name, _ in self._found}):
             self._found.popitem(last=False)
         return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -61,9 +62,26 @@ class SharedMemory:
 
     def close_fd(self) -> None:
         """Give the file descriptor back; the mapping stays while anything views it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close_fd  # of what was made when an exception came
+
+
+def mapped(*fds: int) -> list[SharedMemory]:
+    """What these are descriptors of; all of them are closed then, also where one cannot be mapped: DaemonError."""
+    rest = deque(fds)
+    memories = []
+    try:
+        while rest:
+            memories.append(SharedMemory(rest.popleft()))
+    finally:
+        for fd in rest:
+            os.close(fd)
+        for memory in memories:
+            memory.close_fd()
+    return memories
 
 
 def _error(size: int, error: OSError) -> DaemonError:

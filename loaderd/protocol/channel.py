@@ -136,15 +136,20 @@ class Channel:
         return bool(self._fds)
 
     def take_fd(self) -> int:
-        """The next file descriptor that came; the caller owns it."""
-        return self._fds.popleft()
+        """The next file descriptor that came; the caller owns it. Raises ChannelClosed where there is none."""
+        try:
+            return self._fds.popleft()
+        except IndexError:
+            raise ChannelClosed("a descriptor is missing that should have come") from None
 
     def close(self) -> None:
-        """Close both directions; may be called again."""
-        for fd in (*self._fds, *self._own_fds):
-            os.close(fd)
-        self._fds.clear()
-        self._own_fds.clear()
+        """Close both directions; may be called again, and while another thread is at :meth:`take_fd`."""
+        with contextlib.suppress(LookupError):
+            while True:
+                os.close(self._fds.popleft())
+        with contextlib.suppress(LookupError):
+            while True:
+                os.close(self._own_fds.pop())
         with contextlib.suppress(OSError):  # the other end may be gone
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()

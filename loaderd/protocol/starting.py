@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+from weakref import WeakSet
 
 from loaderd.errors import DaemonError
 from loaderd.machine import remedy
@@ -45,6 +46,7 @@ def start_process(module: str, output: int | None = None) -> tuple[subprocess.Po
     path = "\n".join(entry or _working_directory() for entry in sys.path if isinstance(entry, str))
     try:
         ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+        _ends_of_children.add(theirs)
     except OSError as error:
         raise _not_started(module, error) from None
     # What a child writes there, without one of its own, would go into the file that it opens next.
@@ -86,3 +88,16 @@ def _not_started(module: str, error: OSError) -> DaemonError:
             f"got {sys.executable!r}: {error.strerror}"
         )
     return DaemonError(f"cannot start a process for {module}: {error.strerror}", hint=remedy(error))
+
+
+_ends_of_children: WeakSet[socket.socket] = WeakSet()
+"""Those that are open here until the child has them."""
+
+
+def _leave_ends_to_parent() -> None:
+    """In a fork of another thread's: if it kept them, the child's death would not be noticed while it lives."""
+    for end in _ends_of_children:
+        end.close()
+
+
+os.register_at_fork(after_in_child=_leave_ends_to_parent)

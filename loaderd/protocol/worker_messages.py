@@ -27,10 +27,11 @@ NO_STREAM = -1
 
 
 class Shards(NamedTuple):
-    """The files that the records of a stream are in, and how each is compressed."""
+    """The files that the records of a stream are in, and how each is compressed; ``storage`` as in ListTask."""
 
     files: list[ShardFile]
     compressions: list[Compression]
+    storage: bytes
 
 
 class Left(NamedTuple):

@@ -26,12 +26,8 @@ class Askers:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._begin()
-
-    def _begin(self) -> None:
-        self._questions: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._threads = self._open = 0
         self._lock = threading.Lock()
+        self._crew = _Crew(most)
 
     def ask(self, question: Callable[[], _Answer]) -> Future[_Answer]:
         """Have ``question`` called in one of the threads, after those that were there before."""
@@ -39,29 +35,50 @@ class Askers:
 
         answer: Future[_Answer] = Future()
         with self._lock:
+            self._crew.take((answer, question))
+        return answer
+
+    def abandon(self) -> None:
+        """Leave all threads to what they were asked: new threads take what is asked from now on."""
+        with self._lock:
+            before, self._crew = self._crew, _Crew(self._most)
+            before.end()
+
+
+class _Crew:
+    """Threads that take from one queue, and count what of it is open: so those that are abandoned count for none."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._asked: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._threads = self._open = 0
+        self._lock = threading.Lock()
+
+    def take(self, asked: tuple[Future[Any], Callable[[], Any]]) -> None:
+        with self._lock:
             self._open += 1
             starts = self._open > self._threads and self._threads < self._most
             self._threads += starts
-        self._questions.put((answer, question))
+        self._asked.put(asked)
         if starts:
-            threading.Thread(target=self._work, args=(self._questions,), name="loaderd-storage", daemon=True).start()
-        return answer
+            threading.Thread(target=self._work, name="loaderd-storage", daemon=True).start()
 
-    def _work(self, questions: SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
-        while True:
-            answer, question = questions.get()
+    def end(self) -> None:
+        """Each thread ends, when all that was asked before has been taken."""
+        for _ in range(self._threads):
+            self._asked.put(None)
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            answer, question = asked
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(question())
                 except BaseException as error:
                     answer.set_exception(error)
-            answer, question = None, None  # type: ignore[assignment]  # or it is kept until the next one comes
+            answer, question, asked = None, None, None  # type: ignore[assignment]  # or kept until the next one comes
             with self._lock:
                 self._open -= 1
-
-    def abandon(self) -> None:
-        """Forget all threads, and what they were asked: new threads take what is asked from now on."""
-        self._begin()
 
 
 def wait_for(answer: Future[_Answer], on_wait: Callable[[], None], limit_s: float) -> _Answer:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
-from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.anonymous import mapped
 from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.options import Storage
 from loaderd.protocol.channel import Channel, ChannelClosed
@@ -104,7 +104,8 @@ class Worker:
         self._said: deque[str] = deque()
         self._told_s = self._listened_s = 0.0
         self._done_bytes = 0
-        self._accesses: list[Access] = []
+        self._accesses: dict[bytes, Access] = {}
+        """By the pickles of their options."""
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
 
@@ -146,16 +147,21 @@ class Worker:
         if isinstance(task, LoadTask) and task.stream in self._streams:
             self._streams[task.stream].executor.rows.begin(task)
         elif isinstance(task, IndexTask) and is_remote(task.file.uri):
-            self._access_of(pickle.loads(task.storage)).fetch_ahead(task.file)
+            self._access_of(task.storage).fetch_ahead(task.file)
 
-    def _access_of(self, storage: Storage) -> Access:
-        """One for all tasks and streams with the same options: they share its threads and its connections."""
-        for access in self._accesses:
-            if access.storage == storage:
-                return access
-        access = Access(storage, lambda: self._tell(self._done_bytes), lambda: ring(self._bell))
-        self._accesses.append(access)
-        return access
+    def _access_of(self, pickled: bytes) -> Access:
+        """One for all tasks and streams with the same options: they share its threads and its connections.
+
+        A file system need not be equal to another one that came from the same bytes.
+        """
+        if pickled not in self._accesses:
+            storage: Storage = pickle.loads(pickled)
+            equal = (access for access in self._accesses.values() if access.storage == storage)
+            access = next(equal, None)
+            if access is None:
+                access = Access(storage, lambda: self._tell(self._done_bytes), lambda: ring(self._bell))
+            self._accesses[pickled] = access
+        return self._accesses[pickled]
 
     def _try_attach(self, message: Attach) -> Message:
         windows, slots, page, consumer_bell = (self._channel.take_fd() for _ in range(4))
@@ -178,10 +184,7 @@ class Worker:
     def attach(self, message: Attach, windows_fd: int, slots_fd: int, page_fd: int, consumer_bell: int) -> None:
         """Take over a stream: its description, its files, its memory. It may come again, with other files."""
         self.detach(message.stream)
-        memories = [SharedMemory(fd) for fd in (windows_fd, slots_fd, page_fd)]
-        for memory in memories:
-            memory.close_fd()
-        windows, slots, words = memories
+        windows, slots, words = mapped(windows_fd, slots_fd, page_fd)
         description = pickle.loads(message.description)
         page = Page(words.bytes, message.num_slots, message.num_seats)
         spent = page.spent(self._seat)
@@ -196,7 +199,7 @@ class Worker:
     ) -> FileRows | RowFetcher:
         """What reads the records of a stream; ``source`` as in Attach."""
         if isinstance(source, Shards):
-            reading = Reading(self._tell, self._access_of(description.options.storage), spent)
+            reading = Reading(self._tell, self._access_of(source.storage), spent)
             return FileRows(description.schema, source.files, source.compressions, reading)
         from loaderd.remote.row_fetcher import RowFetcher  # Arrow Flight, for those who need it
 
@@ -338,19 +341,19 @@ class Worker:
         self._channel.send(results[0] if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error)))
 
     def _count_storage(self, page: Page) -> None:
-        for access in self._accesses:
+        for access in set(self._accesses.values()):
             for counter, amount in zip(STORAGE_COUNTERS, astuple(access.take_counts()), strict=True):
                 page.count(self._seat, counter, amount)
 
     def _result_of(self, task: AnyTask) -> Done:
         if isinstance(task, ListTask):
-            return list_set(task, self._tell, self._access_of(pickle.loads(task.storage)))
+            return list_set(task, self._tell, self._access_of(task.storage))
         if isinstance(task, AskTask):
             from loaderd.remote.ask_once import ask_table  # Arrow Flight, for those who need it
 
             return TableFound(task.task, ask_table(pickle.loads(task.of), task.listing, self._tell, self._say))
         if isinstance(task, IndexTask):
-            return index_shard(task, self._tell, self._access_of(pickle.loads(task.storage)))
+            return index_shard(task, self._tell, self._access_of(task.storage))
         executor = self._streams[task.stream].executor
         if isinstance(task, LoadTask):
             return executor.load(task)

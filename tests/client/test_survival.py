@@ -18,7 +18,9 @@ from interrupts import InterruptAt, points_of
 from own_processes import kill, newest_daemon, wait_ends, wait_for_no_daemon, workers_of
 
 import loaderd
+from loaderd.client import connection
 from loaderd.errors import ClosedError
+from loaderd.memory.anonymous import SharedMemory
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -95,6 +97,22 @@ def test_close_while_another_daemon_is_started(write_numbered: Write, numbered_s
                 list(loader)
         timer.join()
         wait_for_no_daemon()
+
+
+def test_close_while_the_memory_of_another_daemon_is_taken_over(
+    write_numbered: Write, numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch
+):
+    loader = loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10, workers=1)
+
+    def close_first(fd: int) -> SharedMemory:
+        loader.close()  # as from another thread, that is
+        return SharedMemory(fd)
+
+    monkeypatch.setattr(connection, "SharedMemory", close_first)
+    kill(newest_daemon())
+    with pytest.raises(ClosedError):
+        list(loader)
+    wait_for_no_daemon()
 
 
 def test_a_loader_that_is_dropped_while_a_batch_is_held(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,37 @@ def test_threads_with_iterators_of_their_own(write_numbered: Write, numbered_sch
         in_threads(consume, found)
         assert [sorted(numbers) for numbers in found] == [list(range(60))] * 3
         assert found[0] != found[1] != found[2]
+
+
+def test_after_waits_for_a_fetch_only_where_shards_must_be_listed(
+    write_numbered: Write, numbered_schema: loaderd.Schema
+):
+    """To list them in the middle of another thread's wait would leave that without the answer that it waits for."""
+    shards = write_numbered([20, 20])
+    dataset = loaderd.Dataset(str(shards[0].parent / "*.tfrecord"), numbered_schema, refresh="epoch")
+    whole = shards[1].read_bytes()
+    shards[1].unlink()
+    with loaderd.Loader(dataset, batch_size=10, epochs=None, workers=1) as loader:
+        next(iter(loader))
+        old = loader.position
+    shards[1].write_bytes(whole)
+    with loaderd.Loader(dataset, batch_size=10, epochs=None, workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        stream = loader._stream
+        list_shards, locked = stream.list_shards, []
+
+        def watched(*listing: Any) -> None:
+            locked.append(stream.lock.locked())
+            list_shards(*listing)
+
+        stream.list_shards = watched  # type: ignore[method-assign]
+        with stream.lock:  # as a fetch has it, in the middle of which a signal's handler may ask
+            assert loader.after(loader.position, 1).batch == loader.position.batch + 1
+        behind = loader.after(old, 1)
+        assert (behind.epoch, behind.batch) == (old.epoch + 1, 0)
+        assert locked == [True]
+        assert len(next(batches)["id"]) == 10
 
 
 def test_slots_come_back_from_any_thread(write_numbered: Write, numbered_schema: loaderd.Schema):

@@ -164,15 +164,15 @@ class Floor:
 
     def say(self) -> None:
         """What ``Session.hand_over`` does."""
+        self.stream.look()
+        self._say()
+
+    def _say(self) -> None:
+        """What ``Granting.say`` does."""
         stream: Stream = self.stream
-        stream.look()
         while stream.notes:
             self.page.words[CONSUMER_NEWS] += 1
             self.consumer.unread.append((stream.generation, stream.notes.popleft()))
-        self._say_grants()
-
-    def _say_grants(self) -> None:
-        stream: Stream = self.stream
         while stream.grants:
             said = stream.grants.popleft()
             for seat in range(len(self.hands)):
@@ -197,7 +197,7 @@ class Floor:
         self.say()
 
     def lose(self, seat: int, reason: str, stalled: bool = False) -> None:
-        """The worker of a seat is lost: what ``Workforce._lose`` and ``Session.lose_claims`` do.
+        """The worker of a seat is lost: what ``Workforce._lose`` and ``Granting.lose_claims`` do.
 
         A worker that is lost has been heard to the end.
         """
@@ -209,12 +209,12 @@ class Floor:
         page.say_makes(seat, 0)
         page.say_task(seat, None)
         page.say_sleeps(seat, False)
-        self._say_grants()
+        self._say()
         for slot in given_up:
             page.claim(slot, 0)
         barrier()
         stream.grants.append([])
-        self._say_grants()
+        self._say()
         self.hands[seat] = self._new_hand(seat)
         self._tell(seat, stream.all_granted())
         self.consumer.wake_up()  # it is warned

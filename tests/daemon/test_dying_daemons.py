@@ -214,6 +214,23 @@ def test_daemons_that_die_in_a_row(write_numbered: Write, numbered_schema: loade
         assert found == list(range(0, 900, 10))
 
 
+def test_daemons_in_between_that_delivered_and_were_given_up_count(
+    write_numbered: Write, numbered_schema: loaderd.Schema
+):
+    """As after Ctrl-C at an odd moment: those that die are not in a row, then."""
+    with loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
+        batches = iter(loader)
+        found = [next(batches)["id"][0]]
+        stream = loader._stream
+        for _ in range(4):
+            assert stream._expected is not None
+            pass_, step = stream._expected
+            stream._open_for(pass_, None, step)
+            kill(newest_daemon())
+            found.append(next(batches)["id"][0])
+        assert found == list(range(0, 50, 10))
+
+
 def test_another_daemon_refuses_other_data(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):

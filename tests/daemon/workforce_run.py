@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +97,11 @@ class _Pool:
         return self.seats[worker]
 
 
-def _granting_of(number: int, stream: Stream, workforce: Workforce) -> Granting:
+def nobody() -> None:
+    """Tells consumers nothing: whoever takes batches in these tests looks at the stream's notes first."""
+
+
+def _granting_of(number: int, stream: Stream, workforce: Workforce, tell_consumers: Callable[[], None]) -> Granting:
     """What the workers are told of a stream, which needs no more of an opened one than this."""
     page = stream.page
 
@@ -110,7 +115,7 @@ def _granting_of(number: int, stream: Stream, workforce: Workforce) -> Granting:
         attach_message=attach_message,
         memories=SimpleNamespace(worker_fds=(), bell=workforce.bell),
     )
-    return Granting(opened, workforce)
+    return Granting(opened, workforce, tell_consumers)
 
 
 @dataclass(eq=False)
@@ -270,12 +275,12 @@ class Crew:
         """The number of the stream that a task is of; NO_STREAM: of none."""
         return NO_STREAM if isinstance(task.work, IndexWork) else self._streams[task.source]
 
-    def attach(self, stream: Stream) -> Granting:
+    def attach(self, stream: Stream, tell_consumers: Callable[[], None] = nobody) -> Granting:
         """Have the workers know of a stream, and do its tasks."""
         number = len(self._streams)
         self._streams[stream] = number
         self.pages[number] = stream.page
-        granting = _granting_of(number, stream, self.workforce)
+        granting = _granting_of(number, stream, self.workforce, tell_consumers)
         self.workforce.attach(granting)
         self.add_source(stream)
         return granting

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import itertools
+import mmap
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from loaderd.errors import DaemonError
-from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.anonymous import SharedMemory, mapped
 
 
 def mappings(name: str) -> int:
@@ -99,6 +103,34 @@ def test_memory_that_cannot_be_had_leaves_no_descriptor():
     with pytest.raises(DaemonError, match=r"cannot have 4,398,046,511,104 MiB of shared memory: ."):
         SharedMemory.create("too much", 1 << 62)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_dropped_in_an_exception_leaves_no_descriptor():
+    memory = SharedMemory.create("dropped", 100)
+    assert descriptors("dropped") > 0
+    del memory
+    assert descriptors("dropped") == 0
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_none_of_several_descriptors_is_left(failing: int, monkeypatch: pytest.MonkeyPatch):
+    one = SharedMemory.create("several", 100)
+    before = descriptors("several")
+    fds = [os.dup(one.fd) for _ in range(3)]
+    real, calls = mmap.mmap, itertools.count()
+
+    def fail_once(*of: Any, **how: Any) -> mmap.mmap:
+        if next(calls) == failing:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return real(*of, **how)
+
+    monkeypatch.setattr(mmap, "mmap", fail_once)
+    with pytest.raises(DaemonError, match=r"cannot have \d MiB of shared memory"):
+        mapped(*fds)
+    monkeypatch.undo()
+    gc.collect()
+    assert descriptors("several") == before
+    one.close_fd()
 
 
 def test_a_descriptor_for_reading_gives_a_mapping_for_reading():

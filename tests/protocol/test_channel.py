@@ -82,6 +82,29 @@ def test_large_messages(pair: Pair):
     sender.join()
 
 
+def test_a_descriptor_is_taken_while_the_channel_is_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    """By another thread: it is closed, or taken, and not both; and then there is none."""
+    one, two = pair
+    ends = [os.memfd_create("end") for _ in range(4)]
+    one.send(Want(1), tuple(ends))
+    assert receive(two, 1) == [Want(1)]
+    close, taken = os.close, list[int]()
+
+    def close_slowly(fd: int) -> None:
+        close(fd)
+        if not taken:
+            taken.append(two.take_fd())
+
+    monkeypatch.setattr(os, "close", close_slowly)
+    two.close()
+    monkeypatch.undo()
+    assert os.readlink(f"/proc/self/fd/{taken[0]}").startswith("/memfd:end")
+    with pytest.raises(ChannelClosed):
+        two.take_fd()
+    for fd in (*ends, *taken):
+        os.close(fd)
+
+
 def test_signals_may_interrupt_a_large_message(pair: Pair):
     """The kernel then takes a part of it, and says so."""
     one, two = pair
@@ -136,7 +159,7 @@ def test_file_descriptors_come_along_in_order(pair: Pair):
         assert os.pread(taken, 100, 0) == b"memory %d" % number
         assert not os.get_inheritable(taken)
         os.close(taken)
-    with pytest.raises(IndexError):
+    with pytest.raises(ChannelClosed):
         two.take_fd()
 
 
@@ -273,7 +296,7 @@ def test_descriptors_that_wait_to_be_sent_may_be_closed_by_who_posted_them():
     found = []
     while len(found) < 2:
         there.receive()
-        with contextlib.suppress(IndexError):
+        with contextlib.suppress(ChannelClosed):
             found.append(there.take_fd())
             found.append(there.take_fd())
     assert [os.pread(fd, 9, 0) for fd in found] == [b"first", b"second"]

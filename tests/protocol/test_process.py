@@ -195,3 +195,31 @@ def test_a_python_that_cannot_be_run_is_named(executable: str | None, monkeypatc
     monkeypatch.setattr(sys, "executable", executable)
     with pytest.raises(DaemonError, match=f"sys.executable must be a Python that can be run, got {executable!r}"):
         start_process("child")
+
+
+def test_a_fork_while_a_process_is_started_does_not_hide_its_end(tmp_path: Path):
+    """A fork of another thread's, as of one that starts workers of its own; it lives on."""
+    (tmp_path / "ends.py").write_text("def main(): pass")
+    script = tmp_path / "forking.py"
+    script.write_text("""
+import os, select, subprocess
+from loaderd.protocol import starting
+
+popen = subprocess.Popen
+read, write = os.pipe()
+
+def fork_first(*command, **options):
+    if not os.fork():
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    return popen(*command, **options)
+
+starting.subprocess.Popen = fork_first
+process, ours = starting.start_process("ends")
+assert process.wait() == 0
+readable, _, _ = select.select([ours], [], [], 30)
+assert readable and ours.recv(1) == b""
+""")
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr

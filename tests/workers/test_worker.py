@@ -10,15 +10,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pytest
+from pyarrow.fs import FileSystemHandler, PyFileSystem
 
 import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import StreamDescription
 from loaderd.memory.page import MAX_STEP, new_bell
-from loaderd.options import DEFAULT_STORAGE, StreamOptions
+from loaderd.options import DEFAULT_STORAGE, Storage, StreamOptions
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
@@ -33,15 +36,17 @@ from loaderd.protocol.worker_messages import (
     Seat,
     TaskFailed,
 )
+from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import build_index
+from loaderd.workers import worker
 from loaderd.workers.worker import Worker
 
 
 class Daemon:
     """What speaks with one worker, which runs in a thread of this process and has one stream."""
 
-    def __init__(self, path: Path, schema: loaderd.Schema) -> None:
+    def __init__(self, path: Path, schema: loaderd.Schema, storage: Storage = DEFAULT_STORAGE) -> None:
         mine, its = socket.socketpair()
         self.channel = Channel(mine)
         self._heard: deque[Message] = deque()
@@ -49,11 +54,11 @@ class Daemon:
         self._worker = threading.Thread(target=self._work, args=(Channel(its),))
         self._worker.start()
         self.failed: BaseException | None = None
-        dataset, options = loaderd.Dataset(path, schema), StreamOptions(10, workers=1)
+        dataset, options = loaderd.Dataset(path, schema), StreamOptions(10, workers=1, storage=storage)
         files = list_shards(dataset.shards)
         self.data = Data(dataset, options, [files], lambda file: build_index(file, 50))
         description = StreamDescription(dataset, options)
-        self.opened = OpenedStream(0, description, pickle.dumps(description), self.data, 0, None)
+        self.opened = OpenedStream(0, description, cloudpickle.dumps(description), self.data, 0, None)
         self.channel.send(Seat(0), (self._bell,))
         self.channel.send(self.opened.attach_message(0), self.opened.memories.worker_fds)
         assert [self.hear(), self.hear()] == [Attached(NO_STREAM), Attached(0)]
@@ -99,3 +104,37 @@ def test_a_stream_ends_while_a_worker_waits_for_news_of_it(daemon: Daemon):
     assert isinstance(failed, TaskFailed) and failed.task == 7
     daemon.channel.send(ListTask(8, [file.uri for file in daemon.data.files], pickle.dumps(DEFAULT_STORAGE)))
     assert daemon.hear() == FilesFound(8, daemon.data.files), "it goes on"
+
+
+class _Handler(FileSystemHandler):  # type: ignore[misc]
+    """A user's own: two of them are never equal."""
+
+
+for _name in _Handler.__abstractmethods__:
+    setattr(_Handler, _name, lambda *_: "")
+_Handler.__abstractmethods__ = frozenset()
+
+
+def test_storage_is_accessed_in_one_way_by_all_tasks_and_streams(
+    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where what its bytes are made into is not equal to what they were made into before."""
+    storage = Storage(filesystem=PyFileSystem(_Handler()))
+    pickled = cloudpickle.dumps(storage)
+    assert pickle.loads(pickled) != pickle.loads(pickled)
+    made: list[Storage] = []
+
+    class Watched(Access):
+        def __init__(self, storage: Storage, *of: Any) -> None:
+            made.append(storage)
+            super().__init__(storage, *of)
+
+    monkeypatch.setattr(worker, "Access", Watched)
+    daemon = Daemon(*write_numbered([100]), numbered_schema, storage)
+    others = [pickle.dumps(Storage(retry_s=5), protocol) for protocol in (2, 4)]
+    for number, one in enumerate([pickled, pickled, *others], 8):
+        daemon.channel.send(ListTask(number, [file.uri for file in daemon.data.files], one))
+        assert daemon.hear() == FilesFound(number, daemon.data.files)
+    daemon.close()
+    assert daemon.failed is None
+    assert [each.filesystem is None for each in made] == [False, True]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from loaderd.daemon.delivery.grants import Withdrawal
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.pool.workforce import Workforce
@@ -11,15 +13,19 @@ from loaderd.protocol.worker_messages import Attach, Granted, Withdrawn
 
 
 class Granting:
-    """See the module's docstring, and :class:`~loaderd.daemon.pool.workforce.Attachable`."""
+    """See the module's docstring, and :class:`~loaderd.daemon.pool.workforce.Attachable`.
 
-    def __init__(self, opened: OpenedStream, workforce: Workforce) -> None:
+    ``tell_consumers`` what there is to tell: of what is wrong with a batch they must know before it can be made.
+    """
+
+    def __init__(self, opened: OpenedStream, workforce: Workforce, tell_consumers: Callable[[], None]) -> None:
         self.number = opened.number
         self.error: LoaderdError | None = None
         """Why a worker could not take the stream over."""
         self._opened = opened
         self._stream = opened.stream
         self._workforce = workforce
+        self._tell_consumers = tell_consumers
 
     @property
     def page(self) -> Page:
@@ -36,11 +42,13 @@ class Granting:
 
     def granted_message(self) -> Granted:
         """What a worker that comes may make."""
+        self._tell_consumers()
         runs = [grant.run for grant in self._stream.all_granted()]
         return Granted(self.number, self._stream.generation, runs)
 
     def say(self) -> None:
-        """Tell all workers what has changed in what they may make. The consumer must know what is wrong with it."""
+        """Tell the consumers what there is to tell, and all workers what has changed in what they may make."""
+        self._tell_consumers()
         stream = self._stream
         while stream.grants:
             item = stream.grants.popleft()

@@ -59,11 +59,15 @@ class Memories:
         self.page = Page(self._words.bytes, options.num_slots, num_seats)
         begin(self.page, self._words.bytes, facts)
         self.watched = Watched.of(self._words.bytes)
-        self._owns_bell = bell is None
-        self.bell = new_bell() if bell is None else bell
-        """Is rung when the batch that the consumer sleeps for is there."""
         self.consumer_fd = _opened_again(self._slots.fd, writable=not description.several_readers)
         """The descriptor of the slots for a consumer: to write there too, unless they have several readers."""
+        self._owns_bell = bell is None
+        try:
+            self.bell = new_bell() if bell is None else bell
+            """Is rung when the batch that the consumer sleeps for is there."""
+        except OSError as error:
+            os.close(self.consumer_fd)
+            raise _not_shared(error) from None
 
     @property
     def page_fd(self) -> int:
@@ -95,7 +99,11 @@ def _opened_again(fd: int, writable: bool) -> int:
     try:
         return os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     except OSError as error:
-        raise DaemonError(f"cannot share the batches' memory: {error.strerror}", hint=remedy(error)) from None
+        raise _not_shared(error) from None
+
+
+def _not_shared(error: OSError) -> DaemonError:
+    return DaemonError(f"cannot share the batches' memory: {error.strerror}", hint=remedy(error))
 
 
 def _check_limit(num_bytes: int, max_memory: int | None) -> None:

@@ -17,7 +17,7 @@ from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.daemon.preparing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
 from loaderd.dataset import AnyDataset, Dataset, joined_text
 from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
-from loaderd.options import StreamOptions
+from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
@@ -65,6 +65,7 @@ class Data:
         index_of: Callable[[ShardFile], ShardIndex],
     ) -> None:
         self.files = [file for files in sets for file in files]
+        self._storage = options.storage
         indexes = [[index_of(file) for file in files] for files in sets]
         damages = [damage for of_set in indexes for index in of_set for damage in index.damages]
         unreadable = [index.error for of_set in indexes for index in of_set if index.error is not None]
@@ -126,7 +127,7 @@ class Data:
     @property
     def source(self) -> Shards:
         """As in Attach."""
-        return Shards(self.files, self.compressions)
+        return Shards(self.files, self.compressions, pickled_storage(self._storage))
 
     def count(self, block: int) -> int:
         """Records of a block that are in the data set."""

@@ -1,0 +1,65 @@
+"""What the consumers and the workers are told of a stream, and in which order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from page_workers import answer_to, new_page
+from workforce_run import Crew
+
+from loaderd.daemon.delivery.outgoing import Note
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.errors import CorruptRecordError, to_wire
+from loaderd.plan.batches import BatchPlan
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.rows import SetRows
+from loaderd.plan.shares import HostShare, Rest
+from loaderd.protocol.worker_messages import Granted, LoadFault
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bool):
+    """Also where what was granted is told early, as a worker is lost: another one could make it at once."""
+    crew = Crew()
+    batches = BatchPlan(HostShare(Rest(40), 0, 1, 40), 10, "short", 1)
+    plan = PassPlan(SetRows(np.full(4, 10), 0, True), batches, 0, True, 0)
+    stream = Stream(
+        lambda _: plan,
+        new_page(8, 2),
+        num_arenas=2,
+        num_workers=2,
+        skip_damaged=True,
+        blame=lambda records, error: error,
+    )
+    heard: list[Note] = []
+
+    def granted() -> set[int]:
+        """The batches that somebody may make."""
+        told = [message for inbox in crew.wires.inboxes.values() for message in inbox if isinstance(message, Granted)]
+        return {step for message in told for run in message.runs for step in range(run.first, run.stop)}
+
+    def tell_consumers() -> None:
+        while stream.notes:
+            heard.append(stream.notes.popleft())
+            assert heard[-1].step not in granted()
+
+    granting = crew.attach(stream, tell_consumers)
+    crew.start(2)
+    for hand in crew.hands.values():
+        hand.start()
+    crew.hear()
+    stream.start(1, Pass(0, 1), 0)
+    granting.say()
+    while crew.assign():
+        for hand in crew.hands.values():
+            hand.begin()
+            while hand.job is not None and hand.job.task is not None:
+                fault = LoadFault([13], to_wire(CorruptRecordError("it is damaged")))
+                hand.end(answer_to(hand.job.task, [fault]))
+                hand.begin()
+        crew.hear()
+    stream.look()
+    assert not heard and not granted()
+    crew.kill(next(iter(crew.hands))) if loses else granting.say()
+    assert [note.step for note in heard] == [1] and granted() == {0, 1, 2, 3}
+    crew.close()

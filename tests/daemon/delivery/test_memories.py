@@ -1,0 +1,58 @@
+"""The memory of a stream, where the machine does not let us have all of it."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import loaderd
+from loaderd.daemon.delivery import memories
+from loaderd.daemon.delivery.memories import Memories
+from loaderd.dataset import StreamDescription
+from loaderd.errors import DaemonError
+from loaderd.memory import anonymous
+from loaderd.memory.samples import encode_facts
+from loaderd.options import StreamOptions
+from loaderd.snapshots import Facts
+
+
+def failing_at(call: int, real: Callable[..., Any]) -> Callable[..., Any]:
+    """``real``, but that its call of this number, from 0, fails."""
+    numbers = itertools.count()
+
+    def maybe(*of: Any, **how: Any) -> Any:
+        if next(numbers) == call:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return real(*of, **how)
+
+    return maybe
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "call"),
+    [
+        *((anonymous.os, "memfd_create", call) for call in range(3)),
+        *((anonymous.mmap, "mmap", call) for call in range(3)),
+        (memories.os, "open", 0),
+        (memories, "new_bell", 0),
+    ],
+)
+def test_a_stream_that_cannot_be_opened_leaves_no_descriptor(
+    numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int
+):
+    description = StreamDescription(loaderd.Dataset("*", numbered_schema), StreamOptions(10, workers=1))
+    facts = encode_facts(Facts(*([0] * len(Facts._fields))))
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(module, name, failing_at(call, getattr(module, name)))
+    with pytest.raises(DaemonError, match=r"(cannot have \d MiB of shared|cannot share the batches') memory"):
+        Memories(description, 2, 100, facts, 1, None)
+    monkeypatch.undo()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

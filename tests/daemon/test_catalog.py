@@ -1,0 +1,94 @@
+"""Shards of a data set that grows, as a server prepares them: for consumers that are in epochs of different ones."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from loaderd.daemon import catalog
+from loaderd.daemon.catalog import Served
+from loaderd.errors import NoShardsError
+from loaderd.plan.passes import Listing
+
+
+class Preparation:
+    """Is finished when the daemon goes round for the second time, unless ``held``; time is counted by hand."""
+
+    now_s = 0.0
+    held = False
+
+    def __init__(self, dataset: Any, options: Any, workforce: Any, listing: Listing | None = None, *_: Any) -> None:
+        self.listing = listing
+        self.rounds = 0
+        self.finished_s: float | None = None
+        self.error: Exception | None = None
+        self.cancelled = False
+        self.indexes: dict[Any, Any] = {}
+
+    @property
+    def finished(self) -> bool:
+        return self.finished_s is not None
+
+    @property
+    def age_s(self) -> float:
+        return 0.0 if self.finished_s is None else Preparation.now_s - self.finished_s
+
+    def advance(self) -> None:
+        self.rounds += 1
+        if self.rounds == 2 and not Preparation.held:
+            self.finished_s = Preparation.now_s
+
+    def take_warnings(self) -> list[str]:
+        return []
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A data set that grows."""
+    monkeypatch.setattr(Preparation, "now_s", 0.0)
+    monkeypatch.setattr(Preparation, "held", False)
+    monkeypatch.setattr(catalog, "LocalPreparation", Preparation)
+    monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: Preparation.now_s))
+    grows = cast(Any, SimpleNamespace(grows=True))
+    return Served("train", grows, cast(Any, None), cast(Any, Preparation(None, None, None)))
+
+
+def ask(served: Served, number: int | None) -> Preparation:
+    """For the shards of that number; None: for those there are. A round of the daemon comes behind it."""
+    listing: Any = None if number is None else (("a", f"shard{number}", number + 1, "digest"),)
+    found = cast(Any, served._prepared(listing, cast(Any, None)))
+    served.advance(cast(Any, None))
+    return cast(Preparation, found)
+
+
+@pytest.mark.parametrize("num_listings", [4, 5, 30])
+def test_consumers_in_epochs_of_other_shards_all_get_theirs(served: Served, num_listings: int):
+    asked = [ask(served, number) for number in range(num_listings)]
+    served.advance(cast(Any, None))
+    for _ in range(3):
+        again = [ask(served, number) for number in range(num_listings)]
+        assert again == asked and all(each.finished for each in again)
+
+
+def test_what_nobody_waits_for_is_dropped_and_the_last_ones_are_kept(served: Served):
+    Preparation.held = True
+    asked = [ask(served, number) for number in range(10)]
+    first = ask(served, 0)
+    assert first is asked[0] and not any(each.cancelled for each in asked)
+    Preparation.now_s = 100.0
+    served.advance(cast(Any, None))
+    assert [each for each in asked if not each.cancelled] == [asked[0], *asked[-3:]]
+
+
+def test_errors_and_the_shards_that_there_are_do_not_last(served: Served):
+    now, failed = ask(served, None), ask(served, 1)
+    failed.error = NoShardsError("none")
+    served.advance(cast(Any, None))
+    assert (ask(served, None), ask(served, 1)) == (now, failed)
+    Preparation.now_s = 5.0
+    assert ask(served, None) is not now and ask(served, 1) is not failed
