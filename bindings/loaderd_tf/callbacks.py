@@ -22,6 +22,7 @@ import tensorflow as tf
 import loaderd
 from loaderd.errors import OptionError
 from loaderd_tf.attached import batches_per_step, loader_of
+from loaderd_tf.counted import check_counted
 
 # What model.stop_training is when we end an epoch early: not True, so that it isn't taken for that of another
 # callback, which means the whole training.
@@ -64,8 +65,10 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     dies. With ``steps_per_epoch``, the data set must be endless (``epochs=None``). Of what each replica of a strategy
     keeps for itself, such as the statistics of a BatchNormalization, TensorFlow saves the mean.
 
+    ``fit`` trains on ``dataset`` or on what ``map`` and ``prefetch`` make of it: each step must be its next batch.
     Raises OptionError, when ``fit`` begins, if the backup is of another model or of other data, and for what cannot
-    be resumed: a MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
+    be resumed: other data than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the like make of it, a
+    MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._begin: loaderd.Position | None = None  # of the iterator in use, which has given ``_taken`` steps since
         self._steps_since_save = 0
         self._epoch_ended = False
+        self._data_checked = False
         self.model._initial_epoch = None
         self._found: str | None = tf.train.latest_checkpoint(self._directory)
         if self._found is not None:
@@ -123,6 +127,11 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             self._found = None
         if self._epoch_ended:
             self._save()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if not self._data_checked:
+            self._data_checked = True
+            self._check_data_of_step()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         steps = batch + 1 - self._seen
@@ -183,6 +192,17 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 hint="Make it without start=…: the callback finds out by itself where to go on.",
             )
         return self._num_steps
+
+    def _check_data_of_step(self) -> None:
+        """Have the step that begins check what it takes its data from, which Keras shows to nothing else."""
+        train = self.model.train_function
+
+        def check_and_train(iterator: Any) -> Any:
+            self.model.train_function = train
+            check_counted(iterator, self._loader, self._endless)
+            return train(iterator)
+
+        self.model.train_function = check_and_train
 
     def _variables(self) -> dict[str, list[tf.Variable]]:
         """All of the training's variables, by what they belong to.

@@ -8,6 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 import loaderd
+from loaderd.options import require
+
+# The dtypes of an Example, for TensorFlow too.
+_KINDS: dict[tf.DType, type[loaderd.Int64 | loaderd.Float]] = {tf.int64: loaderd.Int64, tf.float32: loaderd.Float}
 
 
 def schema_from_features(
@@ -20,8 +24,12 @@ def schema_from_features(
     ``features``: name -> ``tf.io.FixedLenFeature`` of int64, float32 or string; shapes and defaults are kept. A
     string feature does not say what its bytes hold, so ``bytes_features`` does: ``{"d": loaderd.PackedBits(1552)}``.
     ``fields``: the fields of a batch; without it every feature is a field of its own name, as it is stored. Raises
-    SchemaError for features of a variable size, which don't fit in a fixed batch.
+    SchemaError for features of a variable size, which don't fit in a fixed batch, and of a dtype that no
+    ``tf.train.Example`` has; OptionError for what is no dict.
     """
+    require(isinstance(features, Mapping), "features", "a dict, name -> tf.io.FixedLenFeature", features)
+    is_mapping = isinstance(bytes_features, Mapping | None)
+    require(is_mapping, "bytes_features", "a dict, name -> PackedBits or Raw", bytes_features)
     described = dict(bytes_features or {})
     stored: dict[str, Any] = {}
     for name, feature in features.items():
@@ -43,6 +51,11 @@ def _stored_feature(name: str, feature: Any) -> loaderd.Int64 | loaderd.Float:
             f"feature {name!r} is a string: say what its bytes hold",
             hint=f"Such as bytes_features={{{name!r}: loaderd.PackedBits(1552)}}, or loaderd.Raw('uint8', (784,)).",
         )
+    if dtype not in _KINDS:
+        raise loaderd.errors.SchemaError(
+            f"feature {name!r} must be of int64, float32 or string, got {dtype.name}",
+            hint="A record holds nothing else. For another dtype in the batch, give fields, such as "
+            f"{{{name!r}: loaderd.Array({name!r}, dtype={dtype.name!r})}}.",
+        )
     shape = tuple(tf.TensorShape(feature.shape).as_list())
-    kind = loaderd.Int64 if dtype == tf.int64 else loaderd.Float
-    return kind(shape=shape, default=feature.default_value)
+    return _KINDS[dtype](shape=shape, default=feature.default_value)

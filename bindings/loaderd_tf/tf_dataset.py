@@ -36,7 +36,7 @@ from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import keep_with_graph, unconverted
 from loaderd_tf.iterators import with_own_iterators
 from loaderd_tf.structure import check_element
-from loaderd_tf.unpack import packed_schema
+from loaderd_tf.unpack import check_unpacked, packed_schema
 
 # Beside what is prefetched: one batch held by the step, the one that it takes next, the one that comes in, and some
 # for whatever the user makes of the data set. A slot that is not needed stays untouched.
@@ -80,7 +80,8 @@ def make_dataset(
 
     ``unpack="device"``: an element holds the fields of ``packed_schema(schema)``, stored features as far as
     possible, and it is for the model to make the fields of ``schema`` of them, by :func:`loaderd_tf.unpack` or the
-    layer :class:`loaderd_tf.Unpack`. ``structure`` names what an element holds.
+    layer :class:`loaderd_tf.Unpack`. ``structure`` names what an element holds. Raises OptionError where every field
+    is left to the workers or comes as it is stored.
     """
     require(unpack in ("worker", "device"), "unpack", '"worker" or "device"', unpack)
     if isinstance(shards, tf.data.Dataset):
@@ -88,6 +89,7 @@ def make_dataset(
         raise OptionError(f"shards must be a path, a glob, a URI or a list of them, got {shards!r}", hint=hint)
     dataset = as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage)
     if unpack == "device":
+        check_unpacked(dataset.schema)
         dataset = with_schema(dataset, packed_schema(dataset.schema))
     structure, prefetch = check_element(structure, prefetch, device, dataset.schema)
     batch_size = as_count(batch_size, "batch_size")

@@ -106,6 +106,17 @@ def packed_schema(schema: loaderd.Schema) -> loaderd.Schema:
     )
 
 
+def check_unpacked(schema: loaderd.Schema) -> None:
+    """Raise OptionError where nothing of ``schema`` is left to ``unpack``."""
+    if not any(step.travels and step.computes for step in _steps(schema).values()):
+        fields = ", ".join(f"{name!r} ({type(field).__name__})" for name, field in schema.fields.items())
+        raise OptionError(
+            f'unpack must be "worker" where no field can be unpacked on the device, got "device" for the fields '
+            f"{fields}",
+            hint="Bits without plane_bytes can be, and Array that casts what is stored in one or two bytes.",
+        )
+
+
 @keras.saving.register_keras_serializable("loaderd_tf")
 class Unpack(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     """:func:`unpack` as a Keras layer: name -> tensor of stored features in, name -> tensor of fields out.
@@ -166,11 +177,13 @@ class _Step:
     """What makes a field of a stored ``feature``, exactly as the workers do.
 
     ``travels``: whether the workers leave it to ``unpack``. They don't where the field is smaller than the feature.
+    ``computes``: whether the values of the field are others than those of the feature.
     """
 
     feature: str
     operation: _Operation
     travels: bool
+    computes: bool
 
 
 def _steps(schema: loaderd.Schema) -> dict[str, _Step]:
@@ -183,16 +196,19 @@ def _steps(schema: loaderd.Schema) -> dict[str, _Step]:
             continue
         spec, (stored, _) = schema.spec_of(name), _stored_form(schema.features[definition.feature])
         operation: _Operation | None
+        computes = True
         if isinstance(definition, loaderd.Packed):
+            computes = False
             operation = partial(_reshape, shape=spec.shape)
         elif isinstance(definition, loaderd.Bits):
             is_plain = definition.bit_order == "big" and definition.plane_bytes is None
             operation = partial(_expand, field=definition) if is_plain and _is_common(definition.dtype) else None
         else:
+            computes = not _is_as_stored(definition, stored, spec.dtype)
             operation = _array_operation(definition, stored, spec.dtype, spec.shape)
         if operation is not None:
             travels = not isinstance(definition, loaderd.Array) or stored.itemsize <= spec.dtype.itemsize
-            steps[name] = _Step(definition.feature, operation, travels)
+            steps[name] = _Step(definition.feature, operation, travels, computes)
     return steps
 
 
@@ -225,20 +241,23 @@ def _array_operation(
 ) -> _Operation | None:
     if not (_is_common(stored) and _is_common(dtype)):
         return None
-    as_stored = field.scale is None and field.offset is None
-    if as_stored and stored == dtype:
+    if _is_as_stored(field, stored, dtype):
         return partial(_reshape, shape=shape)
     # Bytes other than 0 and 1 as bool, and floats that are beyond an integer's range: what numpy makes of them is
     # nowhere written.
     if stored.kind == "b" or (stored.kind not in "iu" and dtype.kind in "iu"):
         return None
     if stored.itemsize <= _MAX_TABLE_ITEMSIZE:
-        if as_stored and stored.kind in "iu" and np.can_cast(stored, dtype):
+        if field.scale is None and field.offset is None and stored.kind in "iu" and np.can_cast(stored, dtype):
             return lambda values: _reshape(tf.cast(values, dtype), shape)
         return lambda values: _reshape(_look_up(values, field, stored, dtype), shape)
     if stored.kind in "iu" and dtype.kind in "iu":
         return lambda values: _reshape(_compute(values, field, dtype), shape)
     return None
+
+
+def _is_as_stored(field: loaderd.Array, stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    return field.scale is None and field.offset is None and stored == dtype
 
 
 def _is_common(dtype: np.dtype[Any]) -> bool:

@@ -72,10 +72,12 @@ def fit(
     backup: dict[str, Any] | None = None,
     callbacks: tuple[Any, ...] = (),
     epochs: int = 2,
+    derive: Callable[[Any], Any] = lambda dataset: dataset,
     **options: Any,
 ) -> Any:
     """Trains a model that knows nothing yet until step ``interrupt``, as if in a process of its own.
 
+    ``derive``: makes what is trained on of the data set that is backed up.
     Returns the ids of every step, the logs of the epochs that came to their end, and the weights.
     """
     model, initial = build(strategy, together)
@@ -88,7 +90,7 @@ def fit(
     with warnings.catch_warnings(), suppress(KeyboardInterrupt):
         warnings.simplefilter("error")  # Keras warns of data that ends too early
         history = model.fit(
-            dataset,
+            derive(dataset),
             epochs=epochs,
             validation_data=VALIDATION,
             callbacks=[*callbacks, ours, Interrupt(interrupt)],
@@ -118,6 +120,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"steps_per_epoch": 9, "together": 2},
     ),
     "two steps a call": ({}, {"together": 2}),
+    "what map and prefetch make of it": (
+        {},
+        {"derive": lambda dataset: dataset.map(lambda *parts: parts, num_parallel_calls=2).prefetch(4)},
+    ),
+    "endless, repeated and copied": (
+        {"epochs": None},
+        {
+            "derive": lambda dataset: dataset.repeat().apply(tf.data.experimental.prefetch_to_device("/CPU:1")),
+            "steps_per_epoch": 9,
+        },
+    ),
     "at the ends of epochs": ({"device": "/CPU:0"}, {"backup": {"save_freq": "epoch"}}),
 }
 
@@ -222,6 +235,52 @@ def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Pa
     for save_freq in (0, 1.5, "step", True):
         with pytest.raises(OptionError, match=f'must be "epoch" or a positive number of steps, got {save_freq!r}'):
             loaderd_tf.BackupAndRestore(tmp_path, dataset, save_freq=save_freq)
+
+
+NOT_COUNTED: dict[str, Callable[[Any], Any]] = {
+    "CacheDataset": lambda dataset: dataset.cache(),
+    "ShuffleDataset": lambda dataset: dataset.map(lambda *parts: parts).shuffle(5).prefetch(2),
+    "BatchDataset": lambda dataset: dataset.unbatch().batch(20).apply(tf.data.experimental.assert_cardinality(22)),
+    "RepeatDataset": lambda dataset: dataset.repeat(2).take(22),
+    "ZipDataset": lambda dataset: dataset.enumerate().map(lambda number, parts: parts),
+    "ParallelMapDataset": lambda dataset: dataset.map(
+        lambda *parts: parts, num_parallel_calls=2, deterministic=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_COUNTED)
+def test_steps_that_do_not_count_the_batches_are_refused(open_dataset: Callable[..., Any], tmp_path: Path, name: str):
+    message = f"must take the batches .* one for one and in their order, got {name} between"
+    with pytest.raises(OptionError, match=message):
+        fit(tmp_path, open_dataset(), derive=NOT_COUNTED[name])
+    assert build(DEFAULT, 1)[0].seen == {}, "before the first step"
+    fit(tmp_path, open_dataset(), epochs=1)  # of the same model: it keeps nothing of that
+
+
+def test_a_part_of_an_endless_data_set_is_refused(open_dataset: Callable[..., Any], tmp_path: Path):
+    with pytest.raises(OptionError, match="one for one and in their order, got TakeDataset between"):
+        fit(tmp_path, open_dataset(epochs=None), derive=lambda dataset: dataset.take(22), steps_per_epoch=22)
+
+
+def test_a_training_on_other_data_is_refused(open_dataset: Callable[..., Any], tmp_path: Path):
+    dataset, other = open_dataset(), open_dataset()
+    with pytest.raises(OptionError, match=r"must train on the data set .* or on what is made of it, got another"):
+        fit(tmp_path, dataset, derive=lambda _: other)
+    same_loader = loaderd_tf.from_loader(dataset.loader, ("bits", "id"))
+    assert len(fit(tmp_path, dataset, derive=lambda _: same_loader)[0]) == 44
+
+
+@pytest.mark.slow
+def test_a_data_set_that_keras_shares_out_between_replicas(
+    mirrored: tf.distribute.Strategy, open_dataset: Callable[..., Any], tmp_path: Path
+):
+    dataset = open_dataset()
+    seen, _, weights = fit(tmp_path / "whole", dataset, strategy=mirrored)
+    seen_before, _, _ = fit(tmp_path / "parts", dataset, strategy=mirrored, interrupt=31)
+    seen_after, _, weights_after = fit(tmp_path / "parts", dataset, strategy=mirrored)
+    assert min(seen_after) == 31 and seen_before | seen_after == seen
+    assert all(map(np.array_equal, weights, weights_after))
 
 
 def test_the_callback_of_keras(open_dataset: Callable[..., Any], tmp_path: Path):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import loaderd
-from loaderd.errors import SchemaError
+from loaderd.errors import OptionError, SchemaError
 
 
 def test_a_schema_from_what_parse_example_takes(tmp_path: Path):
@@ -46,3 +46,21 @@ def test_features_that_do_not_fit_a_schema():
         loaderd_tf.schema_from_features(
             {"i": tf.io.FixedLenFeature([], tf.int64)}, bytes_features={"x": loaderd.Raw("uint8", (3,))}
         )
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "float64"])
+def test_a_dtype_that_no_record_has(dtype: str):
+    feature = tf.io.FixedLenFeature([], tf.as_dtype(dtype))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="allowed values: float, int64, string"):
+        tf.io.parse_example([b""], {"x": feature})
+    with pytest.raises(SchemaError, match=f"feature 'x' must be of int64, float32 or string, got {dtype}") as raised:
+        loaderd_tf.schema_from_features({"x": feature})
+    assert f"{{'x': loaderd.Array('x', dtype='{dtype}')}}" in str(raised.value)
+
+
+def test_what_is_no_dict():
+    feature = tf.io.FixedLenFeature([], tf.int64)
+    with pytest.raises(OptionError, match=r"features must be a dict, name -> tf.io.FixedLenFeature, got \[Fixed"):
+        loaderd_tf.schema_from_features([feature])
+    with pytest.raises(OptionError, match=r"bytes_features must be a dict, name -> PackedBits or Raw, got 'i'"):
+        loaderd_tf.schema_from_features({"i": feature}, bytes_features="i")

@@ -307,6 +307,23 @@ def test_packed_elements_on_a_device(kind: tuple[str, Schema]) -> None:
     assert_same(found, {name: tensor.numpy() for name, tensor in expected.items()})
 
 
+UNCHANGED = {
+    "left to the workers": ({"f": PackedBits(64)}, {"x": loaderd.Planes([Bits("f", (1, 8, 8), plane_bytes=8)])}),
+    "as it is stored": ({"f": Int64((4,)), "b": PackedBits(8)}, {"x": Array("f", shape=(2, 2)), "y": Packed("b")}),
+    "smaller than stored": ({"f": Int64()}, {"x": Array("f", dtype="int32")}),
+}
+
+
+@pytest.mark.parametrize("case", UNCHANGED)
+def test_nothing_to_unpack(case: str, tmp_path: Path) -> None:
+    schema = Schema(*UNCHANGED[case])
+    path = tmp_path / "a.tfrecord"
+    path.touch()
+    kinds = r", ".join(rf"'{name}' \({type(field).__name__}\)" for name, field in schema.fields.items())
+    with pytest.raises(OptionError, match=rf'unpack must be "worker" .* got "device" for the fields {kinds}'):
+        loaderd_tf.make_dataset(path, schema, batch_size=2, unpack="device")
+
+
 @pytest.mark.parametrize("kind", ["chess"], indirect=True)
 def test_structure_names_what_is_sent(kind: tuple[str, Schema]) -> None:
     path, schema = kind

@@ -68,5 +68,5 @@ make(("bits", "label"))
 make(device="/GPU:0")
 
 # %% random_access: tf.data.experimental.at
-# says: random access
+# says: has infinite cardinality, which does not support random access
 tf.data.experimental.at(make(), 3)

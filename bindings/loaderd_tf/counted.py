@@ -1,0 +1,63 @@
+"""Whether the steps of what ``fit`` trains on count the batches that a loader gave.
+
+What TensorFlow puts between the two may hold batches back, repeat them or cut them anew. It tells nobody; so this
+follows what a data set was made of, from the one that is iterated to that of the loader::
+
+    iterator ──► prefetch ──► map ──► the loader's        each step is a batch, in the loader's order
+    iterator ──► map ──► cache ──► the loader's           refused: of the second epoch, the loader knows nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from loaderd.client.base import BaseLoader
+from loaderd.errors import OptionError
+from loaderd_tf.attached import loader_of
+
+# TensorFlow's classes: what each makes of one element is one element.
+_ONE_FOR_ONE = {"_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset"}
+# What a strategy makes of a data set: each batch becomes one for all replicas together.
+_BY_STRATEGY = {"_AutoShardDataset", "_LegacyRebatchDataset", "_RestructuredDataset"}
+# Where a pass ends as the epoch of fit does. Both counts are those of all steps: fit takes no fewer.
+_OF_PASSES = {"_TakeDataset", "_AssertCardinalityDataset"}
+# Of finite data, repeat begins the next pass ahead; and Keras does not know how long a copy to a device is.
+_OF_ENDLESS = {"_RepeatDataset", "_CopyToDeviceDataset"}
+
+
+def check_counted(iterator: Any, loader: BaseLoader, endless: bool) -> None:
+    """Raise OptionError unless each element of ``iterator``, Keras's, is the next batch of ``loader``.
+
+    ``endless``: whether the data of the loader have no end.
+    """
+    for each in getattr(iterator, "_iterators", [iterator]):  # of a strategy: one for each host
+        dataset = getattr(each, "_dataset", None)
+        if dataset is not None:
+            _check(dataset, loader, endless)
+
+
+def _check(dataset: Any, loader: BaseLoader, endless: bool) -> None:
+    if all(loader_of(each) is not loader for each in _made_of(dataset)):
+        raise OptionError(
+            "fit must train on the data set that BackupAndRestore was given, or on what is made of it, got another",
+            hint="Give both the same data set.",
+        )
+    known = _ONE_FOR_ONE | _BY_STRATEGY | (_OF_ENDLESS if endless else _OF_PASSES)
+    while loader_of(dataset) is not loader:
+        name = type(dataset).__name__
+        if name not in known or getattr(dataset, "_deterministic", None) == "false":
+            raise OptionError(
+                "fit must take the batches of BackupAndRestore's data set one for one and in their order, got "
+                f"{name.lstrip('_')} between the two: it could not be resumed",
+                hint="Of the data set make others by map (deterministic) and prefetch only. make_dataset itself "
+                "shuffles, batches, copies to a device, and with epochs=None repeats.",
+            )
+        (dataset,) = dataset._inputs()
+
+
+def _made_of(dataset: Any) -> Iterator[Any]:
+    """``dataset``, and all that it is made of."""
+    yield dataset
+    for each in dataset._inputs():
+        yield from _made_of(each)
