@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import socket
+import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -58,3 +61,47 @@ def test_a_loader_that_nobody_has_is_gone(
     assert scrape(port) == {}, "the thread that answers has not kept it"
     with socket.create_connection(("127.0.0.1", port)):
         pass
+
+
+def test_the_port_is_that_of_all_addresses_unless_it_is_said_which(
+    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
+):
+    with loaderd.Loader(write_numbered([50]), numbered_schema, batch_size=50, workers=1) as loader:
+        assert scrape(loader.serve_metrics(0))["loaderd_workers"] == 1
+
+
+def test_an_end_does_not_wait_for_the_thread(
+    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
+):
+    """The port is free at once."""
+    loader = loaderd.Loader(write_numbered([50]), numbered_schema, batch_size=50, workers=1)
+    loader.close()
+    port, took_s = 0, []
+    for _ in range(5):
+        port = loader.serve_metrics(port, "127.0.0.1")
+        began_s = time.monotonic()
+        loader.close()
+        took_s.append(time.monotonic() - began_s)
+    assert min(took_s) < 0.1
+
+
+def test_a_fork_leaves_the_port_to_its_parent(write_numbered: Callable[[Sequence[int]], list[Path]], tmp_path: Path):
+    script = tmp_path / "forking.py"
+    script.write_text("""
+import os, sys, urllib.request
+import loaderd
+
+schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
+with loaderd.Loader(sys.argv[1], schema, batch_size=10, workers=1) as loader:
+    port = loader.serve_metrics(0, "127.0.0.1")
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).close()
+print("a fork" if child == 0 else "its parent", "has left the block", flush=True)
+""")
+    (path,) = write_numbered([50])
+    done = subprocess.run(
+        [sys.executable, str(script), str(path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("a fork has left the block\nits parent has left the block\n", "")
