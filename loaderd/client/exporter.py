@@ -23,10 +23,10 @@ class _HasStatistics(Protocol):
     def statistics(self) -> Statistics: ...
 
 
-def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Callable[[], None]]:
+def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Callable[[], object]]:
     """Answer at a port (0: any that is free), in a thread; returns the port, and a function that ends it.
 
-    ``loader`` is not kept alive; when it is gone, there are no figures. Raises OptionError where the port is taken.
+    It ends when ``loader`` is garbage, too. Raises OptionError where the port is taken.
     """
     registry = CollectorRegistry()
     registry.register(_Collector(loader))
@@ -39,7 +39,9 @@ def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Ca
         raise OptionError(f"metrics cannot be served at {host}:{port}: {error.strerror}") from None
     server.set_app(make_wsgi_app(registry))
     threading.Thread(target=server.answer, name="loaderd-metrics", daemon=True).start()
-    return int(server.server_port), server.end
+    end = weakref.finalize(loader, server.end)
+    end.atexit = False
+    return int(server.server_port), end
 
 
 class _Server(ThreadingMixIn, WSGIServer):
