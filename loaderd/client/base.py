@@ -37,7 +37,7 @@ class BaseLoader(Standing):
         self.schema = described.schema
         self._repeated: list[Batch] = []
         self._most_repeated = 0
-        self._metrics_ends: list[Callable[[], None]] = []
+        self._metrics_ends: list[Callable[[], object]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
 
     def __reduce__(self) -> Any:
@@ -201,10 +201,10 @@ class BaseLoader(Standing):
         return diagnose_samples(watched.samples(), watched.facts)
 
     def serve_metrics(self, port: int, host: str = "") -> int:
-        """Give the figures of :meth:`statistics` to Prometheus at a port of this process, until :meth:`close`.
+        """Give the figures of :meth:`statistics` to Prometheus at a port of this process.
 
-        ``port``: 0 is one that is free; returns it. ``host``: the address to listen at; "": all. A thread answers.
-        Raises OptionError where the port cannot be had.
+        ``port``: 0 is one that is free; returns it. ``host``: the address to listen at; "": all. A thread answers,
+        until :meth:`close`, or until nobody has the loader. Raises OptionError where the port cannot be had.
         """
         from loaderd.client.exporter import serve_metrics  # few need it, and it takes 50 ms
 

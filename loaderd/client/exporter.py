@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from socketserver import ThreadingMixIn
+from typing import Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from loaderd.errors import OptionError
@@ -17,18 +23,60 @@ class _HasStatistics(Protocol):
     def statistics(self) -> Statistics: ...
 
 
-def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Callable[[], None]]:
+def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Callable[[], object]]:
     """Answer at a port (0: any that is free), in a thread; returns the port, and a function that ends it.
 
-    ``loader`` is not kept alive; when it is gone, there are no figures. Raises OptionError where the port is taken.
+    It ends when ``loader`` is garbage, too. Raises OptionError where the port is taken.
     """
     registry = CollectorRegistry()
     registry.register(_Collector(loader))
     try:
-        server, _ = start_http_server(port, host, registry)
+        family, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        server = _Server(family, (str(address[0]), port))
     except OSError as error:
         raise OptionError(f"metrics cannot be served at {host}:{port}: {error.strerror}") from None
-    return int(server.server_port), server.shutdown
+    server.set_app(make_wsgi_app(registry))
+    threading.Thread(target=server.answer, name="loaderd-metrics", daemon=True).start()
+    end = weakref.finalize(loader, server.end)
+    end.atexit = False
+    return int(server.server_port), end
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Each request has a thread of its own."""
+
+    daemon_threads = True
+
+    def __init__(self, family: int, address: tuple[str, int]) -> None:
+        self.address_family = family
+        self._maker = os.getpid()
+        self._ended = False
+        super().__init__(address, _Handler)
+
+    def answer(self) -> None:
+        """Until :meth:`end`."""
+        while not self._ended:
+            self.handle_request()
+        self.socket.close()
+
+    def end(self) -> None:
+        """Listen no more: at once, and without waiting for the thread, as this may be any thread, that one too.
+
+        A fork has the socket, which it shares, and not the thread.
+        """
+        self._ended = True
+        if os.getpid() != self._maker:
+            self.socket.close()
+            return
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # the thread's wait ends
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, *line: Any) -> None:
+        """A training prints nothing of requests."""
 
 
 class _Collector:

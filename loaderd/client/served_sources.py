@@ -11,13 +11,13 @@ from typing import Any
 
 import cloudpickle
 
+from loaderd.client.discovery import Discovery
 from loaderd.client.link import Link, LinkLost, link_to_server
 from loaderd.client.sources import OwnDaemon, Source, check_remainder
 from loaderd.errors import BusyError, LoaderdError, ServerError
 from loaderd.options import Shuffle
 from loaderd.protocol.messages import PROTOCOL, Hello, Message, Subscribe, Welcome
 from loaderd.protocol.worker_messages import UseServers
-from loaderd.remote.address import checked_addresses
 from loaderd.remote.source import RemoteStream
 from loaderd.schema.wire import from_wire
 from loaderd.subscription import Subscription
@@ -27,7 +27,6 @@ HOW_TO_START = "Is it running? `loaderd serve mypackage.module:dataset` starts o
 
 _MIN_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
-_ASK_AGAIN_S = 2.0
 
 _logger = logging.getLogger("loaderd")
 
@@ -38,8 +37,7 @@ class RemoteSource(OwnDaemon):
     def __init__(self, wanted: RemoteStream, ask: Callable[[], Sequence[str]] | None) -> None:
         super().__init__(wanted)
         self._wanted = wanted
-        self._ask = ask
-        self._asked_s = time.monotonic()
+        self._discovery = None if ask is None else Discovery(ask)
         self._known = Known(f"the servers at {', '.join(wanted.of.addresses[:3])}", wanted.of.name)
 
     def welcomed(self, welcome: Welcome) -> None:
@@ -54,12 +52,7 @@ class RemoteSource(OwnDaemon):
         return super().pause_s(lost, fruitful, at)
 
     def news(self) -> Message | None:
-        now_s = time.monotonic()
-        if self._ask is None or now_s - self._asked_s < _ASK_AGAIN_S:
-            return None
-        self._asked_s = now_s
-        found = self._ask()
-        addresses = checked_addresses(found) if found else ()
+        addresses = () if self._discovery is None else self._discovery.news()
         if not addresses or addresses == self._wanted.of.addresses:
             return None
         self._wanted = replace(self._wanted, of=replace(self._wanted.of, addresses=addresses))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
-import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -11,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from serving import wait_until
 
 import loaderd
 from loaderd.errors import OptionError
@@ -48,13 +53,88 @@ def test_a_loader_gives_its_figures(
         scrape(port)
 
 
-def test_a_loader_that_nobody_has_is_gone(
+def test_a_loader_that_nobody_has_gives_its_port_back(
     write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
 ):
+    """As where the cell of a notebook is run again."""
+    paths = write_numbered([50])
+    threads, port = threading.active_count(), 0
+    for _ in range(3):
+        loader = loaderd.Loader(paths, numbered_schema, batch_size=50, workers=1)
+        port = loader.serve_metrics(port, "127.0.0.1")
+        next(iter(loader))
+        assert scrape(port)["loaderd_batches_total"] == 1
+        del loader
+        gc.collect()
+        with pytest.raises(OSError):
+            scrape(port)
+    wait_until(lambda: threading.active_count() <= threads)
+
+
+def test_the_port_is_that_of_all_addresses_unless_it_is_said_which(
+    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
+):
+    with loaderd.Loader(write_numbered([50]), numbered_schema, batch_size=50, workers=1) as loader:
+        assert scrape(loader.serve_metrics(0))["loaderd_workers"] == 1
+
+
+def test_an_end_does_not_wait_for_the_thread(
+    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
+):
+    """The port is free at once."""
     loader = loaderd.Loader(write_numbered([50]), numbered_schema, batch_size=50, workers=1)
+    loader.close()
+    port, took_s = 0, []
+    for _ in range(5):
+        port = loader.serve_metrics(port, "127.0.0.1")
+        began_s = time.monotonic()
+        loader.close()
+        took_s.append(time.monotonic() - began_s)
+    assert min(took_s) < 0.1
+
+
+def run(folder: Path, paths: list[Path], lines: str) -> str:
+    """What a program over the first of these shards prints."""
+    script = folder / "program.py"
+    script.write_text(f"""
+import gc, os, sys, urllib.request
+import loaderd
+
+schema = loaderd.Schema({{"id": loaderd.Int64()}}, {{"id": loaderd.Array("id")}})
+{textwrap.dedent(lines)}""")
+    done = subprocess.run(
+        [sys.executable, str(script), str(paths[0])], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not done.stderr
+    return done.stdout
+
+
+def test_a_fork_leaves_the_port_to_its_parent(write_numbered: Callable[[Sequence[int]], list[Path]], tmp_path: Path):
+    lines = """
+    with loaderd.Loader(sys.argv[1], schema, batch_size=10, workers=1) as loader:
+        port = loader.serve_metrics(0, "127.0.0.1")
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).close()
+    print("a fork" if child == 0 else "its parent", "has left the block", flush=True)
+    """
+    assert run(tmp_path, write_numbered([50]), lines) == "a fork has left the block\nits parent has left the block\n"
+
+
+def test_garbage_in_a_fork_leaves_the_port_to_its_parent(
+    write_numbered: Callable[[Sequence[int]], list[Path]], tmp_path: Path
+):
+    lines = """
+    loader = loaderd.Loader(sys.argv[1], schema, batch_size=10, workers=1)
     port = loader.serve_metrics(0, "127.0.0.1")
-    del loader
-    gc.collect()
-    assert scrape(port) == {}, "the thread that answers has not kept it"
-    with socket.create_connection(("127.0.0.1", port)):
-        pass
+    child = os.fork()
+    if child == 0:
+        del loader
+        gc.collect()
+        sys.exit()
+    os.waitpid(child, 0)
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).close()
+    print("it answers")
+    """
+    assert run(tmp_path, write_numbered([50]), lines) == "it answers\n"

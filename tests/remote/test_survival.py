@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -128,6 +130,83 @@ def test_a_server_that_is_added_is_used(borrow_server):
             return servers[1].gateway_report()["remote"] != before
 
         wait_until(is_used)
+
+
+def test_an_address_function_that_fails_is_asked_again(borrow_server, monkeypatch, caplog):
+    monkeypatch.setattr("loaderd.client.discovery._ASK_AGAIN_S", 0.0)
+    servers, asked = [borrow_server(), borrow_server()], []
+
+    def find():
+        asked.append(None)
+        if len(asked) in (2, 7):
+            raise OSError("the registry does not answer right now")
+        if len(asked) in (3, 4):
+            return [b"grpc://trainer7:8471", "trainer7:8471"][len(asked) - 3 :]
+        return [server.address for server in servers[: 1 + (len(asked) > 7)]]
+
+    with loaderd.connect(find, "train", batch_size=64, epochs=None, workers=1) as loader:
+        batches, before = iter(loader), servers[1].gateway_report()["remote"]
+        wait_until(lambda: next(batches) and servers[1].gateway_report()["remote"] != before)
+    first, second = (record.message for record in caplog.records if "address function" in record.message)
+    assert first == second and "OSError: the registry does not answer right now" in first
+
+
+def test_nobody_waits_for_an_address_function(borrow_server, monkeypatch):
+    monkeypatch.setattr("loaderd.client.discovery._ASK_AGAIN_S", 0.0)
+    servers, is_asked, may_answer = [borrow_server()], threading.Event(), threading.Event()
+
+    def find():
+        if len(servers) > 1:
+            is_asked.set()
+            may_answer.wait(60)
+        return [server.address for server in servers]
+
+    with loaderd.connect(find, "train", batch_size=64, epochs=None, workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        servers.append(borrow_server())
+        before = servers[1].gateway_report()["remote"]
+        wait_until(lambda: next(batches) and is_asked.is_set())
+        for _ in range(200):
+            next(batches)
+        assert not may_answer.is_set() and servers[1].gateway_report()["remote"] == before
+        may_answer.set()
+        wait_until(lambda: next(batches) and servers[1].gateway_report()["remote"] != before)
+
+
+ASKING = """
+import os, sys, threading, time
+import loaderd
+
+is_asked = threading.Event()
+
+def find():
+    if threading.current_thread() is not threading.main_thread():
+        is_asked.set()
+        time.sleep(1000)
+    return [sys.argv[1]]
+
+loader = loaderd.connect(find, "train", batch_size=64, epochs=None, workers=1)
+batches = iter(loader)
+while not is_asked.is_set():
+    next(batches)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    next(batches)
+print("a fork" if child == 0 else "its parent", "ends", flush=True)
+"""
+
+
+def test_a_program_ends_while_an_address_function_is_asked(borrow_server):
+    found = subprocess.run(
+        [sys.executable, "-c", ASKING, borrow_server().address],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (0, "a fork ends\nits parent ends\n", "")
 
 
 def test_no_server_comes_back(borrow_server):

@@ -1,0 +1,69 @@
+"""Which servers there are: a function of the user's is asked again and again.
+
+It may ask DNS, or a registry, and so be slow, or fail. Each question has a daemon thread of its own, which is over
+with the answer: no batch waits for it, and neither does the end of the program. What it came to is said in the thread
+that takes batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from loaderd.remote.address import checked_addresses
+
+_ASK_AGAIN_S = 2.0
+
+_logger = logging.getLogger("loaderd")
+
+
+class Discovery:
+    """``ask`` has been asked just now."""
+
+    def __init__(self, ask: Callable[[], Sequence[str]]) -> None:
+        self._ask = ask
+        self._asked_s = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._answers: deque[tuple[str, ...] | str] = deque()
+        """At most one, that nobody has heard: addresses, or why there are none."""
+        self._fails = False
+
+    def news(self) -> tuple[str, ...]:
+        """The servers that there are by an answer that has come since the last call; (): none has. Does not wait."""
+        is_asking = self._thread is not None and self._thread.is_alive()
+        if self._answers:
+            return self._heard(self._answers.popleft())
+        if not is_asking and time.monotonic() - self._asked_s >= _ASK_AGAIN_S:
+            self._begin()
+        return ()
+
+    def _begin(self) -> None:
+        self._asked_s = time.monotonic()
+        self._thread = threading.Thread(target=self._find, name="loaderd-discovery", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there are too many threads
+            self._answers.append(_said(error))
+
+    def _find(self) -> None:
+        try:
+            found = self._ask()
+            self._answers.append(checked_addresses(found) if found else ())
+        except Exception as error:
+            self._answers.append(_said(error))
+
+    def _heard(self, answer: tuple[str, ...] | str) -> tuple[str, ...]:
+        failed = isinstance(answer, str)
+        if failed and not self._fails:
+            _logger.warning("the address function failed; the servers stay those known while it does: %s", answer)
+        self._fails = failed
+        return () if isinstance(answer, str) else answer
+
+
+def _said(error: Exception) -> str:
+    """The text alone: what the exception's frames hold need not live on."""
+    return "".join(traceback.format_exception_only(error)).strip()
