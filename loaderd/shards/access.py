@@ -152,10 +152,11 @@ class Access:
 
     def _fetch(self, file: ShardFile, offset: int, size: int) -> bytes:
         cache = self._cache
-        if cache is None:
+        etag = None if cache is None else self._kept_under(file)
+        if cache is None or etag is None:
             return self._read(file, offset, size)
         first, stop = offset // PART_BYTES, -(-(offset + size) // PART_BYTES)
-        parts = {number: cache.load(file, number) for number in range(first, stop)}
+        parts = {number: cache.load(file, number, etag) for number in range(first, stop)}
         missing = [number for number, part in parts.items() if part is None]
         self._count("cache_hits", len(parts) - len(missing))
         self._count("cache_misses", len(missing))
@@ -167,9 +168,16 @@ class Access:
             data = self._read(file, begin_byte, stop_byte - begin_byte)
             for number in run:
                 parts[number] = part = data[(number - begin) * PART_BYTES :][:PART_BYTES]
-                cache.store(file, number, part)
+                cache.store(file, number, part, etag)
         found = b"".join(part for part in parts.values() if part is not None)
         return found[offset - first * PART_BYTES :][:size]
+
+    def _kept_under(self, file: ShardFile) -> bytes | None:
+        """The ETag of an object without a time, b"" for others; None: another object could not be told from it."""
+        if file.has_version:
+            return b""
+        self._look(file, -1.0)
+        return self._object(file).etag or None
 
     def _read(self, file: ShardFile, offset: int, size: int) -> bytes:
         one = self._object(file)

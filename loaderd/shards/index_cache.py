@@ -1,9 +1,10 @@
 """Indexes on disk, so that a shard is read through once.
 
 A cached index is found by the shard's name, size and time of change, and by the block size: a shard that changed
-has another key. Files are written beside their place and renamed, so that a reader sees a whole one or none; one
-that is damaged or of another version is made again. A cache that cannot be written costs the next start an index
-pass, and no more. A folder of indexes stays bounded (``index_pruning``); those beside their shards are the user's.
+has another key; of one in storage that tells no time, none is kept. Files are written beside their place and
+renamed, so that a reader sees a whole one or none; one that is damaged or of another version is made again. A cache
+that cannot be written costs the next start an index pass, and no more. A folder of indexes stays bounded
+(``index_pruning``); those beside their shards are the user's.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class IndexCache:
 
     def path_of(self, file: ShardFile) -> Path | None:
         """Where the index of ``file`` is kept; None if it is not kept at all. Raises OSError if it cannot be said."""
-        if self._where == "none":
+        if self._where == "none" or not file.has_version:
             return None
         key = f"{INDEX_VERSION}\0{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}\0{self._of}"
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]

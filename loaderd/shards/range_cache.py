@@ -1,10 +1,10 @@
 """Parts of remote shards on a local disk, for any number of processes.
 
-A part is up to 256 KiB of a shard, from a multiple of that on: one file, named by the shard (URI, size and time, so
-that a shard which was replaced has another name) and the part's number, with a CRC behind the bytes. A file is
-written under another name and then renamed: a reader sees a whole one or none, whoever is killed meanwhile. One that
-is not what its CRC says, after a power failure, counts as not there. Nothing here is an error: where the disk is full
-or the folder cannot be written, nothing is kept.
+A part is up to 256 KiB of a shard, from a multiple of that on: one file, named by the shard (URI, size, and time or
+ETag, so that a shard which was replaced has another name) and the part's number, with a CRC behind the bytes. A
+file is written under another name and then renamed: a reader sees a whole one or none, whoever is killed meanwhile.
+One that is not what its CRC says, after a power failure, counts as not there. Nothing here is an error: where the
+disk is full or the folder cannot be written, nothing is kept.
 
 **The size.** Each process counts what it writes; after every 64th of the limit it looks through the folder, and
 deletes what was not used for the longest time until an eighth of the limit is free. So several processes together may
@@ -44,15 +44,15 @@ class RangeCache:
         self._unlooked_bytes = max_bytes  # what is there, and how much, is not known
         self._pruning = threading.Lock()
 
-    def _path(self, file: ShardFile, number: int) -> Path:
+    def _path(self, file: ShardFile, number: int, etag: bytes) -> Path:
         # Without its secrets, so that another key to the bucket finds the same parts.
-        key = f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}"
+        key = f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}" + (f"\0{etag!r}" if etag else "")
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
         return self._folder / digest[:2] / f"{digest[2:32]}-{number}.part"
 
-    def load(self, file: ShardFile, number: int) -> bytes | None:
-        """Part ``number`` of a shard, or None if it is not here."""
-        path = self._path(file, number)
+    def load(self, file: ShardFile, number: int, etag: bytes = b"") -> bytes | None:
+        """Part ``number`` of a shard, or None if it is not here. ``etag``: of one that has no time."""
+        path = self._path(file, number, etag)
         with contextlib.suppress(OSError):
             with open(path, "rb") as part:
                 data = part.read()
@@ -66,9 +66,9 @@ class RangeCache:
             os.unlink(path)
         return None
 
-    def store(self, file: ShardFile, number: int, data: bytes) -> None:
-        """Keep part ``number`` of a shard, if that can be done."""
-        path = self._path(file, number)
+    def store(self, file: ShardFile, number: int, data: bytes, etag: bytes = b"") -> None:
+        """Keep part ``number`` of a shard, if that can be done; ``etag`` as in :meth:`load`."""
+        path = self._path(file, number, etag)
         temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

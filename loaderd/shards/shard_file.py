@@ -45,6 +45,11 @@ class ShardFile(NamedTuple):
             return posixpath.basename(self.uri)
         return unquote(posixpath.basename(self.uri.partition("?")[0]))
 
+    @property
+    def has_version(self) -> bool:
+        """Whether its size and time tell it from another object in its place: of others, no index is kept."""
+        return not is_remote(self.uri) or self.mtime_ns != 0
+
 
 class Block(NamedTuple):
     """Where a block is. ``shard`` counts the data set's files from 0; the rest is as in ShardIndex."""
