@@ -22,7 +22,7 @@ from loaderd.daemon.preparing.local_data import Data, of_listing
 from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError
-from loaderd.options import Storage, StreamOptions
+from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import IndexTask, ListTask
 from loaderd.shards.index_cache import IndexCache
@@ -54,7 +54,7 @@ class LocalPreparation(Preparation):
         self._dataset = dataset
         self._options = options
         self._known = known
-        self._storage = _pickled(options.storage)
+        self._storage = pickled_storage(options.storage)
         self._records = pickle.dumps(dataset.schema.records)
         self._slow_said: set[type] = set()
         self._finished_s = self._began_s
@@ -177,12 +177,3 @@ def _of_before(files: list[ShardFile], uris: Sequence[str] | None) -> list[Shard
         return files
     before = set(uris)
     return [file for file in files if file.uri in before]
-
-
-def _pickled(storage: Storage) -> bytes:
-    if storage.filesystem is None:
-        return pickle.dumps(storage)
-    import cloudpickle  # its class may be one of the user's script
-
-    pickled: bytes = cloudpickle.dumps(storage)
-    return pickled
