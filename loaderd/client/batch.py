@@ -125,6 +125,10 @@ class SlotReader:
         """Slots that something refers to."""
         return len(self._lent) - len(self.ended)
 
+    def leases(self) -> list[object]:
+        """What a slot's batch is held by, for each slot that something refers to."""
+        return [lease for end in self._lent.values() if (lease := end()) is not None]
+
     def take_back(self) -> list[int]:
         """The slots that nothing refers to any more, each of them once."""
         slots = []

@@ -2,6 +2,7 @@
 
 It has no thread. The caller's thread takes one batch at a time (see ``intake``), and gives back the slots that
 nothing refers to any more; there are enough slots for the workers even while a consumer holds as many as it may.
+(Of a member of a group that has left its loop, another thread gives them back: see ``returner``.)
 
 **Interrupts.** Ctrl-C may come at any bytecode. While we sleep for a batch, it does no harm. Anywhere else, a message
 may get lost or be read by half. So ``torn`` is set before anything is touched, and reset when all is in order again.
@@ -241,6 +242,12 @@ class Connection(Conversation):
             self._counts.report.add("epoch", error.damages)
             return error
         return found
+
+    def give_back(self) -> None:
+        """Give back the slots that nothing refers to any more."""
+        self.torn = True
+        self._intake.give_back(self.reader.take_back())
+        self.torn = False
 
     def release(self, slot: int) -> None:
         """Give back a slot that was not lent on."""

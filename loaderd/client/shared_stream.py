@@ -8,9 +8,10 @@
 
 Everything before the mark is used up, by one consumer or another. What this one has had behind it is in ``taken``,
 and is told to the server when it joins: to one that was started anew, which knows nothing else of it. A batch is used
-up when its slot is released, or when it was copied; a server lends what a consumer still had, when that goes, to
-another one. So each batch comes at least once to somebody, and only what was under way when somebody went may come
-twice.
+up when its slot is released, or when it was copied. A slot that the consumer uses no more is released with the
+question for the next batch, or when the consumer has left its loop (``returner``). A server lends what a consumer
+still had, when that goes, to another one. So each batch comes at least once to somebody, and only what was under way
+when somebody went may come twice.
 
 A batch is asked for when it is needed, and none ahead: the server takes the question to mean that this consumer has
 used what it had. Else the pass could be over while somebody still uses its last batch, and that batch would be lost
@@ -26,6 +27,7 @@ from loaderd.client.batch import Batch, HandOver
 from loaderd.client.end import ProgramEnds
 from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
+from loaderd.client.returner import Returner
 from loaderd.client.sources import Source
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import LoaderdError
@@ -37,11 +39,13 @@ class SharedStream(SupervisedStream):
     """See the module's docstring. Threads, ends and interrupts are as in SupervisedStream."""
 
     def __init__(self, source: Source, start: Position, progress: IndexProgress) -> None:
+        self._returner = Returner(self)
         super().__init__(source, start, progress)
         self._pass, self._mark = self.course.find(start)
         self._taken: set[int] = set()
         self._is_member = False
         self._has_asked = False
+        self._returner.start()
 
     @property
     def place(self) -> tuple[Pass, int]:
@@ -90,6 +94,23 @@ class SharedStream(SupervisedStream):
         self._now.torn = True
         self._taken.discard(step)
 
+    def watch(self, iteration: SharedIteration) -> None:
+        """What the consumer still has when its iterations are gone goes back when it lets go of it."""
+        self._returner.watch(iteration)
+
+    def give_back(self) -> list[object]:
+        """Give back what the consumer has let go of; returns what its other batches are held by."""
+        connection = self._now
+        if connection.torn:  # the next one knows of no slots
+            return []
+        held = connection.reader.leases()
+        connection.give_back()
+        return held
+
+    def end(self, why: str | type[ProgramEnds]) -> None:
+        super().end(why)
+        self._returner.end()
+
     def _join(self) -> None:
         self.check()
         self._is_member = False
@@ -119,15 +140,17 @@ class SharedIteration(Iterator[Any]):
         self._stream = stream
         self._hand_over = hand_over
         self._pass: Pass | None = None
-        self._over = False
+        self.is_over = False
+        """Whether it has come to the end of its pass."""
+        stream.watch(self)
 
     def __next__(self) -> Any:
         taken = None
         try:
             with self._stream.lock:
-                found = None if self._over else self._stream.take(self._pass)
+                found = None if self.is_over else self._stream.take(self._pass)
                 if found is None:
-                    self._over = True
+                    self.is_over = True
                     raise StopIteration
                 self._pass, step, item = found
                 error, element = (item, None) if isinstance(item, LoaderdError) else (None, self._hand_over(item)())

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,74 @@ def test_shared_a_slow_one_takes_what_it_can(group: Group):
     (ids,) = slow.had
     had = [number for ids in quick.had for number in ids or []]
     assert sorted(had) == list(range(RECORDS)) and had[-BATCH:] == ids, "what the slow one had comes again"
+
+
+@pytest.mark.parametrize("last", ["batch", "iterator"])
+def test_shared_who_leaves_its_loop_and_lets_go_stops_nobody(group: Group, last: str):
+    options = {"sharing": "shared", "consumers": 2}
+    threads = threading.active_count()
+    here = group.connect(**options)
+    (other,) = group.add(options)
+    for _ in range(2):
+        had: list[int] = []
+        held = {"iterator": iter(here)}
+        held["batch"] = next(held["iterator"])
+        had.extend(held["batch"]["id"])
+        other.ask(ALL)
+        held.pop("batch" if last == "iterator" else "iterator")
+        wait_until(lambda: "to use the last batches" in group.report(other)["state"])
+        held.clear()
+        other.hear()
+        had.extend(number for ids in other.had for number in ids or [])
+        assert sorted(had) == list(range(RECORDS))
+        other.had.clear()
+        assert not list(here), "it hears that this pass is over"
+    here.close()
+    wait_until(lambda: threading.active_count() == threads)
+
+
+def test_shared_a_loop_that_is_left_in_a_function_stops_nobody(group: Group):
+    """Everything of it goes at once."""
+    options = {"sharing": "shared", "consumers": 2}
+    threads = threading.active_count()
+    here = group.connect(**options)
+    (other,) = group.add(options)
+
+    def first(loader: loaderd.ServedLoader) -> list[int]:
+        for batch in loader:
+            return list(batch["id"])
+        raise AssertionError
+
+    had = [*first(here), *first(here), *first(here)]
+    take(ALL, other)
+    assert sorted(had + [number for ids in other.had for number in ids or []]) == list(range(RECORDS))
+    del here
+    wait_until(lambda: threading.active_count() == threads)
+
+
+LEAVING = """
+import os
+import loaderd
+
+loader = loaderd.connect("unix:x.sock", dataset="train", batch_size=10, sharing="shared")
+for batch in loader:
+    break
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    del batch
+    assert len([batch["id"] for batch in loader]) == 39
+    for batch in loader:
+        break
+print("a fork" if child == 0 else "its parent", "ends", flush=True)
+"""
+
+
+def test_shared_a_program_that_has_left_its_loop_ends(group: Group):
+    found = subprocess.run(
+        [sys.executable, "-c", LEAVING], cwd=group.folder, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (0, "a fork ends\nits parent ends\n", "")
 
 
 def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
