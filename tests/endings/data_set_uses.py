@@ -305,3 +305,5 @@ TENSORFLOW_PRINTS = {
     "fit in a thread": r".*UserWarning: Your input ran out of data.*\n.*\n",
     "two replicas": rf"(?:{_OWN_LOG})?W.*GeneratorDatasetOp::Dataset will not be optimized.*\n",
 }
+# Of any iterator, by timing: one that is dropped while TensorFlow tunes it.
+BY_TIMING = rf"(?:{_OWN_LOG})?W.*Optimization loop failed: CANCELLED.*\n"

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data_set_uses import DATA_SETS, TENSORFLOW_PRINTS
+from data_set_uses import BY_TIMING, DATA_SETS, TENSORFLOW_PRINTS
 from ends import ENDS, End
 from loader_uses import LOADER_PRINTS, LOADERS
 from numbered import write_shards
@@ -167,7 +167,7 @@ class Runner:
             problems.append(f"it hung; it printed:\n{ended.stderr}\n{''.join(stacks)}")
         elif ended.status != case.end.status:
             problems.append(f"status {ended.status}, not {case.end.status}; it printed:\n{ended.stderr}")
-        elif not re.fullmatch(case.end.stderr, re.sub(case.noise, "", ended.stderr)):
+        elif not re.fullmatch(case.end.stderr, re.sub(f"{case.noise}|{BY_TIMING}", "", ended.stderr)):
             problems.append(f"it printed, to stderr:\n{ended.stderr}")
         if not ended.hung and not re.fullmatch(case.end.stdout, ended.stdout):
             problems.append(f"it printed:\n{ended.stdout}")

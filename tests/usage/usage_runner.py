@@ -238,6 +238,8 @@ def _text(path: Path) -> str:
 
 _VARYING = [
     (re.compile(r"^.*Memory patch applied.*\n", re.M), ""),  # of every from_generator
+    # Of an iterator that is dropped while TensorFlow tunes it: by timing, whatever it iterates over.
+    (re.compile(r"^.*Optimization loop failed: CANCELLED.*\n", re.M), ""),
     # Of a strategy's iterator that is dropped while it copies ahead: by timing, whatever it iterates over.
     (re.compile(r"^.*(GetNextFromShard|Function was cancelled before|node RemoteCall).*\n", re.M), ""),
     (re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ", re.M), ""),
