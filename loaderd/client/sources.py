@@ -100,10 +100,8 @@ class OwnDaemon(Source):
         return link_to_daemon()
 
     def greeting(self, start: str) -> list[Message]:
-        return [
-            Open(self._pickled, start, self._shards),
-            Ask(),
-        ]  # its answer is a sign of life, and from then on silence counts
+        # The answer to Ask is a sign of life, and from then on silence counts.
+        return [Open(self._pickled, start, self._shards), Ask()]
 
     def found(self, shards: list[list[str] | None]) -> None:
         self._shards = shards

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import tarfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,3 +82,22 @@ def write_all(folder: Path, count: int = 60) -> Records:
         (folder / f"{number}-{how}").write_bytes(wrapped(records, how))
         every.append(records)
     return np.concatenate(every)
+
+
+def with_hidden_end(data: bytes) -> bytes:
+    """A GZIP file with a flipped bit that makes it look as if it were cut, and its last records other ones."""
+    whole = gzip.decompress(data)
+    for bit in range(8 * (len(data) - 8) - 1, 0, -1):
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        inflater = zlib.decompressobj(31)
+        with contextlib.suppress(zlib.error):
+            found = inflater.decompress(broken)
+            if not inflater.eof and not whole.startswith(found[: len(whole)]):
+                return bytes(broken)
+    raise AssertionError("no bit does it")
+
+
+def garbled(data: bytes, place: int) -> bytes:
+    """``data`` with eight other bytes from ``place`` on."""
+    return data[:place] + bytes(byte ^ 0x55 for byte in data[place : place + 8]) + data[place + 8 :]

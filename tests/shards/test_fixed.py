@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import os
 import re
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fixed_files import DTYPE, RECORDS, SCHEMA, WRAPPINGS, npz_of, records_from, tar_of, wrapped, zstd
+from fixed_files import (
+    DTYPE,
+    RECORDS,
+    SCHEMA,
+    WRAPPINGS,
+    garbled,
+    npz_of,
+    records_from,
+    tar_of,
+    with_hidden_end,
+    wrapped,
+    zstd,
+)
 
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, StorageError
 from loaderd.shards import fixed_blocks, inflate, npz
@@ -224,20 +234,6 @@ def test_none_of_the_records_of_a_garbled_stream_is_used(how: str, tmp_path: Pat
     assert read(file, index) == (list(range(10, 60)) if how == "tar" else [], [])
 
 
-def with_hidden_end(data: bytes) -> bytes:
-    """A GZIP file with a flipped bit that makes it look as if it were cut, and its last records other ones."""
-    whole = gzip.decompress(data)
-    for bit in range(8 * (len(data) - 8) - 1, 0, -1):
-        broken = bytearray(data)
-        broken[bit // 8] ^= 1 << bit % 8
-        inflater = zlib.decompressobj(31)
-        with contextlib.suppress(zlib.error):
-            found = inflater.decompress(broken)
-            if not inflater.eof and not whole.startswith(found[: len(whole)]):
-                return bytes(broken)
-    raise AssertionError("no bit does it")
-
-
 def test_data_whose_end_is_hidden_is_garbled_and_not_cut(tmp_path: Path):
     records = records_from(0, 60)
     records["values"] = np.random.default_rng(0).integers(0, 9, (60, 3))
@@ -284,10 +280,6 @@ def lacking() -> bytes:
     file = io.BytesIO()
     np.savez(file, version=np.zeros(3, "<u2"), number=np.zeros(3, "<i4"))
     return file.getvalue()
-
-
-def garbled(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes(byte ^ 0x55 for byte in data[place : place + 8]) + data[place + 8 :]
 
 
 def garbled_npz() -> bytes:
