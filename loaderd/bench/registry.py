@@ -25,7 +25,7 @@ CANDIDATES = {
     "tfdata_parse": Candidate("loaderd_tf.bench", ("packed",)),
     "loaderd_python": Candidate("loaderd.bench", ("", "numpy", "int8", "packed")),
     "loaderd_batches": Candidate("loaderd_tf.bench"),
-    "loaderd_tfdata": Candidate("loaderd_tf.bench", ("", "graph", "numpy,graph")),
+    "loaderd_tfdata": Candidate("loaderd_tf.bench", ("", "graph", "numpy", "numpy,graph")),
     "floor": Candidate("loaderd.bench", ("", "int8", "packed")),
 }
 
