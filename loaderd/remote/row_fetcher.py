@@ -117,8 +117,12 @@ class RowFetcher:
             rows, bad = wait_telling(answer, self._tell)
             self._spent[Stage.READ] += time.monotonic_ns() - began_ns
             of_rows = places[first : first + len(rows)]
+            lost = [(of_rows[numbers], error) for numbers, error in bad]
+            faults += [(at[at >= 0].tolist(), from_wire(error)) for at, error in lost]
+            wanted = of_rows >= 0
+            if not wanted.all():  # other hosts have delivered the others
+                of_rows, rows = of_rows[wanted], rows[wanted]
             window[of_rows] = rows
-            faults += [(of_rows[numbers].tolist(), from_wire(error)) for numbers, error in bad]
         return faults
 
     def check_fits(self, task: ProbeTask, most: int) -> None:
