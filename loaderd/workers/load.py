@@ -174,6 +174,8 @@ class WindowLoader:
     def _load_one(self, part: Part, window: Bytes2D) -> Faults:
         block, wanted = part.block, part.wanted
         faults: Faults = []
+        if not len(wanted):
+            return faults
         try:
             for found in self.reader.read(block, int(wanted[0]), int(wanted[-1]) + 1):
                 if isinstance(found, Damage):

@@ -239,7 +239,7 @@ def plan_of(job: Job, pass_: Pass, step: int) -> None:
     if plan.num_steps is None or step < plan.num_steps:
         window = plan.first_window_from(step)
         assert plan.last_window is None or window <= plan.last_window
-        assert plan.order_of(window).num_places <= plan.batches.largest_window
+        assert plan.order_of(window).num_places <= plan.batches.largest_window <= job.window_records + 1
         assert plan.rows_of(window) <= job.window_records + 1
         assert plan.last_step_in(window) >= step
         plan.slices_of(window), plan.segments_of(step)
