@@ -89,7 +89,10 @@ def open_fixed(
     """
     part = FilePart(file, start, num_bytes)
     if compression == "tar":
-        compression = _of_member(shard, part, start)
+        of_member = compression_of_member(shard, file, start, num_bytes)
+        if isinstance(of_member, Damage):
+            raise ShardReadError(str(of_member), hint="Make the tar anew without it.", damage=of_member)
+        compression = of_member
 
     def on_part(offset: int) -> None:
         on_read(start + offset)
@@ -101,15 +104,14 @@ def open_fixed(
     return InflatedStream(shard, part, compression, on_part, record_bytes)
 
 
-def _of_member(shard: str, part: FilePart, start: int) -> Compression:
+def compression_of_member(shard: str, file: OpenFile, start: int, num_bytes: int) -> Compression | Damage:
+    """How a member of a tar is compressed, from its first bytes; damage where it is in no way."""
     head = bytearray(4)
-    got = part.read_at(0, memoryview(head))
+    got = FilePart(file, start, num_bytes).read_at(0, memoryview(head))
     wrapping = next((wrapping for magic, wrapping in _MAGIC.items() if head.startswith(magic)), None)
-    if wrapping not in ("gzip", "zstd"):
-        begins = f"one that begins with {bytes(head[:got])!r}"
-        damage = Damage(shard, 0, start, "a gzip or zstd file in the tar", begins)
-        raise ShardReadError(str(damage), hint="Make the tar anew without it.", damage=damage)
-    return wrapping
+    if wrapping in ("gzip", "zstd"):
+        return wrapping
+    return Damage(shard, 0, start, "a gzip or zstd file in the tar", f"one that begins with {bytes(head[:got])!r}")
 
 
 def scan_fixed(

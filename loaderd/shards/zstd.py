@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, LoaderdError
 from loaderd.shards.compression import OnRead, read_over
 from loaderd.shards.shard_file import OpenFile
 
@@ -70,6 +70,8 @@ class ZstdStream:
         while self.damage is None:
             try:
                 data = self._stream.read(min(self._most, len(view)))
+            except LoaderdError:  # of the file
+                raise
             except OSError as error:  # as pyarrow says of all damage
                 self._step_back(str(error))
                 continue

@@ -27,7 +27,7 @@ from fixed_files import (
     zstd,
 )
 
-from loaderd.errors import CorruptRecordError, Damage, ShardReadError, StorageError
+from loaderd.errors import CorruptRecordError, Damage, ShardReadError
 from loaderd.shards import fixed_blocks, inflate, npz
 from loaderd.shards.files import list_shards
 from loaderd.shards.fixed_blocks import FixedBlockReader
@@ -311,16 +311,6 @@ def changed_npz(front: bytes, place: int, byte: int) -> bytes:
 def test_an_npz_that_does_not_hold_together(make_data: Any, said: str, tmp_path: Path):
     file = make(tmp_path / "a.npz", make_data())
     with pytest.raises(ShardReadError, match=said):
-        build_fixed_index(file, RECORDS, 7)
-
-
-def test_storage_that_fails_is_no_damage_of_an_npz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: Any) -> int:
-        raise StorageError("the storage does not answer")
-
-    file = make(tmp_path / "a.npz", npz_of(records_from(0, 9)))
-    monkeypatch.setattr(npz.FileReader, "readinto", refuse)
-    with pytest.raises(StorageError, match="does not answer"):
         build_fixed_index(file, RECORDS, 7)
 
 
