@@ -16,9 +16,7 @@ from loaderd.shards.local_file import LocalFile
 
 @pytest.mark.parametrize("error", [StorageError("it does not answer"), ShardReadError("it may not be read")])
 @pytest.mark.parametrize("how", ["npz", "tar", "zstd"])
-def test_a_read_that_fails_is_no_damage(
-    how: str, error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_read_that_fails_is_no_damage(how: str, error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whichever read it is: what is noted as damage is kept in the index, and lost at every later start."""
     monkeypatch.setattr(fixed_index, "_MAX_AT_ONCE_BYTES", 0)
     (tmp_path / "a").write_bytes(wrapped(records_from(0, 60), how))
