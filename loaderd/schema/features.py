@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 
@@ -120,15 +121,20 @@ class _Values:
     def default_bytes(self) -> bytes | None:
         if self.default is None:
             return None
-        try:
-            full = np.broadcast_to(np.asarray(self.default, dtype=self.value_dtype), self.value_shape)
-            if self.value_dtype.kind in "biu" and not (full == np.asarray(self.default)).all():
-                raise ValueError(f"{self.default!r:.200} would become another value")
-        except (ValueError, TypeError, OverflowError) as error:
-            raise SchemaError(
-                f"{type(self).__name__}: default must fit {self.value_dtype} of shape {self.value_shape}: {error}"
-            ) from None
-        return full.tobytes()
+        return as_values(
+            self.default, self.value_dtype, self.value_shape, f"{type(self).__name__}: default"
+        ).tobytes()
+
+
+def as_values(given: Any, dtype: np.dtype[Any], shape: Shape, what: str) -> npt.NDArray[Any]:
+    """What a user has given, as an array of ``shape``. Raises SchemaError where it does not fit."""
+    try:
+        full = np.broadcast_to(np.asarray(given, dtype=dtype), shape)
+        if dtype.kind in "biu" and not (full == np.asarray(given)).all():
+            raise ValueError(f"{given!r:.200} would become another value")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SchemaError(f"{what} must fit {dtype} of shape {shape}: {error}") from None
+    return full
 
 
 def _keep_default(feature: Any) -> None:
