@@ -102,8 +102,15 @@ class FixedBlockReader(ShardFiles):
         if self._compressions[block.shard] == "npz":
             yield from self._read_npz(block, first, stop)
         else:
-            yield from self._read_stream(block, first, stop)
+            for found in self._read_stream(block, first, stop):
+                yield self._named(found, block) if isinstance(found, Damage) else found
         self._file(block.shard).check_unchanged()
+
+    def _named(self, damage: Damage, block: Block) -> Damage:
+        """The damage, and in which member of a tar it is: its byte counts from there."""
+        if self._compressions[block.shard] != "tar":
+            return damage
+        return replace(damage, found=f"{damage.found}, in the member at byte {block.offset} of the tar")
 
     def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece]:
         rows = self._npz_before(block, first)
@@ -163,7 +170,8 @@ class FixedBlockReader(ShardFiles):
             if reached >= stop:
                 if stop == block.num_records and is_garbled(stream):  # which the CRC at its end says
                     assert stream.damage is not None
-                    raise ShardReadError(str(stream.damage), damage=stream.damage)
+                    damage = self._named(stream.damage, block)
+                    raise ShardReadError(str(damage), damage=damage)
                 return
         for number in range(reached, stop):
             end = start + reached * self._records.record_bytes

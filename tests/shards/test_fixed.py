@@ -331,6 +331,9 @@ def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, tmp_
     block = blocks_of(index)[-3 if how == "tar" else 0]
     overwrite(file, garbled(data, block.offset + block.num_bytes // 2))
     assert loaded(file, index) == ([*range(30), *range(40, 60)] if how == "tar" else [], block.num_records)
+    if how == "tar":
+        member = f", in the member at byte {block.offset} of the tar"
+        assert [damage.found.endswith(member) for damage in read(file, index)[1]] == [True] * 10
 
 
 def test_a_wrong_crc_of_a_large_gzip_is_named_with_its_last_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
