@@ -128,7 +128,8 @@ class RowFetcher:
     def check_fits(self, task: ProbeTask, most: int) -> None:
         """Raise RecordMismatchError where none of the first ``most`` records of a block fit the server's schema."""
         count = min(task.num_records, most)
-        _, faults = wait_telling(self._ask([Slice(task.block, 0, count, 0, 0)])[0][1], self._tell)
+        asked = self._ask([Slice(task.block, 0, count, 0, 0)])
+        faults = [fault for _, answer in asked for fault in wait_telling(answer, self._tell)[1]]
         errors = [from_wire(error) for _, error in faults]
         mismatches = [error for error in errors if isinstance(error, RecordMismatchError)]
         if mismatches and sum(len(numbers) for numbers, _ in faults) == count:
