@@ -12,11 +12,10 @@ from loaderd.decode.fixed_rows import FixedParser
 from loaderd.encode.example_writer import Rows
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, RecordMismatchError, ShardReadError, at_damage
 from loaderd.schema import Schema
-from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.framing import Piece
-from loaderd.shards.reader import BlockPiece, Reader, Reading
+from loaderd.shards.reader import BlockPiece, Reader
 from loaderd.shards.shard_file import Compression, ShardFile
 
 _GROUP_BYTES = 1 << 20
@@ -28,18 +27,15 @@ RowsOrFault = Rows | LoaderdError
 class RowSource:
     """Reads ``files``, whose records have the features of ``schema``; rows are of ``schema.row_dtype``, pads 0."""
 
-    def __init__(
-        self, schema: Schema, files: list[ShardFile], compressions: list[Compression], access: Access | None = None
-    ) -> None:
+    def __init__(self, schema: Schema, files: list[ShardFile], compressions: list[Compression]) -> None:
         self._files = files
         self._dtype = schema.row_dtype
-        reading = Reading() if access is None else Reading(access=access)
         self._reader: Reader
         self._parser: RowParser | FixedParser
         if schema.records is None:
-            self._reader, self._parser = BlockReader(files, compressions, reading), RowParser(schema)
+            self._reader, self._parser = BlockReader(files, compressions), RowParser(schema)
         else:
-            self._reader = FixedBlockReader(schema.records, files, compressions, reading)
+            self._reader = FixedBlockReader(schema.records, files, compressions)
             self._parser = FixedParser(schema)
 
     def close(self) -> None:
