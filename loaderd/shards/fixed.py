@@ -24,7 +24,16 @@ import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
-from loaderd.shards.compression import ZIP_MAGIC, InflatedStream, OnRead, PlainStream, refuse_others, tell_nobody
+from loaderd.shards.compression import (
+    HEAD_BYTES,
+    ZIP_MAGIC,
+    InflatedStream,
+    OnRead,
+    PlainStream,
+    is_tar,
+    refuse_others,
+    tell_nobody,
+)
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.framing import Piece
 from loaderd.shards.inflate import gunzip
@@ -32,8 +41,6 @@ from loaderd.shards.shard_file import Compression, OpenFile
 from loaderd.shards.zstd import ZstdStream, decompress
 
 _MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
-_HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
 _PIECE_BYTES = 1 << 20
 _HINT = "Records of fixed size are read from plain, GZIP and zstd files, from tars of these, and from npz."
 
@@ -46,12 +53,12 @@ def detect_wrapping(shard: str, file: OpenFile, size_bytes: int, records: FixedR
     Raises ShardReadError where it begins as a file of another known kind, and its size is that of no whole number of
     records: plain ones may begin with any bytes.
     """
-    head = bytearray(_HEAD_BYTES)
+    head = bytearray(HEAD_BYTES)
     got = file.read_at(0, memoryview(head))
     for magic, wrapping in _MAGIC.items():
         if head[:got].startswith(magic):
             return wrapping
-    if head[_TAR_MAGIC_AT:got] == _TAR_MAGIC:
+    if is_tar(head[:got]):
         return "tar"
     if size_bytes % records.record_bytes:
         refuse_others(shard, bytes(head[:got]), f"records of {records.record_bytes} bytes", _HINT)
