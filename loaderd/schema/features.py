@@ -94,6 +94,7 @@ class PackedBits:
 class _Values:
     """What :class:`Raw`, :class:`Int64` and :class:`Float` share: values of one dtype in a fixed shape."""
 
+    shape: Shape
     default: Any
 
     @property
@@ -101,12 +102,8 @@ class _Values:
         raise NotImplementedError
 
     @property
-    def value_shape(self) -> Shape:
-        raise NotImplementedError
-
-    @property
     def num_values(self) -> int:
-        return math.prod(self.value_shape)
+        return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
@@ -115,15 +112,13 @@ class _Values:
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
-        return np.dtype((self.value_dtype, self.value_shape))
+        return np.dtype((self.value_dtype, self.shape))
 
     @property
     def default_bytes(self) -> bytes | None:
         if self.default is None:
             return None
-        return as_values(
-            self.default, self.value_dtype, self.value_shape, f"{type(self).__name__}: default"
-        ).tobytes()
+        return as_values(self.default, self.value_dtype, self.shape, f"{type(self).__name__}: default").tobytes()
 
 
 def as_values(given: Any, dtype: np.dtype[Any], shape: Shape, what: str) -> npt.NDArray[Any]:
@@ -170,10 +165,6 @@ class Raw(_Values):
     def value_dtype(self) -> np.dtype[Any]:
         return self.dtype  # type: ignore[no-any-return]  # resolved in __post_init__
 
-    @property
-    def value_shape(self) -> Shape:
-        return self.shape
-
 
 @dataclass(frozen=True)
 class Int64(_Values):
@@ -193,10 +184,6 @@ class Int64(_Values):
     def value_dtype(self) -> np.dtype[Any]:
         return np.dtype("<i8")
 
-    @property
-    def value_shape(self) -> Shape:
-        return self.shape
-
 
 @dataclass(frozen=True)
 class Float(_Values):
@@ -215,10 +202,6 @@ class Float(_Values):
     @property
     def value_dtype(self) -> np.dtype[Any]:
         return np.dtype("<f4")
-
-    @property
-    def value_shape(self) -> Shape:
-        return self.shape
 
 
 Feature = PackedBits | Raw | Int64 | Float
