@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
-from loaderd.shards.shard_file import Compression, OpenFile
+from loaderd.shards.shard_file import Compression, Readable
 
 OnRead = Callable[[int], None]
 """Called after each read of a shard from front to back, with the offset in the file that the reading has reached."""
@@ -42,7 +42,7 @@ _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 
 
-def detect_compression(shard: str, file: OpenFile) -> Compression:
+def detect_compression(shard: str, file: Readable) -> Compression:
     """How the file is compressed, from its first bytes; ``shard`` is its name.
 
     Raises ShardReadError where it is a file of a kind that loaderd knows, and does not read.
@@ -88,7 +88,7 @@ def tell_nobody(offset: int) -> None:
 
 
 def open_stream(
-    shard: str, file: OpenFile, compression: Compression, on_read: OnRead = tell_nobody
+    shard: str, file: Readable, compression: Compression, on_read: OnRead = tell_nobody
 ) -> PlainStream | InflatedStream:
     """The bytes of a shard from front to back, without their compression; ``shard`` is its name."""
     if compression == "none":
@@ -112,7 +112,7 @@ class PlainStream:
     damage: Damage | None = None
     is_garbled = False
 
-    def __init__(self, file: OpenFile, on_read: OnRead) -> None:
+    def __init__(self, file: Readable, on_read: OnRead) -> None:
         self._file = file
         self._on_read = on_read
         self._offset = 0
@@ -138,7 +138,7 @@ class InflatedStream:
     """
 
     def __init__(
-        self, shard: str, file: OpenFile, compression: Compression, on_read: OnRead, unit_bytes: int = 0
+        self, shard: str, file: Readable, compression: Compression, on_read: OnRead, unit_bytes: int = 0
     ) -> None:
         """``unit_bytes``: what it holds is a multiple of so many bytes; 0: of any."""
         self._shard = shard

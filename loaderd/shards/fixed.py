@@ -37,7 +37,7 @@ from loaderd.shards.compression import (
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.framing import Piece
 from loaderd.shards.inflate import gunzip
-from loaderd.shards.shard_file import Compression, OpenFile
+from loaderd.shards.shard_file import Compression, Readable
 from loaderd.shards.zstd import ZstdStream, decompress
 
 _MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -47,7 +47,7 @@ _HINT = "Records of fixed size are read from plain, GZIP and zstd files, from ta
 Stream = PlainStream | InflatedStream | ZstdStream
 
 
-def detect_wrapping(shard: str, file: OpenFile, size_bytes: int, records: FixedRecords) -> Compression:
+def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedRecords) -> Compression:
     """How the file wraps its records, from its first bytes.
 
     Raises ShardReadError where it begins as a file of another known kind, and its size is that of no whole number of
@@ -68,22 +68,16 @@ def detect_wrapping(shard: str, file: OpenFile, size_bytes: int, records: FixedR
 class FilePart:
     """Bytes ``start`` to ``start + num_bytes - 1`` of an open file, as a file of its own."""
 
-    def __init__(self, file: OpenFile, start: int, num_bytes: int) -> None:
+    def __init__(self, file: Readable, start: int, num_bytes: int) -> None:
         self._file, self._start, self._num_bytes = file, start, num_bytes
 
     def read_at(self, offset: int, view: memoryview) -> int:
         return self._file.read_at(self._start + offset, view[: max(0, self._num_bytes - offset)])
 
-    def check_unchanged(self) -> None:
-        self._file.check_unchanged()
-
-    def close(self) -> None:
-        """The file stays open."""
-
 
 def open_fixed(
     shard: str,
-    file: OpenFile,
+    file: Readable,
     start: int,
     num_bytes: int,
     compression: Compression,
@@ -111,7 +105,7 @@ def open_fixed(
     return InflatedStream(shard, part, compression, on_part, record_bytes)
 
 
-def compression_of_member(shard: str, file: OpenFile, start: int, num_bytes: int) -> Compression | Damage:
+def compression_of_member(shard: str, file: Readable, start: int, num_bytes: int) -> Compression | Damage:
     """How a member of a tar is compressed, from its first bytes; damage where it is in no way."""
     head = bytearray(4)
     got = FilePart(file, start, num_bytes).read_at(0, memoryview(head))

@@ -20,7 +20,7 @@ from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fixed import Stream, fixed_piece, inflate_whole, is_garbled, open_fixed, scan_fixed
 from loaderd.shards.framing import Ends
 from loaderd.shards.reader import BlockPiece, Reading, ShardFiles
-from loaderd.shards.shard_file import Block, Compression, OpenFile, ShardFile
+from loaderd.shards.shard_file import Block, Compression, Readable, ShardFile
 from loaderd.shards.timed import TimedFile, inflating
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class FixedBlockReader(ShardFiles):
                 self._on_read(block.num_bytes * row // block.num_records)
         return rows
 
-    def _npz_file(self, shard: int) -> OpenFile:
+    def _npz_file(self, shard: int) -> Readable:
         return TimedFile(self._file(shard), self._spent)
 
     def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
