@@ -15,7 +15,7 @@ from loaderd.schema import Schema
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.framing import Piece
-from loaderd.shards.reader import BlockPiece, Reader
+from loaderd.shards.reader import Reader
 from loaderd.shards.shard_file import Compression, ShardFile
 
 _GROUP_BYTES = 1 << 20
@@ -96,9 +96,9 @@ class RowSource:
             else:
                 yield from self._rows_of(span, found)
 
-    def _rows_of(self, span: Span, found: BlockPiece) -> Iterator[RowsOrFault]:
-        piece = found.piece
-        numbers = np.arange(max(0, span.first - found.first), min(piece.num_records, span.stop - found.first))
+    def _rows_of(self, span: Span, piece: Piece) -> Iterator[RowsOrFault]:
+        first = piece.first_record - span.block.first_record
+        numbers = np.arange(max(0, span.first - first), min(piece.num_records, span.stop - first))
         numbers = numbers[~np.isin(numbers, piece.bad)]  # these were named as damage already
         rows = np.zeros(len(numbers), self._dtype)
         starts, lengths = piece.payload_starts[numbers], piece.payload_lengths[numbers]
@@ -107,14 +107,14 @@ class RowSource:
         for fault in faults:
             yield rows[begin : fault.record]
             begin = fault.record + 1
-            place = self._place(span, found, piece, int(numbers[fault.record]))
+            place = self._place(span, piece, int(numbers[fault.record]))
             yield at_damage(RecordMismatchError, Damage(*place, fault.expected, fault.found), hint=_HINT)
         yield rows[begin:]
 
-    def _place(self, span: Span, found: BlockPiece, piece: Piece, number: int) -> tuple[str, int, int]:
+    def _place(self, span: Span, piece: Piece, number: int) -> tuple[str, int, int]:
         """(shard, record, offset) of a record of a piece."""
         offset = piece.offset + int(piece.ends[number] - piece.ends[0])
-        return self._files[span.block.shard].uri, span.block.first_record + found.first + number, offset
+        return self._files[span.block.shard].uri, piece.first_record + number, offset
 
 
 def _bytes_of(rows: Rows) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

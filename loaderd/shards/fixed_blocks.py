@@ -18,8 +18,8 @@ from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fixed import Stream, fixed_piece, inflate_whole, is_garbled, open_fixed, scan_fixed
-from loaderd.shards.framing import Ends
-from loaderd.shards.reader import BlockPiece, Reading, ShardFiles
+from loaderd.shards.framing import Ends, Piece
+from loaderd.shards.reader import Reading, ShardFiles
 from loaderd.shards.shard_file import Block, Compression, Readable, ShardFile
 from loaderd.shards.timed import TimedFile, inflating
 
@@ -95,7 +95,7 @@ class FixedBlockReader(ShardFiles):
                 return None
         return self._buffer, np.arange(bounds[-1] // size + 1, dtype=np.int64) * size
 
-    def read(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
+    def read(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
         file = self._file(block.shard)
         file.check_unchanged()
@@ -112,14 +112,14 @@ class FixedBlockReader(ShardFiles):
             return damage
         return replace(damage, found=f"{damage.found}, in the member at byte {block.offset} of the tar")
 
-    def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece]:
+    def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[Piece]:
         rows = self._npz_before(block, first)
         size = self._records.record_bytes
         while (begin := rows.row) < stop:
             with inflating(self._spent):
                 buffer = rows.read(stop - begin)
             self._on_read(block.num_bytes * rows.row // block.num_records)
-            yield BlockPiece(begin, fixed_piece(buffer, rows.row - begin, size, begin * size, begin))
+            yield fixed_piece(buffer, rows.row - begin, size, begin * size, block.first_record + begin)
         self._npz = block.shard, rows
 
     def _npz_before(self, block: Block, first: int) -> NpzRows:
@@ -144,7 +144,7 @@ class FixedBlockReader(ShardFiles):
     def _npz_file(self, shard: int) -> Readable:
         return TimedFile(self._file(shard), self._spent)
 
-    def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
+    def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         uri = self._files[block.shard].uri
         # What is too large to be inflated for that was checked when it was indexed.
         if self.can_read_together(block) and is_garbled(whole := self._stream(block)):
@@ -165,7 +165,7 @@ class FixedBlockReader(ShardFiles):
                     where = block.first_record + number
                     yield Damage(uri, where, found.offset, found.expected, found.found, lost)
                 return
-            yield BlockPiece(reached, found)
+            yield found
             reached += found.num_records
             if reached >= stop:
                 if stop == block.num_records and is_garbled(stream):  # which the CRC at its end says

@@ -67,8 +67,7 @@ def read(file: ShardFile, index: ShardIndex, blocks: list[Block] | None = None) 
             if isinstance(found, Damage):
                 damages.append(found)
                 continue
-            piece = found.piece
-            data = piece.buffer[: piece.num_records * SIZE].tobytes()
+            data = found.buffer[: found.num_records * SIZE].tobytes()
             numbers += np.frombuffer(data, DTYPE)["number"].tolist()
     reader.close()
     return numbers, damages
@@ -130,10 +129,9 @@ def test_any_range_of_a_block(how: str, tmp_path: Path, monkeypatch: pytest.Monk
             found: dict[int, int] = {}
             for each in reader.read(block, first, stop):
                 assert not isinstance(each, Damage)
-                piece = each.piece
-                records = np.frombuffer(piece.buffer[: piece.num_records * SIZE].tobytes(), DTYPE)
-                found |= {each.first + place: int(record["number"]) for place, record in enumerate(records)}
-            assert all(found[number] == block.first_record + number for number in range(first, stop))
+                records = np.frombuffer(each.buffer[: each.num_records * SIZE].tobytes(), DTYPE)
+                found |= {each.first_record + place: int(record["number"]) for place, record in enumerate(records)}
+            assert all(found[number] == number for number in range(first, stop))
 
 
 @pytest.mark.parametrize("how", ["gzip", "zstd", "tar"])
@@ -154,7 +152,7 @@ def test_an_npz_goes_on_where_the_reading_stopped(tmp_path: Path, monkeypatch: p
     reader = FixedBlockReader(RECORDS, [file], ["npz"])
     (block,) = blocks_of(index)
     for first, stop, times in ((0, 10, 2), (10, 21, 2), (30, 60, 2), (5, 7, 3), (6, 60, 4)):
-        assert [found.first for found in reader.read(block, first, stop)] == list(range(first, stop, 4))
+        assert [found.first_record for found in reader.read(block, first, stop)] == list(range(first, stop, 4))
         assert len(begun) == times * len(RECORDS), f"rows {first} to {stop - 1}"
     reader.close()
 
