@@ -23,6 +23,7 @@ TESTED_WITH = ["pytest", "pytest-timeout", "hypothesis"]
 TESTS = [
     *("tests/decode/test_bits.py", "tests/decode/test_example.py", "tests/shards/test_crc.py"),
     *("tests/shards/test_compression.py", "tests/shards/test_local.py", "tests/test_randomness.py"),
+    "tests/shards/test_storage_threads.py",
     *("tests/client/test_loader.py", "tests/client/test_headroom.py", "tests/remote/test_flight.py"),
     *("tests/bindings/test_batches.py", "tests/bindings/test_iterators.py", "tests/bindings/test_strings.py"),
 ]

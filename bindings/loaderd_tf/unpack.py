@@ -216,7 +216,7 @@ def _stored_form(feature: Any) -> _Form:
     """How the workers deliver a stored feature."""
     if isinstance(feature, loaderd.PackedBits):
         return np.dtype(np.uint8), (feature.num_bytes,)
-    return feature.value_dtype.newbyteorder("="), feature.value_shape
+    return feature.value_dtype.newbyteorder("="), feature.shape
 
 
 def _has_form(tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:

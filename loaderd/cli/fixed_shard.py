@@ -100,8 +100,8 @@ def record_of(file: ShardFile, index: ShardIndex, records: FixedRecords, number:
         for found in reader.read(block, place, place + 1):
             if isinstance(found, Damage):
                 raise at_damage(CorruptRecordError, found, hint="It has been damaged since it was indexed.")
-            start = int(found.piece.payload_starts[place - found.first])
-            return number, found.piece.buffer[start : start + records.record_bytes].tobytes()
+            start = int(found.payload_starts[number - found.first_record])
+            return number, found.buffer[start : start + records.record_bytes].tobytes()
     raise AssertionError("a reader delivers what is in a block, or the damage")
 
 

@@ -30,7 +30,6 @@ from loaderd.convert.row_source import RowsOrFault
 from loaderd.errors import Damage, OptionError, RecordMismatchError, at_damage
 from loaderd.schema import Schema
 from loaderd.schemas import chess_eval
-from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
 from loaderd.shards.files import open_shard
 from loaderd.shards.shard_file import OpenFile, ShardFile
@@ -63,18 +62,18 @@ def check_installed() -> None:
         ) from None
 
 
-def is_pgn(file: ShardFile, access: Access | None = None) -> bool:
+def is_pgn(file: ShardFile) -> bool:
     """Whether a file begins as PGN does. Raises ShardReadError and StorageError."""
-    with closing(open_shard(file, access)) as opened:
+    with closing(open_shard(file)) as opened:
         return _without_mark(_read(opened, 0, 4096)).lstrip().startswith(_BEGIN)
 
 
-def find_games(number: int, file: ShardFile, on_read: OnRead, access: Access | None = None) -> Iterator[Games]:
+def find_games(number: int, file: ShardFile, on_read: OnRead) -> Iterator[Games]:
     """Each game of a file, in order: lines that begin with ``[Event `` tell where. ``number``: of the file.
 
     Raises ShardReadError and StorageError.
     """
-    with closing(open_shard(file, access)) as opened:
+    with closing(open_shard(file)) as opened:
         start, game, offset, before = -1, 0, 0, b"\n"
         while data := _read(opened, offset, _PIECE_BYTES):
             text = before + (data if offset else _without_mark(data))

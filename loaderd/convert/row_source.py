@@ -12,11 +12,10 @@ from loaderd.decode.fixed_rows import FixedParser
 from loaderd.encode.example_writer import Rows
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, RecordMismatchError, ShardReadError, at_damage
 from loaderd.schema import Schema
-from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.framing import Piece
-from loaderd.shards.reader import BlockPiece, Reader, Reading
+from loaderd.shards.reader import Reader
 from loaderd.shards.shard_file import Compression, ShardFile
 
 _GROUP_BYTES = 1 << 20
@@ -28,18 +27,15 @@ RowsOrFault = Rows | LoaderdError
 class RowSource:
     """Reads ``files``, whose records have the features of ``schema``; rows are of ``schema.row_dtype``, pads 0."""
 
-    def __init__(
-        self, schema: Schema, files: list[ShardFile], compressions: list[Compression], access: Access | None = None
-    ) -> None:
+    def __init__(self, schema: Schema, files: list[ShardFile], compressions: list[Compression]) -> None:
         self._files = files
         self._dtype = schema.row_dtype
-        reading = Reading() if access is None else Reading(access=access)
         self._reader: Reader
         self._parser: RowParser | FixedParser
         if schema.records is None:
-            self._reader, self._parser = BlockReader(files, compressions, reading), RowParser(schema)
+            self._reader, self._parser = BlockReader(files, compressions), RowParser(schema)
         else:
-            self._reader = FixedBlockReader(schema.records, files, compressions, reading)
+            self._reader = FixedBlockReader(schema.records, files, compressions)
             self._parser = FixedParser(schema)
 
     def close(self) -> None:
@@ -100,9 +96,9 @@ class RowSource:
             else:
                 yield from self._rows_of(span, found)
 
-    def _rows_of(self, span: Span, found: BlockPiece) -> Iterator[RowsOrFault]:
-        piece = found.piece
-        numbers = np.arange(max(0, span.first - found.first), min(piece.num_records, span.stop - found.first))
+    def _rows_of(self, span: Span, piece: Piece) -> Iterator[RowsOrFault]:
+        first = piece.first_record - span.block.first_record
+        numbers = np.arange(max(0, span.first - first), min(piece.num_records, span.stop - first))
         numbers = numbers[~np.isin(numbers, piece.bad)]  # these were named as damage already
         rows = np.zeros(len(numbers), self._dtype)
         starts, lengths = piece.payload_starts[numbers], piece.payload_lengths[numbers]
@@ -111,14 +107,14 @@ class RowSource:
         for fault in faults:
             yield rows[begin : fault.record]
             begin = fault.record + 1
-            place = self._place(span, found, piece, int(numbers[fault.record]))
+            place = self._place(span, piece, int(numbers[fault.record]))
             yield at_damage(RecordMismatchError, Damage(*place, fault.expected, fault.found), hint=_HINT)
         yield rows[begin:]
 
-    def _place(self, span: Span, found: BlockPiece, piece: Piece, number: int) -> tuple[str, int, int]:
+    def _place(self, span: Span, piece: Piece, number: int) -> tuple[str, int, int]:
         """(shard, record, offset) of a record of a piece."""
         offset = piece.offset + int(piece.ends[number] - piece.ends[0])
-        return self._files[span.block.shard].uri, span.block.first_record + found.first + number, offset
+        return self._files[span.block.shard].uri, piece.first_record + number, offset
 
 
 def _bytes_of(rows: Rows) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

@@ -117,14 +117,19 @@ class RowFetcher:
             rows, bad = wait_telling(answer, self._tell)
             self._spent[Stage.READ] += time.monotonic_ns() - began_ns
             of_rows = places[first : first + len(rows)]
+            lost = [(of_rows[numbers], error) for numbers, error in bad]
+            faults += [(at[at >= 0].tolist(), from_wire(error)) for at, error in lost]
+            wanted = of_rows >= 0
+            if not wanted.all():  # other hosts have delivered the others
+                of_rows, rows = of_rows[wanted], rows[wanted]
             window[of_rows] = rows
-            faults += [(of_rows[numbers].tolist(), from_wire(error)) for numbers, error in bad]
         return faults
 
     def check_fits(self, task: ProbeTask, most: int) -> None:
         """Raise RecordMismatchError where none of the first ``most`` records of a block fit the server's schema."""
         count = min(task.num_records, most)
-        _, faults = wait_telling(self._ask([Slice(task.block, 0, count, 0, 0)])[0][1], self._tell)
+        asked = self._ask([Slice(task.block, 0, count, 0, 0)])
+        faults = [fault for _, answer in asked for fault in wait_telling(answer, self._tell)[1]]
         errors = [from_wire(error) for _, error in faults]
         mismatches = [error for error in errors if isinstance(error, RecordMismatchError)]
         if mismatches and sum(len(numbers) for numbers, _ in faults) == count:

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 
@@ -93,6 +94,7 @@ class PackedBits:
 class _Values:
     """What :class:`Raw`, :class:`Int64` and :class:`Float` share: values of one dtype in a fixed shape."""
 
+    shape: Shape
     default: Any
 
     @property
@@ -100,12 +102,8 @@ class _Values:
         raise NotImplementedError
 
     @property
-    def value_shape(self) -> Shape:
-        raise NotImplementedError
-
-    @property
     def num_values(self) -> int:
-        return math.prod(self.value_shape)
+        return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
@@ -114,21 +112,24 @@ class _Values:
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
-        return np.dtype((self.value_dtype, self.value_shape))
+        return np.dtype((self.value_dtype, self.shape))
 
     @property
     def default_bytes(self) -> bytes | None:
         if self.default is None:
             return None
-        try:
-            full = np.broadcast_to(np.asarray(self.default, dtype=self.value_dtype), self.value_shape)
-            if self.value_dtype.kind in "biu" and not (full == np.asarray(self.default)).all():
-                raise ValueError(f"{self.default!r:.200} would become another value")
-        except (ValueError, TypeError, OverflowError) as error:
-            raise SchemaError(
-                f"{type(self).__name__}: default must fit {self.value_dtype} of shape {self.value_shape}: {error}"
-            ) from None
-        return full.tobytes()
+        return as_values(self.default, self.value_dtype, self.shape, f"{type(self).__name__}: default").tobytes()
+
+
+def as_values(given: Any, dtype: np.dtype[Any], shape: Shape, what: str) -> npt.NDArray[Any]:
+    """What a user has given, as an array of ``shape``. Raises SchemaError where it does not fit."""
+    try:
+        full = np.broadcast_to(np.asarray(given, dtype=dtype), shape)
+        if dtype.kind in "biu" and not (full == np.asarray(given)).all():
+            raise ValueError(f"{given!r:.200} would become another value")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SchemaError(f"{what} must fit {dtype} of shape {shape}: {error}") from None
+    return full
 
 
 def _keep_default(feature: Any) -> None:
@@ -164,10 +165,6 @@ class Raw(_Values):
     def value_dtype(self) -> np.dtype[Any]:
         return self.dtype  # type: ignore[no-any-return]  # resolved in __post_init__
 
-    @property
-    def value_shape(self) -> Shape:
-        return self.shape
-
 
 @dataclass(frozen=True)
 class Int64(_Values):
@@ -187,10 +184,6 @@ class Int64(_Values):
     def value_dtype(self) -> np.dtype[Any]:
         return np.dtype("<i8")
 
-    @property
-    def value_shape(self) -> Shape:
-        return self.shape
-
 
 @dataclass(frozen=True)
 class Float(_Values):
@@ -209,10 +202,6 @@ class Float(_Values):
     @property
     def value_dtype(self) -> np.dtype[Any]:
         return np.dtype("<f4")
-
-    @property
-    def value_shape(self) -> Shape:
-        return self.shape
 
 
 Feature = PackedBits | Raw | Int64 | Float

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Feature, PackedBits, Raw
+from loaderd.schema.features import Feature, PackedBits, Raw, as_values
 
 
 class FixedRecords(Mapping[str, Feature]):
@@ -34,13 +34,17 @@ class FixedRecords(Mapping[str, Feature]):
         if not fields or self.dtype.hasobject:
             raise SchemaError(f"FixedRecords: dtype must be a structured one of fixed size, got {self.dtype}")
         self.bits = frozenset((bits,) if isinstance(bits, str) else bits)
-        self.expect = MappingProxyType({name: np.asarray(value).tolist() for name, value in (expect or {}).items()})
-        for what, names in (("bits", self.bits), ("expect", self.expect)):
+        for what, names in (("bits", self.bits), ("expect", expect or {})):
             unknown = sorted(set(names) - set(fields))
             if unknown:
                 raise SchemaError(
                     f"FixedRecords: {what} must name fields of the dtype, {list(fields)}, got {unknown}"
                 )
+        for name, value in (expect or {}).items():
+            _ = as_values(
+                value, fields[name][0].base, fields[name][0].shape, f"FixedRecords: what is expected of {name!r}"
+            )
+        self.expect = MappingProxyType({name: np.asarray(value).tolist() for name, value in (expect or {}).items()})
         self._features: dict[str, Feature] = {}
         for name, (dtype_of_field, *_) in fields.items():
             if dtype_of_field.base.fields:
@@ -93,6 +97,6 @@ class FixedRecords(Mapping[str, Feature]):
         for name, expected in self.expect.items():
             field = self.dtype.fields[name][0]
             found = np.frombuffer(record, field.base, field.itemsize // field.base.itemsize, self.offset_of(name))
-            if (found != np.asarray(expected).reshape(-1)).any():
+            if (found.reshape(field.shape) != np.asarray(expected, field.base)).any():
                 return f"{name} {found.reshape(field.shape).tolist()} where {expected} is expected"
         return ""

@@ -64,7 +64,7 @@ def _bits_spec(name: str, definition: Bits, feature: PackedBits) -> FieldSpec:
 
 def _array_spec(name: str, definition: Array, feature: Raw | Int64 | Float) -> FieldSpec:
     dtype = feature.value_dtype if definition.dtype is None else definition.dtype
-    shape = feature.value_shape if definition.shape is None else definition.shape
+    shape = feature.shape if definition.shape is None else definition.shape
     if definition.first is None and math.prod(shape) != feature.num_values:
         raise SchemaError(f"field {name!r}: shape {shape} must hold {feature.num_values} values")
     if definition.first is not None and definition.first + math.prod(shape) > feature.num_values:
@@ -82,7 +82,7 @@ def _array_spec(name: str, definition: Array, feature: Raw | Int64 | Float) -> F
 def _spread_spec(name: str, definition: Spread, feature: Raw | Int64 | Float) -> FieldSpec:
     if feature.value_dtype.kind not in "biuf":
         raise SchemaError(f"field {name!r} must spread numbers, got feature {definition.feature!r} of {feature}")
-    return FieldSpec((*feature.value_shape, *definition.shape), definition.dtype)
+    return FieldSpec((*feature.shape, *definition.shape), definition.dtype)
 
 
 def _planes_spec(name: str, specs: list[FieldSpec]) -> FieldSpec:

@@ -24,7 +24,7 @@ from loaderd.errors import Damage
 from loaderd.shards.compression import InflatedStream, PlainStream, open_stream
 from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs
 from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
-from loaderd.shards.reader import BlockPiece, ShardFiles
+from loaderd.shards.reader import ShardFiles
 from loaderd.shards.shard_file import Block
 from loaderd.shards.shard_index import ANCHOR_RECORDS
 from loaderd.shards.timed import TimedFile, inflating
@@ -62,7 +62,7 @@ class BlockReader(ShardFiles):
             (offsets[begin:end] - np.uint32(start_byte)).tobytes(),
         )
 
-    def read(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
+    def read(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         """Records ``first`` to ``stop - 1`` of ``block``, in order; both CRCs of each are checked.
 
         What is found may go beyond that range. A damage comes in front of the piece that the record would be in, or
@@ -75,11 +75,7 @@ class BlockReader(ShardFiles):
             begin = part.first_record - block.first_record
             if begin + part.num_records <= first or begin >= stop:
                 continue
-            for found in self._checked(self._read_part(part, block.first_record + stop)):
-                if isinstance(found, Damage):
-                    yield found
-                else:
-                    yield BlockPiece(found.first_record - block.first_record, found)
+            yield from self._checked(self._read_part(part, block.first_record + stop))
         self._file(block.shard).check_unchanged()
 
     def _checked(self, pieces: Iterator[Piece | Damage]) -> Iterator[Piece | Damage]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
-from loaderd.shards.shard_file import Compression, OpenFile
+from loaderd.shards.shard_file import Compression, Readable
 
 OnRead = Callable[[int], None]
 """Called after each read of a shard from front to back, with the offset in the file that the reading has reached."""
@@ -35,22 +35,21 @@ _OTHERS = {
 }
 """How files begin that are no shards, and what they are."""
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
-_HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
+HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
 _HINT_OTHER = "Shards are TFRecord files, plain or compressed with GZIP or ZLIB, or what FixedRecords describes."
 _HINT_COMPRESSED = "Decompress it, or compress it with gzip instead."
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 
 
-def detect_compression(shard: str, file: OpenFile) -> Compression:
+def detect_compression(shard: str, file: Readable) -> Compression:
     """How the file is compressed, from its first bytes; ``shard`` is its name.
 
     Raises ShardReadError where it is a file of a kind that loaderd knows, and does not read.
     """
-    head = bytearray(_HEAD_BYTES)
+    head = bytearray(HEAD_BYTES)
     got = file.read_at(0, memoryview(head))
-    header_crc = int.from_bytes(head[8:HEADER_BYTES], "little")
-    if got >= HEADER_BYTES and masked_crc(bytes(head[:8])) == header_crc:
+    if is_frame(bytes(head[:got])):
         return "none"
     refuse_others(shard, bytes(head[:got]), "a TFRecord file, plain, GZIP or ZLIB", _HINT_OTHER)
     if head.startswith(_GZIP_MAGIC):
@@ -61,10 +60,20 @@ def detect_compression(shard: str, file: OpenFile) -> Compression:
     return "zlib" if looks_like_zlib and (got < 8 or any(head[4:8])) else "none"
 
 
+def is_frame(head: bytes) -> bool:
+    """Whether a file begins with a length and its CRC, as TFRecord does."""
+    return len(head) >= HEADER_BYTES and masked_crc(head[:8]) == int.from_bytes(head[8:HEADER_BYTES], "little")
+
+
+def is_tar(head: bytes | bytearray) -> bool:
+    """Whether the first ``HEAD_BYTES`` of a file, or all that it has, are those of a tar."""
+    return head[_TAR_MAGIC_AT:HEAD_BYTES] == _TAR_MAGIC
+
+
 def refuse_others(shard: str, head: bytes, expected: str, hint: str) -> None:
     """Raise ShardReadError where what begins with ``head`` is of a kind that is known, and not ``expected``."""
     found = [what for magic, what in _OTHERS.items() if head.startswith(magic)]
-    if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
+    if is_tar(head):
         found.append("a tar archive")
     if found:
         damage = Damage(shard, 0, 0, expected, f"one that is {found[0]}", lost_bytes=-1)
@@ -79,7 +88,7 @@ def tell_nobody(offset: int) -> None:
 
 
 def open_stream(
-    shard: str, file: OpenFile, compression: Compression, on_read: OnRead = tell_nobody
+    shard: str, file: Readable, compression: Compression, on_read: OnRead = tell_nobody
 ) -> PlainStream | InflatedStream:
     """The bytes of a shard from front to back, without their compression; ``shard`` is its name."""
     if compression == "none":
@@ -103,7 +112,7 @@ class PlainStream:
     damage: Damage | None = None
     is_garbled = False
 
-    def __init__(self, file: OpenFile, on_read: OnRead) -> None:
+    def __init__(self, file: Readable, on_read: OnRead) -> None:
         self._file = file
         self._on_read = on_read
         self._offset = 0
@@ -129,7 +138,7 @@ class InflatedStream:
     """
 
     def __init__(
-        self, shard: str, file: OpenFile, compression: Compression, on_read: OnRead, unit_bytes: int = 0
+        self, shard: str, file: Readable, compression: Compression, on_read: OnRead, unit_bytes: int = 0
     ) -> None:
         """``unit_bytes``: what it holds is a multiple of so many bytes; 0: of any."""
         self._shard = shard

@@ -67,7 +67,9 @@ class Fetches:
     def take_into(self, blocks: list[_Key], views: list[memoryview]) -> None:
         """Write blocks to where they are wanted. Raises ShardReadError and StorageError."""
         self.begin((key for key in blocks if key not in self._fetches), sys.maxsize)
-        fetches = [self._use(key) for key in blocks]
+        fetches = [self._fetches[key] for key in blocks]
+        for key in blocks:
+            self._use(key)
         for key, fetch, view in zip(blocks, fetches, views, strict=True):
             try:
                 data = self._access.wait(self._files[key[0]].uri, fetch.answer)
@@ -76,13 +78,14 @@ class Fetches:
                 raise
             view[:] = memoryview(data)[fetch.start : fetch.start + key[2]]
 
-    def _use(self, key: _Key) -> _Fetch:
-        fetch = self._fetches[key]
+    def _use(self, key: _Key) -> None:
+        fetch = self._fetches.get(key)  # one load may have it twice, where only another one was begun
+        if fetch is None:
+            return
         fetch.uses -= 1
         if not fetch.uses:
             del self._fetches[key]
             self._ahead_bytes -= key[2]
-        return fetch
 
     def forget(self) -> None:
         """What is on its way is not wanted any more."""

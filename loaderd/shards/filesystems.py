@@ -60,7 +60,11 @@ class Filesystems:
 
     def _path_of_given(self, uri: str, address: str) -> str:
         strip = getattr(self._storage.filesystem, "_strip_protocol", None)  # as fsspec would have it
-        return unquote(address) if strip is None else str(strip(uri))
+        if strip is None:
+            return unquote(address)
+        path, mark, query = str(strip(uri)).partition("?")
+        # What it takes may still be a URL, which is quoted.
+        return f"{path if '://' in path else unquote(path)}{mark}{query}"
 
 
 def _opened(root: str, requests: int) -> tuple[Any, str]:

@@ -24,34 +24,41 @@ import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
-from loaderd.shards.compression import ZIP_MAGIC, InflatedStream, OnRead, PlainStream, refuse_others, tell_nobody
+from loaderd.shards.compression import (
+    HEAD_BYTES,
+    ZIP_MAGIC,
+    InflatedStream,
+    OnRead,
+    PlainStream,
+    is_tar,
+    refuse_others,
+    tell_nobody,
+)
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.framing import Piece
 from loaderd.shards.inflate import gunzip
-from loaderd.shards.shard_file import Compression, OpenFile
+from loaderd.shards.shard_file import Compression, Readable
 from loaderd.shards.zstd import ZstdStream, decompress
 
 _MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
-_HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
 _PIECE_BYTES = 1 << 20
 _HINT = "Records of fixed size are read from plain, GZIP and zstd files, from tars of these, and from npz."
 
 Stream = PlainStream | InflatedStream | ZstdStream
 
 
-def detect_wrapping(shard: str, file: OpenFile, size_bytes: int, records: FixedRecords) -> Compression:
+def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedRecords) -> Compression:
     """How the file wraps its records, from its first bytes.
 
     Raises ShardReadError where it begins as a file of another known kind, and its size is that of no whole number of
     records: plain ones may begin with any bytes.
     """
-    head = bytearray(_HEAD_BYTES)
+    head = bytearray(HEAD_BYTES)
     got = file.read_at(0, memoryview(head))
     for magic, wrapping in _MAGIC.items():
         if head[:got].startswith(magic):
             return wrapping
-    if head[_TAR_MAGIC_AT:got] == _TAR_MAGIC:
+    if is_tar(head[:got]):
         return "tar"
     if size_bytes % records.record_bytes:
         refuse_others(shard, bytes(head[:got]), f"records of {records.record_bytes} bytes", _HINT)
@@ -61,22 +68,16 @@ def detect_wrapping(shard: str, file: OpenFile, size_bytes: int, records: FixedR
 class FilePart:
     """Bytes ``start`` to ``start + num_bytes - 1`` of an open file, as a file of its own."""
 
-    def __init__(self, file: OpenFile, start: int, num_bytes: int) -> None:
+    def __init__(self, file: Readable, start: int, num_bytes: int) -> None:
         self._file, self._start, self._num_bytes = file, start, num_bytes
 
     def read_at(self, offset: int, view: memoryview) -> int:
         return self._file.read_at(self._start + offset, view[: max(0, self._num_bytes - offset)])
 
-    def check_unchanged(self) -> None:
-        self._file.check_unchanged()
-
-    def close(self) -> None:
-        """The file stays open."""
-
 
 def open_fixed(
     shard: str,
-    file: OpenFile,
+    file: Readable,
     start: int,
     num_bytes: int,
     compression: Compression,
@@ -89,7 +90,10 @@ def open_fixed(
     """
     part = FilePart(file, start, num_bytes)
     if compression == "tar":
-        compression = _of_member(shard, part, start)
+        of_member = compression_of_member(shard, file, start, num_bytes)
+        if isinstance(of_member, Damage):
+            raise ShardReadError(str(of_member), hint="Make the tar anew without it.", damage=of_member)
+        compression = of_member
 
     def on_part(offset: int) -> None:
         on_read(start + offset)
@@ -101,15 +105,14 @@ def open_fixed(
     return InflatedStream(shard, part, compression, on_part, record_bytes)
 
 
-def _of_member(shard: str, part: FilePart, start: int) -> Compression:
+def compression_of_member(shard: str, file: Readable, start: int, num_bytes: int) -> Compression | Damage:
+    """How a member of a tar is compressed, from its first bytes; damage where it is in no way."""
     head = bytearray(4)
-    got = part.read_at(0, memoryview(head))
+    got = FilePart(file, start, num_bytes).read_at(0, memoryview(head))
     wrapping = next((wrapping for magic, wrapping in _MAGIC.items() if head.startswith(magic)), None)
-    if wrapping not in ("gzip", "zstd"):
-        begins = f"one that begins with {bytes(head[:got])!r}"
-        damage = Damage(shard, 0, start, "a gzip or zstd file in the tar", begins)
-        raise ShardReadError(str(damage), hint="Make the tar anew without it.", damage=damage)
-    return wrapping
+    if wrapping in ("gzip", "zstd"):
+        return wrapping
+    return Damage(shard, 0, start, "a gzip or zstd file in the tar", f"one that begins with {bytes(head[:got])!r}")
 
 
 def scan_fixed(

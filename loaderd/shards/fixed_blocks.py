@@ -18,9 +18,9 @@ from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fixed import Stream, fixed_piece, inflate_whole, is_garbled, open_fixed, scan_fixed
-from loaderd.shards.framing import Ends
-from loaderd.shards.reader import BlockPiece, Reading, ShardFiles
-from loaderd.shards.shard_file import Block, Compression, OpenFile, ShardFile
+from loaderd.shards.framing import Ends, Piece
+from loaderd.shards.reader import Reading, ShardFiles
+from loaderd.shards.shard_file import Block, Compression, Readable, ShardFile
 from loaderd.shards.timed import TimedFile, inflating
 
 if TYPE_CHECKING:
@@ -95,24 +95,31 @@ class FixedBlockReader(ShardFiles):
                 return None
         return self._buffer, np.arange(bounds[-1] // size + 1, dtype=np.int64) * size
 
-    def read(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
+    def read(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
         file = self._file(block.shard)
         file.check_unchanged()
         if self._compressions[block.shard] == "npz":
             yield from self._read_npz(block, first, stop)
         else:
-            yield from self._read_stream(block, first, stop)
+            for found in self._read_stream(block, first, stop):
+                yield self._named(found, block) if isinstance(found, Damage) else found
         self._file(block.shard).check_unchanged()
 
-    def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece]:
+    def _named(self, damage: Damage, block: Block) -> Damage:
+        """The damage, and in which member of a tar it is: its byte counts from there."""
+        if self._compressions[block.shard] != "tar":
+            return damage
+        return replace(damage, found=f"{damage.found}, in the member at byte {block.offset} of the tar")
+
+    def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[Piece]:
         rows = self._npz_before(block, first)
         size = self._records.record_bytes
         while (begin := rows.row) < stop:
             with inflating(self._spent):
                 buffer = rows.read(stop - begin)
             self._on_read(block.num_bytes * rows.row // block.num_records)
-            yield BlockPiece(begin, fixed_piece(buffer, rows.row - begin, size, begin * size, begin))
+            yield fixed_piece(buffer, rows.row - begin, size, begin * size, block.first_record + begin)
         self._npz = block.shard, rows
 
     def _npz_before(self, block: Block, first: int) -> NpzRows:
@@ -134,10 +141,10 @@ class FixedBlockReader(ShardFiles):
                 self._on_read(block.num_bytes * row // block.num_records)
         return rows
 
-    def _npz_file(self, shard: int) -> OpenFile:
+    def _npz_file(self, shard: int) -> Readable:
         return TimedFile(self._file(shard), self._spent)
 
-    def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
+    def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         uri = self._files[block.shard].uri
         # What is too large to be inflated for that was checked when it was indexed.
         if self.can_read_together(block) and is_garbled(whole := self._stream(block)):
@@ -158,12 +165,13 @@ class FixedBlockReader(ShardFiles):
                     where = block.first_record + number
                     yield Damage(uri, where, found.offset, found.expected, found.found, lost)
                 return
-            yield BlockPiece(reached, found)
+            yield found
             reached += found.num_records
             if reached >= stop:
                 if stop == block.num_records and is_garbled(stream):  # which the CRC at its end says
                     assert stream.damage is not None
-                    raise ShardReadError(str(stream.damage), damage=stream.damage)
+                    damage = self._named(stream.damage, block)
+                    raise ShardReadError(str(damage), damage=damage)
                 return
         for number in range(reached, stop):
             end = start + reached * self._records.record_bytes

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from loaderd.errors import Damage, ShardReadError
+from loaderd.errors import Damage
 from loaderd.schema import FixedRecords
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.crc import Bytes1D, crc32c
 from loaderd.shards.files import open_shard
-from loaderd.shards.fixed import detect_wrapping, inflate_whole, open_fixed, scan_fixed
+from loaderd.shards.fixed import compression_of_member, detect_wrapping, inflate_whole, open_fixed, scan_fixed
 from loaderd.shards.shard_file import Compression, OpenFile, ShardFile
 from loaderd.shards.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.tar import find_members
@@ -105,11 +105,11 @@ class _Found:
                 self._add_damage(found, "")
                 continue
             of = f"{found.name!r}, the member at byte {found.offset} of the tar"
-            try:
-                self.add_stream(found.offset, found.num_bytes, "tar", of)
-            except ShardReadError as error:  # this member is no stream
-                assert error.damage is not None
-                self._add_damage(error.damage, of)
+            compression = compression_of_member(self._file.uri, self._opened, found.offset, found.num_bytes)
+            if isinstance(compression, Damage):
+                self._add_damage(compression, of)
+            else:
+                self.add_stream(found.offset, found.num_bytes, compression, of)
 
     def add_npz(self) -> None:
         """The rows of the arrays."""

@@ -63,7 +63,7 @@ def _list_glob(address: str, query: str, access: Access) -> list[ShardFile]:
 
     def look() -> tuple[str, Any]:
         filesystem, path = access.filesystems.of(folder + query)
-        selector = fs.FileSelector(path, recursive=len(pattern) > 1, allow_not_found=True)
+        selector = fs.FileSelector(path, recursive=pattern == ["**"] or len(pattern) > 1, allow_not_found=True)
         return path, filesystem.get_file_info(selector)
 
     files = []
@@ -127,6 +127,8 @@ def _matches(name: list[str], pattern: list[str]) -> bool:
     """Whether the parts of a path match those of a glob, as ``glob.glob`` has it."""
     if not name or not pattern:
         return not name and not pattern
+    if pattern == ["**"]:
+        return not any(part.startswith(".") for part in name)
     if pattern[0] == "**":
         return _matches(name, pattern[1:]) or (not name[0].startswith(".") and _matches(name[1:], pattern))
     visible = pattern[0].startswith(".") or not name[0].startswith(".")

@@ -19,7 +19,7 @@ from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable
 
 _Answer = TypeVar("_Answer")
 
-# A network file system may have forgotten a descriptor for good.
+# A network file system may have forgotten a descriptor for good. EBADF: the last try to open the file failed.
 _NEW_DESCRIPTOR = (errno.ESTALE, errno.EBADF, errno.ENOTCONN)
 
 
@@ -58,7 +58,7 @@ class LocalFile:
 
     def check_unchanged(self) -> None:
         file = self._file
-        status = self._ask(lambda: os.fstat(self._fd), "")
+        status = self._ask(lambda: self._reopening(lambda: os.fstat(self._fd)), "")
         if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
             raise changed(
                 file.uri,
@@ -69,21 +69,27 @@ class LocalFile:
     def read_at(self, offset: int, view: memoryview) -> int:
         done = 0
         while done < len(view):
-            got = self._ask(partial(self._read_some, offset + done, view[done:]), f" at byte {offset + done}")
+            read = partial(self._read_some, offset + done, view[done:])
+            got = self._ask(partial(self._reopening, read), f" at byte {offset + done}")
             if got == 0:
                 break
             done += got
         return done
 
     def _read_some(self, offset: int, view: memoryview) -> int:
+        return os.preadv(self._fd, [view], offset)
+
+    def _reopening(self, call: Callable[[], _Answer]) -> _Answer:
+        """What a call with the descriptor returns, or with a new one."""
         try:
-            return os.preadv(self._fd, [view], offset)
+            return call()
         except OSError as error:
-            if error.errno in _NEW_DESCRIPTOR:
-                self._open()  # whether it is still the same file, check_unchanged says
-            raise
+            if error.errno not in _NEW_DESCRIPTOR:
+                raise
+        self._open()  # whether it is still the same file, check_unchanged says
+        return call()
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            os.close(fd)

@@ -27,7 +27,7 @@ from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.inflate import crc32, raw_inflater
-from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote
+from loaderd.shards.shard_file import Readable, ShardFile, is_remote
 from loaderd.shards.zstd import FileReader
 
 _HINT = "Check that the schema's dtype is what the file holds; or restore the file."
@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 18
 _FED_BYTES = 1 << 15
 _MOST_HEADER_BYTES = 1 << 16
 
-Open = Callable[[], OpenFile]
+Open = Callable[[], Readable]
 
 
 class NpzRows:
@@ -211,7 +211,7 @@ class _HeaderReader(io.RawIOBase):
         return bytes(data[: self._stream.read_into(memoryview(data))])
 
 
-def arrays_of(shard: ShardFile, file: OpenFile) -> dict[str, np.dtype[Any]]:
+def arrays_of(shard: ShardFile, file: Readable) -> dict[str, np.dtype[Any]]:
     """Of each array, what a row of it is: a dtype, with a shape where it is no scalar.
 
     Raises ShardReadError where the file is no whole npz, or one of the arrays is no array of rows.
@@ -239,7 +239,7 @@ def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tup
     return found
 
 
-def _entries(shard: ShardFile, file: OpenFile) -> dict[str, zipfile.ZipInfo]:
+def _entries(shard: ShardFile, file: Readable) -> dict[str, zipfile.ZipInfo]:
     """What is in the zip, by the names of arrays."""
     try:
         with zipfile.ZipFile(io.BufferedReader(FileReader(file, shard.size_bytes))) as archive:

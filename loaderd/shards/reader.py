@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -22,13 +22,6 @@ from loaderd.stages import Spent, Stage
 
 _MAX_OPEN_FILES = 64
 _OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
-
-
-class BlockPiece(NamedTuple):
-    """Some records of a block: ``piece``, whose first is record ``first`` of the block."""
-
-    first: int
-    piece: Piece
 
 
 class Reader(Protocol):
@@ -59,7 +52,7 @@ class Reader(Protocol):
     def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
         """int64, (n,): where each record's data starts, and its bytes, of frames with these ends."""
 
-    def read(self, block: Block, first: int, stop: int) -> Iterator[BlockPiece | Damage]:
+    def read(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         """Records ``first`` to ``stop - 1`` of ``block``, in order, and what of them is damaged."""
 
     def close(self) -> None:

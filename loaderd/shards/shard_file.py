@@ -63,11 +63,15 @@ class Block(NamedTuple):
     """uint32, little-endian: the offset in the block of every ``ANCHOR_RECORDS``-th record."""
 
 
-class OpenFile(Protocol):
-    """A file that is open for reading at any offset."""
+class Readable(Protocol):
+    """What can be read at any offset: a file, or a part of one."""
 
     def read_at(self, offset: int, view: memoryview) -> int:
-        """Fill ``view`` from ``offset`` on; returns the bytes read, fewer only at the end of the file."""
+        """Fill ``view`` from ``offset`` on; returns the bytes read, fewer only at the end."""
+
+
+class OpenFile(Readable, Protocol):
+    """A file that is open."""
 
     def check_unchanged(self) -> None:
         """Raise ShardReadError if the file is not what it was when it was listed."""

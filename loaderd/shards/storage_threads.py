@@ -6,7 +6,6 @@ storage may let a thread wait for ever.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -83,13 +82,13 @@ class _Crew:
 
 def wait_for(answer: Future[_Answer], on_wait: Callable[[], None], limit_s: float) -> _Answer:
     """The answer, or what its question raised; ``on_wait`` is called now and then. Raises TimeoutError."""
+    from concurrent.futures import wait
+
     until_s = time.monotonic() + limit_s
     while not answer.done():
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
         on_wait()
-        # It is looked at again, and its own TimeoutError is not taken for ours.
-        with contextlib.suppress(TimeoutError):
-            answer.exception(timeout=min(left_s, _LOOK_EVERY_S))
+        wait([answer], min(left_s, _LOOK_EVERY_S))
     return answer.result()

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, LoaderdError
 from loaderd.shards.shard_file import OpenFile
 from loaderd.shards.zstd import FileReader
 
@@ -31,7 +31,7 @@ def find_members(
 ) -> Iterator[Member | Damage]:
     """The members that hold records, in the tar's order; in the end the damage where the tar itself is not whole.
 
-    ``on_skipped`` is told the names of the others.
+    ``on_skipped`` is told the names of the others. Raises ShardReadError and StorageError.
     """
     import tarfile
 
@@ -49,6 +49,8 @@ def find_members(
                         return  # a member that is cut says so itself
                 elif on_skipped is not None:
                     on_skipped(info.name)
+    except LoaderdError:
+        raise
     except (tarfile.TarError, OSError) as error:
         why = f", {error}"
     # The library ends quietly at a header that is none.

@@ -6,22 +6,16 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from loaderd.shards.shard_file import OpenFile
+from loaderd.shards.shard_file import Readable
 from loaderd.stages import Spent, Stage
 
 
 class TimedFile:
     """A file whose reads are counted."""
 
-    def __init__(self, file: OpenFile, spent: Spent) -> None:
+    def __init__(self, file: Readable, spent: Spent) -> None:
         self._file = file
         self._spent = spent
-
-    def check_unchanged(self) -> None:
-        self._file.check_unchanged()
-
-    def close(self) -> None:
-        self._file.close()
 
     def read_at(self, offset: int, view: memoryview) -> int:
         began_ns = time.monotonic_ns()

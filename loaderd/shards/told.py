@@ -20,8 +20,8 @@ from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
 from loaderd.shards.access import Access
-from loaderd.shards.compression import ZIP_MAGIC
-from loaderd.shards.crc import HEADER_BYTES, masked_crc
+from loaderd.shards.compression import ZIP_MAGIC, is_frame
+from loaderd.shards.crc import HEADER_BYTES
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed import detect_wrapping, open_fixed
 from loaderd.shards.npz import arrays_of
@@ -51,7 +51,7 @@ def tell_schema(file: ShardFile, access: Access | None = None) -> Told | None:
     """
     with closing(open_shard(file, access)) as opened:
         head = _read(opened, 0, HEADER_BYTES)
-        if _is_frame(head):
+        if is_frame(head):
             return None
         if head.startswith(ZIP_MAGIC):
             return _tell_npz(opened, file)
@@ -75,7 +75,7 @@ def _tell_stream(opened: OpenFile, file: ShardFile) -> Told | None:
         except ShardReadError:  # this member is no stream
             continue
         is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == known.records.expect["version"]
-        return Told(known, "loaderd.schemas.lc0()") if is_lc0 and not _is_frame(bytes(head)) else None
+        return Told(known, "loaderd.schemas.lc0()") if is_lc0 and not is_frame(bytes(head)) else None
     return None
 
 
@@ -84,11 +84,6 @@ def _members(opened: OpenFile, file: ShardFile) -> Iterator[tuple[int, int]]:
     for member in find_members(file.uri, opened, file.size_bytes):
         if isinstance(member, Member):
             yield member.offset, member.num_bytes
-
-
-def _is_frame(head: bytes) -> bool:
-    """Whether these are a length and its CRC, as TFRecord begins with."""
-    return len(head) >= HEADER_BYTES and masked_crc(head[:8]) == int.from_bytes(head[8:HEADER_BYTES], "little")
 
 
 def _tell_npz(opened: OpenFile, file: ShardFile) -> Told | None:

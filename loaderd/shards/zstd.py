@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, LoaderdError
 from loaderd.shards.compression import OnRead, read_over
-from loaderd.shards.shard_file import OpenFile
+from loaderd.shards.shard_file import Readable
 
 _READ_BYTES = 1 << 18
 
@@ -23,7 +23,7 @@ def decompress(data: memoryview) -> bytes:
 class FileReader(io.RawIOBase):
     """A file that is open for reading at any offset, as Python's libraries want one."""
 
-    def __init__(self, file: OpenFile, size_bytes: int) -> None:
+    def __init__(self, file: Readable, size_bytes: int) -> None:
         self._file, self._size_bytes, self._offset = file, size_bytes, 0
 
     def readable(self) -> bool:
@@ -49,7 +49,7 @@ class FileReader(io.RawIOBase):
 class ZstdStream:
     """As ``InflatedStream``. What comes before damage is got by reading less and less, from the start each time."""
 
-    def __init__(self, shard: str, file: OpenFile, size_bytes: int, on_read: OnRead) -> None:
+    def __init__(self, shard: str, file: Readable, size_bytes: int, on_read: OnRead) -> None:
         self._shard = shard
         self._file, self._size_bytes = file, size_bytes
         self._on_read = on_read
@@ -70,6 +70,8 @@ class ZstdStream:
         while self.damage is None:
             try:
                 data = self._stream.read(min(self._most, len(view)))
+            except LoaderdError:  # of the file
+                raise
             except OSError as error:  # as pyarrow says of all damage
                 self._step_back(str(error))
                 continue

@@ -174,6 +174,8 @@ class WindowLoader:
     def _load_one(self, part: Part, window: Bytes2D) -> Faults:
         block, wanted = part.block, part.wanted
         faults: Faults = []
+        if not len(wanted):
+            return faults
         try:
             for found in self.reader.read(block, int(wanted[0]), int(wanted[-1]) + 1):
                 if isinstance(found, Damage):
@@ -182,7 +184,7 @@ class WindowLoader:
                     if place >= 0:
                         faults.append(([place], at_damage(CorruptRecordError, found, hint=_HINT_CORRUPT)))
                 else:
-                    faults += self._load_piece(part, found.piece, found.first, window)
+                    faults += self._load_piece(part, found, window)
         except ShardReadError as error:
             # Each is named, so that a batch counts those that it lacks, and no others.
             numbers = (wanted + block.first_record).tolist()
@@ -192,8 +194,9 @@ class WindowLoader:
             ]
         return faults
 
-    def _load_piece(self, part: Part, piece: Piece, piece_first: int, window: Bytes2D) -> Faults:
-        """The wanted records of a piece, whose first is record ``piece_first`` of the block."""
+    def _load_piece(self, part: Part, piece: Piece, window: Bytes2D) -> Faults:
+        """The wanted records of a piece."""
+        piece_first = piece.first_record - part.block.first_record
         in_piece = np.arange(len(piece.ends) - 1)
         places = part.places[piece_first : piece_first + len(in_piece)]
         wanted = places >= 0
@@ -208,7 +211,7 @@ class WindowLoader:
             number = int(in_piece[mismatch.record])
             damage = Damage(
                 self._files[part.block.shard].uri,
-                part.block.first_record + piece_first + number,
+                piece.first_record + number,
                 piece.offset + int(piece.ends[number] - piece.ends[0]),
                 mismatch.expected,
                 mismatch.found,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import os
 import time
 from collections import Counter
@@ -80,7 +81,12 @@ def test_restored_at_every_step(
 
 
 @settings(max_examples=BRIEFLY)
-@given(data=st.data(), remainder=st.sampled_from(["short", "carry"]), shuffle=st.sampled_from([SMALL, False]))
+@given(
+    data=st.data(),
+    remainder=st.sampled_from(["short", "carry"]),
+    shuffle=st.sampled_from([SMALL, False]),
+    compress=st.booleans(),
+)
 def test_an_epoch_goes_on_with_other_hosts(
     write_numbered: Write,
     numbered_schema: loaderd.Schema,
@@ -88,8 +94,12 @@ def test_an_epoch_goes_on_with_other_hosts(
     data: st.DataObject,
     remainder: Remainder,
     shuffle: Any,
+    compress: bool,
 ):
     shards = write_numbered([150, 90, 7])
+    if compress:
+        for path in shards:
+            path.write_bytes(gzip.compress(path.read_bytes()))
     position: Position | None = None
     seen: Counter[int] = Counter()
     for _ in range(data.draw(st.integers(1, 3))):

@@ -239,9 +239,10 @@ def plan_of(job: Job, pass_: Pass, step: int) -> None:
     if plan.num_steps is None or step < plan.num_steps:
         window = plan.first_window_from(step)
         assert plan.last_window is None or window <= plan.last_window
-        assert plan.rows_of(window) <= plan.batches.largest_window <= job.window_records + 1
+        assert plan.order_of(window).num_places <= plan.batches.largest_window <= job.window_records + 1
+        assert plan.rows_of(window) <= job.window_records + 1
         assert plan.last_step_in(window) >= step
-        plan.order_of(window), plan.slices_of(window), plan.segments_of(step)
+        plan.slices_of(window), plan.segments_of(step)
 
 
 @given(
@@ -291,6 +292,10 @@ def test_text_that_is_no_position(text: str):
     with pytest.raises(OptionError, match=r"must be what Position.to_json\(\) wrote") as refused:
         Position.from_json(text)
     assert len(str(refused.value)) < 500
+
+
+def test_what_is_left_of_a_window_may_be_little_of_it():
+    plan_of(Job((12,), 2, 4, StreamOptions(1, 1, True)), Pass(0, 1, ((1, 1, 1),)), 0)
 
 
 def test_a_past_that_would_take_long_to_plan_is_refused():

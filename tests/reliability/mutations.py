@@ -154,13 +154,11 @@ def read_all(path: Path, index: ShardIndex) -> tuple[list[Block], Records, list[
             if isinstance(found, Damage):
                 damages.append(found)
                 continue
-            first = block.first_record + found.first
-            for place, (start, length) in enumerate(
-                zip(found.piece.payload_starts, found.piece.payload_lengths, strict=True)
-            ):
-                if place not in found.piece.bad:
+            first = found.first_record
+            for place, (start, length) in enumerate(zip(found.payload_starts, found.payload_lengths, strict=True)):
+                if place not in found.bad:
                     check(first + place not in records, f"record {first + place} comes twice")
-                    records[first + place] = found.piece.buffer[start : start + length].tobytes()
+                    records[first + place] = found.buffer[start : start + length].tobytes()
     together = [block for block in blocks if reader.can_read_together(block)]
     run = reader.read_together(together) if together else None
     if run is not None:

@@ -69,6 +69,19 @@ def test_positions_are_those_of_an_embedded_loader(server, embedded):
         assert [check(batch) for batch in loader] == embedded[position.batch :]
 
 
+def test_an_epoch_goes_on_with_other_hosts(server):
+    """Five hosts begin a window of 200 each, and the rest of it is more than any window of two hosts would be."""
+    found = []
+    for host in range(5):
+        with connect(server, batch_size=10, shard=(host, 5), workers=1) as loader:
+            found += check(next(iter(loader)))
+            position = loader.position
+    for host in range(2):
+        with connect(server, shard=(host, 2), workers=1, start=position) as loader:
+            found += chain(*map(check, loader))
+    assert sorted(found) == list(range(1000))
+
+
 def test_who_holds_all_batches_gets_copies(server, embedded):
     with connect(server, epochs=2, held_batches=2) as loader:
         held = list(loader)

@@ -1,12 +1,23 @@
-"""Which rows are asked for in one request."""
+"""Which rows are asked for in one request, and whether the first ones fit."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 
+from loaderd.errors import RecordMismatchError, to_wire
 from loaderd.plan.epoch import Slice
+from loaderd.protocol.worker_messages import ProbeTask
 from loaderd.remote import row_fetcher
-from loaderd.remote.row_fetcher import requests_of
+from loaderd.remote.row_fetcher import RowFetcher, requests_of
+from loaderd.remote.source import RemoteRows, RemoteSet, Settings
+from loaderd.remote.tickets import COLUMN, Fault, faults_to_wire
+from loaderd.stages import Stage
 
 EPOCH = 7
 
@@ -46,3 +57,39 @@ def test_a_request_has_not_too_many_ranges(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(row_fetcher, "_MOST_RANGES_A_REQUEST", 2)
     single = [(number, 0, 1) for number in range(5)]
     assert ranges(single, 100) == [single[:2], single[2:4], single[4:]]
+
+
+ROW_BYTES = 100_000  # ten a request
+
+
+class Misfits(flight.FlightServerBase):
+    """Serves blocks whose records fit no schema, but for those from number ``fit_from`` on."""
+
+    fit_from = 10**9
+
+    def do_get(self, _: Any, ticket: flight.Ticket) -> flight.GeneratorStream:
+        ((_, _, first, stop),) = json.loads(ticket.ticket)["rows"]
+        wrong = list(range(max(0, min(stop, self.fit_from) - first)))
+        rows = np.zeros((stop - first, ROW_BYTES), np.uint8)
+        column = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(ROW_BYTES), len(rows), [None, pa.py_buffer(rows.tobytes())]
+        )
+        batch = pa.record_batch([column], names=[COLUMN])
+        faults = faults_to_wire([Fault(wrong, to_wire(RecordMismatchError("they do not fit")))] if wrong else [])
+        return flight.GeneratorStream(batch.schema, iter([(batch, faults)]))
+
+
+@pytest.mark.parametrize("fit_from", [3, 45, 10**9])
+def test_a_probe_of_records_that_come_in_several_requests(fit_from: int):
+    with Misfits("grpc://127.0.0.1:0") as server:
+        server.fit_from = fit_from
+        of = RemoteSet((f"grpc://127.0.0.1:{server.port}",), Settings(), "train", 10.0)
+        spent = [0] * len(Stage)
+        rows = RowFetcher(RemoteRows(of, "digest", ROW_BYTES), lambda _: None, print, lambda: None, spent)
+        task = ProbeTask(0, 0, 0, 50, None, True)
+        if fit_from < 50:
+            rows.check_fits(task, 1000)
+        else:
+            with pytest.raises(RecordMismatchError, match="they do not fit"):
+                rows.check_fits(task, 1000)
+        rows.close()

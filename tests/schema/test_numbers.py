@@ -10,11 +10,17 @@ import pytest
 
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import SchemaError
-from loaderd.schema import Array, Bits, Fill, Int64, PackedBits, Planes, Raw, Schema, Spread
+from loaderd.schema import Array, Bits, Fill, FixedRecords, Int64, PackedBits, Planes, Raw, Schema, Spread
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 INF, NAN = float("inf"), float("nan")
+
+
+def records(**expect: Any) -> FixedRecords:
+    return FixedRecords(
+        [("version", "<u4"), ("kind", "u1"), ("size", "<i2", (2, 3)), ("share", "<f4")], expect=expect
+    )
 
 
 def scaled(dtype: str | None = None, **numbers: Any) -> Schema:
@@ -44,12 +50,30 @@ def scaled(dtype: str | None = None, **numbers: Any) -> Schema:
         (lambda: Bits("b", (2,), scale=[1, 300], dtype="int8"), "scale must be representable in int8, got 300"),
         (lambda: Spread("b", (1,), NAN, "int8"), "Spread: scale must be finite for dtype int8, got nan"),
         (lambda: Int64(default=1.5), "Int64: default must fit int64 of shape (): 1.5 would become another value"),
+        (
+            lambda: records(version=6.5),
+            "FixedRecords: what is expected of 'version' must fit uint32 of shape (): 6.5",
+        ),
+        (lambda: records(kind=300), "FixedRecords: what is expected of 'kind' must fit uint8 of shape (): "),
+        (lambda: records(kind=-1), "FixedRecords: what is expected of 'kind' must fit uint8 of shape (): "),
+        (lambda: records(kind="one"), "FixedRecords: what is expected of 'kind' must fit uint8 of shape (): "),
+        (lambda: records(size=[1, 2]), "FixedRecords: what is expected of 'size' must fit int16 of shape (2, 3): "),
+        (lambda: records(size=[1, [2]]), "FixedRecords: what is expected of 'size' must fit int16 of shape (2, 3): "),
     ],
 )
 def test_what_a_dtype_does_not_hold_is_refused(make: Callable[[], object], said: str) -> None:
     with pytest.raises(SchemaError) as caught:
         make()
     assert said in str(caught.value)
+
+
+def test_what_is_expected_may_be_rounded_and_of_fewer_dimensions() -> None:
+    found = records(share=0.1, size=[1, 2, 3])
+    record = np.zeros(1, found.dtype)
+    record["share"], record["size"] = 0.1, [1, 2, 3]
+    assert found.contradiction(record.tobytes()) == ""
+    record["size"][0, 1, 2] = 4
+    assert found.contradiction(record.tobytes()).startswith("size [[1, 2, 3], [1, 2, 4]] where")
 
 
 @pytest.mark.parametrize("number", [2**53 + 1, -(2**63), 2**63 - 1])

@@ -116,6 +116,7 @@ def read_blocks(reader: BlockReader, blocks: Iterable[Block]) -> tuple[Records, 
             if isinstance(found, Damage):
                 damages.append(found)
             else:
-                assert found.first >= 0 and found.first + found.piece.num_records <= block.num_records
-                take(records, found.piece, block.first_record + found.first)
+                first = found.first_record - block.first_record
+                assert first >= 0 and first + found.num_records <= block.num_records
+                take(records, found, found.first_record)
     return records, damages

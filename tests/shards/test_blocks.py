@@ -30,7 +30,7 @@ from shard_bytes import (
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards import framing
 from loaderd.shards import reader as reader_module
-from loaderd.shards.blocks import Block, BlockPiece, BlockReader
+from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.crc import framed
 from loaderd.shards.shard_file import Compression, ShardFile
 from loaderd.shards.shard_index import ANCHOR_RECORDS, build_index
@@ -102,7 +102,7 @@ def test_a_part_of_a_block(tmp_path: Path, make_reader: MakeReader, compression:
         covered: set[int] = set()
         for found in reader.read(block, first, stop):
             assert not isinstance(found, Damage)
-            covered |= set(range(found.first, found.first + found.piece.num_records))
+            covered |= set(range(found.first_record, found.first_record + found.num_records))
         assert covered >= set(range(first, stop))
 
 
@@ -119,9 +119,8 @@ def test_pieces_say_where_they_are(tmp_path: Path, make_reader: MakeReader, comp
     for block in blocks_of(build_index(file, 500)):
         for found in reader.read(block, 0, block.num_records):
             assert not isinstance(found, Damage)
-            number = block.first_record + found.first
-            assert found.piece.first_record == number and found.piece.offset == starts[number]
-            seen += found.piece.num_records
+            assert found.offset == starts[found.first_record]
+            seen += found.num_records
     assert seen == 98
 
 
@@ -284,7 +283,7 @@ def test_a_file_that_is_cut_in_the_middle_of_being_read(tmp_path: Path, make_rea
     file = make_shard(tmp_path / "a", frames(payloads))
     (block,) = blocks_of(build_index(file, 100))
     found = make_reader(file).read(block, 0, 100)
-    assert isinstance(next(found), BlockPiece)
+    assert isinstance(next(found), framing.Piece)
     os.truncate(file.uri, starts_of(payloads)[70] + 5)
     with pytest.raises(ShardReadError, match="changed while it was in use"):
         list(found)

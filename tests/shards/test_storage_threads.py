@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures._base
 import threading
+import time
 from concurrent.futures import Future
 
-from loaderd.shards.storage_threads import Askers
+import pytest
+
+from loaderd.shards.storage_threads import Askers, wait_for
 
 LONG_S = 60.0
 
@@ -38,3 +42,29 @@ def test_idle_threads_end_when_they_are_given_up():
     for thread in threads:
         thread.join(LONG_S)
         assert not thread.is_alive()
+
+
+def test_an_answer_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    """In Python 3.10, a future's TimeoutError is not the built-in one."""
+    monkeypatch.setattr(concurrent.futures._base, "TimeoutError", type("TimeoutError", (Exception,), {}))
+    askers, storage, waits = Askers(1), threading.Event(), list[float]()
+    answer = askers.ask(lambda: storage.wait(LONG_S))
+
+    def on_wait() -> None:
+        waits.append(time.monotonic())
+        if len(waits) == 3:
+            storage.set()
+
+    assert wait_for(answer, on_wait, LONG_S)
+    assert len(waits) >= 3
+    never: Future[None] = Future()
+    with pytest.raises(TimeoutError):
+        wait_for(never, waits.clear, 0.5)
+
+
+def test_an_error_of_the_question_is_raised_as_it_is():
+    def refuse() -> None:
+        raise TimeoutError("of the question")
+
+    with pytest.raises(TimeoutError, match="of the question"):
+        wait_for(Askers(1).ask(refuse), lambda: None, LONG_S)

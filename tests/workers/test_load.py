@@ -116,7 +116,7 @@ def test_rows_are_those_of_the_plain_parser(
     parts = []
     for block in chosen:
         wanted = data.draw(
-            st.lists(st.booleans(), min_size=block.num_records, max_size=block.num_records).filter(any) | st.none()
+            st.lists(st.booleans(), min_size=block.num_records, max_size=block.num_records) | st.none()
         )
         own = places[: block.num_records]
         parts.append(Part(block, own if wanted is None else np.where(wanted, own, -1)))
@@ -166,6 +166,27 @@ def test_damage_outside_the_wanted_records_is_none_of_ours(write_numbered: Write
         window = shards.window(110)
         assert list(faults_of(shards.loader.load([part], window))) == expected
         assert np.array_equal(window, shards.expected([part], 110, bad=expected))
+
+
+@pytest.mark.parametrize("compress", [None, gzip.compress])
+def test_a_block_of_which_nothing_is_wanted(
+    write_numbered: Write, numbered_schema: loaderd.Schema, compress: Callable[[bytes], bytes] | None
+):
+    """Beside damage, and where it is compressed: blocks are gone through one by one."""
+    paths = write_numbered([100, 100])
+    shards = Shards(paths, numbered_schema, 100)
+    if compress is None:
+        change(paths[0], 30, b"\xff")
+    else:
+        paths[1].write_bytes(compress(paths[1].read_bytes()))
+        files = list_shards([str(path) for path in paths])
+        shards.blocks[1] = blocks_of(1, build_index(files[1], 100))[0]
+        shards.loader = WindowLoader(numbered_schema, files, ["none", "gzip"])
+    parts = [whole(shards.blocks[0], 0), Part(shards.blocks[1], np.full(100, -1))]
+    window = shards.window(100)
+    bad = [99] if compress is None else []
+    assert list(faults_of(shards.loader.load(parts, window))) == bad
+    assert np.array_equal(window, shards.expected(parts, 100, bad))
 
 
 def test_a_broken_frame_costs_its_record_and_no_other_moves(write_numbered: Write, numbered_schema: loaderd.Schema):

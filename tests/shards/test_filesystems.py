@@ -1,0 +1,90 @@
+"""File systems that a user gives."""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from loaderd.errors import NoShardsError
+from loaderd.options import Storage
+from loaderd.shards.access import Access
+from loaderd.shards.files import list_shards, open_shard
+
+NAMES = ["a b.rec", "a#b.rec", "100%25.rec", "[a].rec", "é.rec", "a?b.rec"]
+
+
+class Folder:
+    """What pyarrow asks of a file system of ``fsspec``: here of files in ``root``, by URIs ``folder://name``."""
+
+    protocol = "folder"
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("folder://")
+
+    def info(self, path: str) -> dict[str, Any]:
+        at = self._root / path
+        kind = "directory" if at.is_dir() else "file"
+        return {"name": path, "size": at.stat().st_size, "type": kind, "mtime": at.stat().st_mtime}
+
+    def isdir(self, path: str) -> bool:
+        return (self._root / path).is_dir()
+
+    def isfile(self, path: str) -> bool:
+        return (self._root / path).is_file()
+
+    def find(self, path: str, **_: Any) -> dict[str, Any]:
+        found = [posixpath.join(path, each.name) for each in (self._root / path).iterdir()]
+        return {name: self.info(name) for name in found}
+
+    def open(self, path: str, mode: str) -> BinaryIO:
+        return (self._root / path).open("rb")
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Access:
+    (tmp_path / "shards").mkdir()
+    for name in NAMES:
+        (tmp_path / "shards" / name).write_text(name)
+    return Access(Storage(filesystem=Folder(tmp_path), retry_s=0.0))
+
+
+def content(uri: str, access: Access) -> str:
+    """Of what a URI or a glob names."""
+    found = ""
+    for file in list_shards(uri, access=access):
+        data = bytearray(file.size_bytes)
+        open_shard(file, access).read_at(0, memoryview(data))
+        found += data.decode()
+    return found
+
+
+def test_what_a_glob_lists_can_be_opened(access: Access):
+    assert content("folder://shards/*", access) == "".join(sorted(NAMES))
+    assert content("folder://shards/a%20*", access) == "a b.rec"
+
+
+def test_a_uri_is_quoted_as_any_other(access: Access):
+    assert content("folder://shards/100%2525.rec", access) == "100%25.rec"
+    assert content("folder://shards/a b.rec", access) == "a b.rec"
+    with pytest.raises(NoShardsError):
+        list_shards("folder://shards/100%25.rec", access=access)
+
+
+def test_the_url_that_a_file_system_takes_stays_as_it_is(tmp_path: Path):
+    class Web(Folder):
+        protocol = "https"
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return path
+
+    filesystems = Access(Storage(filesystem=Web(tmp_path))).filesystems
+    url = "https://host/a%20b.rec?signature=a%2Fb"
+    assert filesystems.of(url)[1] == url
