@@ -54,7 +54,7 @@ test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes
 
 torture: $(VENV)/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
 	$(BIN)/python -m pytest -m slow
-	$(BIN)/python -m pytest --hypothesis-profile=many $(shell grep -lr --include='*.py' 'import.* given\|stateful' tests)
+	$(BIN)/python -m pytest --hypothesis-profile=many $(shell grep -lr --include='test_*.py' 'import.* given\|stateful' tests)
 	$(BIN)/python tests/reliability/torture.py
 	$(BIN)/python tests/reliability/leaks.py
 	$(BIN)/python tests/reliability/endings.py
