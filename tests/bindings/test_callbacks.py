@@ -219,6 +219,13 @@ def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
         other.fit(dataset, callbacks=[backup], shuffle=False, verbose=0)
 
 
+@pytest.mark.parametrize("epochs", [1, None])
+def test_data_that_grow_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path, epochs: int | None):
+    """Where a backup of the second epoch stands is not known before that has been listed."""
+    with pytest.raises(OptionError, match="dataset must not be of data that grow"):
+        loaderd_tf.BackupAndRestore(tmp_path, open_dataset(refresh="epoch", epochs=epochs))
+
+
 def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path):
     dataset = open_dataset()
     with pytest.raises(OptionError, match="must take all 22 steps of the data set each epoch, got steps_per_epoch=7"):
