@@ -229,6 +229,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         if self._manager is None:  # now all variables are there
             checkpoint = tf.train.Checkpoint(progress=self._progress, **self._variables())
             self._manager = tf.train.CheckpointManager(checkpoint, self._directory, 1, checkpoint_name=_NAME)
+            found = self._manager.latest_checkpoint
+            if found is not None:  # the next one gets another name: this one stays until that is whole
+                checkpoint.save_counter.assign(int(found.rpartition("-")[2]))
         assert self._begin is not None, "an epoch has begun"
         progress = self._progress
         progress.epoch, progress.step = self._epoch, self._first + self._seen

@@ -226,6 +226,17 @@ def test_data_that_grow_cannot_be_backed_up(open_dataset: Callable[..., Any], tm
         loaderd_tf.BackupAndRestore(tmp_path, open_dataset(refresh="epoch", epochs=epochs))
 
 
+def test_a_backup_is_not_written_over_the_one_that_was_found(open_dataset: Callable[..., Any], tmp_path: Path):
+    """A process that dies while it writes would leave none."""
+    dataset = open_dataset()
+    fit(tmp_path, dataset, interrupt=5)
+    first = tf.train.latest_checkpoint(tmp_path)
+    fit(tmp_path, dataset, interrupt=9)
+    second = tf.train.latest_checkpoint(tmp_path)
+    assert first is not None and second not in (None, first)
+    assert set(tf.io.gfile.glob(f"{tmp_path}/backup-*.index")) == {f"{second}.index"}, "one at a time"
+
+
 def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path):
     dataset = open_dataset()
     with pytest.raises(OptionError, match="must take all 22 steps of the data set each epoch, got steps_per_epoch=7"):
