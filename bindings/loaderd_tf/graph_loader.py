@@ -98,9 +98,8 @@ class GraphLoader:
 
 def cardinality(loader: BaseLoader) -> int:
     """Of a data set of ``loader``: batches of its next iteration, as far as that is known."""
-    num_passes = loader.passes_of_an_iteration
-    if num_passes != 1:
-        return int(tf.data.INFINITE_CARDINALITY if num_passes is None else tf.data.UNKNOWN_CARDINALITY)
+    if loader.grows and loader.passes_of_an_iteration is not None:
+        return int(tf.data.UNKNOWN_CARDINALITY)
     try:
         return len(loader)
     except TypeError:

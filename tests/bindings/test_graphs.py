@@ -110,6 +110,19 @@ def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, 
     assert again[0] == found[4], "of the shards that there were"
 
 
+@pytest.mark.parametrize("device", [None, "/CPU:1"])
+def test_how_long_data_that_grow_are_is_known_if_they_have_no_end(
+    write_numbered: Write, numbered_schema: loaderd.Schema, device: str | None
+):
+    shards = write_numbered([40])
+    for epochs, expected in ((1, tf.data.UNKNOWN_CARDINALITY), (None, tf.data.INFINITE_CARDINALITY)):
+        ds = loaderd_tf.make_dataset(
+            shards, numbered_schema, batch_size=20, epochs=epochs, refresh="epoch", workers=1, device=device
+        )
+        assert ds.cardinality() == expected
+        ds.close()
+
+
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3, 4])
 def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
     write_numbered: Write, numbered_schema: loaderd.Schema, first: int
