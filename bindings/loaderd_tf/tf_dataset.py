@@ -78,6 +78,10 @@ def make_dataset(
     ``model.fit(ds, epochs=3)`` sees three different orders. The daemon and its workers end with the data set. Raises
     exceptions of :mod:`loaderd.errors`; wrong options raise before any process is started.
 
+    ``fit`` takes at most one step more of an epoch than of its first one, and drops the rest. So where the first is
+    shorter, because of ``start`` or ``refresh="epoch"``, use ``epochs=None`` and give ``fit`` ``steps_per_epoch``;
+    or, to resume ``fit``, :class:`BackupAndRestore` without ``start``.
+
     ``unpack="device"``: an element holds the fields of ``packed_schema(schema)``, stored features as far as
     possible, and it is for the model to make the fields of ``schema`` of them, by :func:`loaderd_tf.unpack` or the
     layer :class:`loaderd_tf.Unpack`. ``structure`` names what an element holds. Raises OptionError where every field

@@ -207,6 +207,16 @@ def test_an_interrupted_training_leaves_others_alone(open_dataset: Callable[...,
     assert {path.name for path in tmp_path.iterdir()} == {"shards", "notes"}
 
 
+def test_a_first_epoch_that_is_shorter_makes_the_others_of_fit_so(open_dataset: Callable[..., Any]):
+    """It is Keras that does so; docs/resume.md says it, and what to do instead."""
+    model, _ = build(DEFAULT, 1)
+    for options, of_fit, num_steps in (({}, {}, 3 * 4), ({"epochs": None}, {"steps_per_epoch": 22}, 3 * 22)):
+        dataset = open_dataset(start=loaderd.Position(0, 18), **options)
+        model.seen = {}
+        model.fit(dataset, epochs=3, shuffle=False, verbose=0, **of_fit)
+        assert len(model.seen) == num_steps
+
+
 def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     fit(tmp_path, open_dataset(), interrupt=10)
     with pytest.raises(OptionError, match="seed: 0 when the position was taken, 1 now"):
