@@ -249,11 +249,15 @@ class Mix(_Joined):
         if self.epoch_records is None and self.grows:
             raise OptionError("a Mix of a data set that grows needs epoch_records", hint="How long is its epoch?")
         require(isinstance(self.weights, Mapping), "weights", "a mapping of names to numbers", self.weights)
-        by_epoch = self.weights if all(is_count(key, 0) for key in self.weights) else {0: self.weights}
+        change = all(is_count(key, 0) for key in self.weights)
+        by_epoch = self.weights if change else {0: self.weights}
         if 0 not in by_epoch:
             raise OptionError(f"weights must begin at epoch 0, got the epochs {sorted(by_epoch)}")
         schedule = {int(epoch): self._exact(weights) for epoch, weights in by_epoch.items()}
         object.__setattr__(self, "schedule", MappingProxyType(schedule))
+        # A copy: what is made of this Mix computes its schedule anew, when the caller may have changed the dict.
+        copied = {epoch: dict(weights) for epoch, weights in by_epoch.items()}
+        object.__setattr__(self, "weights", copied if change else copied[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mix, (self.weights, dict(self.sets), self.epoch_records)

@@ -37,19 +37,22 @@ def connect(
     """A loader of a data set that servers of ``name`` have; its order is that of an embedded Loader.
 
     - ``dataset``: which; None: the only one.
-    - ``shard``: None: in a worker of Ray Train its rank and their number, elsewhere all of it.
-    - ``reconnect_timeout`` and ``options``: as of :func:`loaderd.connect`.
+    - ``shard``: None: in a worker of Ray Train its rank and their number; elsewhere, and with
+      ``sharing="independent"``, all of it.
+    - ``reconnect_timeout`` and ``options``: as of :func:`loaderd.connect`, but for ``token``, which is known.
 
     The server of the own node is asked, as long as it serves; else all that can be reached. Servers that come, go or
     move are followed. Raises as :func:`loaderd.connect`, and ServerError where there are no servers of that name.
     """
     manager = require_manager(name)
     spec: Spec = ray.get(manager.spec.remote(), timeout=_ANSWER_S)
+    if shard is None and options.get("sharing") != "independent":
+        shard = _place_in_training()
     return loaderd.connect(
         Addresses(manager, name, reconnect_timeout),
         datasets_of(spec, dataset),
         batch_size=batch_size,
-        shard=shard or _place_in_training() or (0, 1),
+        shard=shard or (0, 1),
         token=spec.token,
         reconnect_timeout=reconnect_timeout,
         **options,

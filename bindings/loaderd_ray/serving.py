@@ -171,17 +171,21 @@ def _start(spec: Spec, timeout: float) -> Any:
     if spec.servers != "per-node":
         bundles = [{"CPU": spec.cpus}] * int(spec.servers)
         group = placement_group(bundles, strategy="STRICT_SPREAD", name=f"loaderd-{spec.name}", lifetime="detached")
-        if not group.wait(timeout):
-            remove_placement_group(group)
+    try:
+        if group is not None and not group.wait(timeout):
             raise ServerError(
                 f"servers={spec.servers} of cpus={spec.cpus}, each on a node of its own, have found no place for "
                 f"{timeout:g} s",
                 hint="See `ray status`: which nodes are there, and what of them is taken.",
             )
-    options: dict[str, Any] = {"lifetime": "detached", "max_restarts": -1, "max_task_retries": -1, "num_cpus": 0}
-    options["resources"] = {_HEAD: 0.001}  # the one node without which there is no cluster
-    made = ray.remote(Manager).options(name=manager_name(spec.name), namespace=NAMESPACE, **options)
-    return made.remote(spec, group)
+        options: dict[str, Any] = {"lifetime": "detached", "max_restarts": -1, "max_task_retries": -1, "num_cpus": 0}
+        options["resources"] = {_HEAD: 0.001}  # the one node without which there is no cluster
+        made = ray.remote(Manager).options(name=manager_name(spec.name), namespace=NAMESPACE, **options)
+        return made.remote(spec, group)
+    except BaseException:
+        if group is not None:  # it would outlive this program, with nobody to remove it
+            remove_placement_group(group)
+        raise
 
 
 def _wait_until_serving(manager: Any, timeout: float) -> list[ServerState]:

@@ -66,9 +66,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     keeps for itself, such as the statistics of a BatchNormalization, TensorFlow saves the mean.
 
     ``fit`` trains on ``dataset`` or on what ``map`` and ``prefetch`` make of it: each step must be its next batch.
-    Raises OptionError, when ``fit`` begins, if the backup is of another model or of other data, and for what cannot
-    be resumed: other data than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the like make of it, a
-    MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
+    Raises OptionError for data that grow; and when ``fit`` begins, if the backup is of another model or of other
+    data, and for what cannot be resumed: other data than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the
+    like make of it, a MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
     """
 
     def __init__(
@@ -90,6 +90,12 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             raise OptionError(
                 'dataset must not be of a loader with sharing="shared": where it stands is not its own to say',
                 hint="A server that is started again asks its consumers what they have had. Save the weights alone.",
+            )
+        if loader.grows:
+            raise OptionError(
+                'dataset must not be of data that grow (refresh="epoch"): where it stands after so many steps is not '
+                "known before each epoch has begun",
+                hint="In a loop of your own, over loaderd_tf.batches(loader), save loader.position with the model.",
             )
         if save_freq != "epoch" and (type(save_freq) is not int or save_freq < 1):
             raise OptionError(f'save_freq must be "epoch" or a positive number of steps, got {save_freq!r}')
@@ -223,6 +229,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         if self._manager is None:  # now all variables are there
             checkpoint = tf.train.Checkpoint(progress=self._progress, **self._variables())
             self._manager = tf.train.CheckpointManager(checkpoint, self._directory, 1, checkpoint_name=_NAME)
+            found = self._manager.latest_checkpoint
+            if found is not None:  # the next one gets another name: this one stays until that is whole
+                checkpoint.save_counter.assign(int(found.rpartition("-")[2]))
         assert self._begin is not None, "an epoch has begun"
         progress = self._progress
         progress.epoch, progress.step = self._epoch, self._first + self._seen

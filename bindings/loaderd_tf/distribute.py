@@ -73,7 +73,8 @@ def distribute(
 
     Its ``cardinality`` is the number of steps, as Keras wants it; ``fit`` first looks at a batch, and that is a pass.
     TensorFlow cannot checkpoint iterators of it: after so many steps of an epoch, go on with ``start=Position(epoch,
-    steps * replicas of a host)``. Raises exceptions of :mod:`loaderd.errors`.
+    steps * replicas of a host)``, in a loop of your own (:func:`make_dataset` says why, and what to do for ``fit``).
+    Raises exceptions of :mod:`loaderd.errors`.
     """
     global_batch_size = _check(strategy, global_batch_size)
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)

@@ -48,6 +48,14 @@ class GraphLoader:
             )
         return loader
 
+    def num_passes(self, _: Any) -> int:
+        """Of an iteration that begins now; none when the program has ended."""
+        try:
+            num_passes = self.alive().passes_of_an_iteration
+        except ProgramEnds:
+            return 0
+        return _NO_END if num_passes is None else num_passes
+
     def new_pass(self, _: Any) -> tuple[bytes, np.int64, np.int64]:
         """Begin a pass: which it is, its first step, and the one behind its last; none when the program has ended."""
         try:
@@ -98,9 +106,8 @@ class GraphLoader:
 
 def cardinality(loader: BaseLoader) -> int:
     """Of a data set of ``loader``: batches of its next iteration, as far as that is known."""
-    num_passes = loader.passes_of_an_iteration
-    if num_passes != 1:
-        return int(tf.data.INFINITE_CARDINALITY if num_passes is None else tf.data.UNKNOWN_CARDINALITY)
+    if loader.grows and loader.passes_of_an_iteration is not None:
+        return int(tf.data.UNKNOWN_CARDINALITY)
     try:
         return len(loader)
     except TypeError:

@@ -78,6 +78,10 @@ def make_dataset(
     ``model.fit(ds, epochs=3)`` sees three different orders. The daemon and its workers end with the data set. Raises
     exceptions of :mod:`loaderd.errors`; wrong options raise before any process is started.
 
+    ``fit`` takes at most one step more of an epoch than of its first one, and drops the rest. So where the first is
+    shorter, because of ``start`` or ``refresh="epoch"``, use ``epochs=None`` and give ``fit`` ``steps_per_epoch``;
+    or, to resume ``fit``, :class:`BackupAndRestore` without ``start``.
+
     ``unpack="device"``: an element holds the fields of ``packed_schema(schema)``, stored features as far as
     possible, and it is for the model to make the fields of ``schema`` of them, by :func:`loaderd_tf.unpack` or the
     layer :class:`loaderd_tf.Unpack`. ``structure`` names what an element holds. Raises OptionError where every field
@@ -155,7 +159,7 @@ def from_loader(
         turns = tf.data.Dataset.from_generator(called.turns, output_signature=tuple(specs))
         return attach(_ahead(turns.map(unconverted(lambda *tensors: element(tensors))), prefetch, device), loader)
 
-    dataset = _of_passes(called, loader.passes_of_an_iteration, specs, element)
+    dataset = _of_passes(called, loader.grows, specs, element)
     size = cardinality(loader)
     if size != tf.data.UNKNOWN_CARDINALITY and (size < 0 or loader.next_is_whole):
         dataset = _of_cardinality(dataset, size, called.is_gone)
@@ -169,10 +173,20 @@ def from_loader(
 
 
 def _of_passes(
-    called: GraphLoader, num_passes: int | None, specs: Sequence[tf.TensorSpec], element: Callable[..., Any]
+    called: GraphLoader, grows: bool, specs: Sequence[tf.TensorSpec], element: Callable[..., Any]
 ) -> tf.data.Dataset:
-    """The elements of ``num_passes`` passes (None: no end), each of which begins when the one before is over."""
-    passes = tf.data.Dataset.counter() if num_passes is None else tf.data.Dataset.range(num_passes)
+    """The elements of an iteration's passes, each of which begins when the one before is over.
+
+    One pass; but of data that grow as many as the loader says when the iteration begins.
+    """
+    passes = tf.data.Dataset.range(1)
+    if grows:
+
+        @unconverted
+        def num_passes(number: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(called.num_passes, [number], tf.int64, stateful=False), [])
+
+        passes = passes.map(num_passes, synchronous=True).flat_map(unconverted(tf.data.Dataset.range))
 
     @unconverted
     def new_pass(number: tf.Tensor) -> tuple[tf.Tensor, ...]:

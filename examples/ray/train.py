@@ -60,6 +60,8 @@ def train(settings: dict[str, Any]) -> None:
         return strategy.reduce("SUM", strategy.run(learn, args=(board, flags, score)), axis=None)
 
     start = loaderd_ray.load(checkpoint)
+    if start is not None and start.epoch >= settings["epochs"]:
+        return  # it is finished; a loader would begin as many epochs once more
     number = 0
     with loaderd_ray.connect(
         NAME, batch_size=settings["batch_size"], epochs=settings["epochs"], remainder="drop", workers=1, start=start

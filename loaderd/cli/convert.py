@@ -151,6 +151,7 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
         arguments.compression,
         arguments.scores,
         arguments.on_corrupt != "raise",
+        None if plan.indexes else arguments.games_per_shard,
     )
     found = []
     with closing(IndexProgress(None, "converting")) as progress:

@@ -78,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([asdict(case) for case in cases], indent=2) + "\n")
     else:
         sys.stdout.write("\n\n".join(map(text_of, cases)) + "\n")
+    if all(case.diagnosis.verdict == "nothing yet" for case in cases):
+        return 2
     return int(any(case.diagnosis.waiting_share > arguments.max_waiting for case in cases))
 
 

@@ -108,7 +108,7 @@ class BaseLoader(Standing):
             self._repeated, self._most_repeated = [], batches
 
     def _fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
-        if pass_ is not self._sized[0] or self._grows:
+        if pass_ is not self._sized[0] or self.grows:
             num_steps = self.num_steps(pass_)
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
@@ -127,7 +127,7 @@ class BaseLoader(Standing):
     def __len__(self) -> int:
         """Batches of the next pass (fewer than of others if it begins in the middle); TypeError if it has no end."""
         pass_, step = self._next
-        num_steps = None if self._grows else self.num_steps(pass_)
+        num_steps = None if self.grows else self.num_steps(pass_)
         if num_steps is None:
             raise TypeError("a loader without an end, or of data that grow, has no length; see batches_per_epoch")
         return num_steps - step
@@ -247,7 +247,7 @@ class _Iteration(Iterator[Any]):
         # What was read and is not taken yet, each with the place behind it; and the place behind all of them.
         self._ready: tuple[tuple[Callable[[], Any] | LoaderdError, tuple[Pass, int]], ...] = ()
         self._at: tuple[Pass, int] | None = None
-        if not loader._grows:
+        if not loader.grows:
             with stream.lock:
                 self._at = self._begin()
 

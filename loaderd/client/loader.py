@@ -51,9 +51,10 @@ class Loader(BaseLoader):
     have ended, so that each is shuffled in its own way. Making a loader starts a daemon and its workers and indexes
     the shards; :meth:`close`, or leaving the ``with`` block, ends them. Raises exceptions of :mod:`loaderd.errors`.
 
-    With ``start``, the first pass goes from there to where it would have ended. A position of another number of hosts
-    or another batch size will do: what of its epoch was left is then shared out anew, and nothing of it comes twice.
-    One of other data is refused with an OptionError that says what differs.
+    With ``start``, the first pass goes from there to where it would have ended. The position behind a pass is where
+    the next one begins; so a training of ``epochs`` epochs is finished where ``start.epoch >= epochs``. A position of
+    another number of hosts or another batch size will do: what of its epoch was left is then shared out anew, and
+    nothing of it comes twice. One of other data is refused with an OptionError that says what differs.
     """
 
     def __init__(

@@ -17,7 +17,8 @@ class Standing:
     def __init__(self, stream: Stream, options: StreamOptions, grows: bool, start: Position) -> None:
         self._stream = stream
         self._options = options
-        self._grows = grows
+        self.grows = grows
+        """Whether each epoch is made of the shards that there are when it begins."""
         self._next = stream.course.find(start)
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
@@ -25,8 +26,8 @@ class Standing:
     @property
     def passes_of_an_iteration(self) -> int | None:
         """How many passes the next iteration makes: 1, or where data sets grow, one for each epoch (None: no end)."""
-        if not self._grows or self._options.epochs is None:
-            return None if self._grows else 1
+        if not self.grows or self._options.epochs is None:
+            return None if self.grows else 1
         return self._options.epochs - self._next[0].first_epoch % self._options.epochs
 
     def new_pass(self) -> tuple[Pass, int]:
@@ -36,7 +37,7 @@ class Standing:
 
     def _new_pass(self) -> tuple[Pass, int]:
         pass_, step = self._next
-        if self._grows and pass_.listing is None:
+        if self.grows and pass_.listing is None:
             self._stream.list_shards(None)
             pass_ = pass_._replace(listing=self._stream.course.listing)
         self._next = self._stream.course.next_pass(pass_), 0
@@ -80,7 +81,7 @@ class Standing:
         _require_position(position)
         with self._stream.lock:
             pass_, step = self._stream.course_of(position).find(position)
-        if self._grows and position.listing is None and step == 0:
+        if self.grows and position.listing is None and step == 0:
             pass_ = pass_._replace(listing=None)
         if pass_.past and pass_ != self._first_pass:
             raise OptionError(

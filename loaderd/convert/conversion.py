@@ -35,12 +35,13 @@ def job_of(task: Task, lots: Sequence[Lot]) -> dict[str, Any]:
     """What a conversion is of, for its journal: as JSON's values, and without secrets."""
     records = task.features if isinstance(task.features, FixedRecords) else None
     return {
-        "version": 2,
+        "version": 3,
         "sources": [[redacted(file.uri), file.size_bytes, file.mtime_ns] for file in task.files],
         "features": [[name, repr(feature)] for name, feature in task.features.items()],  # in the order of new records
         "records": None if records is None else repr(records),
         "shards": task.num_shards,
         "records_per_shard": sorted({size for lot in lots for size in lot.sizes if size is not None}),
+        "games_per_shard": task.games_per_shard,
         "format": task.format,
         "compression": task.compression,
         "scores": task.scores,

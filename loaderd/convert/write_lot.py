@@ -48,7 +48,7 @@ class Task:
     """What the processes of a conversion have in common.
 
     ``features``: what is stored in the sources. ``compressions``: of the sources; none of PGN. ``skips``: whether
-    records that are damaged or do not fit are left out, and not an error.
+    records that are damaged or do not fit are left out, and not an error. ``games_per_shard``: None of all but PGN.
     """
 
     files: tuple[ShardFile, ...]
@@ -60,6 +60,7 @@ class Task:
     compression: OutCompression
     scores: Scores
     skips: bool
+    games_per_shard: int | None = None
 
     @property
     def ending(self) -> str:

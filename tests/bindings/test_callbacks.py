@@ -207,6 +207,16 @@ def test_an_interrupted_training_leaves_others_alone(open_dataset: Callable[...,
     assert {path.name for path in tmp_path.iterdir()} == {"shards", "notes"}
 
 
+def test_a_first_epoch_that_is_shorter_makes_the_others_of_fit_so(open_dataset: Callable[..., Any]):
+    """It is Keras that does so; docs/resume.md says it, and what to do instead."""
+    model, _ = build(DEFAULT, 1)
+    for options, of_fit, num_steps in (({}, {}, 3 * 4), ({"epochs": None}, {"steps_per_epoch": 22}, 3 * 22)):
+        dataset = open_dataset(start=loaderd.Position(0, 18), **options)
+        model.seen = {}
+        model.fit(dataset, epochs=3, shuffle=False, verbose=0, **of_fit)
+        assert len(model.seen) == num_steps
+
+
 def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     fit(tmp_path, open_dataset(), interrupt=10)
     with pytest.raises(OptionError, match="seed: 0 when the position was taken, 1 now"):
@@ -217,6 +227,24 @@ def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     backup = loaderd_tf.BackupAndRestore(tmp_path, dataset)
     with pytest.raises(OptionError, match=r"is of another model or optimizer: .*\[32, 8\].* these have .*\[32, 1\]"):
         other.fit(dataset, callbacks=[backup], shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("epochs", [1, None])
+def test_data_that_grow_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path, epochs: int | None):
+    """Where a backup of the second epoch stands is not known before that has been listed."""
+    with pytest.raises(OptionError, match="dataset must not be of data that grow"):
+        loaderd_tf.BackupAndRestore(tmp_path, open_dataset(refresh="epoch", epochs=epochs))
+
+
+def test_a_backup_is_not_written_over_the_one_that_was_found(open_dataset: Callable[..., Any], tmp_path: Path):
+    """A process that dies while it writes would leave none."""
+    dataset = open_dataset()
+    fit(tmp_path, dataset, interrupt=5)
+    first = tf.train.latest_checkpoint(tmp_path)
+    fit(tmp_path, dataset, interrupt=9)
+    second = tf.train.latest_checkpoint(tmp_path)
+    assert first is not None and second not in (None, first)
+    assert set(tf.io.gfile.glob(f"{tmp_path}/backup-*.index")) == {f"{second}.index"}, "one at a time"
 
 
 def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path):

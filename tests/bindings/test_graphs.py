@@ -110,6 +110,35 @@ def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, 
     assert again[0] == found[4], "of the shards that there were"
 
 
+@pytest.mark.parametrize("device", [None, "/CPU:1"])
+def test_how_long_data_that_grow_are_is_known_if_they_have_no_end(
+    write_numbered: Write, numbered_schema: loaderd.Schema, device: str | None
+):
+    shards = write_numbered([40])
+    for epochs, expected in ((1, tf.data.UNKNOWN_CARDINALITY), (None, tf.data.INFINITE_CARDINALITY)):
+        ds = loaderd_tf.make_dataset(
+            shards, numbered_schema, batch_size=20, epochs=epochs, refresh="epoch", workers=1, device=device
+        )
+        assert ds.cardinality() == expected
+        ds.close()
+
+
+def test_each_iteration_over_data_that_grow_has_the_epochs_of_its_own(
+    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
+):
+    """The first ends where it would have ended; so do those behind it, and what seek() sends elsewhere."""
+    options: dict[str, Any] = {"batch_size": 20, "epochs": 3, "refresh": "epoch", "workers": 1, "structure": "id"}
+    ds = loaderd_tf.make_dataset(write_numbered([40]), numbered_schema, start=loaderd.Position(1), **options)
+    assert [sum(1 for _ in ds) for _ in range(2)] == [2 * 2, 2 * 3]
+    ds.loader.seek(loaderd.Position(1))
+    iterator = iter(ds)
+    next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
+    assert sum(1 for _ in iterator) == 2 * 2 - 1
+    tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()
+    assert sum(1 for _ in iterator) == 2 * 2 - 1, "those that were left"
+
+
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3, 4])
 def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
     write_numbered: Write, numbered_schema: loaderd.Schema, first: int

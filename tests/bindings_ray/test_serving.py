@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from certificates import make_certificates
@@ -18,6 +19,7 @@ ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray in
 
 import loaderd_ray
 from loaderd_ray.loaders import Addresses
+from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
@@ -104,6 +106,26 @@ def test_what_cannot_be_served_is_said(cluster, arguments, error, text):
         loaderd_ray.serve(**{"targets": "ray_datasets:train", "name": "wrong", **arguments})
     with pytest.raises(ServerError):
         loaderd_ray.status("wrong")
+
+
+def test_an_interrupted_start_leaves_no_place_taken(cluster):
+    """By Ctrl-C, while it waits for a third node; Ray hears of it when the time is over."""
+
+    def interrupt():
+        try:
+            wait_until(lambda: "loaderd-waiting" in groups("PENDING"))
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def groups(*states):
+        return [each["name"] for each in placement_group_table().values() if each["state"] in states]
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        loaderd_ray.serve("ray_datasets:train", name="waiting", servers=3, timeout=5.0)
+    thread.join()
+    wait_until(lambda: "loaderd-waiting" not in groups("PENDING", "CREATED", "RESCHEDULING"), 20.0)
 
 
 def test_servers_outlive_the_driver_that_started_them(cluster):

@@ -30,7 +30,7 @@ def train(settings):
     rank = ray.train.get_context().get_world_rank()
     start = loaderd_ray.load(settings["checkpoint"] or ray.train.get_checkpoint())
     found = []
-    with loaderd_ray.connect("trained", batch_size=64, workers=1, start=start) as loader:
+    with loaderd_ray.connect("trained", batch_size=64, workers=1, start=start, sharing=settings["sharing"]) as loader:
         for batch in loader:
             model.train_on_batch(tf.constant(batch["bits"]), tf.zeros(len(batch["id"])))
             found.append(batch["id"].tolist())
@@ -46,16 +46,16 @@ def train(settings):
             ray.train.report({"batches": len(found)}, checkpoint=checkpoint)
 
 
-def run(tmp_path, ranks, steps, checkpoint=None):
+def run(tmp_path, ranks, steps, checkpoint=None, sharing=None):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.tensorflow import TensorflowTrainer
 
-    settings = {"out": str(tmp_path / f"of-{ranks}"), "steps": steps, "checkpoint": checkpoint}
+    settings = {"out": str(tmp_path / f"of-{ranks}"), "steps": steps, "checkpoint": checkpoint, "sharing": sharing}
     result = TensorflowTrainer(
         train,
         train_loop_config=settings,
         scaling_config=ScalingConfig(num_workers=ranks, resources_per_worker={"CPU": 0.5}),
-        run_config=RunConfig(storage_path=str(tmp_path / "storage"), name=f"of-{ranks}"),
+        run_config=RunConfig(storage_path=str(tmp_path / "storage"), name=f"of-{ranks}-{sharing}"),
     ).fit()
     return result, [json.loads((tmp_path / f"of-{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -71,4 +71,6 @@ def test_another_number_of_ranks_goes_on_in_the_middle_of_an_epoch(start_cluster
     assert len({len(batches) for batches in after}) == 1
     ids = [number for batches in before + after for batch in batches for number in batch]
     assert sorted(ids) == list(range(1000))
+    _, whole = run(tmp_path, 2, None, sharing="independent")
+    assert whole == [expected(datasets)] * 2, "each has all of it"
     loaderd_ray.stop("trained")

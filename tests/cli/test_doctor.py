@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from commands import run
 
+import loaderd
 from loaderd.client.running import running_streams
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -44,6 +45,14 @@ def test_a_training_that_waits_is_an_exit_status(start_training: Start):
 def test_nobody_there():
     done = doctor(str(os.getpid()))
     assert done.returncode == 2 and f"was found in process {os.getpid()}" in done.stderr
+
+
+def test_a_training_that_has_not_begun(
+    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
+):
+    with loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10, workers=1):
+        done = doctor(str(os.getpid()))
+    assert done.returncode == 2 and "batches have come for less than three seconds" in done.stdout, done
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,17 @@ def test_weights_that_change(apart: dict[str, Dataset], check_batch: Check):
     assert len(set(of_a)) == len(of_a) == 250, "no record twice before all have come"
     assert Counter(flat(found[2:])).most_common(1)[0][1] <= 3
     assert epochs(pickle.loads(pickle.dumps(mix)), check_batch, 1)[0] == epochs(mix, check_batch, 1)[0]
+
+
+def test_a_mix_keeps_the_weights_that_it_was_made_of(sets: dict[str, Dataset]):
+    """What becomes of the caller's dicts is not for it, nor for what is made of it by replace()."""
+    both: tuple[dict[Any, Any], ...] = {"a": 0.75, "b": 0.25}, {0: {"a": 0.75, "b": 0.25}}
+    for changing in both:
+        mix = Mix(changing, sets)
+        before = mix.weights == changing, mix.schedule
+        changing.get(0, changing).update({"a": 0.25, "b": 0.75})
+        assert before == (True, replace(mix).schedule) and mix.weights != changing
+        assert pickle.loads(pickle.dumps(mix)) == mix
 
 
 def test_sets_in_a_row(apart: dict[str, Dataset], check_batch: Check):

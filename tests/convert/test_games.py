@@ -155,6 +155,19 @@ def test_no_game_is_in_two_shards():
     ]
 
 
+def test_another_number_of_games_a_shard_is_another_conversion(tmp_path: Path):
+    """Of as many shards, each of other games: what one had left would be doubled, or missing."""
+    write(tmp_path / "a.pgn", *[LOST] * 9)
+    command = [*COMMAND, "a.pgn", "--to", "to", "--scores", "result", "--games-per-shard"]
+    done = subprocess.run([*command, "4"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "to" / "shard-00001-of-00003.tfrecord").unlink()
+    done = subprocess.run([*command, "3"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2 and "holds another conversion: games_per_shard was" in done.stderr
+    done = subprocess.run([*command, "4"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0 and "2 of these shards were there already" in done.stdout
+
+
 def test_without_python_chess_the_extra_is_named(tmp_path: Path):
     write(tmp_path / "a.pgn", MATED)
     program = "import sys; sys.modules['chess'] = None; from loaderd.cli.main import main; main()"
