@@ -124,6 +124,8 @@ class Connection(Conversation):
             self._open_page(*self._opened.page)
         specs, batch_size = self._source.schema.specs, self._source.options.batch_size
         self._reader = SlotReader(memory.bytes, SlotLayout(specs, batch_size, several_readers=not memory.writable))
+        if not memory.writable:
+            self.link.before_end.append(self._reader.make_private)
 
     def _open_page(self, num_slots: int, num_seats: int) -> None:
         words = SharedMemory(self._channel.take_fd())
