@@ -109,12 +109,21 @@ class Session:
             self._introduce(member)
 
     def leave(self, member: int) -> None:
-        """A consumer is gone; what it had goes back."""
+        """A consumer gets nothing more. What it has stays lent to it."""
         self.present.discard(member)
         if self.members is not None:
             self.members.leave(member)
         if member in self._lanes:
             self._lanes.pop(member).close()
+
+    def holds(self, member: int) -> bool:
+        """Whether slots are lent to a consumer, which may have left."""
+        return self.members is not None and self.members.held_by(member) > 0
+
+    def give_back_all(self, member: int) -> None:
+        """A consumer that has left reads nothing any more."""
+        if self.members is not None:
+            self.members.give_back_all(member)
 
     def received(self, member: int, message: Message) -> None:
         """A message of a member. Raises LoaderdError or ValueError where it is not for now."""

@@ -95,9 +95,11 @@ class Mirrored:
     def leave(self, member: int) -> None:
         del self._members[member]
         self._handed = [handed for handed in self._handed if handed.member != member]
-        self.release(member, list(self._stream.slots_of(member)))
         self._begun = self._begun and bool(self._members)
         self._settle()
+
+    def give_back_all(self, member: int) -> None:
+        self.release(member, list(self._stream.slots_of(member)))
 
     def tick(self, seconds: float) -> None:
         self._quiet_s += seconds

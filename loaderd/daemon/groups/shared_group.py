@@ -174,10 +174,12 @@ class Shared:
         if member in self._turns:
             self._turns.remove(member)
         self._handed = [handed for handed in self._handed if handed.member != member]
-        for slot in self._stream.slots_of(member):
-            self._stream.give_back(slot, member)
         if not self._members:
             self._end_group()
+
+    def give_back_all(self, member: int) -> None:
+        for slot in self._stream.slots_of(member):
+            self._stream.give_back(slot, member)
 
     def tick(self, seconds: float) -> None:
         self._quiet_s += seconds
