@@ -116,6 +116,7 @@ class ServerDaemon(Daemon):
             self._tell_supervisor()
         elif isinstance(message, Drain):
             self._close_listener()
+            self._say_bye("it was reloaded", [each for each in self._consumers.values() if each.is_member])
             self._end_if_done()
         elif isinstance(message, Stop):
             self._say_goodbye(message.text)
@@ -146,10 +147,13 @@ class ServerDaemon(Daemon):
     def _say_goodbye(self, text: str) -> None:
         self._close_listener()
         self._workforce.pool.end()  # consumers may go on reading what was delivered: nobody may overwrite it
-        for consumer in list(self._consumers.values()):
+        self._say_bye(text, list(self._consumers.values()))
+        self._end_if_done()
+
+    def _say_bye(self, text: str, consumers: list[Consumer]) -> None:
+        for consumer in consumers:
             self._wires.post(consumer.number, Bye(text))
             self._forget(consumer, has_ended=False)
-        self._end_if_done()
 
     def _end_if_done(self) -> None:
         if self._listener is None and not self._consumers and not self._over:

@@ -89,7 +89,10 @@ class Joined(NamedTuple):
 
 
 class Bye(NamedTuple):
-    """Server: it ends now, for this reason. What it has delivered stays valid. Consumer: it needs no more."""
+    """Server: it ends now, or is another process, for this reason. What it has delivered stays valid.
+
+    Consumer: it needs no more.
+    """
 
     text: str
 
@@ -149,7 +152,7 @@ class Made(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Supervisor: take no more consumers, and end when the last one has gone."""
+    """Supervisor: take no more consumers, send groups to the next daemon, and end when the last consumer has gone."""
 
 
 class Stop(NamedTuple):

@@ -354,3 +354,21 @@ def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group,
     assert batch["id"].tolist() == ids
     assert rest == (embedded()[1 : 1 + len(rest)] if sharing == "mirrored" else [])
     group.connect(**options).close()
+
+
+@pytest.mark.parametrize("sharing", ["shared", "mirrored"])
+def test_a_reload_keeps_a_group_together(group: Group, embedded: Any, sharing: str):
+    """Of what one had that is killed meanwhile, some may come again, if the batches go to one of them each."""
+    one, other = group.add(*2 * [{"sharing": sharing, "consumers": 2}])
+    take(5, one, other)
+    group.server.process.send_signal(signal.SIGHUP)
+    group.server.wait_line("reloaded")
+    other.restart()
+    first_life = len(other.had)
+    take(ALL, one, other)
+    if sharing == "mirrored":
+        assert one.had == other.had == [*embedded(), None]
+        return
+    had = [number for ids in [*one.had, *other.had[first_life:]] for number in ids or []]
+    assert len(had) == len(set(had))
+    assert set(had) | {number for ids in other.had for number in ids or []} == set(range(RECORDS))
