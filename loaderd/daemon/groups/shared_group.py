@@ -22,7 +22,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -92,19 +92,23 @@ class _Pass:
     over: bool = False
 
     def __post_init__(self) -> None:
-        self.use_before(self.low)
+        self.use_all(self.low, self.used)
 
     def use(self, step: int) -> None:
         if step >= self.low:
             self.used.add(step)
-            self.use_before(self.low)
+            self._move_low()
 
-    def use_before(self, step: int) -> None:
-        """All batches before ``step`` are used up."""
-        self.low = max(self.low, step)
+    def use_all(self, low: int, steps: Iterable[int]) -> None:
+        """All batches before ``low`` are used up, and those in ``steps``."""
+        self.low = max(self.low, low)
+        self.used = {step for step in self.used.union(steps) if step >= self.low}
+        self._move_low()
+
+    def _move_low(self) -> None:
         while self.low in self.used:
+            self.used.remove(self.low)
             self.low += 1
-        self.used = {step for step in self.used if step > self.low}
 
     def is_used(self, step: int) -> bool:
         return step < self.low or step in self.used
@@ -222,8 +226,7 @@ class Shared:
     def _learn(self, at: _Pass, arrival: _Arrival) -> None:
         """Who comes knows of batches that are used up."""
         self._knows_past |= arrival.has_past
-        at.used |= arrival.taken
-        at.use_before(arrival.step)
+        at.use_all(arrival.step, arrival.taken)
         for item in [item for item in at.ready if at.is_used(item.step)]:
             at.ready.remove(item)
             self._keep(item, False)
