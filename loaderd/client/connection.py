@@ -15,7 +15,7 @@ import logging
 import select
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import zip_longest
 from typing import Any
 
@@ -48,6 +48,7 @@ from loaderd.protocol.messages import (
     Want,
     Warned,
 )
+from loaderd.protocol.step_sets import text_of
 from loaderd.snapshots import StorageCounts
 
 _logger = logging.getLogger("loaderd")
@@ -161,14 +162,14 @@ class Connection(Conversation):
         self._send(Start(self._generation, pass_, step))
         self.torn = False
 
-    def join(self, pass_: Pass, step: int, taken: list[int]) -> None:
+    def join(self, pass_: Pass, step: int, taken: Collection[int]) -> None:
         """Join the pass of a group; drops what was on its way. The arguments are what we know of it, as in Start.
 
         Waits until the server has said where the group is. Leaves the connection torn.
         """
         self.torn = True
         self._drop(step)
-        self._send(Start(self._generation, pass_, step, taken))
+        self._send(Start(self._generation, pass_, step, text_of(taken, step)))
         self._wait("the group", lambda: self._joined, self._stall_timeout)
 
     @property

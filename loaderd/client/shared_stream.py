@@ -117,7 +117,7 @@ class SharedStream(SupervisedStream):
         if self._now.torn:
             self._open_for(self._pass, None, self._mark)
         self._has_asked = False
-        self._now.join(self._pass, self._mark, sorted(self._taken))
+        self._now.join(self._pass, self._mark, self._taken)
         self.counts.starts += 1
         self._follow()
         self._is_member = True

@@ -45,6 +45,7 @@ from loaderd.protocol.messages import (
     Want,
     Warned,
 )
+from loaderd.protocol.step_sets import steps_in
 from loaderd.redaction import redacted
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
@@ -133,7 +134,8 @@ class Session:
         if isinstance(message, Start):
             is_key = 0 < message.generation <= MAX_GENERATION and message.step <= MAX_STEP
             require(is_key, "Start", f"of generation 1 to {MAX_GENERATION}", message)
-            members.start(member, message.generation, pass_of(message.which), message.step, message.taken)
+            taken = steps_in(message.taken, message.step)
+            members.start(member, message.generation, pass_of(message.which), message.step, taken)
         elif isinstance(message, Want):
             members.want(member, message.num_batches)
         elif isinstance(message, List):

@@ -234,14 +234,14 @@ class Opened(NamedTuple):
 class Start(NamedTuple):
     """Consumer: deliver the batches of a pass from ``step`` on.
 
-    Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches behind ``step``
-    that this consumer has had already.
+    Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches from ``step`` on
+    that this consumer has had already (``step_sets``).
     """
 
     generation: int
     which: Pass
     step: int
-    taken: list[int] = []  # noqa: RUF012 - nobody changes it
+    taken: str = ""
 
 
 class Broken(NamedTuple):

@@ -9,6 +9,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from interrupts import InterruptAt, points_of
@@ -91,3 +92,19 @@ def test_while_it_takes_its_turn(server: Restarted, check_batch: Check):
                     came += interrupt.came
             assert sorted(found) == list(range(150))
     assert came >= 15
+
+
+def test_far_in_front_of_what_another_still_has(server: Restarted, write_numbered: Any):
+    """Nothing that it has had comes again, however much that is."""
+    write_numbered([18_000])
+    options: dict[str, Any] = {"batch_size": 1, "sharing": "shared", "consumers": 2}
+    server.restart()
+    with server.connect(**options) as slow, server.connect(**options) as quick:
+        slows, quicks, stream = iter(slow), iter(quick), quick._stream
+        held = next(slows)
+        next(quicks)
+        stream._taken.update(range(1, 17_000))  # type: ignore[attr-defined] # it would take some seconds
+        stream._now.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
+        next(quicks)
+        assert stream._now.step == 17_000  # type: ignore[attr-defined]
+        del held
