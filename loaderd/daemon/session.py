@@ -140,8 +140,8 @@ class Session:
             members.want(member, message.num_batches)
         elif isinstance(message, List):
             require(self._prepare is not None, "List", "for a data set that grows", message)
-            assert self._prepare is not None and self._own is not None
-            members.stop(member)
+            assert self._prepare is not None and self._own is not None and self.opened is not None
+            self.opened.stream.stop()
             self._own = self._preparation = self._prepare(message.listing, self._own.indexes)
         else:
             raise DaemonError(f"{type(message).__name__} is not for the daemon")

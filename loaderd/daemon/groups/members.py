@@ -66,9 +66,6 @@ class Members(Protocol):
     def release(self, member: int, slots: list[int]) -> None:
         """A member gives slots back. Raises ValueError for one that it does not have."""
 
-    def stop(self, member: int) -> None:
-        """All that is under way for a member is void until it starts again. Raises ValueError in a group."""
-
     def leave(self, member: int) -> None:
         """A member gets nothing more. What it has stays lent to it: it may still read that."""
 
@@ -128,9 +125,6 @@ class PageReader:
 
     def release(self, member: int, slots: list[int]) -> None:
         raise ValueError("slots of this stream are given back in its page")
-
-    def stop(self, member: int) -> None:
-        self._stream.stop()
 
     def leave(self, member: int) -> None:
         self._stream.stop()

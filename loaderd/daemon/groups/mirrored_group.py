@@ -89,9 +89,6 @@ class Mirrored:
             if self._stream.give_back(slot, member):
                 self._forget_recent(slot)
 
-    def stop(self, member: int) -> None:
-        raise ValueError("the data of a group cannot be listed again")
-
     def leave(self, member: int) -> None:
         del self._members[member]
         self._handed = [handed for handed in self._handed if handed.member != member]

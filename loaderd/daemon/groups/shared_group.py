@@ -169,9 +169,6 @@ class Shared:
             if self._at is not None and slot in self._at.in_flight and self._at.in_flight[slot][0] == member:
                 self._at.use(self._at.in_flight.pop(slot)[1].step)
 
-    def stop(self, member: int) -> None:
-        raise ValueError("the data of a group cannot be listed again")
-
     def leave(self, member: int) -> None:
         self._return(member)
         del self._members[member]
