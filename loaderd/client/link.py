@@ -96,7 +96,9 @@ class Link:
         """End it, and wait for a process's end; from any thread. A wait in another one ends, too."""
         _call(self.before_end)  # here as well: Ctrl-C may come before _end is called, and that is not called again
         ending = self._end.detach()  # not called: finalizers do nothing any more while the interpreter ends
-        if ending is not None and _end(*ending[2]):
+        if ending is None:
+            self.channel.close()  # Ctrl-C may have come before it was
+        elif _end(*ending[2]):
             raise KeyboardInterrupt
 
 
