@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Serve data sets to several consumers (loaderd.connect), each with a batch size and a position of its own. A data set
 is an object in a Python module that can be imported from the current folder: train = loaderd.Dataset(shards, schema,
-…) in mypackage/datasets.py is named mypackage.datasets:train. SIGHUP imports the modules again, for consumers that
-connect afterwards. SIGTERM or Ctrl-C tells the consumers, then ends the server; a second one ends it at once."""
+…) in mypackage/datasets.py is named mypackage.datasets:train. SIGHUP imports the modules again, for groups and for
+consumers that connect afterwards. SIGTERM or Ctrl-C tells the consumers, then ends the server; a second one ends it
+at once."""
 
 
 def add_to(commands: Commands) -> None:

@@ -6,6 +6,10 @@ daemon. Nobody has to say that a batch is not needed any more.
 
 When the last reference goes, in whatever thread, no Python code runs but ``deque.append``. So Ctrl-C cannot come in
 between, and lose a slot.
+
+The slots of a group have several readers, and are filled again as soon as the daemon knows that a reader's connection
+has ended. So before it ends, the reader makes the slots of the batches that are still held its own
+(:meth:`SlotReader.make_private`): a copy takes the place of their pages, and every array stays where it is.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.memory.anonymous import make_private
 from loaderd.memory.layout import SlotLayout
 
 
@@ -86,12 +91,20 @@ def as_it_is(batch: Batch) -> Callable[[], Batch]:
 class _Lease:
     """Stands for a slot in the eyes of numpy, which keeps it alive as the base of every view."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_memory")
+    __slots__ = ("__array_interface__", "__weakref__", "_is_private", "_memory", "_place")
 
     def __init__(self, memory: npt.NDArray[np.uint8], address: int, size: int) -> None:
         self._memory = memory  # the mapping must outlive the slot's views
         read_only = not memory.flags.writeable
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, read_only)}
+        self._place = address, size
+        self._is_private = False
+
+    def make_private(self) -> None:
+        """See :meth:`SlotReader.make_private`."""
+        if not self._is_private:
+            make_private(*self._place)
+            self._is_private = True  # not before: another thread that is told so may end the connection
 
 
 class _LeaseEnd(weakref.ref[_Lease]):
@@ -125,9 +138,17 @@ class SlotReader:
         """Slots that something refers to."""
         return len(self._lent) - len(self.ended)
 
-    def leases(self) -> list[object]:
-        """What a slot's batch is held by, for each slot that something refers to."""
-        return [lease for end in self._lent.values() if (lease := end()) is not None]
+    def leases(self) -> list[_Lease]:
+        """What a slot's batch is held by, for each slot that something refers to. From any thread."""
+        return [lease for end in self._lent.copy().values() if (lease := end()) is not None]
+
+    def make_private(self) -> None:
+        """Have the batches that are held stay as they are, whoever writes to their slots. From any thread, and again.
+
+        What is lent after that may be anything. Raises DaemonError where there is not enough memory.
+        """
+        for lease in self.leases():
+            lease.make_private()
 
     def take_back(self) -> list[int]:
         """The slots that nothing refers to any more, each of them once."""

@@ -15,7 +15,7 @@ import logging
 import select
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import zip_longest
 from typing import Any
 
@@ -48,6 +48,7 @@ from loaderd.protocol.messages import (
     Want,
     Warned,
 )
+from loaderd.protocol.step_sets import text_of
 from loaderd.snapshots import StorageCounts
 
 _logger = logging.getLogger("loaderd")
@@ -124,6 +125,8 @@ class Connection(Conversation):
             self._open_page(*self._opened.page)
         specs, batch_size = self._source.schema.specs, self._source.options.batch_size
         self._reader = SlotReader(memory.bytes, SlotLayout(specs, batch_size, several_readers=not memory.writable))
+        if not memory.writable:
+            self.link.before_end.append(self._reader.make_private)
 
     def _open_page(self, num_slots: int, num_seats: int) -> None:
         words = SharedMemory(self._channel.take_fd())
@@ -159,14 +162,14 @@ class Connection(Conversation):
         self._send(Start(self._generation, pass_, step))
         self.torn = False
 
-    def join(self, pass_: Pass, step: int, taken: list[int]) -> None:
+    def join(self, pass_: Pass, step: int, taken: Collection[int]) -> None:
         """Join the pass of a group; drops what was on its way. The arguments are what we know of it, as in Start.
 
         Waits until the server has said where the group is. Leaves the connection torn.
         """
         self.torn = True
         self._drop(step)
-        self._send(Start(self._generation, pass_, step, taken))
+        self._send(Start(self._generation, pass_, step, text_of(taken, step)))
         self._wait("the group", lambda: self._joined, self._stall_timeout)
 
     @property

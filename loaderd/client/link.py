@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import weakref
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgpack
@@ -49,7 +50,9 @@ class Link:
         self.what = what
         self.channel = Channel(sock)
         self.process = process
-        self._end = weakref.finalize(self, _end, self.channel, process, os.getpid())
+        self.before_end: list[Callable[[], object]] = []
+        """Is called before the other end can notice that the link ends, in whichever way, and maybe several times."""
+        self._end = weakref.finalize(self, _end, self.channel, process, os.getpid(), self.before_end)
         self._end.atexit = False  # client.end sees to that
 
     def receive(self) -> list[Message]:
@@ -76,6 +79,7 @@ class Link:
 
     def wake(self) -> None:
         """Have a wait end, and the process at the other end find out that it is over; without waiting for that."""
+        _call(self.before_end)
         if self.process is None:
             _say_bye(self.channel)
         with contextlib.suppress(OSError):  # it is closed, or the other end is gone
@@ -90,12 +94,20 @@ class Link:
 
     def close(self) -> None:
         """End it, and wait for a process's end; from any thread. A wait in another one ends, too."""
+        _call(self.before_end)  # here as well: Ctrl-C may come before _end is called, and that is not called again
         ending = self._end.detach()  # not called: finalizers do nothing any more while the interpreter ends
-        if ending is not None and _end(*ending[2]):
+        if ending is None:
+            self.channel.close()  # Ctrl-C may have come before it was
+        elif _end(*ending[2]):
             raise KeyboardInterrupt
 
 
-def _end(channel: Channel, process: subprocess.Popen[bytes] | None, creator: int) -> bool:
+def _end(
+    channel: Channel,
+    process: subprocess.Popen[bytes] | None,
+    creator: int,
+    before_end: list[Callable[[], object]],
+) -> bool:
     """End the process, and wait for that; returns whether Ctrl-C has cut the wait short.
 
     That is not raised: where garbage is collected, it would be printed, and change nothing. A fork of the training
@@ -104,14 +116,21 @@ def _end(channel: Channel, process: subprocess.Popen[bytes] | None, creator: int
     if os.getpid() != creator:
         return False
     try:
+        _call(before_end)
         if process is None:
             _say_bye(channel)
         channel.close()
     except KeyboardInterrupt:
+        _call(before_end)
         if process is not None:
             process.kill()
         return True
     return process is not None and reap([process])
+
+
+def _call(functions: list[Callable[[], object]]) -> None:
+    for function in functions:
+        function()
 
 
 def _say_bye(channel: Channel) -> None:

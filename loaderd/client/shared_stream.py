@@ -20,7 +20,7 @@ if they died.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from loaderd.client.batch import Batch, HandOver
@@ -98,7 +98,7 @@ class SharedStream(SupervisedStream):
         """What the consumer still has when its iterations are gone goes back when it lets go of it."""
         self._returner.watch(iteration)
 
-    def give_back(self) -> list[object]:
+    def give_back(self) -> Sequence[object]:
         """Give back what the consumer has let go of; returns what its other batches are held by."""
         connection = self._now
         if connection.torn:  # the next one knows of no slots
@@ -117,7 +117,7 @@ class SharedStream(SupervisedStream):
         if self._now.torn:
             self._open_for(self._pass, None, self._mark)
         self._has_asked = False
-        self._now.join(self._pass, self._mark, sorted(self._taken))
+        self._now.join(self._pass, self._mark, self._taken)
         self.counts.starts += 1
         self._follow()
         self._is_member = True

@@ -7,7 +7,8 @@
 
 Nothing of a daemon need be saved: all that it does follows from the description, the pass and the step; with a
 server, from what the consumer subscribed to. The next one is opened at a position in the same data, and refuses if it
-finds other data. It has memory of its own; batches that the consumer still holds keep that of the old one. So an
+finds other data. It has memory of its own; batches that the consumer still holds keep that of the old one (see
+``batch``, where other consumers read that, too). So an
 interrupt (``Connection.torn``) costs a new daemon, or a new connection, and nothing else.
 
 An error that the daemon itself reports (Failed) is final, as it would come again, unless the source knows better.
@@ -164,7 +165,10 @@ class SupervisedStream(Stream):
         found = connection.next_batch()
         if found is None or isinstance(found, LoaderdError):
             return found
-        return self._delivered(self._lend(connection, *found))
+        batch = self._lend(connection, *found)
+        if self._over is not None:  # close() in another thread may not have seen this batch, and its slot is free
+            self.check()
+        return self._delivered(batch)
 
     def _lend(self, connection: Connection, slot: int, num_records: int) -> Batch:
         """The batch in a slot; a copy, where the consumer holds too many."""

@@ -104,6 +104,11 @@ class Consumer:
             raise ServerError("Hello came twice")
         self.greeted = True
 
+    @property
+    def is_member(self) -> bool:
+        """Whether it is one of a group, whose members must all be with the same daemon."""
+        return self.wanted is not None and self.wanted.is_group
+
     def is_beside(self, other: Consumer) -> bool:
         """Whether the two are of one group: the data set, the kind of sharing and the name are the same."""
         if self is other or self.session is None or self.wanted is None or other.wanted is None:

@@ -70,6 +70,8 @@ class ServerDaemon(Daemon):
         self._catalog: dict[str, Served] = {}
         self._listener: socket.socket | None = None
         self._consumers: dict[int, Consumer] = {}
+        self._leaving: dict[int, Consumer] = {}
+        """Members of groups that were sent away, and may still read the slots that they have: see ``_forget``."""
         self._left: list[dict[str, Any]] = []
         self._sent_away = 0
         self._next_consumer = _FIRST_CONSUMER
@@ -80,6 +82,9 @@ class ServerDaemon(Daemon):
         consumer = self._consumers.get(number)
         if number == _LISTENER:
             self._accept()
+        elif number in self._leaving:
+            if messages is None:
+                self._disconnect(self._leaving.pop(number))
         elif consumer is None:
             super()._received(number, messages)
         elif messages is None:
@@ -111,6 +116,7 @@ class ServerDaemon(Daemon):
             self._tell_supervisor()
         elif isinstance(message, Drain):
             self._close_listener()
+            self._say_bye("it was reloaded", [each for each in self._consumers.values() if each.is_member])
             self._end_if_done()
         elif isinstance(message, Stop):
             self._say_goodbye(message.text)
@@ -141,10 +147,13 @@ class ServerDaemon(Daemon):
     def _say_goodbye(self, text: str) -> None:
         self._close_listener()
         self._workforce.pool.end()  # consumers may go on reading what was delivered: nobody may overwrite it
-        for consumer in list(self._consumers.values()):
-            self._wires.post(consumer.number, Bye(text))
-            self._forget(consumer)
+        self._say_bye(text, list(self._consumers.values()))
         self._end_if_done()
+
+    def _say_bye(self, text: str, consumers: list[Consumer]) -> None:
+        for consumer in consumers:
+            self._wires.post(consumer.number, Bye(text))
+            self._forget(consumer, has_ended=False)
 
     def _end_if_done(self) -> None:
         if self._listener is None and not self._consumers and not self._over:
@@ -225,9 +234,10 @@ class ServerDaemon(Daemon):
             session = self._new_session(self._catalog[consumer.dataset], wanted, message)
         elif wanted.held_batches > session.held_batches:
             raise ServerError(f"held_batches must be at most {session.held_batches}, as of the first in the group")
-        elif len(session.present) >= wanted.consumers:
+        elif len(session.present) + len(leaving := self._leaving_of(session)) >= wanted.consumers:
+            of_them = f", {len(leaving)} of them sent away and still with batches" if leaving else ""
             raise BusyError(
-                f"the group {wanted.group!r} has its {wanted.consumers} consumers",
+                f"the group {wanted.group!r} has its {wanted.consumers} consumers{of_them}",
                 hint="Give all of them the same, larger `consumers`, or this one another `group`.",
             )
         consumer.session = session
@@ -277,21 +287,40 @@ class ServerDaemon(Daemon):
             _logger.info("%s has ended", consumer)
         elif consumer.dataset:
             _logger.warning("%s is gone without a word: it crashed, or was killed", consumer)
-        self._forget(consumer)
+        self._forget(consumer, has_ended=error is None)
 
-    def _forget(self, consumer: Consumer) -> None:
-        del self._consumers[consumer.number]
+    def _forget(self, consumer: Consumer, has_ended: bool) -> None:
+        """Have a consumer be none any more.
+
+        Unless its connection ``has_ended``, it may read what it has until it hears of it. In a group, where others
+        would get its slots, these stay its own until then.
+        """
+        number, session = consumer.number, consumer.session
+        del self._consumers[number]
+        if session is not None:
+            self._left.append(consumer.report(time.monotonic()))
+            session.leave(number)
+        if session is not None and session.present and session.holds(number) and not has_ended:
+            consumer.channel.ignore()
+            self._leaving[number] = consumer
+        else:
+            self._disconnect(consumer)
+        if session is not None and not session.present:
+            session.close()
+            del self._sessions[session.number]
+            for one in self._leaving_of(session):
+                self._disconnect(self._leaving.pop(one.number))
+        self._end_if_done()
+
+    def _leaving_of(self, session: Session) -> list[Consumer]:
+        return [one for one in self._leaving.values() if one.session is session]
+
+    def _disconnect(self, consumer: Consumer) -> None:
         self._wires.remove(consumer.number)
         if consumer.pidfd is not None:
             os.close(consumer.pidfd)
-        session = consumer.session
-        if session is not None:
-            self._left.append(consumer.report(time.monotonic()))
-            session.leave(consumer.number)
-            if not session.present:
-                session.close()
-                del self._sessions[session.number]
-        self._end_if_done()
+        if consumer.session is not None and consumer.session.present:  # else nobody would get its slots
+            consumer.session.give_back_all(consumer.number)
 
     # ------------------------------------------------------------------------------------- after events
 

@@ -45,6 +45,7 @@ from loaderd.protocol.messages import (
     Want,
     Warned,
 )
+from loaderd.protocol.step_sets import steps_in
 from loaderd.redaction import redacted
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
@@ -109,12 +110,21 @@ class Session:
             self._introduce(member)
 
     def leave(self, member: int) -> None:
-        """A consumer is gone; what it had goes back."""
+        """A consumer gets nothing more. What it has stays lent to it."""
         self.present.discard(member)
         if self.members is not None:
             self.members.leave(member)
         if member in self._lanes:
             self._lanes.pop(member).close()
+
+    def holds(self, member: int) -> bool:
+        """Whether slots are lent to a consumer, which may have left."""
+        return self.members is not None and self.members.held_by(member) > 0
+
+    def give_back_all(self, member: int) -> None:
+        """A consumer that has left reads nothing any more."""
+        if self.members is not None:
+            self.members.give_back_all(member)
 
     def received(self, member: int, message: Message) -> None:
         """A message of a member. Raises LoaderdError or ValueError where it is not for now."""
@@ -124,13 +134,14 @@ class Session:
         if isinstance(message, Start):
             is_key = 0 < message.generation <= MAX_GENERATION and message.step <= MAX_STEP
             require(is_key, "Start", f"of generation 1 to {MAX_GENERATION}", message)
-            members.start(member, message.generation, pass_of(message.which), message.step, message.taken)
+            taken = steps_in(message.taken, message.step)
+            members.start(member, message.generation, pass_of(message.which), message.step, taken)
         elif isinstance(message, Want):
             members.want(member, message.num_batches)
         elif isinstance(message, List):
             require(self._prepare is not None, "List", "for a data set that grows", message)
-            assert self._prepare is not None and self._own is not None
-            members.stop(member)
+            assert self._prepare is not None and self._own is not None and self.opened is not None
+            self.opened.stream.stop()
             self._own = self._preparation = self._prepare(message.listing, self._own.indexes)
         else:
             raise DaemonError(f"{type(message).__name__} is not for the daemon")

@@ -8,6 +8,7 @@ slots took as long with them as without.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -18,6 +19,14 @@ import numpy.typing as npt
 
 from loaderd.errors import DaemonError
 from loaderd.machine import in_mib, remedy
+
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # linux/mman.h
+_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 
 
 class SharedMemory:
@@ -84,5 +93,22 @@ def mapped(*fds: int) -> list[SharedMemory]:
     return memories
 
 
-def _error(size: int, error: OSError) -> DaemonError:
-    return DaemonError(f"cannot have {in_mib(size)} of shared memory: {error.strerror}", hint=remedy(error))
+def make_private(address: int, size: int) -> None:
+    """Have whole pages of a mapping be this process's alone, with what is in them now. Raises DaemonError.
+
+    They stay at their address, and go with the mapping. Another thread that reads them sees nothing of it:
+    the kernel puts the copy in the place of the pages in one step.
+    """
+    copy = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if copy != _FAILED:
+        ctypes.memmove(copy, address, size)
+        if _libc.mremap(copy, size, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) != _FAILED:
+            return
+    number = ctypes.get_errno()
+    if copy != _FAILED:
+        _libc.munmap(copy, size)
+    raise _error(size, OSError(number, os.strerror(number)), "memory")
+
+
+def _error(size: int, error: OSError, what: str = "shared memory") -> DaemonError:
+    return DaemonError(f"cannot have {in_mib(size)} of {what}: {error.strerror}", hint=remedy(error))

@@ -17,6 +17,7 @@ TensorFlow makes a copy.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -26,8 +27,6 @@ import numpy.typing as npt
 from loaderd.schema import FieldSpec
 
 FIELD_ALIGNMENT_BYTES = 64
-_PAGE_BYTES = 4096
-
 Bytes1D = npt.NDArray[np.uint8]
 
 
@@ -58,12 +57,12 @@ class SlotLayout(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes from one slot to the next."""
+        """Bytes from one slot to the next: whole pages, so that a reader can have a slot to itself."""
         used = sum(
             _align(self._shift + spec.record_bytes * self.batch_size, FIELD_ALIGNMENT_BYTES)
             for spec in self.specs.values()
         )
-        return _align(max(used, 1), _PAGE_BYTES)
+        return _align(max(used, 1), mmap.PAGESIZE)
 
     def views(self, memory: Bytes1D, slot: int) -> dict[str, npt.NDArray[Any]]:
         """The fields of ``slot`` as arrays of shape (batch_size, …), without a copy."""
@@ -86,7 +85,7 @@ class WindowLayout(NamedTuple):
     @property
     def arena_bytes(self) -> int:
         """Bytes from one arena to the next."""
-        return _align(self.row_bytes * self.max_rows, _PAGE_BYTES)
+        return _align(self.row_bytes * self.max_rows, mmap.PAGESIZE)
 
     def rows(self, memory: Bytes1D, arena: int) -> npt.NDArray[np.uint8]:
         """uint8, (max_rows, row_bytes): the packed rows, by place."""

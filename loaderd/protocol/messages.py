@@ -89,7 +89,10 @@ class Joined(NamedTuple):
 
 
 class Bye(NamedTuple):
-    """Server: it ends now, for this reason. What it has delivered stays valid. Consumer: it needs no more."""
+    """Server: it ends now, or is another process, for this reason. What it has delivered stays valid.
+
+    Consumer: it needs no more.
+    """
 
     text: str
 
@@ -149,7 +152,7 @@ class Made(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Supervisor: take no more consumers, and end when the last one has gone."""
+    """Supervisor: take no more consumers, send groups to the next daemon, and end when the last consumer has gone."""
 
 
 class Stop(NamedTuple):
@@ -231,14 +234,14 @@ class Opened(NamedTuple):
 class Start(NamedTuple):
     """Consumer: deliver the batches of a pass from ``step`` on.
 
-    Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches behind ``step``
-    that this consumer has had already.
+    Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches from ``step`` on
+    that this consumer has had already (``step_sets``).
     """
 
     generation: int
     which: Pass
     step: int
-    taken: list[int] = []  # noqa: RUF012 - nobody changes it
+    taken: str = ""
 
 
 class Broken(NamedTuple):

@@ -68,6 +68,11 @@ class UntrustedChannel(Channel):
         """When the message began of which a part has come, in seconds of ``time.monotonic``; None: there is none."""
         self.fault: MalformedMessage | None = None
         """What was wrong with what came."""
+        self._is_ignored = False
+
+    def ignore(self) -> None:
+        """Take no more messages, and notice only the end."""
+        self._is_ignored = True
 
     def receive(self) -> list[Message]:
         """As of a channel. Raises MalformedMessage too; then the channel is to be closed."""
@@ -83,10 +88,12 @@ class UntrustedChannel(Channel):
             data, _, flags, _ = self.socket.recvmsg(_RECEIVE_BYTES)
         except OSError as error:
             raise ChannelClosed(str(error)) from None
-        if flags & socket.MSG_CTRUNC:
-            raise MalformedMessage("file descriptors came, which no message has here")
         if not data:
             raise ChannelClosed("the other end closed")
+        if self._is_ignored:
+            return []
+        if flags & socket.MSG_CTRUNC:
+            raise MalformedMessage("file descriptors came, which no message has here")
         return self._messages_of(data)
 
     def _messages_of(self, data: bytes) -> list[Message]:

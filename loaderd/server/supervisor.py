@@ -5,7 +5,7 @@
     supervisor ─┬─ daemon    imports the data sets, has the workers, accepts consumers at the socket
                 ├─ gateway   with --listen: serves the network
                 └─ daemon    after SIGHUP: the next one. When it reports that it is ready, it replaces the first,
-                             which serves its last consumers and ends
+                             which sends the groups there, serves its other consumers to their end, and ends
 
 It has one thread, which waits in ``select`` for signals (Python writes their numbers into a socket), its children,
 and requests to the health pages. It runs no code of the user's that could bring it down. The listening socket

@@ -332,3 +332,52 @@ def test_consumers_that_all_get_the_same(server: Restarted, embedded: Any, check
         for thread in threads:
             thread.join()
         assert found == [embedded()] * 2
+
+
+@pytest.mark.parametrize("how", ["close", "garbage", "interrupt"])
+@pytest.mark.parametrize("sharing", ["mirrored", "shared"])
+def test_what_a_member_holds_stays_as_it_is_when_its_connection_goes(
+    server: Restarted, embedded: Any, check_batch: Check, sharing: Any, how: str
+):
+    """Its slots are filled again for the others."""
+    options: dict[str, Any] = {"batch_size": 5, "sharing": sharing, "consumers": 2}
+    with server.connect(**options) as other:
+        loader = server.connect(**options)
+        read: list[list[int]] = []
+        thread = threading.Thread(target=lambda: read.extend(check_batch(batch) for batch in other))
+        batches = iter(loader)
+        if sharing == "mirrored":  # it begins when both have asked
+            thread.start()
+        batch = next(batches)
+        ids = check_batch(batch)
+        if sharing == "shared":
+            thread.start()
+        if how == "close":
+            loader.close()
+        elif how == "interrupt":
+            loader._stream._now.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
+            next(batches)
+        del loader, batches
+        thread.join()
+        assert check_batch(batch) == ids
+        assert len(read) >= 29 and (sharing == "shared" or read == embedded(batch_size=5))
+
+
+def test_what_was_held_is_gone_when_nobody_holds_it(server: Restarted):
+    with server.connect(5, sharing="shared") as loader:
+        batches, held, found = iter(loader), [], []
+        for _ in range(20):
+            held = [*held[-1:], next(batches)]
+            loader._stream._now.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
+            found.append(len(Path("/proc/self/maps").read_text().splitlines()))
+        assert max(found) <= found[4] + 4
+
+
+def test_a_batch_that_is_taken_while_the_loader_is_closed_is_not_given(server: Restarted):
+    """By another thread: the server may fill its slot again before anybody sees it."""
+    loader = server.connect(5, sharing="mirrored")
+    reader = loader._stream._now.reader  # type: ignore[attr-defined]
+    lend = reader.lend
+    reader.lend = lambda *slot: (loader.close(), lend(*slot))[1]
+    with pytest.raises(ClosedError):
+        next(iter(loader))

@@ -9,12 +9,14 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from interrupts import InterruptAt, points_of
 from restarted import Restarted
 
 import loaderd
+from loaderd.client import batch as batch_module
 from loaderd.client import link, served_sources, shared_stream, supervised
 from loaderd.client.connection import Connection
 
@@ -91,3 +93,49 @@ def test_while_it_takes_its_turn(server: Restarted, check_batch: Check):
                     came += interrupt.came
             assert sorted(found) == list(range(150))
     assert came >= 15
+
+
+def test_far_in_front_of_what_another_still_has(server: Restarted, write_numbered: Any):
+    """Nothing that it has had comes again, however much that is."""
+    write_numbered([18_000])
+    options: dict[str, Any] = {"batch_size": 1, "sharing": "shared", "consumers": 2}
+    server.restart()
+    with server.connect(**options) as slow, server.connect(**options) as quick:
+        slows, quicks, stream = iter(slow), iter(quick), quick._stream
+        held = next(slows)
+        next(quicks)
+        stream._taken.update(range(1, 17_000))  # type: ignore[attr-defined] # it would take some seconds
+        stream._now.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
+        next(quicks)
+        assert stream._now.step == 17_000  # type: ignore[attr-defined]
+        del held
+
+
+def test_while_it_gives_up_a_connection_of_a_group(server: Restarted, write_numbered: Any, check_batch: Check):
+    """What it holds stays as it is, though another consumer gets its slots."""
+    points = points_of(
+        link.Link.kill,
+        link.Link.close,
+        link._end,
+        link._call,
+        batch_module.SlotReader.make_private,
+        batch_module._Lease.make_private,
+    )
+    write_numbered([6_000])
+    server.restart()
+    options: dict[str, Any] = {"batch_size": 2, "sharing": "shared", "consumers": 2}
+    came = 0
+    with server.connect(**options) as loader, server.connect(**options) as other:
+        batches, others = iter(loader), iter(other)
+        for point in points:
+            held = next(batches)
+            numbers = check_batch(held)
+            loader._stream._now.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
+            with InterruptAt(*point) as interrupt:
+                next(batches)
+            came += interrupt.came
+            next(batches)
+            for _ in range(30):
+                next(others)
+            assert check_batch(held) == numbers, point
+    assert came >= 8

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from sharing_run import Workshop
 
 from loaderd.daemon.groups.members import GRACE_S, Handed, Members
@@ -53,10 +53,33 @@ class GroupModel(RuleBasedStateMachine, Generic[AnyMember]):
     def __init__(self) -> None:
         super().__init__()
         self.members: dict[int, AnyMember] = {}
+        self.sent_away: list[int] = []
+        """Members that have left, and read what they have until they hang up."""
         self.numbers = count(1)
 
     def one(self, which: int) -> tuple[int, AnyMember]:
         return list(self.members.items())[which % len(self.members)]
+
+    def go_away(self, number: int, hangs_up: bool) -> None:
+        """A member is gone, or sent away, which it hears of when it asks for more."""
+        del self.members[number]
+        self.group.leave(number)
+        self.sent_away.append(number)
+        if hangs_up:
+            self.hang_up(-1)
+
+    @precondition(lambda self: self.sent_away)
+    @rule(which=some)
+    def hang_up(self, which: int) -> None:
+        number = self.sent_away.pop(which % len(self.sent_away))
+        for slot, readers in self.work.readers.items():
+            self.work.readers[slot] = [reader for reader in readers if reader != number]
+        self.group.give_back_all(number)
+        assert self.group.held_by(number) == 0
+
+    def all_hang_up(self) -> None:
+        while self.sent_away:
+            self.hang_up(0)
 
     @rule(num_tasks=st.integers(1, 12), turn=some)
     def do_work(self, num_tasks: int, turn: int) -> None:

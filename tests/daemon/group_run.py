@@ -41,6 +41,7 @@ class Run:
 
     def leave(self, member: int) -> None:
         self.members.leave(member)
+        self.members.give_back_all(member)
         self.kept.pop(member, None)
 
     def release(self, member: int) -> None:

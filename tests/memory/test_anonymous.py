@@ -9,13 +9,15 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from loaderd.errors import DaemonError
-from loaderd.memory.anonymous import SharedMemory, mapped
+from loaderd.memory.anonymous import SharedMemory, make_private, mapped
 
 
 def mappings(name: str) -> int:
@@ -152,3 +154,62 @@ def test_nobody_can_cut_it_off():
             os.ftruncate(memory.fd, size)
     memory.bytes[-1] = 1
     memory.close_fd()
+
+
+def test_pages_become_private_in_place():
+    memory = SharedMemory.create("private", 12_288)
+    reader = SharedMemory(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY))
+    memory.bytes[:] = 1
+    before = [view.ctypes.data for view in (reader.bytes, reader.bytes[4096:8192])]
+    make_private(before[1], 4096)
+    make_private(before[1], 4096)
+    memory.bytes[:] = 2
+    assert before == [view.ctypes.data for view in (reader.bytes, reader.bytes[4096:8192])]
+    assert [set(part.tolist()) for part in np.split(reader.bytes, 3)] == [{2}, {1}, {2}]
+    for each in (memory, reader):
+        each.close_fd()
+
+
+def test_private_pages_go_with_the_mapping():
+    def resident_and_mappings() -> tuple[int, int]:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * mmap.PAGESIZE, len(Path("/proc/self/maps").read_text().splitlines())
+
+    for turn in range(50):
+        memory = SharedMemory.create("private", 3 << 20)
+        memory.bytes[:] = 1
+        view = memory.bytes[1 << 20 : 2 << 20]
+        make_private(view.ctypes.data, view.nbytes)
+        memory.close_fd()
+        del memory
+        assert view.all()
+        del view
+        if turn == 2:
+            before = resident_and_mappings()
+    resident, mappings = resident_and_mappings()
+    assert resident < before[0] + (8 << 20) and mappings <= before[1] + 2
+
+
+def test_a_thread_that_reads_sees_nothing_of_it():
+    memory = SharedMemory.create("private", 1 << 16)
+    memory.bytes[:] = 7
+    is_over, wrong = threading.Event(), list[bool]()
+
+    def read() -> None:
+        while not is_over.is_set():
+            if not (memory.bytes == 7).all():
+                wrong.append(True)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(300):
+        make_private(memory.bytes.ctypes.data, 1 << 16)
+    is_over.set()
+    thread.join()
+    assert not wrong
+    memory.close_fd()
+
+
+def test_what_cannot_be_had_in_place_is_an_error():
+    with pytest.raises(DaemonError, match="cannot have 4,398,046,511,104 MiB of memory: "):
+        make_private(0, 1 << 62)

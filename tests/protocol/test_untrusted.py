@@ -53,7 +53,7 @@ VALID = [
     List(None),
     List(LISTING),
     Start(2, Pass(3, None, ((4, 5), (6, 7)), ((*LISTING[0],), None)), 4),
-    Start(2**40, [0, 1, [], None], -1, list(range(60))),
+    Start(2**40, [0, 1, [], None], -1, 60 * "ff"),
     Want(3),
     Ask(),
     AskStatus(),
@@ -102,10 +102,8 @@ WRONG = [
     (packed(Want, "1"), "Want.num_batches must be int, got another str"),
     (packed(Want, None), "Want.num_batches must be int, got another NoneType"),
     (packed(Want, 2**63), "Want.num_batches must be int, got another int"),
-    (packed(Start, 1, PASS, 0, [1, [2]]), "Start.taken must be list.int., got another list"),
-    (packed(Start, 1, PASS, 0, [1, True]), "Start.taken must be list.int., got another list"),
-    (packed(Start, 1, PASS, 0, {"a": 1}), "Start.taken must be list.int., got another dict"),
-    (packed(Start, 1, PASS, 0, None), "Start.taken must be list.int., got another NoneType"),
+    (packed(Start, 1, PASS, 0, [1, 2]), "Start.taken must be str, got another list"),
+    (packed(Start, 1, PASS, 0, None), "Start.taken must be str, got another NoneType"),
     (packed(Hello, 1, "1.0\nERROR", "train"), "Hello.version must be str, got another str"),
     (packed(Hello, 1, "1.0", "tr\udcffain"), "Hello.dataset must be str, got another str"),
     (packed(Hello, 1, "1.0", b"train"), "exceeds max_bin_len"),
@@ -173,7 +171,6 @@ def of_right_type(cls: type[Message], values: list[Any]) -> bool:
         "dict[str, Any]": lambda value: type(value) is dict and all(type(key) is str for key in value),
         "Pass": lambda value: type(value) is list and [*map(type, value[::2])] == [int, list] and len(value) == 4,
         "Listing | None": lambda value: value is None or {*map(type, value)} <= {list, type(None)},
-        "list[int]": lambda value: type(value) is list and all(type(each) is int for each in value),
     }
     return len(names) == len(values) and all(
         looks[kinds[name]](value) for name, value in zip(names, values, strict=True)
@@ -247,7 +244,7 @@ def test_since_when_a_message_is_unfinished(ends: Ends):
     """Since it began, not since the last byte of it: who sends one at a time is slow all the same."""
     consumer, channel = ends
     assert channel.unfinished_since is None
-    message = Start(1, Pass(0, 1), 1000, [1001])
+    message = Start(1, Pass(0, 1), 1000, "40")
     data = encode(message)
     began = []
     for byte in data[:-1]:

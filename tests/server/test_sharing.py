@@ -79,14 +79,14 @@ class Group:
         self.consumers: list[Consumer] = []
         self.start_server()
 
-    def start_server(self) -> None:
-        self.server = Server(self.folder, "numbered:train", "--workers", "1")
+    def start_server(self, *options: str) -> None:
+        self.server = Server(self.folder, "numbered:train", "--workers", "1", *options)
         self.server.wait_line("connect with")
 
-    def restart_server(self) -> None:
+    def restart_server(self, *options: str) -> None:
         """All of its processes are killed, and it is started as before."""
         self.server.close()
-        self.start_server()
+        self.start_server(*options)
 
     def kill_daemon(self) -> None:
         """Its supervisor starts another."""
@@ -328,3 +328,47 @@ def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
     first.kill()
     wait_until(lambda: len(group.server.report()["consumers"]) == 1)
     group.connect(**options).close()
+
+
+@pytest.mark.parametrize("sharing", ["mirrored", "shared"])
+def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group, embedded: Any, sharing: Any):
+    group.restart_server("--idle-timeout", "1")
+    options = {"sharing": sharing, "consumers": 2}
+    here = group.connect(**options)
+    (other,) = group.add(options)
+    other.ask(1)
+    batches = iter(here)
+    batch = next(batches)
+    ids = batch["id"].tolist()
+    other.hear()
+    other.ask(ALL)
+    group.server.wait_line("is sent away")
+    other.hear()
+    assert sorted(number for ids in other.had for number in ids or []) == list(range(RECORDS)), "nobody waits for it"
+    assert batch["id"].tolist() == ids
+    with pytest.raises(ServerError, match="has its 2 consumers, 1 of them sent away"):
+        group.connect(**options)
+    rest: list[list[int]] = []
+    with pytest.raises(ServerError, match="has left its batches untaken"):
+        rest.extend(each["id"].tolist() for each in batches)
+    assert batch["id"].tolist() == ids
+    assert rest == (embedded()[1 : 1 + len(rest)] if sharing == "mirrored" else [])
+    group.connect(**options).close()
+
+
+@pytest.mark.parametrize("sharing", ["shared", "mirrored"])
+def test_a_reload_keeps_a_group_together(group: Group, embedded: Any, sharing: str):
+    """Of what one had that is killed meanwhile, some may come again, if the batches go to one of them each."""
+    one, other = group.add(*2 * [{"sharing": sharing, "consumers": 2}])
+    take(5, one, other)
+    group.server.process.send_signal(signal.SIGHUP)
+    group.server.wait_line("reloaded")
+    other.restart()
+    first_life = len(other.had)
+    take(ALL, one, other)
+    if sharing == "mirrored":
+        assert one.had == other.had == [*embedded(), None]
+        return
+    had = [number for ids in [*one.had, *other.had[first_life:]] for number in ids or []]
+    assert len(had) == len(set(had))
+    assert set(had) | {number for ids in other.had for number in ids or []} == set(range(RECORDS))

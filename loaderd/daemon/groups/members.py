@@ -10,8 +10,9 @@ All are pure state machines: events in (a member joins, starts, gives slots back
 ``take``, what each of them is to be told. A member counts its own generations, the machine those of the stream: what
 one member does must not make another one's batches void.
 
-**Slots.** A slot that has been handed to a member is lent to it until it gives it back or leaves, whatever it starts
-meanwhile. A slot that several have is free when the last of them has given it back (see ``feed.Feed``).
+**Slots.** A slot that has been handed to a member is lent to it until it gives it back or its connection has ended,
+whatever it starts meanwhile, and also when it has been sent away. A slot that several have is free when the last of
+them has given it back (see ``feed.Feed``).
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ class Members(Protocol):
     def release(self, member: int, slots: list[int]) -> None:
         """A member gives slots back. Raises ValueError for one that it does not have."""
 
-    def stop(self, member: int) -> None:
-        """All that is under way for a member is void until it starts again. Raises ValueError in a group."""
-
     def leave(self, member: int) -> None:
-        """A member is gone; what it had goes back."""
+        """A member gets nothing more. What it has stays lent to it: it may still read that."""
+
+    def give_back_all(self, member: int) -> None:
+        """A member that has left reads nothing any more: what it has goes back."""
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
@@ -125,11 +126,11 @@ class PageReader:
     def release(self, member: int, slots: list[int]) -> None:
         raise ValueError("slots of this stream are given back in its page")
 
-    def stop(self, member: int) -> None:
-        self._stream.stop()
-
     def leave(self, member: int) -> None:
         self._stream.stop()
+
+    def give_back_all(self, member: int) -> None:
+        """Nobody else would get it."""
 
     def tick(self, seconds: float) -> None:
         """It does not matter."""

@@ -89,15 +89,14 @@ class Mirrored:
             if self._stream.give_back(slot, member):
                 self._forget_recent(slot)
 
-    def stop(self, member: int) -> None:
-        raise ValueError("the data of a group cannot be listed again")
-
     def leave(self, member: int) -> None:
         del self._members[member]
         self._handed = [handed for handed in self._handed if handed.member != member]
-        self.release(member, list(self._stream.slots_of(member)))
         self._begun = self._begun and bool(self._members)
         self._settle()
+
+    def give_back_all(self, member: int) -> None:
+        self.release(member, list(self._stream.slots_of(member)))
 
     def tick(self, seconds: float) -> None:
         self._quiet_s += seconds

@@ -22,7 +22,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -92,19 +92,23 @@ class _Pass:
     over: bool = False
 
     def __post_init__(self) -> None:
-        self.use_before(self.low)
+        self.use_all(self.low, self.used)
 
     def use(self, step: int) -> None:
         if step >= self.low:
             self.used.add(step)
-            self.use_before(self.low)
+            self._move_low()
 
-    def use_before(self, step: int) -> None:
-        """All batches before ``step`` are used up."""
-        self.low = max(self.low, step)
+    def use_all(self, low: int, steps: Iterable[int]) -> None:
+        """All batches before ``low`` are used up, and those in ``steps``."""
+        self.low = max(self.low, low)
+        self.used = {step for step in self.used.union(steps) if step >= self.low}
+        self._move_low()
+
+    def _move_low(self) -> None:
         while self.low in self.used:
+            self.used.remove(self.low)
             self.low += 1
-        self.used = {step for step in self.used if step > self.low}
 
     def is_used(self, step: int) -> bool:
         return step < self.low or step in self.used
@@ -165,19 +169,18 @@ class Shared:
             if self._at is not None and slot in self._at.in_flight and self._at.in_flight[slot][0] == member:
                 self._at.use(self._at.in_flight.pop(slot)[1].step)
 
-    def stop(self, member: int) -> None:
-        raise ValueError("the data of a group cannot be listed again")
-
     def leave(self, member: int) -> None:
         self._return(member)
         del self._members[member]
         if member in self._turns:
             self._turns.remove(member)
         self._handed = [handed for handed in self._handed if handed.member != member]
-        for slot in self._stream.slots_of(member):
-            self._stream.give_back(slot, member)
         if not self._members:
             self._end_group()
+
+    def give_back_all(self, member: int) -> None:
+        for slot in self._stream.slots_of(member):
+            self._stream.give_back(slot, member)
 
     def tick(self, seconds: float) -> None:
         self._quiet_s += seconds
@@ -220,8 +223,7 @@ class Shared:
     def _learn(self, at: _Pass, arrival: _Arrival) -> None:
         """Who comes knows of batches that are used up."""
         self._knows_past |= arrival.has_past
-        at.used |= arrival.taken
-        at.use_before(arrival.step)
+        at.use_all(arrival.step, arrival.taken)
         for item in [item for item in at.ready if at.is_used(item.step)]:
             at.ready.remove(item)
             self._keep(item, False)

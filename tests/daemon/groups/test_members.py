@@ -126,5 +126,5 @@ def test_one_who_reads_the_page_is_told_only_what_the_page_does_not_say():
             reader.start(7, generation, Pass(0, 1), 0, [])
     with pytest.raises(ValueError, match="cannot start"):
         reader.start(7, 4, Pass(0, 1), STEPS + 1, [])
-    reader.stop(7)
+    reader.leave(7)
     assert reader.describe(7) == "has asked for no batches"

@@ -37,7 +37,7 @@ class MirroredModel(GroupModel[Mirror]):
         self.num_members = num_members
         self.group = Mirrored(self.work.feed, num_members)
 
-    @precondition(lambda self: len(self.members) < self.num_members)
+    @precondition(lambda self: len(self.members) + len(self.sent_away) < self.num_members)
     @rule(epoch=st.integers(0, 1), step=st.just(0) | some, starts=st.booleans() | st.just(True))
     def join(self, epoch: int, step: int, starts: bool) -> None:
         number = next(self.numbers)
@@ -73,6 +73,7 @@ class MirroredModel(GroupModel[Mirror]):
         self.group.start(number, one.generation, Pass(epoch, 1), one.step, [])
 
     def all_come(self) -> None:
+        self.all_hang_up()
         while len(self.members) < self.num_members:
             self.join(0, 0, True)
 
@@ -84,12 +85,10 @@ class MirroredModel(GroupModel[Mirror]):
                 self.start_at(number, one.epoch, 0)
 
     @precondition(lambda self: self.members)
-    @rule(which=some)
-    def leave(self, which: int) -> None:
-        number, one = self.one(which)
-        self.give_back(number, one.slots)
-        del self.members[number]
-        self.group.leave(number)
+    @rule(which=some, hangs_up=st.booleans())
+    def leave(self, which: int, hangs_up: bool = True) -> None:
+        number, _ = self.one(which)
+        self.go_away(number, hangs_up)
 
     @precondition(lambda self: any(one.slots for one in self.members.values()))
     @rule(which=some, most=st.integers(1, 5))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from group_run import END, STEPS, Run
 
 from loaderd.daemon.groups.members import GRACE_S
-from loaderd.daemon.groups.shared_group import Shared
+from loaderd.daemon.groups.shared_group import Shared, _Pass
+from loaderd.plan.passes import Pass
 
 
 def test_each_batch_goes_to_who_asks():
@@ -198,3 +201,14 @@ def test_a_group_that_all_have_left_begins_anew():
     run.release(1)
     run.leave(1)
     run.work.everything_is_free()
+
+
+def test_a_batch_costs_the_same_however_many_are_used_behind_the_mark():
+    at = _Pass(Pass(0, 1), 1, 0, set())
+    began_s = time.process_time()
+    for step in range(1, 200_000):
+        at.use(step)
+    assert time.process_time() - began_s < 10
+    assert at.low == 0 and not at.is_used(0) and at.is_used(199_999) and not at.is_used(200_000)
+    at.use(0)
+    assert at.low == 200_000 and not at.used

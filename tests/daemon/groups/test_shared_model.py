@@ -66,6 +66,7 @@ class SharedModel(GroupModel[Sharer]):
         self.serve()
 
     def serve(self) -> None:
+        self.sent_away = []
         if hasattr(self, "work"):
             self.work.close()
         self.work = Workshop(**self.size)
@@ -76,7 +77,7 @@ class SharedModel(GroupModel[Sharer]):
 
     # ------------------------------------------------------------------------------------------ members
 
-    @precondition(lambda self: len(self.members) < self.num_members)
+    @precondition(lambda self: len(self.members) + len(self.sent_away) < self.num_members)
     @rule(starts=st.booleans() | st.just(True))
     def join(self, starts: bool) -> None:
         number = next(self.numbers)
@@ -132,21 +133,15 @@ class SharedModel(GroupModel[Sharer]):
             one.stale.append(slot)
 
     @precondition(lambda self: self.members)
-    @rule(which=some)
-    def leave(self, which: int) -> None:
-        """Or die."""
+    @rule(which=some, hangs_up=st.booleans())
+    def leave(self, which: int, hangs_up: bool = True) -> None:
+        """Or die, or be sent away."""
         number, one = self.one(which)
         for step, slot in {**one.in_use, **one.queue}.items():
             if step not in one.said:
                 self.can_come_again(one, step, slot)
-        one.stale = []
-        for slot in one.slots:
-            self.work.readers[slot].remove(number)
-        for slot, readers in self.work.readers.items():
-            self.work.readers[slot] = [reader for reader in readers if reader != number]
         has_begun = any(other.joined for other in self.members.values())
-        del self.members[number]
-        self.group.leave(number)
+        self.go_away(number, hangs_up)
         if not self.members:
             self.epochs = {}
         if not has_begun:  # the server was killed, and has not asked yet: nobody knows what this one has had
@@ -274,6 +269,7 @@ class SharedModel(GroupModel[Sharer]):
     def teardown(self) -> None:
         if not hasattr(self, "work"):
             return
+        self.all_hang_up()
         self.tick(GRACE_S)
         for _ in range(MOST_TURNS):
             for number, one in list(self.members.items()):
