@@ -344,7 +344,7 @@ class Session:
             "batch": batch,
             "batches": had.batches,
             "records": had.records,
-            "bytes": had.records * self._record_bytes,
+            "bytes": had.records * self._record_bytes % (1 << 63),  # a consumer may write any number in its page
             "slots": self._description.options.num_slots,
             "slots_lent": held,
             "state": self.waits_for(member),
