@@ -333,7 +333,6 @@ class Session:
         held = 0 if self.members is None else self.members.held_by(member)
         watched = None if self.opened is None else self.opened.memories.watched
         now = None if watched is None else watched.now()
-        is_first = member == min(self.present, default=member)
         diagnosis = None
         if watched is not None and self._group is None:
             from loaderd.diagnosis import diagnose_samples  # for those who ask
@@ -348,7 +347,8 @@ class Session:
             "slots": self._description.options.num_slots,
             "slots_lent": held,
             "state": self.waits_for(member),
-            "stage_s": {**now.stage_s, **now.field_s} if now is not None and is_first else {},  # of a group, once
+            "stream": self.number,
+            "stage_s": {} if now is None else {**now.stage_s, **now.field_s},  # of the stream
             "waiting_seconds": 0.0 if now is None else now.wait_s,
             "diagnosis": diagnosis,
         }

@@ -2,8 +2,8 @@
 
 A daemon counts for each consumer, from its connection on. Consumers and daemons come and go, but a counter of
 Prometheus must never fall: so each report is compared with the one before, and the difference is added to counters by
-data set and consumer's name. Consumers choose their names: the first ``MAX_NAMES`` names have a counter each, all
-others share one.
+data set and consumer's name. (What workers have spent on a stream is in the report of each member of a group, and
+counts once.) Consumers choose their names: the first ``MAX_NAMES`` names have a counter each, all others share one.
 """
 
 from __future__ import annotations
@@ -51,15 +51,17 @@ class Metrics:
     def heard_daemon(self, before: Report | None, report: Report) -> None:
         """Add what a daemon's ``report`` counts more than the one before, also of consumers that have left."""
         known = {consumer["number"]: consumer for consumer in _reading([before] if before else [])}
-        for consumer in [*_reading([report]), *report.get("left", ())]:
+        spent = {consumer["stream"]: consumer["stage_s"] for consumer in known.values()}
+        for consumer in [*report.get("left", ()), *_reading([report])]:  # the latest of a stream comes last
             last = known.get(consumer["number"], {})
             labels = (consumer["dataset"], self._label_of(consumer["name"]))
             self._of_consumers_seen.add((consumer["dataset"], consumer["sharing"]))
             for what in _COUNTED:
-                self._counts[what][labels] += consumer[what] - last.get(what, 0)
+                self._counts[what][labels] += max(0, consumer[what] - last.get(what, 0))
+            spent_before = spent.get(consumer["stream"], {})
             for stage, spent_s in consumer["stage_s"].items():
-                spent_before_s = last.get("stage_s", {}).get(stage, 0.0)
-                self._stages[consumer["dataset"], stage] += max(0.0, spent_s - spent_before_s)
+                self._stages[consumer["dataset"], stage] += max(0.0, spent_s - spent_before.get(stage, 0.0))
+            spent[consumer["stream"]] = consumer["stage_s"]
         self._add_once(before, report, "workers_restarted", "sent_away")
 
     def heard_gateway(self, before: Report | None, report: Report) -> None:

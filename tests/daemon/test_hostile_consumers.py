@@ -38,4 +38,3 @@ def test_any_number_in_its_page(daemon: ServedDaemon, number: int):
         hostile.page.words[word] = number
     assert len(daemon.report()["consumers"]) == 2
     assert sorted(flat(other.read())) == list(range(100))
-
