@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -156,15 +157,17 @@ class _Collector:
         return self._metrics
 
 
-def _gauge(name: str, about: str, labels: Sequence[str], values: Mapping[Labels, float]) -> Metric:
-    family = GaugeMetricFamily(f"loaderd_{name}", about, labels=labels)
+_Family = GaugeMetricFamily | CounterMetricFamily
+
+
+def _family(
+    kind: type[_Family], name: str, about: str, labels: Sequence[str], values: Mapping[Labels, float]
+) -> Metric:
+    family = kind(f"loaderd_{name}", about, labels=labels)
     for of, value in values.items():
         family.add_metric(of, value)
     return family
 
 
-def _counter(name: str, about: str, labels: Sequence[str], values: Mapping[Labels, float]) -> Metric:
-    family = CounterMetricFamily(f"loaderd_{name}", about, labels=labels)
-    for of, value in values.items():
-        family.add_metric(of, value)
-    return family
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)
