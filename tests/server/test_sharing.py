@@ -16,6 +16,7 @@ import pytest
 from serving import MODULE, Server, wait_until
 
 import loaderd
+from loaderd.client.running import running_streams
 from loaderd.errors import ServerError
 
 CONSUMER = str(Path(__file__).with_name("consumer.py"))
@@ -328,3 +329,13 @@ def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
     first.kill()
     wait_until(lambda: len(group.server.report()["consumers"]) == 1)
     group.connect(**options).close()
+
+
+def test_nobody_judges_how_a_group_waits(group: Group):
+    """Its batches are taken by the server, which waits for nothing."""
+    *members, alone = group.add(*[{"sharing": "mirrored", "group": "g", "consumers": 2}] * 2, {})
+    for one in (*members, alone):
+        one.ask(5)
+    for one in (*members, alone):
+        one.hear()
+    assert [stream.consumer for stream in running_streams(frozenset({group.server.daemon}))] == [alone.process.pid]
