@@ -131,6 +131,7 @@ class Session:
             require(self._prepare is not None, "List", "for a data set that grows", message)
             assert self._prepare is not None and self._own is not None
             members.stop(member)
+            self._own.cancel()
             self._own = self._preparation = self._prepare(message.listing, self._own.indexes)
         else:
             raise DaemonError(f"{type(message).__name__} is not for the daemon")

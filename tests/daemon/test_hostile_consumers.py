@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from served import ServedDaemon, flat, serve
+from stream_run import Run
+from workforce_run import Crew
 
+import loaderd
+from loaderd.daemon.groups.members import PageReader
+from loaderd.daemon.preparing.local_preparation import LocalPreparation
+from loaderd.daemon.session import Session
+from loaderd.dataset import StreamDescription
 from loaderd.memory.page import CONSUMER
+from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass
+from loaderd.protocol.messages import List
 
 Write = Callable[..., list[Path]]
 
@@ -19,14 +29,13 @@ import loaderd
 features = {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}
 schema = loaderd.Schema(features, {"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")})
 train = loaderd.Dataset("%(folder)s/shards/*.tfrecord", schema)
-growing = loaderd.Dataset("%(folder)s/shards/*.tfrecord", schema, refresh="epoch")
 """
 
 
 @pytest.fixture
 def daemon(write_numbered: Write, tmp_path: Path) -> Iterator[ServedDaemon]:
     write_numbered([100])
-    with serve(tmp_path, "few_numbers", MODULE % {"folder": tmp_path}, "train", "growing") as daemon:
+    with serve(tmp_path, "few_numbers", MODULE % {"folder": tmp_path}, "train") as daemon:
         yield daemon
 
 
@@ -38,3 +47,19 @@ def test_any_number_in_its_page(daemon: ServedDaemon, number: int):
         hostile.page.words[word] = number
     assert len(daemon.report()["consumers"]) == 2
     assert sorted(flat(other.read())) == list(range(100))
+
+
+def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Schema):
+    dataset = loaderd.Dataset("*.tfrecord", numbered_schema, refresh="epoch")
+    description = StreamDescription(dataset, StreamOptions(10))
+    crew = Crew()
+    prepare = partial(LocalPreparation, dataset, description.options, crew.workforce)
+    session = Session(0, description, b"", crew.workforce, lambda *_: None, prepared=prepare(None), prepare=prepare)
+    with Run(100, 10, 50) as run:
+        session.members = PageReader(run.stream)
+        for _ in range(50):
+            session.received(1, List(None))
+        assert len(crew.workforce.scheduler._sources) == 1
+        session.close()
+        assert not crew.workforce.scheduler._sources
+    crew.close()
