@@ -170,8 +170,8 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
             if b'"rows"' in text:
                 return self._rows(reader, parse(RowsTicket, text), text)
             wanted = Ticket.parse(text)
-            self.tally.reads(reader, wanted.dataset)
             schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
+            self.tally.reads(reader, wanted.dataset)
             wanted = wanted.sized(self._num_records(wanted.dataset))
             return flight.GeneratorStream(schema, self._batches(wanted, schema), _options(wanted.compression))
 

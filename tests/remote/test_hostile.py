@@ -120,6 +120,14 @@ def test_answers_are_kept_and_not_their_tickets(start_server):
     assert pss_bytes(server.gateway.pid) - before < 120_000_000
 
 
+def test_a_data_set_that_there_is_not_is_not_read(start_server, capfd):
+    """The log is told of 256 readers: who names data sets at random would have them all."""
+    server = start_server()
+    with flight.connect(server.address) as client, pytest.raises(pa.ArrowException, match="no data set 'nothing'"):
+        client.do_get(flight.Ticket(b'{"dataset": "nothing"}')).read_all()
+    assert "reads nothing" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("options", [flight.FlightCallOptions(), OPTIONS])
 def test_a_huge_message_harms_nobody_else(server, consumer, options):
     """gRPC takes messages of any size; what is too much for the process is the end of that call."""
