@@ -16,10 +16,11 @@ from loaderd.daemon.groups.members import PageReader
 from loaderd.daemon.preparing.local_preparation import LocalPreparation
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
-from loaderd.memory.page import CONSUMER
+from loaderd.errors import ServerError
+from loaderd.memory.page import CONSUMER, MAX_STEP
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass
-from loaderd.protocol.messages import List
+from loaderd.protocol.messages import List, Opened, Start
 
 Write = Callable[..., list[Path]]
 
@@ -29,13 +30,16 @@ import loaderd
 features = {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}
 schema = loaderd.Schema(features, {"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")})
 train = loaderd.Dataset("%(folder)s/shards/*.tfrecord", schema)
+few = loaderd.Dataset("%(folder)s/few/*.tfrecord", schema)
+mix = loaderd.Mix({"train": 0.5, "few": 0.5}, {"train": train, "few": few})
 """
 
 
 @pytest.fixture
 def daemon(write_numbered: Write, tmp_path: Path) -> Iterator[ServedDaemon]:
     write_numbered([100])
-    with serve(tmp_path, "few_numbers", MODULE % {"folder": tmp_path}, "train") as daemon:
+    write_numbered([10], "few")
+    with serve(tmp_path, "few_numbers", MODULE % {"folder": tmp_path}, "train", "mix") as daemon:
         yield daemon
 
 
@@ -63,3 +67,15 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
         session.close()
         assert not crew.workforce.scheduler._sources
     crew.close()
+
+
+@pytest.mark.parametrize(
+    ("first_epoch", "step"), [((1 << 63) - 1, 0), (1 << 62, 0), (1 << 31, 0), ((1 << 30) - 1, MAX_STEP)]
+)
+def test_an_epoch_that_nobody_comes_to(daemon: ServedDaemon, first_epoch: int, step: int):
+    """The sets of a mix are in other epochs, which could be more than a message may hold."""
+    hostile, other = daemon.subscribe("mix"), daemon.subscribe()
+    hostile.send(Start(1, Pass(first_epoch, None), step))
+    with pytest.raises(ServerError, match="no pass comes to epoch"):
+        hostile.receive(Opened)
+    assert sorted(flat(other.read())) == list(range(100))
