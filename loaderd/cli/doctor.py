@@ -99,7 +99,8 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
         whose = f"process {', '.join(targets)}" if targets else "any process of yours"
         raise OptionError(
             f"no training that loads with loaderd was found in {whose}",
-            hint="It must be your own, on this machine, with this version of loaderd; in a container, ask there.",
+            hint="It must be your own, on this machine, with this version of loaderd; in a container, ask there. "
+            "Consumers in groups have no diagnosis.",
         )
     until_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until_s and any(_diagnosis(one).verdict == "nothing yet" for one in streams):

@@ -48,7 +48,7 @@ def row_of(pid: int, name: str, samples: Sequence[Snapshot], facts: Facts, now_s
     if not samples:
         return Row(pid, name, 0, 0, 0, 0, 0, "begins", 0, 0, 0, 0, facts.steps_per_epoch, None, False)
     now = samples[-1]
-    recent = [one for one in samples[:-1] if now.time_s - one.time_s <= _SECONDS]
+    recent = [one for one in samples[:-1] if 0 < now.time_s - one.time_s <= _SECONDS]
     found = rates(recent[0], now, facts) if recent else None
     steps_per_s = found.batches / found.over_s if found else 0.0
     left = facts.steps_per_epoch - now.batch

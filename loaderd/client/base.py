@@ -197,7 +197,7 @@ class BaseLoader(Standing):
 
         watched = self._stream.watched
         if watched is None:
-            return nothing_yet("no workers make these batches here; for a group, ask the server: `loaderd doctor`")
+            return nothing_yet("no workers make these batches for this consumer alone; a group has no diagnosis")
         return diagnose_samples(watched.samples(), watched.facts)
 
     def serve_metrics(self, port: int, host: str = "") -> int:

@@ -20,7 +20,8 @@ from loaderd.memory.samples import PAGE_NAME
 from loaderd.memory.watch import Watched
 
 _PROC = Path("/proc")
-_DAEMONS = ("loaderd-daemon", "loaderd-server")
+_SERVER = "loaderd-server"
+_DAEMONS = ("loaderd-daemon", _SERVER)
 _LINK = f"/memfd:loaderd-{PAGE_NAME} "
 """How the link of a page's descriptor begins."""
 
@@ -49,7 +50,8 @@ class RunningStream:
 def running_streams(pids: frozenset[int] = frozenset()) -> list[RunningStream]:
     """All of this user; or those of which the consumer or the daemon is one of ``pids``. Not other versions'.
 
-    In the order of their consumers' process numbers.
+    Of a server, those that a consumer takes itself: a group's are taken by the server, and how its members wait is
+    not in the page. In the order of their consumers' process numbers.
     """
     found: dict[int, RunningStream] = {}
     for daemon in _own_daemons():
@@ -87,5 +89,9 @@ def _open(daemon: int, number: int) -> RunningStream | None:
     memory = SharedMemory(fd)
     memory.close_fd()
     watched = Watched.of(memory.bytes)
-    consumer = watched.now().consumer_pid or processes.parent_of(daemon)
+    consumer = watched.now().consumer_pid
+    if not consumer:
+        if processes.name_of(daemon) == _SERVER:
+            return None
+        consumer = processes.parent_of(daemon)
     return RunningStream(daemon, status.st_ino, processes.command_of(consumer), watched)

@@ -39,6 +39,7 @@ from loaderd.subscription import Subscription
 
 TYPICAL_BATCH_SIZE = 512
 _MOST_LISTED = 4
+_MOST_PREPARED = 16  # workers do something for each of them in turn
 _LISTED_ANEW_S = 2.0
 _WAITED_FOR_S = 30.0  # who waits asks again within a second or so
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
@@ -97,6 +98,8 @@ class Served:
         Raises LoaderdError where they cannot be had. Those of ``listing``, or those there are now.
         """
         found = self._prepared(listing, workforce)
+        if found is None:
+            return DataIs(0, f"{_MOST_PREPARED} other listings of data set {self.name} are being prepared"), None
         if found.error is not None:
             raise found.error
         if not found.finished:
@@ -107,11 +110,14 @@ class Served:
         contents = pickle.dumps((path, data))
         return DataIs(len(contents), ""), SharedMemory.holding("data", contents)
 
-    def _prepared(self, listing: Listing | None, workforce: Workforce) -> LocalPreparation:
+    def _prepared(self, listing: Listing | None, workforce: Workforce) -> LocalPreparation | None:
+        """Of a listing; None: there are too many already."""
         if not self.dataset.grows:
             return self.preparation
         found = next((each for each in self._listed if each.listing == listing and _lasts(each)), None)
         if found is None:
+            if sum(not each.finished for each in self._listed) >= _MOST_PREPARED:
+                return None
             known = next((each.indexes for each in reversed(self._listed) if each.indexes), self.preparation.indexes)
             found = LocalPreparation(self.dataset, self.options, workforce, listing, known)
         self._listed.pop(found, None)

@@ -35,7 +35,6 @@ from loaderd.protocol.wires import Wires
 from loaderd.workers.worker import main as work
 
 PARENT = -1
-_LAST_WORDS_S = 5.0
 
 
 class Daemon(ABC):
@@ -59,7 +58,7 @@ class Daemon(ABC):
             self._fail(as_loaderd_error(error))
         finally:
             if not self._is_orphan:
-                self._wires.finish(PARENT, _LAST_WORDS_S)
+                self._wires.finish(PARENT)
             self._wires.close()
             self._workforce.pool.close()
             os.close(self._parent_fd)

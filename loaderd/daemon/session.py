@@ -142,6 +142,7 @@ class Session:
             require(self._prepare is not None, "List", "for a data set that grows", message)
             assert self._prepare is not None and self._own is not None and self.opened is not None
             self.opened.stream.stop()
+            self._own.cancel()
             self._own = self._preparation = self._prepare(message.listing, self._own.indexes)
         else:
             raise DaemonError(f"{type(message).__name__} is not for the daemon")
@@ -344,7 +345,6 @@ class Session:
         held = 0 if self.members is None else self.members.held_by(member)
         watched = None if self.opened is None else self.opened.memories.watched
         now = None if watched is None else watched.now()
-        is_first = member == min(self.present, default=member)
         diagnosis = None
         if watched is not None and self._group is None:
             from loaderd.diagnosis import diagnose_samples  # for those who ask
@@ -355,11 +355,12 @@ class Session:
             "batch": batch,
             "batches": had.batches,
             "records": had.records,
-            "bytes": had.records * self._record_bytes,
+            "bytes": had.records * self._record_bytes % (1 << 63),  # a consumer may write any number in its page
             "slots": self._description.options.num_slots,
             "slots_lent": held,
             "state": self.waits_for(member),
-            "stage_s": {**now.stage_s, **now.field_s} if now is not None and is_first else {},  # of a group, once
+            "stream": self.number,
+            "stage_s": {} if now is None else {**now.stage_s, **now.field_s},  # of the stream
             "waiting_seconds": 0.0 if now is None else now.wait_s,
             "diagnosis": diagnosis,
         }

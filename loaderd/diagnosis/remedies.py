@@ -175,7 +175,7 @@ _BUCKETS = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
 
 def _of_field(name: str, found: Rates) -> Remedy:
     facts = found.facts
-    part = found.stage_s[name] / found.busy_s
+    part = found.stage_s[name] / max(1e-12, found.busy_s)
     ns = 1e9 * found.stage_s[name] * found.batches / max(1, found.records)
     cause = f"the function of {name!r} takes {ns:,.0f} ns a record, {part:.0%} of what the workers do"
     workers = _more_workers(found)

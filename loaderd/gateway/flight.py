@@ -29,6 +29,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 import msgpack
@@ -46,11 +47,12 @@ from loaderd.gateway.handshakes import watch_handshakes
 from loaderd.gateway.makers import Makers
 from loaderd.gateway.tally import SOMEWHERE, Reader, Tally
 from loaderd.logs import configure
+from loaderd.options import require
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Gateway, Make, Status, Stop
 from loaderd.protocol.process import enter_process
 from loaderd.remote.security import is_bearer, read_pem
-from loaderd.remote.tickets import AUTHORIZATION, COLUMN, CONSUMER, TABLE, RowsTicket, parse
+from loaderd.remote.tickets import AUTHORIZATION, COLUMN, CONSUMER, MAX_REQUEST_BYTES, TABLE, RowsTicket, parse
 
 _TABLE_CELL = -1
 _NO_TOKEN = "the token is missing, or wrong"
@@ -164,11 +166,12 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
         with self._admitted(context) as name:
             reader = name or "a Flight client", _host_of(context.peer())
-            if b'"rows"' in ticket.ticket:
-                return self._rows(reader, parse(RowsTicket, ticket.ticket), ticket.ticket)
-            wanted = Ticket.parse(ticket.ticket)
-            self.tally.reads(reader, wanted.dataset)
+            text = _not_too_long(ticket.ticket)
+            if b'"rows"' in text:
+                return self._rows(reader, parse(RowsTicket, text), text)
+            wanted = Ticket.parse(text)
             schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
+            self.tally.reads(reader, wanted.dataset)
             wanted = wanted.sized(self._num_records(wanted.dataset))
             return flight.GeneratorStream(schema, self._batches(wanted, schema), _options(wanted.compression))
 
@@ -181,7 +184,8 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
             made = self._makers.make(Make(text, answer.cell))
             answer.num_rows, answer.row_bytes, answer.faults = made.num_rows, made.row_bytes, made.faults
 
-        answer, was_there = self._answers.get(text, make)
+        # By a digest: answers are kept, and a ticket may be longer than its answer.
+        answer, was_there = self._answers.get(sha256(text).digest(), make)
         rows = self._answers.rows(answer)
         self.tally.answered(reader, ticket.dataset, answer.num_rows, rows.size, was_there)
         self._hold_back(rows.size)
@@ -255,11 +259,18 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         with self._admitted(context):
             if action.type == TABLE:
-                return [self._makers.make(Make(action.body.to_pybytes(), _TABLE_CELL)).table]
+                text = _not_too_long(action.body.to_pybytes())
+                return [self._makers.make(Make(text, _TABLE_CELL)).table]
             if action.type not in ("status", "healthz"):
                 raise OptionError(f"an action must be {TABLE}, status or healthz, got {action.type[:100]!r}")
             report = ask_status(self._daemon)
             return [json.dumps(report).encode() if action.type == "status" else b"ok"]
+
+
+def _not_too_long(text: bytes) -> bytes:
+    """A ticket, or the body of an action. Raises OptionError."""
+    require(len(text) <= MAX_REQUEST_BYTES, "a ticket", f"of at most {MAX_REQUEST_BYTES:,} bytes", len(text))
+    return text
 
 
 def _check_free(host: str, port: int) -> None:

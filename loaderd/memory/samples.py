@@ -102,7 +102,7 @@ def begin(page: Page, memory: npt.NDArray[np.uint8], facts: bytes) -> None:
 
 
 def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
-    """A page, from its memory alone. Raises DaemonError if another version wrote it."""
+    """A page, from its memory alone. Raises DaemonError where that is another version's, or makes no sense."""
     head = memory[: 8 * SAMPLES].view(np.int64)
     if head[LAYOUT] != _LAYOUT:
         raise DaemonError(
@@ -111,6 +111,8 @@ def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
         )
     num_slots, num_seats, num_bytes = (int(head[word]) for word in (NUM_SLOTS, NUM_SEATS, FACTS_BYTES))
     start = 8 * words_of(num_slots, num_seats)
+    if start + num_bytes != len(memory):
+        raise DaemonError(f"a page of {start + num_bytes:,} bytes is expected, got {len(memory):,}")
     found: dict[str, Any] = json.loads(memory[start : start + num_bytes].tobytes())
     facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
     return Page(memory, num_slots, num_seats), Facts(**facts)

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 
+_LAST_WORDS_S = 5.0
+
 
 class Wires:
     """Channels by number, and whatever else is waited for."""
@@ -89,10 +91,10 @@ class Wires:
             else:
                 yield number, messages
 
-    def finish(self, number: int, limit_s: float) -> None:
-        """Send what is left for ``number``, as far as it is read within ``limit_s`` seconds."""
+    def finish(self, number: int) -> None:
+        """Send what is left for ``number``, as far as it is read within 5 s."""
         channel = self._channels[number]
-        until_s = time.monotonic() + limit_s
+        until_s = time.monotonic() + _LAST_WORDS_S
         with contextlib.suppress(ChannelClosed):
             while channel.has_posted and time.monotonic() < until_s:
                 self._selector.select(0.1)

@@ -36,6 +36,7 @@ REMOTE_PROTOCOL = 1
 
 MAX_RANGES = 1 << 16
 MAX_ROWS = 1 << 16
+MAX_REQUEST_BYTES = 4 << 20  # of MAX_RANGES ranges with large numbers, and a listing
 _COMPRESSIONS = (None, "lz4", "zstd")
 _MAX_EPOCH = 1 << 62
 

@@ -94,7 +94,8 @@ class HealthServer:
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read, connection))
 
     def _drop(self, connection: _Connection) -> None:
-        del self._connections[connection.sock.fileno()]
+        if self._connections.pop(connection.sock.fileno(), None) is None:  # it had to go earlier in the same round
+            return
         self._selector.unregister(connection.sock)
         connection.sock.close()
 

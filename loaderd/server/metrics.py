@@ -2,14 +2,15 @@
 
 A daemon counts for each consumer, from its connection on. Consumers and daemons come and go, but a counter of
 Prometheus must never fall: so each report is compared with the one before, and the difference is added to counters by
-data set and consumer's name. Consumers choose their names: the first ``MAX_NAMES`` names have a counter each, all
-others share one.
+data set and consumer's name. (What workers have spent on a stream is in the report of each member of a group, and
+counts once.) Consumers choose their names: the first ``MAX_NAMES`` names have a counter each, all others share one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -51,15 +52,17 @@ class Metrics:
     def heard_daemon(self, before: Report | None, report: Report) -> None:
         """Add what a daemon's ``report`` counts more than the one before, also of consumers that have left."""
         known = {consumer["number"]: consumer for consumer in _reading([before] if before else [])}
-        for consumer in [*_reading([report]), *report.get("left", ())]:
+        spent = {consumer["stream"]: consumer["stage_s"] for consumer in known.values()}
+        for consumer in [*report.get("left", ()), *_reading([report])]:  # the latest of a stream comes last
             last = known.get(consumer["number"], {})
             labels = (consumer["dataset"], self._label_of(consumer["name"]))
             self._of_consumers_seen.add((consumer["dataset"], consumer["sharing"]))
             for what in _COUNTED:
-                self._counts[what][labels] += consumer[what] - last.get(what, 0)
+                self._counts[what][labels] += max(0, consumer[what] - last.get(what, 0))
+            spent_before = spent.get(consumer["stream"], {})
             for stage, spent_s in consumer["stage_s"].items():
-                spent_before_s = last.get("stage_s", {}).get(stage, 0.0)
-                self._stages[consumer["dataset"], stage] += max(0.0, spent_s - spent_before_s)
+                self._stages[consumer["dataset"], stage] += max(0.0, spent_s - spent_before.get(stage, 0.0))
+            spent[consumer["stream"]] = consumer["stage_s"]
         self._add_once(before, report, "workers_restarted", "sent_away")
 
     def heard_gateway(self, before: Report | None, report: Report) -> None:
@@ -154,15 +157,17 @@ class _Collector:
         return self._metrics
 
 
-def _gauge(name: str, about: str, labels: Sequence[str], values: Mapping[Labels, float]) -> Metric:
-    family = GaugeMetricFamily(f"loaderd_{name}", about, labels=labels)
+_Family = GaugeMetricFamily | CounterMetricFamily
+
+
+def _family(
+    kind: type[_Family], name: str, about: str, labels: Sequence[str], values: Mapping[Labels, float]
+) -> Metric:
+    family = kind(f"loaderd_{name}", about, labels=labels)
     for of, value in values.items():
         family.add_metric(of, value)
     return family
 
 
-def _counter(name: str, about: str, labels: Sequence[str], values: Mapping[Labels, float]) -> Metric:
-    family = CounterMetricFamily(f"loaderd_{name}", about, labels=labels)
-    for of, value in values.items():
-        family.add_metric(of, value)
-    return family
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)

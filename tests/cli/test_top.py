@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from loaderd.cli.top_rows import Row, bar, short, slowest
+from loaderd.cli.top_rows import Row, bar, row_of, short, slowest
+from loaderd.snapshots import Facts, Snapshot
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -162,3 +163,10 @@ def test_the_rank_that_holds_the_others_up():
     waits, crawls = replace(row, pid=2, waiting=0.4), replace(row, pid=3, steps_per_s=5.0)
     assert slowest([row, waits, crawls]) is waits and slowest([row, crawls]) is crawls
     assert slowest([row]) is None and slowest([row, replace(row, steps_per_s=0.0)]) is None
+
+
+def test_samples_that_a_consumer_has_overwritten():
+    facts = Facts((), (), 1, 1, 10, 1, 4, 10, 1, 1, 0, (), False, 1, 1)
+    stage_s = dict.fromkeys(("read", "inflate", "frames", "check", "parse", "order", "fill", "slot", "window"), 0.0)
+    sample = Snapshot(5.0, 0, 0, 0.0, (), 0.0, False, stage_s, {})
+    assert row_of(1, "", [sample, sample], facts, 5.0).steps_per_s == 0

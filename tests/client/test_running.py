@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+from own_processes import newest_daemon
+
+import loaderd
 from loaderd.client.running import running_streams
+from loaderd.memory.page import FACTS_BYTES, NUM_SEATS, NUM_SLOTS
 from loaderd.memory.samples import PAGE_NAME
 
 # A daemon that has its page, and has not given it a size yet; then one that has not written to it yet.
@@ -32,3 +39,17 @@ def test_a_stream_that_is_being_made_is_none_yet():
             assert running_streams(frozenset({os.getpid(), starting.pid})) == []
             starting.stdin.write("\n")
             starting.stdin.flush()
+
+
+@pytest.mark.parametrize("word", [NUM_SLOTS, NUM_SEATS, FACTS_BYTES])
+@pytest.mark.parametrize("number", [-1, 1000, 1 << 62])
+def test_a_page_in_which_its_consumer_wrote_nonsense_is_none(
+    write_numbered: Callable[[list[int]], list[Path]], numbered_schema: loaderd.Schema, word: int, number: int
+):
+    with loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10) as loader:
+        next(iter(loader))
+        assert running_streams(frozenset({newest_daemon()}))
+        watched = loader._stream.watched
+        assert watched is not None
+        watched.page.words[word] = number
+        assert running_streams(frozenset({newest_daemon()})) == []

@@ -99,7 +99,8 @@ class Consumer:
         for memory in (self.memory, words):
             memory.close_fd()
         self._bells = [self.channel.take_fd() for _ in range(2 + num_seats)]
-        self.taker = Taker(Page(words.bytes, num_slots, num_seats), self._bells[1], self._bells[2:])
+        self.page = Page(words.bytes, num_slots, num_seats)
+        self.taker = Taker(self.page, self._bells[1], self._bells[2:])
         self.layout = SlotLayout(self.schema.specs, batch_size)
         return self
 

@@ -92,3 +92,15 @@ def test_errors_and_the_shards_that_there_are_do_not_last(served: Served):
     assert (ask(served, None), ask(served, 1)) == (now, failed)
     Preparation.now_s = 5.0
     assert ask(served, None) is not now and ask(served, 1) is not failed
+
+
+def test_only_so_many_are_prepared_at_a_time(served: Served):
+    Preparation.held = True
+    for number in range(16):
+        ask(served, number)
+    answer, memory = served.data((("a", "shard16", 17, "digest"),), cast(Any, None))
+    assert memory is None and answer.why_not == "16 other listings of data set train are being prepared"
+    assert len(served._listed) == 16
+    Preparation.held = False
+    ask(served, 0)
+    assert ask(served, 16).finished is False and len(served._listed) == 17

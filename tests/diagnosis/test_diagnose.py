@@ -112,6 +112,12 @@ def test_verdicts(now: Snapshot, facts: dict[str, Any], verdict: str, limiting: 
     assert diagnosis.gain >= 1 and str(diagnosis)
 
 
+def test_times_that_were_made_up():
+    """A server diagnoses by pages in which consumers may write anything."""
+    now = after(wait_s=3.0, slow=8.0, board=-8.0, **dict.fromkeys(STAGES, 0.0))
+    assert found(now).verdict == "one field"
+
+
 def test_rates_are_of_the_time_between_and_not_since_the_start():
     diagnosis = found(after(wait_s=1.0, slow=2.0, batches=250))
     assert diagnosis.waiting_share == pytest.approx(0.2) and diagnosis.steps_per_s == 50

@@ -8,12 +8,14 @@ import random
 import re
 import socket
 
+import msgpack
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from serving import wait_until
 
 import loaderd
+from loaderd.processes import pss_bytes
 from loaderd.remote.tickets import MAX_ROWS, TABLE
 
 TOKEN = "secret"
@@ -41,8 +43,6 @@ def consumer(server):
 
 @pytest.fixture(scope="module")
 def digest(server):
-    import msgpack
-
     with flight.connect(server.address) as client:
         (result,) = client.do_action(flight.Action(TABLE, b'{"dataset": "train"}'), OPTIONS)
     return msgpack.unpackb(result.body.to_pybytes())["digest"]
@@ -94,6 +94,38 @@ def test_a_ticket_for_rows(server, digest):
         ticket = {"dataset": "train", "data": digest, "rows": [[0, 0, 0, 5], [0, 3, 1, 3]]}
         found = client.do_get(flight.Ticket(json.dumps(ticket)), OPTIONS).read_all()
     assert found.num_rows == 7 and found.column_names == ["row"]
+
+
+@pytest.mark.parametrize("kind", ["rows", "batches", TABLE])
+def test_a_ticket_that_is_too_long_goes_no_further(server, digest, kind):
+    """Answers are kept by their tickets, and makers end where a message is too large."""
+    rows = {"data": digest, "rows": [[0, 0, 0, 5]]} if kind == "rows" else {}
+    text = json.dumps({"dataset": "train", **rows}).encode() + b" " * (5 << 20)
+    with flight.connect(server.address) as client, pytest.raises(pa.ArrowException, match="at most 4,194,304 bytes"):
+        if kind == TABLE:
+            list(client.do_action(flight.Action(TABLE, text), OPTIONS))
+        else:
+            client.do_get(flight.Ticket(text), OPTIONS).read_all()
+
+
+def test_answers_are_kept_and_not_their_tickets(start_server):
+    server = start_server()
+    with flight.connect(server.address) as client:
+        (result,) = client.do_action(flight.Action(TABLE, b'{"dataset": "train"}'))
+        ticket = {"dataset": "train", "data": msgpack.unpackb(result.body.to_pybytes())["digest"]}
+        before = pss_bytes(server.gateway.pid)
+        for first in range(60):
+            text = json.dumps({**ticket, "rows": [[first, 0, 0, 5]]}).encode() + b" " * (4_000_000)
+            assert client.do_get(flight.Ticket(text)).read_all().num_rows == 5
+    assert pss_bytes(server.gateway.pid) - before < 120_000_000
+
+
+def test_a_data_set_that_there_is_not_is_not_read(start_server, capfd):
+    """The log is told of 256 readers: who names data sets at random would have them all."""
+    server = start_server()
+    with flight.connect(server.address) as client, pytest.raises(pa.ArrowException, match="no data set 'nothing'"):
+        client.do_get(flight.Ticket(b'{"dataset": "nothing"}')).read_all()
+    assert "reads nothing" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("options", [flight.FlightCallOptions(), OPTIONS])

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import random
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -112,6 +113,22 @@ def test_of_many_that_say_nothing_the_first_have_to_go(server: HealthServer):
         assert client.recv(1) == b""
     for client in silent:
         client.close()
+
+
+def test_the_oldest_may_speak_in_the_moment_in_which_it_has_to_go():
+    with contextlib.ExitStack() as stack:
+        pages = {"/healthz": lambda: healthz("", _REPORT)}
+        server = stack.enter_context(contextlib.closing(HealthServer(Address("127.0.0.1", 0), pages)))
+        oldest, *_ = [stack.enter_context(connect(server)) for _ in range(32)]
+        for _ in range(32):
+            server.serve()
+        newest = stack.enter_context(connect(server))
+        oldest.sendall(b"x")
+        server.serve()
+        newest.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        while not select.select([newest], [], [], 0)[0]:
+            server.serve()
+        assert newest.recv(100).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_one_who_says_too_much_has_to_go(server: HealthServer):

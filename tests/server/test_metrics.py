@@ -15,7 +15,7 @@ def consumer(number: int, batches: int, name: str = "", dataset: str = "train", 
     counted: dict[str, Any] = {"batches": batches, "records": batches * 100, "bytes": batches * 1000}
     counted |= {"waiting_seconds": batches * 0.5, "stage_s": {"read": batches * 2.0, "board": batches * 4.0}}
     of_slots = {"slots": 12, "slots_lent": 2, "sharing": "independent", "idle_s": 0.5}
-    return {"number": number, "name": name, "dataset": dataset, **counted, **of_slots, **more}
+    return {"number": number, "stream": number, "name": name, "dataset": dataset, **counted, **of_slots, **more}
 
 
 def report(*consumers: dict[str, Any], state: str = "ready", **more: Any) -> dict[str, Any]:
@@ -131,6 +131,29 @@ def test_counters_never_fall_and_miss_nothing(daemons: list[list[int]], rng: Any
             seen = total
             alive = {number: count for number, count in alive.items() if count < daemon[number]}
     assert seen == sum(map(sum, daemons))
+
+
+def test_the_stages_of_a_group_count_once_whoever_leaves():
+    def member(number: int, read_s: float) -> dict[str, Any]:
+        return consumer(number, 1, stream=7, sharing="mirrored", stage_s={"read": read_s})
+
+    metrics = Metrics()
+    first = report(member(1, 10.0), member(2, 10.5))
+    second = report(member(2, 12.0), left=[member(1, 11.0)])
+    third = report(member(3, 14.0), left=[member(2, 13.0)])
+    for before, now in ((None, first), (first, second), (second, third)):
+        metrics.heard_daemon(before, now)
+    assert read(metrics, third)["loaderd_stage_seconds_total train read"] == 14.0
+
+
+def test_what_a_consumer_takes_back_is_not_taken_off():
+    """It may have written any number in its page."""
+    metrics = Metrics()
+    first, second = report(consumer(1, 5)), report(consumer(1, -5))
+    metrics.heard_daemon(None, first)
+    metrics.heard_daemon(first, second)
+    found = read(metrics, second)
+    assert (found["loaderd_batches_total  train"], found["loaderd_stage_seconds_total train read"]) == (5, 10)
 
 
 def test_names_are_bounded():

@@ -16,6 +16,7 @@ import pytest
 from serving import MODULE, Server, wait_until
 
 import loaderd
+from loaderd.client.running import running_streams
 from loaderd.errors import ServerError
 
 CONSUMER = str(Path(__file__).with_name("consumer.py"))
@@ -372,3 +373,13 @@ def test_a_reload_keeps_a_group_together(group: Group, embedded: Any, sharing: s
     had = [number for ids in [*one.had, *other.had[first_life:]] for number in ids or []]
     assert len(had) == len(set(had))
     assert set(had) | {number for ids in other.had for number in ids or []} == set(range(RECORDS))
+
+
+def test_nobody_judges_how_a_group_waits(group: Group):
+    """Its batches are taken by the server, which waits for nothing."""
+    *members, alone = group.add(*[{"sharing": "mirrored", "group": "g", "consumers": 2}] * 2, {})
+    for one in (*members, alone):
+        one.ask(5)
+    for one in (*members, alone):
+        one.hear()
+    assert [stream.consumer for stream in running_streams(frozenset({group.server.daemon}))] == [alone.process.pid]

@@ -121,19 +121,22 @@ class Stream(TaskSource):
         """See in the page how far the consumer is, and grant what can be granted."""
         words = self.page.words
         while self.plan is not None:
-            position = words[POSITION]
-            generation, taken = split_key(position)
-            if generation == self.generation and taken > self._taken:  # any other value was made up by the consumer
-                self._taken = min(taken, self._next)
-                self._granted.drop_before(self._taken)
+            if (reached := self._reached()) > self._taken:
+                self._taken = reached
+                self._granted.drop_before(reached)
             self._windows.close(self._taken)
             self._grant(self.plan)
             words[GRANTED] = key_of(self.generation, self._next)
             last = None if self._past_end(self._taken) else self._windows.next_close
             words[WAKE_DAEMON_AT] = NEVER if last is None else key_of(self.generation, last + 1)
             barrier()
-            if words[POSITION] == position or words[POSITION] < words[WAKE_DAEMON_AT]:
+            if last is None or self._reached() <= max(self._taken, last):
                 break  # else the consumer has come there without ringing
+
+    def _reached(self) -> int:
+        """The batch that the consumer takes next. It may write anything: what cannot be counts as no step further."""
+        generation, step = split_key(self.page.words[POSITION])
+        return max(self._taken, min(step, self._next)) if generation == self.generation else self._taken
 
     def done(self, task: Task, result: Done) -> None:
         """A task is done. :meth:`look` comes behind it."""

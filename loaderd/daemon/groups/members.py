@@ -29,6 +29,8 @@ from loaderd.plan.passes import Pass
 
 GRACE_S = 15.0
 """After a restart of the server, how long a group waits for those who have not come back, after the last who has."""
+_MOST_EPOCHS = 1 << 30
+"""More than anybody has time for. In an epoch of a mix, a set may go through 2**32: a message holds no more."""
 
 PassKey = tuple[int, tuple[tuple[int, ...], ...]]
 
@@ -98,9 +100,11 @@ def require_place(stream: Stream | Feed, pass_: Pass, step: int) -> None:
 
     To be called when a member asks: an error that the stream meets later would be told to all members.
     """
-    num_steps = stream.plan_pass(pass_).num_steps
-    if step < 0 or (num_steps is not None and step > num_steps):
-        raise ValueError(f"a pass of {num_steps} batches cannot start at batch {step}")
+    plan = stream.plan_pass(pass_)
+    if step < 0 or (plan.num_steps is not None and step > plan.num_steps):
+        raise ValueError(f"a pass of {plan.num_steps} batches cannot start at batch {step}")
+    if (epoch := plan.place_of(step)[0]) > _MOST_EPOCHS:
+        raise ValueError(f"no pass comes to epoch {epoch}")
 
 
 class PageReader:

@@ -1,0 +1,81 @@
+"""Consumers that write and send what no consumer should: it harms themselves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from served import ServedDaemon, flat, serve
+from stream_run import Run
+from workforce_run import Crew
+
+import loaderd
+from loaderd.daemon.groups.members import PageReader
+from loaderd.daemon.preparing.local_preparation import LocalPreparation
+from loaderd.daemon.session import Session
+from loaderd.dataset import StreamDescription
+from loaderd.errors import ServerError
+from loaderd.memory.page import CONSUMER, MAX_STEP
+from loaderd.options import StreamOptions
+from loaderd.plan.passes import Pass
+from loaderd.protocol.messages import List, Opened, Start
+
+Write = Callable[..., list[Path]]
+
+MODULE = """
+import loaderd
+
+features = {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}
+schema = loaderd.Schema(features, {"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")})
+train = loaderd.Dataset("%(folder)s/shards/*.tfrecord", schema)
+few = loaderd.Dataset("%(folder)s/few/*.tfrecord", schema)
+mix = loaderd.Mix({"train": 0.5, "few": 0.5}, {"train": train, "few": few})
+"""
+
+
+@pytest.fixture
+def daemon(write_numbered: Write, tmp_path: Path) -> Iterator[ServedDaemon]:
+    write_numbered([100])
+    write_numbered([10], "few")
+    with serve(tmp_path, "few_numbers", MODULE % {"folder": tmp_path}, "train", "mix") as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("number", [1 << 62, (1 << 63) - 1, -1, -(1 << 63)])
+def test_any_number_in_its_page(daemon: ServedDaemon, number: int):
+    hostile, other = daemon.subscribe(), daemon.subscribe()
+    hostile.start(Pass(0, None)).wait_for_batch()
+    for word in range(CONSUMER.start, CONSUMER.stop):
+        hostile.page.words[word] = number
+    assert len(daemon.report()["consumers"]) == 2
+    assert sorted(flat(other.read())) == list(range(100))
+
+
+def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Schema):
+    dataset = loaderd.Dataset("*.tfrecord", numbered_schema, refresh="epoch")
+    description = StreamDescription(dataset, StreamOptions(10))
+    crew = Crew()
+    prepare = partial(LocalPreparation, dataset, description.options, crew.workforce)
+    session = Session(0, description, b"", crew.workforce, lambda *_: None, prepared=prepare(None), prepare=prepare)
+    with Run(100, 10, 50) as run:
+        session.members = PageReader(run.stream)
+        for _ in range(50):
+            session.received(1, List(None))
+        assert len(crew.workforce.scheduler._sources) == 1
+        session.close()
+        assert not crew.workforce.scheduler._sources
+    crew.close()
+
+
+@pytest.mark.parametrize(
+    ("first_epoch", "step"), [((1 << 63) - 1, 0), (1 << 62, 0), (1 << 31, 0), ((1 << 30) - 1, MAX_STEP)]
+)
+def test_an_epoch_that_nobody_comes_to(daemon: ServedDaemon, first_epoch: int, step: int):
+    """The sets of a mix are in other epochs, which could be more than a message may hold."""
+    hostile, other = daemon.subscribe("mix"), daemon.subscribe()
+    hostile.send(Start(1, Pass(first_epoch, None), step))
+    with pytest.raises(ServerError, match="no pass comes to epoch"):
+        hostile.receive(Opened)
+    assert sorted(flat(other.read())) == list(range(100))
