@@ -198,3 +198,17 @@ def test_a_group_that_all_have_left_begins_anew():
     run.release(1)
     run.leave(1)
     run.work.everything_is_free()
+
+
+def test_those_wait_for_storage_who_have_asked_and_for_whom_nothing_is_there():
+    run = Run(Shared, 2, num_slots=2)
+    run.start_all(1, 2)
+    assert run.members.waiting() == []
+    run.members.want(1, 2)
+    assert run.members.waiting() == [(1, 1)]
+    run.members.want(2, 1)
+    run.go()
+    assert run.got == {1: [0], 2: [1]} and run.members.waiting() == [(1, 1)]
+    run.release(2)
+    run.go()
+    assert run.got == {1: [0, 2], 2: [1]} and run.members.waiting() == []
