@@ -1,9 +1,9 @@
 """What becomes of loads that storage does not answer: they are tried again, and the consumer is told of it.
 
 A load fails after it has been tried for ``Storage.retry_s`` (of servers: ``reconnect_timeout``), or at once where it
-is refused. It rests for some seconds, and is tried again: without the rest, one that is refused would keep the workers
-and the daemon busy with nothing else. The loads under way fail one after the other for the same reason: the consumer
-is told once, and once more when one of them has failed again. It is told only while it waits: by the time it has taken
+is refused. It rests for some seconds, and is tried again: without the rest, one that is refused would keep workers
+and daemon busy with nothing else. The loads under way fail one after the other for the same reason: the consumer is
+told once, and once more when one of them has failed again. It is told only while it waits: by the time it has taken
 the batches that there are, storage may be back.
 """
 

@@ -138,10 +138,11 @@ class Stream(TaskSource):
                 self._taken = min(taken, self._next)
                 self._granted.drop_before(self._taken)
             self._windows.close(self._taken)
-            self._grant(self.plan)
+            wake_at = self._grant(self.plan)
             words[GRANTED] = key_of(self.generation, self._next)
             last = None if self._past_end(self._taken) else self._windows.next_close
-            words[WAKE_DAEMON_AT] = NEVER if last is None else key_of(self.generation, last + 1)
+            wake_at = min(wake_at, NEVER if last is None else key_of(self.generation, last + 1))
+            words[WAKE_DAEMON_AT] = wake_at
             barrier()
             if words[POSITION] == position or words[POSITION] < words[WAKE_DAEMON_AT]:
                 break  # else the consumer has come there without ringing
@@ -219,19 +220,28 @@ class Stream(TaskSource):
 
     # ------------------------------------------------------------------------------------------ batches
 
-    def _grant(self, plan: PassPlan) -> None:
-        """Let all batches be made whose rows are there."""
+    def _grant(self, plan: PassPlan) -> int:
+        """Let all batches be made whose rows are there. Returns for which POSITION it must be called again.
+
+        But for those with bad rows that nobody could make yet: what is said of them could be more than the window.
+        """
         found: list[Grant] = []
+        again_at = NEVER
         while not self._past_end(self._next):
             step = self._next
             segments = plan.segments_of(step)
             if not self._windows.ready(segments):
+                break
+            too_early = step - self._taken - self.page.num_slots
+            if too_early > 0 and self._windows.bad_rows(segments):
+                again_at = key_of(self.generation, self._taken + too_early)
                 break
             grant = self._grant_of(step, segments)
             self._next = step + 1 if grant is None else grant.stop
             if grant is not None:
                 found.append(grant)
         self._let(found)
+        return again_at
 
     def _let(self, grants: list[Grant]) -> None:
         self._granted.add(grants)
