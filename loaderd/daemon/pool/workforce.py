@@ -237,10 +237,11 @@ class Workforce:
         if not tasks or self.batch_of(worker) is not None:
             return None
         seat = self.pool.seat_of(worker)
-        if isinstance(tasks[0].work, (LoadWork, TrialWork)):  # which may have to wait
-            begun = [stream.page.task(seat) for stream in self._streams.values()]
-            return tasks[0] if tasks[0].number in begun else None
-        return tasks[0]
+        begun = [stream.page.task(seat) for stream in self._streams.values()]
+        for task in tasks:
+            if task.number in begun:
+                return task
+        return None if isinstance(tasks[0].work, (LoadWork, TrialWork)) else tasks[0]  # those may have to wait
 
     def _neglected(self, worker: int) -> tuple[int, int] | None:
         """(stream, key) of a batch that the consumer waits for: it has claimed it, or could, as nobody has.
