@@ -163,7 +163,9 @@ with loaderd.Loader({str(write_numbered([3000])[0])!r}, schema, batch_size=50, w
     print(statistics.batches_delivered, statistics.daemon_restarts)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=100, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=100, env=environment
+    )
     assert done.stdout == "180 0\n"
 
 
