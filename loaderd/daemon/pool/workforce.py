@@ -144,8 +144,7 @@ class Workforce:
     def detach(self, stream: Attachable) -> None:
         """Have all workers forget a stream."""
         if self._streams.pop(stream.number, None) is not None:
-            for worker in self.pool.numbers:
-                self._wires.post(worker, Detach(stream.number))
+            self.tell_all(Detach(stream.number))
 
     def _tell_of(self, worker: int, stream: Attachable) -> None:
         self._wires.post(worker, *stream.attach_message(self.pool.seat_of(worker)))
