@@ -132,7 +132,7 @@ def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3,
 
 
 @pytest.mark.parametrize("sharing", ["shared", "mirrored"])
-def test_a_group_that_did_not_wait_while_the_store_was_away_is_not_told(
+def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait(
     store: DistantS3, tmp_path: Path, sharing: Any
 ):
     module = """
@@ -165,6 +165,17 @@ def test_a_group_that_did_not_wait_while_the_store_was_away_is_not_told(
             time.sleep(8)
             for _ in range(12):
                 assert len(next_of_all()) == 2
+            store.away = True
+
+            def error_of(batches: Iterator[loaderd.Batch]) -> StorageError:
+                with pytest.raises(StorageError) as caught:
+                    for _ in batches:
+                        pass
+                return caught.value
+
+            assert all("tried for 1 s" in error.message for error in pool.map(error_of, iterators)), "now they waited"
+            store.away = False
+            assert len(next_of_all()) == 2
             for loader in loaders:
                 loader.close()
 
