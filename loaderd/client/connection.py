@@ -213,8 +213,8 @@ class Connection(Conversation):
         """
         began_ns = time.perf_counter_ns()
         self.torn = True
-        if self._away is None:
-            self._wait("a batch", lambda: self.has_batch or self._away, self._stall_timeout, self._sleep)
+        self._away = None
+        self._wait("a batch", lambda: self.has_batch or self._away, self._stall_timeout, self._sleep)
         waited_ns = time.perf_counter_ns() - began_ns
         self._intake.waited(waited_ns)
         self.torn = False
@@ -272,7 +272,7 @@ class Connection(Conversation):
     # ------------------------------------------------------------------------------------- what is heard
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, (Skipped, Broken, Ended, Joined)):
+        if isinstance(message, (Skipped, Broken, Ended, Joined, Away)):
             self._intake.noted()
         if isinstance(message, Skipped):
             if message.generation == self._generation:
@@ -293,7 +293,7 @@ class Connection(Conversation):
             self._counts.workers_restarted += message.workers_restarted - self._workers_restarted
             self._workers_restarted = message.workers_restarted
             _logger.warning("%s", message.text)
-        elif isinstance(message, Away):
+        elif isinstance(message, Away) and message.generation == self._generation:
             self._away = from_wire(message.error)
         elif isinstance(message, Joined) and message.generation == self._generation:
             self._joined = message

@@ -41,6 +41,8 @@ from loaderd.plan.positions import Course, Position
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Listed
 
+_MOST_COURSES = 64
+
 
 class SupervisedStream(Stream):
     """The batches of a source, of which there is another link when one is lost.
@@ -59,6 +61,7 @@ class SupervisedStream(Stream):
         self._source = source
         self._progress = progress
         self._courses: dict[Listing | None, Course] = {}
+        """Of the last listings, the one in use at the end."""
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
         self._fruitful = False  # whether a batch has come since the source was asked last how long to go on trying
@@ -87,9 +90,11 @@ class SupervisedStream(Stream):
         return self._now.watched
 
     def course_of(self, of: Pass | Position) -> Course:
-        if not self.has_course_of(of):
+        course = self.course if of.listing is None else self._courses.get(of.listing)
+        if course is None:  # maybe since it was asked whether it is there
             self.list_shards(of.listing)
-        return self._courses.get(of.listing, self.course)
+            course = self.course
+        return course
 
     def has_course_of(self, of: Pass | Position) -> bool:
         return of.listing is None or of.listing in self._courses
@@ -126,7 +131,10 @@ class SupervisedStream(Stream):
         self.counts.report.add("index", [Damage(**damage) for damage in data.damages])
         source = self._source
         self.course = Course(source.options, data.facts["num_records"], source.window_records, data.of, listing)
+        self._courses.pop(listing, None)
         self._courses[listing] = self.course
+        if len(self._courses) > _MOST_COURSES:
+            del self._courses[next(iter(self._courses))]
         self._now.torn = False
 
     # ---------------------------------------------------------------------------------------- batches

@@ -13,6 +13,7 @@ gone, the daemon ends; what the daemon itself fails of is sent to the parent as 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -150,5 +151,11 @@ def run_daemon(name: str, kind: type[Daemon]) -> None:
         daemon = kind(Channel(sock), parent, pool)
     except ProcessLookupError:  # the parent was killed while this process started
         return
-    signal.signal(signal.SIGUSR1, lambda *_: print(daemon.describe(), file=sys.stderr, flush=True))
+
+    def explain(*_: object) -> None:
+        # The terminal may be gone, and what is described may be half made where the signal comes.
+        with contextlib.suppress(Exception):
+            print(daemon.describe(), file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGUSR1, explain)
     daemon.run()

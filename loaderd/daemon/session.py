@@ -20,6 +20,7 @@ from loaderd.daemon.delivery.granting import Granting
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission, PassEnd
 from loaderd.daemon.delivery.sampling import Sampler
+from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.lane import Had, Lane, WholeStream
 from loaderd.daemon.groups.members import Handed, Members, PageReader
@@ -251,7 +252,8 @@ class Session:
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
-        if self.members is not None:
+        if self.members is not None and self.opened is not None:
+            self.opened.stream.tick(seconds)
             self.members.tick(seconds)
 
     def hand_over(self) -> None:
@@ -266,8 +268,17 @@ class Session:
         if self._feed is not None:
             self._feed.collect()
         self._granting.say()
-        if (error := self.opened.stream.take_away()) is not None:
-            self._tell_all(Away(to_wire(error)))
+        self._tell_away(self.members, self.opened.stream)
+
+    def _tell_away(self, members: Members, stream: Stream) -> None:
+        """Those who wait for what storage does not give are told so."""
+        error = stream.away.error
+        if error is None or not stream.is_waited_for:
+            return
+        for member, generation in members.waiting():
+            if self._lanes[member].sleeps:
+                self._announce(member, Away(generation, to_wire(error)))
+                stream.away.error = None  # once
 
     def _tell_members(self) -> None:
         for handed in () if self.members is None else self.members.take():

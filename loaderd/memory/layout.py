@@ -58,11 +58,8 @@ class SlotLayout(NamedTuple):
     @property
     def slot_bytes(self) -> int:
         """Bytes from one slot to the next: whole pages, so that a reader can have a slot to itself."""
-        used = sum(
-            _align(self._shift + spec.record_bytes * self.batch_size, FIELD_ALIGNMENT_BYTES)
-            for spec in self.specs.values()
-        )
-        return _align(max(used, 1), mmap.PAGESIZE)
+        ends = [start + self.specs[name].record_bytes * self.batch_size for name, start in self.offsets.items()]
+        return _align(max([1, *ends]), mmap.PAGESIZE)
 
     def views(self, memory: Bytes1D, slot: int) -> dict[str, npt.NDArray[Any]]:
         """The fields of ``slot`` as arrays of shape (batch_size, …), without a copy."""

@@ -275,10 +275,6 @@ class Page:
         """Daemon: one more is on its way."""
         self.words[self._of_seat(seat) + _NEWS] += 1
 
-    def sleeps(self, seat: int) -> bool:
-        """Whether a worker waits for its bell."""
-        return bool(self.words[self._of_seat(seat) + _SLEEPS])
-
     def say_sleeps(self, seat: int, sleeps: bool) -> None:
         """Worker: it waits for its bell, which the consumer rings when it gives a slot back."""
         self.words[self._of_seat(seat) + _SLEEPS] = sleeps

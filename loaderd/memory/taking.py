@@ -45,11 +45,6 @@ class Taker:
         self._go_to(key_of(generation, step))
         self.pass_over()
 
-    def stop(self, generation: int) -> None:
-        """Take nothing; what is made is passed over, and nothing more is claimed."""
-        self._go_to(key_of(generation, 0))
-        self.pass_over()
-
     def _go_to(self, key: int) -> None:
         self._key = self._words[POSITION] = key
         self._found = -1
@@ -82,16 +77,13 @@ class Taker:
         slot, words = self._found, self._words
         num_records = self._page.records_in(slot)
         self.held.add(slot)
-        self._go_past()
+        self.skip()
         words[TAKEN_BATCHES] += 1
         words[TAKEN_RECORDS] += num_records
         return slot, num_records
 
     def skip(self) -> None:
         """Go on without the next batch."""
-        self._go_past()
-
-    def _go_past(self) -> None:
         self._go_to(self._key + 1)
 
     def release(self, slot: int) -> None:
@@ -139,5 +131,5 @@ class TurnTaker(Taker):
                 return slot
         return -1
 
-    def _go_past(self) -> None:
+    def skip(self) -> None:
         self._found = -1

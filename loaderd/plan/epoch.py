@@ -47,10 +47,6 @@ class EpochOrder:
             self._blocks = np.arange(len(counts))
         self._ends = np.cumsum(counts[self._blocks])
 
-    @property
-    def num_records(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
     def slices(self, start: int, stop: int) -> list[Slice]:
         """What rows ``start`` to ``stop - 1`` of the epoch consist of, in order of row."""
         found: list[Slice] = []

@@ -6,6 +6,7 @@ here is a function of the constructor's arguments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any, NamedTuple
@@ -85,7 +86,10 @@ class PassPlan:
         self._shuffle = shuffle
         self._first_epoch = first_epoch
         # The daemon asks for a batch's segments several times: when it looks whether to grant it, and when it does.
-        self._segments_of = lru_cache(maxsize=16)(batches.segments)
+        self.segments_of: Callable[[int], list[Segment]] = lru_cache(maxsize=16)(batches.segments)
+        """Where the rows of a batch lie, by its step."""
+        self.last_step_in = batches.last_step_in
+        """The last batch that reads from a window or from one before it."""
         self._locate = lru_cache(maxsize=16)(self._find)
 
     @cached_property
@@ -127,11 +131,3 @@ class PassPlan:
         """(epoch, number of the batch in it) of ``step``."""
         epoch, batch = self.batches.place_of(step)
         return self._first_epoch + epoch, batch
-
-    def segments_of(self, step: int) -> list[Segment]:
-        """Where the rows of batch ``step`` lie."""
-        return self._segments_of(step)
-
-    def last_step_in(self, window: int) -> int:
-        """The last batch that reads from ``window`` or from one before it."""
-        return self.batches.last_step_in(window)

@@ -287,6 +287,7 @@ class Skipped(NamedTuple):
 class Away(NamedTuple):
     """Daemon: the batch that is waited for needs storage that does not answer; it goes on trying."""
 
+    generation: int
     error: dict[str, Any]
 
 

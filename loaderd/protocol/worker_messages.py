@@ -186,9 +186,7 @@ class TrialTask(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """Worker: it has done what Attach says; of stream -1: it has started."""
-
-    stream: int
+    """Worker: it has done what Attach says; the first one: it has started."""
 
 
 class Advanced(NamedTuple):

@@ -177,7 +177,7 @@ class Worker:
                 traceback=traceback.format_exc(),
             )
         else:
-            return Attached(message.stream)
+            return Attached()
         os.close(consumer_bell)
         return TaskFailed(ATTACH_TASK, message.stream, to_wire(failure))
 
@@ -238,7 +238,7 @@ class Worker:
 
     def run(self) -> None:
         """Until the daemon closes the channel."""
-        self._channel.send(Attached(NO_STREAM))
+        self._channel.send(Attached())
         while True:
             if not self._work():
                 self._sleep()

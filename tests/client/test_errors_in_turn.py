@@ -71,6 +71,29 @@ def test_an_iterator_of_growing_data_goes_on(
     assert sorted(chain(*rest[:10])) == sorted(chain(*rest[10:])) == list(range(100))
 
 
+def test_what_is_known_of_data_that_grow_for_ever_is_bounded(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    """And an old position can be asked for still."""
+    shards = write_numbered([10] * 70)
+    for shard in shards[1:]:
+        shard.rename(f"{shard}.later")
+    dataset = loaderd.Dataset(str(shards[0].parent / "*.tfrecord"), numbered_schema, refresh="epoch", shuffle=False)
+    with loaderd.Loader(dataset, batch_size=1000, epochs=None, workers=1) as loader:
+        begin = loader.next_position
+        batches = iter(loader)
+        for number, shard in enumerate(shards):
+            if number:
+                Path(f"{shard}.later").rename(shard)
+            assert check_batch(next(batches)) == list(range(10 * number + 10))
+        assert len(loader._stream._courses) <= 64
+        here = loader.position
+        loader.seek(loader.after(begin, 0))
+        assert check_batch(next(iter(loader))) == list(range(10))
+        loader.seek(here)
+        assert check_batch(next(iter(loader))) == list(range(700))
+
+
 def test_what_is_skipped_is_counted_when_its_batch_is_taken(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):

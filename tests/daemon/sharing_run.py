@@ -156,7 +156,7 @@ class Workshop:
         while self._jobs:
             self._end(self._jobs.pop())
         assert self.is_idle(), "nothing happens behind the end"
-        self._taker.stop(MAX_GENERATION)
+        self._taker.begin(MAX_GENERATION, 0)
         assert all(self.page.is_free(slot) for slot in range(self.num_slots))
         assert free_arenas(self.stream) == list(range(_NUM_ARENAS))
         self.close()

@@ -144,6 +144,31 @@ signal.pause()
     assert lines[-2:] == [f"  worker     {worker} waits for the consumer to give slots back\n" for worker in workers]
 
 
+def test_a_daemon_that_cannot_say_who_waits_for_whom_goes_on(write_numbered: Write, tmp_path: Path):
+    """Its terminal is gone."""
+    code = f"""
+import os, signal, time, loaderd
+from own_processes import newest_daemon
+read_end, write_end = os.pipe()
+os.close(read_end)
+os.dup2(write_end, 2)
+schema = loaderd.Schema({{"id": loaderd.Int64()}}, {{"id": loaderd.Array("id")}})
+with loaderd.Loader({str(write_numbered([3000])[0])!r}, schema, batch_size=50, workers=2) as loader:
+    for _ in range(3):
+        for batch in loader:
+            pass
+        os.kill(newest_daemon(), signal.SIGUSR1)
+        time.sleep(0.2)
+    statistics = loader.statistics()
+    print(statistics.batches_delivered, statistics.daemon_restarts)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=100, env=environment
+    )
+    assert done.stdout == "180 0\n"
+
+
 def test_neither_waits_for_the_other_to_read(tmp_path: Path, write_numbered: Write, numbered_schema: loaderd.Schema):
     """Tasks and answers, each larger than what a socket holds: blocks of one record, all of them damaged by now.
 

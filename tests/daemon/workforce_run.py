@@ -134,7 +134,7 @@ class Hand:
         self.number = number
         self.seat = crew.pool.seat_of(number)
         self.inbox = crew.wires.inboxes[number]
-        self.said: list[Any] = [Attached(NO_STREAM)]
+        self.said: list[Any] = [Attached()]
         self.started = False
         self.sleeps = False
         self.job: Job | None = None
@@ -157,7 +157,7 @@ class Hand:
             if message.stream not in self._turns:
                 self._turns.append(message.stream)
             self.fillers[message.stream] = Filler(page, self.seat, message.news, self._crew.workforce.bell)
-            self.said.append(Attached(message.stream))
+            self.said.append(Attached())
 
     def start(self) -> None:
         """Come to know of all streams there are."""

@@ -177,7 +177,7 @@ def test_a_new_page_says_nothing():
     assert page.keys() == [0] * 5
     assert all(page.is_free(slot) for slot in range(5))
     assert [page.task(seat) for seat in range(2)] == [None, None]
-    assert not page.sleeps(0) and page.news(1) == 0
+    assert page.news(1) == 0
     assert page.unfinished(0) == [], "nobody has begun yet"
 
 
@@ -318,7 +318,7 @@ def test_who_begins_anew_keeps_what_it_has_and_passes_the_rest_over(bells: list[
     assert [page.is_free(slot) for slot in range(4)] == [False, True, True, True]
     assert is_rung(bells[2]) and not is_rung(bells[1])
     fill(page, 1, key_of(2, 0))
-    taker.stop(3)
+    taker.begin(3, 0)
     assert page.words[POSITION] == key_of(3, 0) and page.is_free(1)
 
 

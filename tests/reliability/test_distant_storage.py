@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numbered
 import numpy as np
 import pytest
 from distant_s3 import ENVIRONMENT, DistantS3
 from numbered import SCHEMA, numbers_of, write_shards
+from serving import Server
 
 import loaderd
 from loaderd.errors import LoaderdError, NoShardsError, ShardReadError, StorageError
@@ -102,10 +108,76 @@ def test_a_store_that_stays_away_is_an_error_and_whoever_asks_again_misses_nothi
                 break
         statistics = loader.statistics()
     assert np.concatenate(found).tolist() == planned
-    assert 2 <= len(errors) <= 6
+    assert 2 <= len(errors) <= 4
     assert "s3://shards/00" in errors[0].message and "tried for 1 s" in errors[0].message
     assert "Nothing is skipped: ask again" in errors[0].hint
     assert statistics.damages == () and statistics.records_skipped == 0 and statistics.daemon_restarts == 0
+
+
+def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3, planned: list[int]):
+    """The consumer computes (a checkpoint, an evaluation) while loads are given up."""
+    with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, storage=loaderd.Storage(retry_s=1), **OPTIONS) as loader:
+        batches = iter(loader)
+        found = [numbers_of(next(batches))]
+        store.away = True
+        for _ in range(40):  # and without a wait, all that could be loaded before
+            time.sleep(0.1)
+            if loader._stream._now.has_batch:
+                found.append(numbers_of(next(batches)))
+        assert store.asked["away"] > 0 and len(found) < 40
+        store.away = False
+        time.sleep(8)  # a load that was given up rests for 5 s
+        found += [numbers_of(batch) for batch in batches]
+    assert np.concatenate(found).tolist() == planned
+
+
+@pytest.mark.parametrize("sharing", ["shared", "mirrored"])
+def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait(
+    store: DistantS3, tmp_path: Path, sharing: Any
+):
+    module = """
+        import loaderd, numbered
+        storage, shuffle = loaderd.Storage(retry_s=1), loaderd.Shuffle(window_records=1000, block_records=64)
+        train = loaderd.Dataset({uri!r}, numbered.SCHEMA, storage=storage, shuffle=shuffle)
+    """
+    (tmp_path / "away_sets.py").write_text(textwrap.dedent(module.format(uri=store.uri("*.tfrecord"))))
+    path = os.path.dirname(numbered.__file__)
+    server = Server(
+        tmp_path, "away_sets:train", "--workers", "2", PYTHONPATH=f"{path}:{os.environ.get('PYTHONPATH', '')}"
+    )
+    with contextlib.closing(server):
+        server.wait_line("memory:")
+        options: dict[str, Any] = {"batch_size": 100, "sharing": sharing, "consumers": 2}
+        with ThreadPoolExecutor(2) as pool:
+            connect = functools.partial(loaderd.connect, f"unix:{server.path}", "train", **options)
+            loaders = [one.result() for one in [pool.submit(connect) for _ in range(2)]]
+            iterators = [iter(loader) for loader in loaders]
+
+            def next_of_all() -> list[int]:
+                return [numbers_of(batch)[0] for batch in pool.map(next, iterators)]
+
+            for _ in range(5 if sharing == "shared" else 10):  # a window
+                next_of_all()
+            store.away = True
+            time.sleep(4)
+            assert store.asked["away"] > 0
+            store.away = False
+            time.sleep(8)
+            for _ in range(12):
+                assert len(next_of_all()) == 2
+            store.away = True
+
+            def error_of(batches: Iterator[loaderd.Batch]) -> StorageError:
+                with pytest.raises(StorageError) as caught:
+                    for _ in batches:
+                        pass
+                return caught.value
+
+            assert all("tried for 1 s" in error.message for error in pool.map(error_of, iterators)), "now they waited"
+            store.away = False
+            assert len(next_of_all()) == 2
+            for loader in loaders:
+                loader.close()
 
 
 def test_a_store_that_is_away_from_the_start_is_an_error(store: DistantS3):

@@ -26,7 +26,6 @@ from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
-    NO_STREAM,
     Advanced,
     Attached,
     Detach,
@@ -61,7 +60,7 @@ class Daemon:
         self.opened = OpenedStream(0, description, cloudpickle.dumps(description), self.data, 0, None)
         self.channel.send(Seat(0), (self._bell,))
         self.channel.send(self.opened.attach_message(0), self.opened.memories.worker_fds)
-        assert [self.hear(), self.hear()] == [Attached(NO_STREAM), Attached(0)]
+        assert [self.hear(), self.hear()] == [Attached(), Attached()]
 
     def _work(self, channel: Channel) -> None:
         try:

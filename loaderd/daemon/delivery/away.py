@@ -1,8 +1,10 @@
 """What becomes of loads that storage does not answer: they are tried again, and the consumer is told of it.
 
-A load fails after it has been tried for ``Storage.retry_s`` (of servers: ``reconnect_timeout``). The loads under way
-fail one after the other for the same reason: the consumer is told once, and once more when one of them has failed
-again. It is told nothing while it has batches to take: by the time it has taken them, storage may be back.
+A load fails after it has been tried for ``Storage.retry_s`` (of servers: ``reconnect_timeout``), or at once where it
+is refused. It rests for some seconds, and is tried again: without the rest, one that is refused would keep workers
+and daemon busy with nothing else. The loads under way fail one after the other for the same reason: the consumer is
+told once, and once more when one of them has failed again. It is told only while it waits: by the time it has taken
+the batches that there are, storage may be back.
 """
 
 from __future__ import annotations
@@ -12,27 +14,44 @@ from loaderd.errors import ServerError, StorageError
 
 NotAnswered = StorageError | ServerError
 
+REST_S = 5.0
+
 
 class Away:
     """Pure."""
 
     def __init__(self) -> None:
-        self._error: NotAnswered | None = None
+        self.error: NotAnswered | None = None
+        """What the consumer should be told, if it waits."""
         self._failed: set[LoadWork] = set()
+        self._resting: list[tuple[LoadWork, float]] = []
+        """For how many seconds yet."""
 
     def failed(self, work: LoadWork, error: NotAnswered) -> None:
-        """A load has failed."""
+        """A load has failed; it rests."""
         if not self._failed or work in self._failed:
             self._failed.clear()
-            self._error = error
+            self.error = error
         self._failed.add(work)
+        self._resting.append((work, REST_S))
+
+    def tick(self, seconds: float) -> list[LoadWork]:
+        """So much time has passed. Returns the loads that are to be tried again."""
+        resting = [(work, left_s - seconds) for work, left_s in self._resting]
+        self._resting = [(work, left_s) for work, left_s in resting if left_s > 0]
+        return [work for work, left_s in resting if left_s <= 0]
 
     def is_back(self) -> None:
-        """A load was done, or none is wanted."""
-        self._error = None
+        """A load was done."""
+        self.error = None
         self._failed.clear()
 
-    def take(self) -> NotAnswered | None:
-        """What the consumer should be told, once."""
-        error, self._error = self._error, None
-        return error
+    def clear(self) -> None:
+        """No load is wanted."""
+        self.is_back()
+        self._resting.clear()
+
+    @property
+    def num_resting(self) -> int:
+        """Loads that rest."""
+        return len(self._resting)

@@ -39,7 +39,18 @@ from loaderd.daemon.pool.tasks import (
     TrialWork,
 )
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
-from loaderd.memory.page import GRANTED, MAX_STEP, NEVER, POSITION, WAKE_DAEMON_AT, Page, barrier, key_of, split_key
+from loaderd.memory.page import (
+    CONSUMER_SLEEPS_FOR,
+    GRANTED,
+    MAX_STEP,
+    NEVER,
+    POSITION,
+    WAKE_DAEMON_AT,
+    Page,
+    barrier,
+    key_of,
+    split_key,
+)
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
@@ -81,7 +92,7 @@ class Stream(TaskSource):
         self._trials: dict[int, Trial] = {}
         self._tried: set[int] = set()
         self._deaths: Counter[int] = Counter()
-        self._away = Away()
+        self.away = Away()
         self._next = self._taken = 0
         """The batch that is granted next, and the one that the consumer takes next."""
 
@@ -102,7 +113,7 @@ class Stream(TaskSource):
         self._trials.clear()
         self._tried.clear()
         self._deaths.clear()
-        self._away.is_back()
+        self.away.clear()
         self.plan = None
         self.page.words[WAKE_DAEMON_AT] = NEVER
 
@@ -125,10 +136,11 @@ class Stream(TaskSource):
                 self._taken = reached
                 self._granted.drop_before(reached)
             self._windows.close(self._taken)
-            self._grant(self.plan)
+            wake_at = self._grant(self.plan)
             words[GRANTED] = key_of(self.generation, self._next)
             last = None if self._past_end(self._taken) else self._windows.next_close
-            words[WAKE_DAEMON_AT] = NEVER if last is None else key_of(self.generation, last + 1)
+            wake_at = min(wake_at, NEVER if last is None else key_of(self.generation, last + 1))
+            words[WAKE_DAEMON_AT] = wake_at
             barrier()
             if last is None or self._reached() <= max(self._taken, last):
                 break  # else the consumer has come there without ringing
@@ -144,7 +156,7 @@ class Stream(TaskSource):
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork):
-            self._away.is_back()
+            self.away.is_back()
             assert isinstance(result, Loaded)
             faults = [Fault(tuple(fault.places), from_wire(fault.error)) for fault in result.faults]
             self._windows.loaded(task.work, faults)
@@ -158,18 +170,20 @@ class Stream(TaskSource):
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork) and isinstance(error, (StorageError, ServerError)):
             # After all batches that can be made, so that it delays none of them.
-            again = task.work._replace(due=MAX_STEP)
-            self._loads_alone.append(again)
-            self._away.failed(again, error)
+            self.away.failed(task.work._replace(due=MAX_STEP), error)
         elif isinstance(task.work, LoadWork):
             self._windows.lost(task.work, lambda _: error)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)  # the worker survived; the error comes again with the whole batch
 
-    def take_away(self) -> StorageError | ServerError | None:
-        """Why there is nothing for the consumer, once, if it has come to where storage does not answer."""
-        waits = self.page.words[POSITION] == key_of(self.generation, self._next)
-        return self._away.take() if waits else None
+    def tick(self, seconds: float) -> None:
+        """So much time has passed."""
+        self._loads_alone.extend(self.away.tick(seconds))
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the consumer sleeps until the batch is there that is granted next."""
+        return bool(self.page.words[CONSUMER_SLEEPS_FOR] == key_of(self.generation, self._next))
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         """Workers are lost at a task: find out at which of its records."""
@@ -209,19 +223,28 @@ class Stream(TaskSource):
 
     # ------------------------------------------------------------------------------------------ batches
 
-    def _grant(self, plan: PassPlan) -> None:
-        """Let all batches be made whose rows are there."""
+    def _grant(self, plan: PassPlan) -> int:
+        """Let all batches be made whose rows are there. Returns for which POSITION it must be called again.
+
+        But for those with bad rows that nobody could make yet: what is said of them could be more than the window.
+        """
         found: list[Grant] = []
+        again_at = NEVER
         while not self._past_end(self._next):
             step = self._next
             segments = plan.segments_of(step)
             if not self._windows.ready(segments):
+                break
+            too_early = step - self._taken - self.page.num_slots
+            if too_early > 0 and self._windows.bad_rows(segments):
+                again_at = key_of(self.generation, self._taken + too_early)
                 break
             grant = self._grant_of(step, segments)
             self._next = step + 1 if grant is None else grant.stop
             if grant is not None:
                 found.append(grant)
         self._let(found)
+        return again_at
 
     def _let(self, grants: list[Grant]) -> None:
         self._granted.add(grants)
@@ -328,7 +351,7 @@ class Stream(TaskSource):
             self.grants.append(Withdrawal(batch.step))
             return
         for row, why in trial.guilty.items():
-            window, place = _place_of(batch, row)
+            window, place = batch.place_of(row)
             record = self._windows.records_at(window, place, place + 1)
             self._windows.mark_bad(window, place, self._blame(record, why))
         bad = self._windows.bad_rows(batch.segments)
@@ -365,9 +388,9 @@ class Stream(TaskSource):
         steps = f"of {self.plan.num_steps}" if self.plan.num_steps is not None else "without end"
         lines.append(f"batches    {self._taken} {steps} is due; {self._next} is the next to be granted")
         if self._trials or self._loads_alone:
-            lines.append(
-                f"again      batches {[*self._trials]}, {len(self._loads_alone)} loads: workers were lost there"
-            )
+            lines.append(f"again      batches {[*self._trials]}, {len(self._loads_alone)} loads: they failed before")
+        if self.away.num_resting:
+            lines.append(f"storage    does not give {self.away.num_resting} loads, which are tried again")
         return [*lines, *self._windows.describe()]
 
     def why_idle(self) -> str:
@@ -377,13 +400,3 @@ class Stream(TaskSource):
         if not any(self.page.is_free(slot) for slot in range(self.page.num_slots)):
             return "waits for the consumer to give slots back"
         return "waits for what the others are at"
-
-
-def _place_of(batch: PlannedBatch, row: int) -> tuple[int, int]:
-    """(window, place in it) of a row of a batch."""
-    for segment in batch.segments:
-        size = segment.stop - segment.start
-        if row < size:
-            return segment.window, segment.start + row
-        row -= size
-    raise IndexError(row)

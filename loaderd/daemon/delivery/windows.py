@@ -170,7 +170,7 @@ class Windows:
             places = self._open[segment.window].bad_places
             if places:
                 wanted = range(segment.start, segment.stop)
-                bad.update({row + p - segment.start: places[p] for p in sorted(places) if p in wanted})
+                bad.update({row + p - segment.start: places[p] for p in wanted if p in places})
             row += segment.stop - segment.start
         return bad
 

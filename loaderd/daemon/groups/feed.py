@@ -55,7 +55,7 @@ class Feed:
         self._omissions.clear()
         self._broken.clear()
         self._ended = True
-        self._taker.stop(self._stream.generation + 1)  # or the workers would go on until no slot is left
+        self._taker.begin(self._stream.generation + 1, 0)  # or the workers would go on until no slot is left
 
     # ------------------------------------------------------------------------------------------- slots
 

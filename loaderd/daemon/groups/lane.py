@@ -80,6 +80,11 @@ class Lane:
         self._lent.difference_update(slots)
         return slots
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether the member sleeps until a batch is there."""
+        return bool(self._page.words[CONSUMER_SLEEPS_FOR])
+
     def has_moved(self) -> bool:
         """Whether the member has taken something since this was asked last."""
         before, self._seen_taken = self._seen_taken, self._page.words[TAKEN_BATCHES]
@@ -107,6 +112,10 @@ class WholeStream:
     def take_back(self) -> list[int]:
         """None: the workers see in the page what was given back."""
         return []
+
+    @property
+    def sleeps(self) -> bool:
+        return bool(self._stream.page.words[CONSUMER_SLEEPS_FOR])
 
     @property
     def had(self) -> Had:

@@ -80,6 +80,9 @@ class Members(Protocol):
     def take(self) -> list[Handed]:
         """What the members are to be told, in order. Empties the stream's outbox."""
 
+    def waiting(self) -> list[tuple[int, int]]:
+        """Who gets the batch that the stream makes next, and has been handed all before: (member, generation)."""
+
     def describe(self, member: int) -> str:
         """Whom a member waits for, in words."""
 
@@ -142,6 +145,9 @@ class PageReader:
     def take(self) -> list[Handed]:
         notes, self._stream.notes = self._stream.notes, deque()
         return [Handed(self._member, self._stream.generation, note) for note in notes]
+
+    def waiting(self) -> list[tuple[int, int]]:
+        return [(self._member, self._stream.generation)]
 
     def describe(self, member: int) -> str:
         page = self._stream.page

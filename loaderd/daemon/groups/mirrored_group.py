@@ -112,6 +112,9 @@ class Mirrored:
         handed, self._handed = self._handed, []
         return handed
 
+    def waiting(self) -> list[tuple[int, int]]:
+        return [] if self._stream.outbox else [(member, one.generation) for member, one in self._next_ones().items()]
+
     # -------------------------------------------------------------------------------- where the stream is
 
     def _settle(self) -> None:

@@ -194,6 +194,13 @@ class Shared:
         handed, self._handed = self._handed, []
         return handed
 
+    def waiting(self) -> list[tuple[int, int]]:
+        at = self._at
+        if at is None or at.ready:
+            return []
+        waiting = [(member, self._members[member]) for member in self._turns]
+        return [(member, one.generation) for member, one in waiting if one.in_pass == at.number]
+
     # ------------------------------------------------------------------------------------------- passes
 
     def _begin_group(self) -> None:

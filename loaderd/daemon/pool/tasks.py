@@ -91,6 +91,15 @@ class PlannedBatch(NamedTuple):
         parts = zip(self.arenas, self.segments, strict=True)
         return tuple(ArenaSegment(arena, part.start, part.stop) for arena, part in parts)
 
+    def place_of(self, row: int) -> tuple[int, int]:
+        """(window, place in it) of a row of the batch."""
+        for segment in self.segments:
+            size = segment.stop - segment.start
+            if row < size:
+                return segment.window, segment.start + row
+            row -= size
+        raise IndexError(row)
+
 
 class Fault(NamedTuple):
     """What a load may end with: places of a window whose records cannot be delivered, and why."""

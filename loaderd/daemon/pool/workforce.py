@@ -144,8 +144,7 @@ class Workforce:
     def detach(self, stream: Attachable) -> None:
         """Have all workers forget a stream."""
         if self._streams.pop(stream.number, None) is not None:
-            for worker in self.pool.numbers:
-                self._wires.post(worker, Detach(stream.number))
+            self.tell_all(Detach(stream.number))
 
     def _tell_of(self, worker: int, stream: Attachable) -> None:
         self._wires.post(worker, *stream.attach_message(self.pool.seat_of(worker)))
@@ -237,10 +236,11 @@ class Workforce:
         if not tasks or self.batch_of(worker) is not None:
             return None
         seat = self.pool.seat_of(worker)
-        if isinstance(tasks[0].work, (LoadWork, TrialWork)):  # which may have to wait
-            begun = [stream.page.task(seat) for stream in self._streams.values()]
-            return tasks[0] if tasks[0].number in begun else None
-        return tasks[0]
+        begun = [stream.page.task(seat) for stream in self._streams.values()]
+        for task in tasks:
+            if task.number in begun:
+                return task
+        return None if isinstance(tasks[0].work, (LoadWork, TrialWork)) else tasks[0]  # those may have to wait
 
     def _neglected(self, worker: int) -> tuple[int, int] | None:
         """(stream, key) of a batch that the consumer waits for: it has claimed it, or could, as nobody has.

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import numpy as np
 import pytest
 from page_workers import answer_to, new_page
-from workforce_run import Crew
+from workforce_run import Crew, was_rung
 
 from loaderd.daemon.delivery.outgoing import Note
 from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.pool.tasks import LoadWork
 from loaderd.errors import CorruptRecordError, to_wire
+from loaderd.memory.page import new_bell
+from loaderd.memory.taking import Taker
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
@@ -63,3 +69,34 @@ def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bo
     crew.kill(next(iter(crew.hands))) if loses else granting.say()
     assert [note.step for note in heard] == [1] and granted() == {0, 1, 2, 3}
     crew.close()
+
+
+def test_what_damaged_batches_lack_is_said_no_further_ahead_than_they_can_be_made():
+    """At one go, what is wrong with a window took the daemon seconds, and more of a socket than a server allows."""
+    num_records, batch_size, num_slots = 1 << 18, 64, 8
+    batches = BatchPlan(HostShare(Rest(num_records), 0, 1, num_records), batch_size, "short", 1)
+    plan = PassPlan(SetRows(np.full(num_records >> 6, 64), 0, True), batches, 0, True, 0)
+    stream = Stream(
+        lambda _: plan,
+        page := new_page(num_slots, 2),
+        num_arenas=2,
+        num_workers=2,
+        skip_damaged=True,
+        blame=lambda records, error: error,
+    )
+    consumer = Taker(page, bell := new_bell(), [])
+    consumer.begin(1, 0)
+    stream.start(1, Pass(0, 1), 0)
+    while (task := stream.next_task()) is not None:
+        assert isinstance(task.work, LoadWork)
+        rows = [row for part in task.work.slices for row in range(part.row, part.row + part.stop - part.first)]
+        stream.done(task, answer_to(task, [LoadFault([row], to_wire(CorruptRecordError("no"))) for row in rows[::3]]))
+    began_s = time.thread_time()
+    stream.look()
+    assert time.thread_time() - began_s < 1
+    for step in range(1000):
+        if was_rung(bell):
+            stream.look()
+        assert step < len(stream.notes) <= step + num_slots + 1
+        consumer.skip()
+    os.close(bell)

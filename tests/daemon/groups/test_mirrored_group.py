@@ -222,3 +222,15 @@ def test_a_broken_batch_is_told_to_all():
     run.go(1, 2)
     assert run.got == {1: [*range(STEPS), END], 2: [*range(STEPS), END]}
     assert run.work.fills == STEPS - 2
+
+
+def test_those_wait_for_storage_who_have_been_handed_all_there_is():
+    run = Run(Mirrored, 2, num_slots=2)
+    run.start(1)
+    assert run.members.waiting() == []
+    run.start(2)
+    assert run.members.waiting() == [(1, 1), (2, 1)]
+    run.go()
+    run.release(1)
+    run.go()
+    assert run.members.waiting() == [], "more is there, and one has to give something back"

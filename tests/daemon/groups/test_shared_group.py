@@ -212,3 +212,17 @@ def test_a_batch_costs_the_same_however_many_are_used_behind_the_mark():
     assert at.low == 0 and not at.is_used(0) and at.is_used(199_999) and not at.is_used(200_000)
     at.use(0)
     assert at.low == 200_000 and not at.used
+
+
+def test_those_wait_for_storage_who_have_asked_and_for_whom_nothing_is_there():
+    run = Run(Shared, 2, num_slots=2)
+    run.start_all(1, 2)
+    assert run.members.waiting() == []
+    run.members.want(1, 2)
+    assert run.members.waiting() == [(1, 1)]
+    run.members.want(2, 1)
+    run.go()
+    assert run.got == {1: [0], 2: [1]} and run.members.waiting() == [(1, 1)]
+    run.release(2)
+    run.go()
+    assert run.got == {1: [0, 2], 2: [1]} and run.members.waiting() == []

@@ -372,7 +372,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.index_pass.finished and self.index_pass.done_bytes == self.index_pass.total_bytes
         assert not self.outstanding
         for consumer in self.consumers:
-            consumer.taker.stop(MAX_GENERATION)
+            consumer.taker.begin(MAX_GENERATION, 0)
             assert all(consumer.page.is_free(slot) for slot in range(consumer.page.num_slots))
             assert free_arenas(consumer.stream) == list(range(consumer.num_arenas))
 

@@ -285,3 +285,20 @@ def test_a_worker_that_was_stopped_just_behind_its_claim_is_replaced(line_of: An
     filler.page.say_makes(filler.seat, 0)
     assert not line.crew.workforce.scheduler.tasks_of(hand.number)
     assert hand.number in line.tick(3 * _STALL_TICKS)
+
+
+def test_the_load_that_a_worker_has_begun_is_blamed_and_not_one_that_stands_before_it(line_of: Any):
+    """Loads of what is far away wait for their data, and others are done meanwhile."""
+    line = line_of(400, 10, 100)
+    workforce = line.crew.workforce
+    (worker,) = line.crew.hands
+    first, guilty = workforce.scheduler.tasks_of(worker)
+    for _ in range(MAX_DEATHS):
+        line.stream.page.say_task(line.crew.pool.seat_of(worker), guilty.number)
+        assert workforce.doing(worker) == str(guilty.work)
+        line.crew.kill(worker)
+        ((worker, hand),) = line.crew.hands.items()
+        hand.start()
+        line.listen()
+    assert (first.deaths, guilty.deaths) == (0, MAX_DEATHS)
+    assert guilty not in workforce.scheduler.tasks_of(worker), "its slices are tried one by one"
