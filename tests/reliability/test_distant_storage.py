@@ -132,12 +132,12 @@ def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3,
 
 
 @pytest.mark.parametrize("sharing", ["shared", "mirrored"])
-def test_a_group_that_did_not_wait_while_the_store_was_away_is_not_told(
+def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait(
     store: DistantS3, tmp_path: Path, sharing: Any
 ):
     module = """
         import loaderd, numbered
-        storage, shuffle = loaderd.Storage(retry_s=1), loaderd.Shuffle(window_records=1000, block_records=64)
+        storage, shuffle = loaderd.Storage(retry_s=1), loaderd.Shuffle(window_records=200, block_records=64)
         train = loaderd.Dataset({uri!r}, numbered.SCHEMA, storage=storage, shuffle=shuffle)
     """
     (tmp_path / "away_sets.py").write_text(textwrap.dedent(module.format(uri=store.uri("*.tfrecord"))))
@@ -156,15 +156,27 @@ def test_a_group_that_did_not_wait_while_the_store_was_away_is_not_told(
             def next_of_all() -> list[int]:
                 return [numbers_of(batch)[0] for batch in pool.map(next, iterators)]
 
-            for _ in range(5 if sharing == "shared" else 10):  # a window
-                next_of_all()
+            next_of_all()
             store.away = True
+            while not store.asked["away"]:  # the daemon has taken all that is loaded, and members little of it
+                next_of_all()
+                time.sleep(0.1)
             time.sleep(4)
-            assert store.asked["away"] > 0
             store.away = False
             time.sleep(8)
             for _ in range(12):
                 assert len(next_of_all()) == 2
+            store.away = True
+
+            def error_of(batches: Iterator[loaderd.Batch]) -> StorageError:
+                with pytest.raises(StorageError) as caught:
+                    for _ in batches:
+                        pass
+                return caught.value
+
+            assert all("tried for 1 s" in error.message for error in pool.map(error_of, iterators)), "now they waited"
+            store.away = False
+            assert len(next_of_all()) == 2
             for loader in loaders:
                 loader.close()
 
