@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from served import ServedDaemon, flat, serve
@@ -60,10 +61,11 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
     prepare = partial(LocalPreparation, dataset, description.options, crew.workforce)
     session = Session(0, description, b"", crew.workforce, lambda *_: None, prepared=prepare(None), prepare=prepare)
     with Run(100, 10, 50) as run:
-        session.members = PageReader(run.stream)
+        session.members, session.opened = PageReader(run.stream), SimpleNamespace(stream=run.stream)  # type: ignore[assignment]
         for _ in range(50):
             session.received(1, List(None))
         assert len(crew.workforce.scheduler._sources) == 1
+        session.members = session.opened = None
         session.close()
         assert not crew.workforce.scheduler._sources
     crew.close()

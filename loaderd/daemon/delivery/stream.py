@@ -130,19 +130,17 @@ class Stream(TaskSource):
 
     def look(self) -> None:
         """See in the page how far the consumer is, and grant what can be granted."""
-        words = self.page.words
         while self.plan is not None:
-            if (reached := self._reached()) > self._taken:
-                self._taken = reached
-                self._granted.drop_before(reached)
+            self._taken = self._reached()
+            self._granted.drop_before(self._taken)
             self._windows.close(self._taken)
             wake_at = self._grant(self.plan)
-            words[GRANTED] = key_of(self.generation, self._next)
+            self.page.words[GRANTED] = key_of(self.generation, self._next)
             last = None if self._past_end(self._taken) else self._windows.next_close
             wake_at = min(wake_at, NEVER if last is None else key_of(self.generation, last + 1))
-            words[WAKE_DAEMON_AT] = wake_at
+            self.page.words[WAKE_DAEMON_AT] = wake_at
             barrier()
-            if last is None or self._reached() <= max(self._taken, last):
+            if (reached := self._reached()) == self._taken or key_of(self.generation, reached) < wake_at:
                 break  # else the consumer has come there without ringing
 
     def _reached(self) -> int:
