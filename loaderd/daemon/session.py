@@ -271,14 +271,15 @@ class Session:
         self._tell_away(self.members, self.opened.stream)
 
     def _tell_away(self, members: Members, stream: Stream) -> None:
-        """Those who wait for what storage does not give are told so."""
+        """Those who wait when storage fails to give it are told so; who comes to wait later, when it fails again."""
         error = stream.away.error
-        if error is None or not stream.is_waited_for:
+        if error is None:
             return
-        for member, generation in members.waiting():
-            if self._lanes[member].sleeps:
-                self._announce(member, Away(generation, to_wire(error)))
-                stream.away.error = None  # once
+        waiting = members.waiting() if stream.is_waited_for else []
+        asleep = [(member, generation) for member, generation in waiting if self._lanes[member].sleeps]
+        for member, generation in asleep:
+            self._announce(member, Away(generation, to_wire(error)))
+        stream.away.told(bool(asleep))
 
     def _tell_members(self) -> None:
         for handed in () if self.members is None else self.members.take():

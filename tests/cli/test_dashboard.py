@@ -31,7 +31,7 @@ def names_of(text: str) -> dict[str, set[str]]:
 
 def of_server() -> dict[str, set[str]]:
     consumer = {
-        **dict.fromkeys(("number", "batches", "records", "bytes", "slots", "slots_lent", "idle_s"), 1),
+        **dict.fromkeys(("number", "stream", "batches", "records", "bytes", "slots", "slots_lent", "idle_s"), 1),
         **{
             "name": "",
             "dataset": "train",

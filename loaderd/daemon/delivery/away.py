@@ -3,8 +3,8 @@
 A load fails after it has been tried for ``Storage.retry_s`` (of servers: ``reconnect_timeout``), or at once where it
 is refused. It rests for some seconds, and is tried again: without the rest, one that is refused would keep workers
 and daemon busy with nothing else. The loads under way fail one after the other for the same reason: the consumer is
-told once, and once more when one of them has failed again. It is told only while it waits: by the time it has taken
-the batches that there are, storage may be back.
+told once, and once more when one of them has failed again. It is told only if it waits in the moment in which a load
+fails: by the time it has taken the batches that there are, storage may be back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Away:
 
     def __init__(self) -> None:
         self.error: NotAnswered | None = None
-        """What the consumer should be told, if it waits."""
+        """What the consumer should be told now, if it waits."""
         self._failed: set[LoadWork] = set()
         self._resting: list[tuple[LoadWork, float]] = []
         """For how many seconds yet."""
@@ -40,6 +40,12 @@ class Away:
         resting = [(work, left_s - seconds) for work, left_s in self._resting]
         self._resting = [(work, left_s) for work, left_s in resting if left_s > 0]
         return [work for work, left_s in resting if left_s <= 0]
+
+    def told(self, somebody_waits: bool) -> None:
+        """Who waits was told of ``error``; if nobody does, the next failure counts, of whichever load."""
+        self.error = None
+        if not somebody_waits:
+            self._failed.clear()
 
     def is_back(self) -> None:
         """A load was done."""
