@@ -34,17 +34,17 @@ class FixedRecords(Mapping[str, Feature]):
         if not fields or self.dtype.hasobject:
             raise SchemaError(f"FixedRecords: dtype must be a structured one of fixed size, got {self.dtype}")
         self.bits = frozenset((bits,) if isinstance(bits, str) else bits)
-        for what, names in (("bits", self.bits), ("expect", expect or {})):
+        expect = expect or {}
+        for what, names in (("bits", self.bits), ("expect", expect)):
             unknown = sorted(set(names) - set(fields))
             if unknown:
                 raise SchemaError(
                     f"FixedRecords: {what} must name fields of the dtype, {list(fields)}, got {unknown}"
                 )
-        for name, value in (expect or {}).items():
-            _ = as_values(
-                value, fields[name][0].base, fields[name][0].shape, f"FixedRecords: what is expected of {name!r}"
-            )
-        self.expect = MappingProxyType({name: np.asarray(value).tolist() for name, value in (expect or {}).items()})
+        for name, value in expect.items():
+            of_field = fields[name][0]
+            as_values(value, of_field.base, of_field.shape, f"FixedRecords: what is expected of {name!r}")
+        self.expect = MappingProxyType({name: np.asarray(value).tolist() for name, value in expect.items()})
         self._features: dict[str, Feature] = {}
         for name, (dtype_of_field, *_) in fields.items():
             if dtype_of_field.base.fields:

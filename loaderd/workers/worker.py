@@ -273,15 +273,16 @@ class Worker:
             stream.filler.page.say_sleeps(self._seat, True)
         barrier()
         slept_ns = 0
-        on_their_way: set[int] = set()
+        waiting: list[LoadTask] = []
         if not self._work():
-            on_their_way = {task.stream for task in self._tasks if isinstance(task, LoadTask)}
+            waiting = [task for task in self._tasks if isinstance(task, LoadTask)]
             began_ns = time.monotonic_ns()
             self._listen(_MOST_SLEEP_MS)
             slept_ns = time.monotonic_ns() - began_ns
-            if self._tasks:  # they wait for storage, and that says itself when it has waited for long enough
-                self._task = self._tasks[0].task
+            if waiting and waiting[0] in self._tasks:  # storage says itself when it has been silent for too long
+                self._task = waiting[0].task
                 self._tell(0)
+        on_their_way = {task.stream for task in waiting}
         for stream in self._turns:
             stream.filler.page.say_sleeps(self._seat, False)
             self._count_sleep(stream.filler, slept_ns, stream.number in on_their_way)

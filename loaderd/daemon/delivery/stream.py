@@ -233,11 +233,12 @@ class Stream(TaskSource):
             segments = plan.segments_of(step)
             if not self._windows.ready(segments):
                 break
+            bad = self._windows.bad_rows(segments)
             too_early = step - self._taken - self.page.num_slots
-            if too_early > 0 and self._windows.bad_rows(segments):
+            if bad and too_early > 0:
                 again_at = key_of(self.generation, self._taken + too_early)
                 break
-            grant = self._grant_of(step, segments)
+            grant = self._grant_of(step, segments, bad)
             self._next = step + 1 if grant is None else grant.stop
             if grant is not None:
                 found.append(grant)
@@ -249,12 +250,11 @@ class Stream(TaskSource):
         if grants:
             self.grants.append(grants)
 
-    def _grant_of(self, step: int, segments: Sequence[Segment]) -> Grant | None:
+    def _grant_of(self, step: int, segments: Sequence[Segment], bad: dict[int, Fault]) -> Grant | None:
         """Batch ``step``, whose rows are there, and those behind it that are cut from the same window; None: broken.
 
-        What is wrong with it is said.
+        What is wrong with it, ``bad``, is said.
         """
-        bad = self._windows.bad_rows(segments)
         errors = tuple({id(fault): fault.error for fault in bad.values()}.values())
         num_rows = sum(segment.stop - segment.start for segment in segments)
         if bad and (not self._skip_damaged or len(bad) == num_rows):
@@ -356,7 +356,7 @@ class Stream(TaskSource):
         if set(bad) == set(batch.omit):
             self._let([Grant(batch, batch.step + 1)])
             return
-        again = self._grant_of(batch.step, batch.segments)
+        again = self._grant_of(batch.step, batch.segments, bad)
         if again is None:
             self.grants.append(Withdrawal(batch.step))  # whoever keeps a slot for it need not any more
         else:

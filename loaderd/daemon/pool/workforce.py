@@ -181,8 +181,11 @@ class Workforce:
                 continue
             if isinstance(message, Said):
                 self._pass_on(message.text)
-            elif isinstance(message, Advanced):
+                continue
+            if isinstance(message, Advanced):
                 self.scheduler.advanced(worker, message.task, message.done_bytes)
+                if not message.done_bytes:  # it only waits, or has begun
+                    continue
             elif isinstance(message, Done):
                 self.scheduler.end_task(worker, message.task, message)
             elif isinstance(message, TaskFailed):
