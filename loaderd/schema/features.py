@@ -125,7 +125,8 @@ def as_values(given: Any, dtype: np.dtype[Any], shape: Shape, what: str) -> npt.
     """What a user has given, as an array of ``shape``. Raises SchemaError where it does not fit."""
     try:
         full = np.broadcast_to(np.asarray(given, dtype=dtype), shape)
-        if dtype.kind in "biu" and not (full == np.asarray(given)).all():
+        is_cut = dtype.kind in "SU" and np.asarray(given, dtype.kind).dtype.itemsize > dtype.itemsize
+        if is_cut or (dtype.kind in "biu" and not (full == np.asarray(given)).all()):
             raise ValueError(f"{given!r:.200} would become another value")
     except (ValueError, TypeError, OverflowError) as error:
         raise SchemaError(f"{what} must fit {dtype} of shape {shape}: {error}") from None

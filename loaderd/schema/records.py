@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Feature, PackedBits, Raw, as_values
@@ -42,8 +43,7 @@ class FixedRecords(Mapping[str, Feature]):
                     f"FixedRecords: {what} must name fields of the dtype, {list(fields)}, got {unknown}"
                 )
         for name, value in expect.items():
-            of_field = fields[name][0]
-            as_values(value, of_field.base, of_field.shape, f"FixedRecords: what is expected of {name!r}")
+            _values_of(fields[name][0], value, name)
         self.expect = MappingProxyType({name: np.asarray(value).tolist() for name, value in expect.items()})
         self._features: dict[str, Feature] = {}
         for name, (dtype_of_field, *_) in fields.items():
@@ -91,6 +91,14 @@ class FixedRecords(Mapping[str, Feature]):
         offset: int = fields[name][1]
         return offset
 
+    def expect_as_bytes(self, names: Collection[str]) -> dict[str, Any]:
+        """``expect``, and what of it is of one of these fields as the bytes that stand in a record."""
+        expect = dict(self.expect)
+        assert self.dtype.fields is not None
+        for name in expect.keys() & set(names):
+            expect[name] = list(_values_of(self.dtype.fields[name][0], expect[name], name).tobytes())
+        return expect
+
     def contradiction(self, record: bytes) -> str:
         """What of the values in ``expect`` the record does not hold, in words; else nothing."""
         assert self.dtype.fields is not None
@@ -100,3 +108,7 @@ class FixedRecords(Mapping[str, Feature]):
             if (found.reshape(field.shape) != np.asarray(expected, field.base)).any():
                 return f"{name} {found.reshape(field.shape).tolist()} where {expected} is expected"
         return ""
+
+
+def _values_of(field: np.dtype[Any], expected: Any, name: str) -> npt.NDArray[Any]:
+    return as_values(expected, field.base, field.shape, f"FixedRecords: what is expected of {name!r}")

@@ -104,7 +104,7 @@ class Schema:
         """
         dtype = np.dtype([(name, each.row_dtype.base, each.row_dtype.shape) for name, each in self.features.items()])
         bits = [name for name, each in self.features.items() if isinstance(each, PackedBits)]
-        expect = None if self.records is None else self.records.expect
+        expect = {} if self.records is None else self.records.expect_as_bytes(bits)
         return Schema(FixedRecords(dtype, bits, expect), self.fields, self.intermediates)
 
     def definition_of(self, name: str) -> Field:

@@ -11,18 +11,21 @@ Anything with a scheme (``s3://…``, ``gs://…``) goes through ``pyarrow.fs``.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from loaderd.errors import OptionError
+from loaderd.errors import LoaderdError, OptionError
+from loaderd.machine import remedy
 from loaderd.shards.access import Access, tell_nobody
 from loaderd.shards.listing import list_remote
 from loaderd.shards.local import find_files
 from loaderd.shards.local_file import LocalFile
 from loaderd.shards.names import checked_names
 from loaderd.shards.remote_file import RemoteFile
-from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote
+from loaderd.shards.retries import insist, may_pass
+from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote, unanswered
 
 
 def list_shards(
@@ -53,7 +56,7 @@ def list_shards(
     files: dict[ShardFile, None] = {}
     seen: dict[Any, str] = {}
     for number, name in enumerate([names] if isinstance(names, str) else names):
-        for file, places in _list_remote_places(name, access) if is_remote(name) else _list_local(name):
+        for file, places in _list_remote_places(name, access) if is_remote(name) else _list_local(name, access):
             for place in places:
                 if place in seen:
                     raise _named_twice(seen[place], file.uri)
@@ -98,7 +101,7 @@ def open_shard(
     return opened
 
 
-def _list_local(name: str) -> list[tuple[ShardFile, list[Any]]]:
+def _list_local(name: str, access: Access) -> list[tuple[ShardFile, list[Any]]]:
     """The files that a name on this machine names; and of each, what tells that another name is of the same file.
 
     Its path without links does; and of a file with several hard links, its number. (That of others means nothing on
@@ -106,7 +109,15 @@ def _list_local(name: str) -> list[tuple[ShardFile, list[Any]]]:
     """
     found = []
     folders: dict[str, str] = {}
-    for path, status in find_files(name):
+    began_s = time.monotonic()
+    try:
+        files = insist(lambda: find_files(name), access.storage.retry_s, access.on_wait)
+    except LoaderdError:
+        raise
+    except OSError as error:
+        why, tried_s = f"cannot be read: {error.strerror}", time.monotonic() - began_s
+        raise unanswered(error.filename or name, why, tried_s, may_pass(error), remedy(error)) from None
+    for path, status in files:
         folder, base = os.path.split(path)
         if folder not in folders:
             folders[folder] = os.path.realpath(folder)

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loaderd.errors import Damage, ShardReadError
+from loaderd.errors import Damage
 from loaderd.schema import FixedRecords
 from loaderd.shards.compression import (
     HEAD_BYTES,
@@ -84,16 +84,8 @@ def open_fixed(
     record_bytes: int,
     on_read: OnRead = tell_nobody,
 ) -> Stream:
-    """The records in a part of a file, as a stream; in a tar, the member's first bytes tell how it is compressed.
-
-    Raises ShardReadError for a member that is compressed in no way.
-    """
+    """The records in a part of a file, as a stream; ``compression``: of a member of a tar, its own."""
     part = FilePart(file, start, num_bytes)
-    if compression == "tar":
-        of_member = compression_of_member(shard, file, start, num_bytes)
-        if isinstance(of_member, Damage):
-            raise ShardReadError(str(of_member), hint="Make the tar anew without it.", damage=of_member)
-        compression = of_member
 
     def on_part(offset: int) -> None:
         on_read(start + offset)

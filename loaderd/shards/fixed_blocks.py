@@ -17,7 +17,15 @@ import numpy as np
 from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.crc import Bytes1D
-from loaderd.shards.fixed import Stream, fixed_piece, inflate_whole, is_garbled, open_fixed, scan_fixed
+from loaderd.shards.fixed import (
+    Stream,
+    compression_of_member,
+    fixed_piece,
+    inflate_whole,
+    is_garbled,
+    open_fixed,
+    scan_fixed,
+)
 from loaderd.shards.framing import Ends, Piece
 from loaderd.shards.reader import Reading, ShardFiles
 from loaderd.shards.shard_file import Block, Compression, Readable, ShardFile
@@ -146,14 +154,17 @@ class FixedBlockReader(ShardFiles):
 
     def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         uri = self._files[block.shard].uri
+        compression = self._compression_of(block)
         # What is too large to be inflated for that was checked when it was indexed.
-        if self.can_read_together(block) and is_garbled(whole := self._stream(block)):
-            assert whole.damage is not None
+        if not isinstance(compression, Damage) and self.can_read_together(block):
+            whole = self._stream(block, compression)
+            compression = whole.damage if is_garbled(whole) and whole.damage is not None else compression
+        if isinstance(compression, Damage):
             for number in range(first, stop):
-                yield replace(whole.damage, record=block.first_record + number, lost_bytes=0)
+                yield replace(compression, record=block.first_record + number, lost_bytes=0)
             return
         offset = first * self._records.record_bytes
-        stream = self._stream(block)
+        stream = self._stream(block, compression)
         stream.skip(offset)
         reached = first
         # A compressed stream counts its own bytes; a plain one is the file.
@@ -178,9 +189,15 @@ class FixedBlockReader(ShardFiles):
             expected = f"{block.num_records} records, as when it was indexed"
             yield Damage(uri, block.first_record + number, end, expected, f"{reached}")
 
-    def _stream(self, block: Block) -> Stream:
+    def _compression_of(self, block: Block) -> Compression | Damage:
+        """Of a tar, that of the member."""
         uri, compression = self._files[block.shard].uri, self._compressions[block.shard]
-        size, file = self._records.record_bytes, self._file(block.shard)
+        if compression != "tar":
+            return compression
+        return compression_of_member(uri, self._file(block.shard), block.offset, block.num_bytes)
+
+    def _stream(self, block: Block, compression: Compression) -> Stream:
+        uri, file, size = self._files[block.shard].uri, self._file(block.shard), self._records.record_bytes
         return open_fixed(uri, file, block.offset, block.num_bytes, compression, size, self._on_read)
 
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
-from loaderd.errors import NoShardsError
+from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.shards.access import Access
 from loaderd.shards.local import is_a_folder
 from loaderd.shards.shard_file import ShardFile, unanswered
@@ -64,12 +64,16 @@ def _list_glob(address: str, query: str, access: Access) -> list[ShardFile]:
     def look() -> tuple[str, Any]:
         filesystem, path = access.filesystems.of(folder + query)
         selector = fs.FileSelector(path, recursive=pattern == ["**"] or len(pattern) > 1, allow_not_found=True)
-        return path, filesystem.get_file_info(selector)
+        found = filesystem.get_file_info(selector)
+        # A web server's page of links says nothing of the files.
+        unknown = [info.path for info in found if info.type == fs.FileType.File and info.size is None]
+        return path, [info for info in found if info.path not in unknown] + filesystem.get_file_info(unknown)
 
     files = []
     path, found = _patiently(address + query, folder + query, look, access)
     for info in sorted(found, key=lambda info: str(info.path)):
         name = info.path[len(path) :].lstrip("/") if info.path.startswith(path) else info.path.lstrip("/")
+        name = unquote(name) if "://" in path else name  # a URL, as of a web server
         if info.type == fs.FileType.File and _matches(name.split("/"), pattern):
             files.append(_shard_file(f"{folder}/{quote(name, safe=_SAFE_IN_PATHS)}{query}", info))
     if not files:
@@ -136,4 +140,6 @@ def _matches(name: list[str], pattern: list[str]) -> bool:
 
 
 def _shard_file(uri: str, info: Any) -> ShardFile:
+    if info.size is None:
+        raise ShardReadError(f"{uri} cannot be read: the storage does not say how large it is")
     return ShardFile(uri, int(info.size), 0 if info.mtime_ns is None else int(info.mtime_ns))

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 
 from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.shards.names import absolute
+from loaderd.shards.retries import may_pass
 
 _MOST_NAMED = 3
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -31,7 +32,8 @@ def find_files(name: str) -> list[Found]:
     """The regular files that ``name`` names: a path, a ``file://`` URI, or a glob (in no particular order).
 
     What a glob matches, ``list_shards`` says. Raises NoShardsError where there is no file, and where a glob matches a
-    link that leads nowhere, or a folder in place of a file; ShardReadError where something cannot be looked at.
+    link that leads nowhere, or a folder in place of a file; ShardReadError where something cannot be looked at; and
+    the OSError of a file system that is away for a while.
     """
     path = absolute(name)
     if glob.has_magic(path) and not os.path.exists(path):  # a name with wildcards in it may be that of a file
@@ -175,7 +177,10 @@ def _status(path: str) -> os.stat_result | None:
         return None
 
 
-def _cannot_be_read(path: str, error: OSError) -> ShardReadError:
+def _cannot_be_read(path: str, error: OSError) -> OSError | ShardReadError:
+    """What may pass, as it is."""
+    if may_pass(error):
+        return error
     return ShardReadError(
         f"{path} cannot be read: {error.strerror}", hint="Shards may be missed where it is left out."
     )

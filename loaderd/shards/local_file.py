@@ -6,6 +6,7 @@ read). Errors that may pass, as those of a network file system or of too many op
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -92,4 +93,5 @@ class LocalFile:
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            with contextlib.suppress(OSError):  # of a mount that is gone; nothing was written
+                os.close(fd)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
-from loaderd.errors import ShardReadError
+from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
@@ -23,7 +23,7 @@ from loaderd.shards.access import Access
 from loaderd.shards.compression import ZIP_MAGIC, is_frame
 from loaderd.shards.crc import HEADER_BYTES
 from loaderd.shards.files import open_shard
-from loaderd.shards.fixed import detect_wrapping, open_fixed
+from loaderd.shards.fixed import compression_of_member, detect_wrapping, open_fixed
 from loaderd.shards.npz import arrays_of
 from loaderd.shards.shard_file import OpenFile, ShardFile
 from loaderd.shards.tar import Member, find_members
@@ -67,13 +67,12 @@ def _tell_stream(opened: OpenFile, file: ShardFile) -> Told | None:
         return None
     parts: Iterable[tuple[int, int]] = [(0, file.size_bytes)] if wrapping != "tar" else _members(opened, file)
     for start, num_bytes in parts:
-        head = bytearray(HEADER_BYTES)
-        try:
-            got = open_fixed(file.uri, opened, start, num_bytes, wrapping, known.records.record_bytes).read_into(
-                memoryview(head)
-            )
-        except ShardReadError:  # this member is no stream
+        of_part = compression_of_member(file.uri, opened, start, num_bytes) if wrapping == "tar" else wrapping
+        if isinstance(of_part, Damage):
             continue
+        head = bytearray(HEADER_BYTES)
+        stream = open_fixed(file.uri, opened, start, num_bytes, of_part, known.records.record_bytes)
+        got = stream.read_into(memoryview(head))
         is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == known.records.expect["version"]
         return Told(known, "loaderd.schemas.lc0()") if is_lc0 and not is_frame(bytes(head)) else None
     return None

@@ -102,6 +102,21 @@ def test_tfrecord_becomes_any_of_the_three(compression: Any, format: str, tmp_pa
                 assert (bits == ARRAYS["board"][first : first + 130]).all()
 
 
+@pytest.mark.parametrize("format", ["npz", "records"])
+def test_bits_of_which_a_value_is_expected(format: str, tmp_path: Path):
+    """They are bytes in what is written, and stood there as a number."""
+    dtype = np.dtype([("mask", ">u2", (2,)), ("number", "<i4")])
+    stored = np.zeros(300, dtype)
+    stored["mask"], stored["number"] = 258, np.arange(300)
+    (tmp_path / "a").write_bytes(stored.tobytes())
+    fields = {"mask": loaderd.Bits("mask", (32,)), "number": loaderd.Array("number")}
+    schema = loaderd.Schema(loaderd.FixedRecords(dtype, ["mask"], {"mask": 258}), fields)
+    convert_here(tmp_path / "a", schema, tmp_path / "to", format=format)
+    shards = tmp_path / "to" / "shard-*"
+    assert_same(batches_of(tmp_path / "a", schema), batches_of(shards, schema.as_records()))
+    assert schema.as_records().records.expect == {"mask": [1, 2, 1, 2]}
+
+
 def test_there_and_back_again(tmp_path: Path):
     """The digests of the shards are those of their records, whatever they are written as."""
     schema = testing.schema_of(ARRAYS)

@@ -58,6 +58,12 @@ def scaled(dtype: str | None = None, **numbers: Any) -> Schema:
         (lambda: records(kind=-1), "FixedRecords: what is expected of 'kind' must fit uint8 of shape (): "),
         (lambda: records(kind="one"), "FixedRecords: what is expected of 'kind' must fit uint8 of shape (): "),
         (lambda: records(size=[1, 2]), "FixedRecords: what is expected of 'size' must fit int16 of shape (2, 3): "),
+        (
+            lambda: FixedRecords([("magic", "S4")], expect={"magic": b"LCZERO"}),
+            "FixedRecords: what is expected of 'magic' must fit |S4 of shape (): b'LCZERO' would become",
+        ),
+        (lambda: Raw("S4", default=b"LCZERO"), "Raw: default must fit |S4 of shape (): b'LCZERO' would become"),
+        (lambda: Raw("U2", default="abc"), "Raw: default must fit <U2 of shape (): 'abc' would become"),
         (lambda: records(size=[1, [2]]), "FixedRecords: what is expected of 'size' must fit int16 of shape (2, 3): "),
     ],
 )

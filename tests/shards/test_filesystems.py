@@ -5,10 +5,11 @@ from __future__ import annotations
 import posixpath
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import quote, unquote
 
 import pytest
 
-from loaderd.errors import NoShardsError
+from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.options import Storage
 from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards, open_shard
@@ -77,14 +78,54 @@ def test_a_uri_is_quoted_as_any_other(access: Access):
         list_shards("folder://shards/100%25.rec", access=access)
 
 
+class Web(Folder):
+    """As fsspec's for web servers: names are URLs, and a page of links says nothing of sizes."""
+
+    protocol = "https"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path
+
+    def _path(self, url: str) -> str:
+        return unquote(url.removeprefix("https://host/"))
+
+    def info(self, path: str) -> dict[str, Any]:
+        return {**super().info(self._path(path)), "name": path}
+
+    def isdir(self, path: str) -> bool:
+        return super().isdir(self._path(path))
+
+    def isfile(self, path: str) -> bool:
+        return super().isfile(self._path(path))
+
+    def find(self, path: str, **_: Any) -> dict[str, Any]:
+        names = [posixpath.join(path, quote(each.name)) for each in (self._root / self._path(path)).iterdir()]
+        return {name: {"name": name, "size": None, "type": "file"} for name in names}
+
+    def open(self, path: str, mode: str) -> BinaryIO:
+        return super().open(self._path(path), mode)
+
+
+def test_links_of_a_page_can_be_opened(access: Access, tmp_path: Path):
+    web = Access(Storage(filesystem=Web(tmp_path), retry_s=0.0))
+    assert content("https://host/shards/*", web) == "".join(sorted(NAMES))
+    assert content("https://host/shards/a%20*", web) == "a b.rec"
+    assert content("https://host/shards/a%20b.rec", web) == "a b.rec"
+
+
+def test_a_file_of_unknown_size(access: Access, tmp_path: Path):
+    class Silent(Web):
+        def info(self, path: str) -> dict[str, Any]:
+            return {**super().info(path), "size": None}
+
+    web = Access(Storage(filesystem=Silent(tmp_path), retry_s=0.0))
+    for url in ("https://host/shards/*", "https://host/shards/a%20b.rec"):
+        with pytest.raises(ShardReadError, match="cannot be read: the storage does not say how large it is"):
+            list_shards(url, access=web)
+
+
 def test_the_url_that_a_file_system_takes_stays_as_it_is(tmp_path: Path):
-    class Web(Folder):
-        protocol = "https"
-
-        @classmethod
-        def _strip_protocol(cls, path: str) -> str:
-            return path
-
     filesystems = Access(Storage(filesystem=Web(tmp_path))).filesystems
     url = "https://host/a%20b.rec?signature=a%2Fb"
     assert filesystems.of(url)[1] == url

@@ -334,6 +334,20 @@ def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, tmp_
         assert [damage.found.endswith(member) for damage in read(file, index)[1]] == [True] * 10
 
 
+def test_a_member_that_is_no_gzip_any_more_costs_no_other_record(tmp_path: Path):
+    data = wrapped(records_from(0, 60), "tar")
+    file = make(tmp_path / "a", data)
+    index = build_fixed_index(file, RECORDS, 7)
+    block = blocks_of(index)[-3]
+    overwrite(file, garbled(data, block.offset))
+    assert loaded(file, index) == ([*range(30), *range(40, 60)], 10)
+    damages = read(file, index)[1]
+    assert [damage.record for damage in damages] == list(range(30, 40))
+    assert {damage.found.partition(", ")[2] for damage in damages} == {
+        f"in the member at byte {block.offset} of the tar"
+    }
+
+
 def test_a_wrong_crc_of_a_large_gzip_is_named_with_its_last_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", 0)
     data = gzip.compress(records_from(0, 60).tobytes(), 0)  # only the CRC tells what is not compressed

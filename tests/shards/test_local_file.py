@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from loaderd.errors import ShardReadError, StorageError
+from loaderd.options import Storage
+from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
 from loaderd.shards.local_file import LocalFile
 
@@ -29,10 +32,10 @@ def fail_at_first(name: str, error: int, monkeypatch: pytest.MonkeyPatch) -> Non
     """The next call of a function of ``os`` fails, and those after it do not."""
     call, errors = getattr(os, name), [error]
 
-    def patched(*arguments: Any) -> Any:
+    def patched(*arguments: Any, **named: Any) -> Any:
         if errors:
             raise OSError(errors.pop(), "of the mount")
-        return call(*arguments)
+        return call(*arguments, **named)
 
     monkeypatch.setattr(os, name, patched)
 
@@ -76,3 +79,41 @@ def test_a_descriptor_that_is_forgotten_for_good(
     monkeypatch.setattr(os, name, patched)
     opened.check_unchanged()
     assert read(opened) == b"content"
+
+
+def test_a_descriptor_of_a_mount_that_is_gone_is_closed(opened: LocalFile, monkeypatch: pytest.MonkeyPatch):
+    """A FUSE mount says so at close, too; and files are closed to make room for others."""
+    close, forgotten = os.close, opened._fd
+
+    def patched(number: int) -> None:
+        close(number)
+        if number == forgotten:
+            raise OSError(errno.ENOTCONN, "of the mount")
+
+    monkeypatch.setattr(os, "close", patched)
+    opened.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(forgotten)
+
+
+@pytest.mark.parametrize(("name", "pattern"), [("scandir", "*"), ("stat", "a")])
+def test_a_folder_of_a_mount_that_comes_back_is_listed(
+    tmp_path: Path, name: str, pattern: str, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "a").write_bytes(b"content")
+    waited: list[None] = []
+    access = Access(Storage(retry_s=RETRY_S), on_wait=lambda: waited.append(None))
+    fail_at_first(name, errno.ESTALE, monkeypatch)
+    assert [file.size_bytes for file in list_shards(f"{tmp_path}/{pattern}", access=access)] == [7]
+    assert len(waited) == 1
+
+
+def test_a_folder_of_a_mount_that_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a").write_bytes(b"content")
+    access = Access(Storage(retry_s=0.0))
+    fail_at_first("scandir", errno.EIO, monkeypatch)
+    with pytest.raises(StorageError, match="cannot be read: of the mount"):
+        list_shards(f"{tmp_path}/*", access=access)
+    fail_at_first("scandir", errno.EACCES, monkeypatch)
+    with pytest.raises(ShardReadError, match="cannot be read: of the mount"):
+        list_shards(f"{tmp_path}/*", access=access)
