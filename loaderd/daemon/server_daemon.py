@@ -55,6 +55,7 @@ _GROUPS: dict[Sharing, type[Mirrored] | type[Shared]] = {"mirrored": Mirrored, "
 _LISTENER = -2
 _FIRST_CONSUMER = 1  # people see these numbers
 _STALL_TIMEOUT_S = 120.0
+_RELOADED = "it was reloaded"
 
 _logger = logging.getLogger("loaderd")
 
@@ -116,7 +117,7 @@ class ServerDaemon(Daemon):
             self._tell_supervisor()
         elif isinstance(message, Drain):
             self._close_listener()
-            self._say_bye("it was reloaded", [each for each in self._consumers.values() if each.is_member])
+            self._say_bye(_RELOADED, [each for each in self._consumers.values() if each.is_member])
             self._end_if_done()
         elif isinstance(message, Stop):
             self._say_goodbye(message.text)
@@ -227,6 +228,9 @@ class ServerDaemon(Daemon):
         wanted = Subscription.from_wire(message.options)
         self._limits.check(wanted)
         consumer.wanted = wanted
+        if wanted.is_group and self._listener is None:  # else it would be alone here, and the others elsewhere
+            self._say_bye(_RELOADED, [consumer])
+            return
         group = [other for other in self._consumers.values() if other.is_beside(consumer)]
         wanted.check_beside(other.wanted for other in group if other.wanted is not None)
         session = group[0].session if wanted.is_group and group else None

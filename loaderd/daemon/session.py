@@ -263,6 +263,8 @@ class Session:
         for member, lane in self._lanes.items():
             if slots := lane.take_back():
                 self.members.release(member, slots)
+            if isinstance(lane, Lane):
+                self.members.reached(member, *lane.place)
         self.opened.stream.look()
         self._sampler.sample()
         if self._feed is not None:
@@ -282,25 +284,34 @@ class Session:
         stream.away.told(bool(asleep))
 
     def _tell_members(self) -> None:
-        for handed in () if self.members is None else self.members.take():
-            self._hand(handed)
+        while self.members is not None:
+            for handed in self.members.take():
+                self._hand(handed)
+            if self._feed is None or not self._feed.collect():
+                return
 
     def _hand(self, handed: Handed) -> None:
         member, generation, item = handed.member, handed.generation, handed.item
         if isinstance(item, Delivery):
             if item.omission is not None:
-                self._announce(member, _skipped(generation, item.omission))
+                self._tell_of_damage(member, _skipped(generation, item.omission))
             lane = self._lanes[member]
             assert isinstance(lane, Lane)  # batches of a whole stream are taken, and not handed over
             lane.fill(generation, item)
         elif isinstance(item, Omission):
-            self._announce(member, _skipped(generation, item))
+            self._tell_of_damage(member, _skipped(generation, item))
         elif isinstance(item, BrokenBatch):
-            self._announce(member, Broken(generation, item.step, to_wire(item.error)))
+            self._tell_of_damage(member, Broken(generation, item.step, to_wire(item.error)))
         elif isinstance(item, PassEnd):
             self._announce(member, Ended(generation))
         else:
             self._announce(member, Joined(generation, item.pass_, item.step))
+
+    def _tell_of_damage(self, member: int, message: Skipped | Broken) -> None:
+        lane = self._lanes[member]
+        if isinstance(lane, Lane):
+            lane.wake_behind(message.generation, message.step)
+        self._announce(member, message)
 
     def _announce(self, member: int, message: Message) -> None:
         """Have a member read a message before it takes what comes behind it."""

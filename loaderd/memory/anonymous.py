@@ -53,7 +53,7 @@ class SharedMemory:
         fd = -1
         try:
             fd = os.memfd_create(f"loaderd-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(fd, max(size, mmap.PAGESIZE))
+            os.ftruncate(fd, max(size, 1))  # nothing cannot be mapped
             # Nobody may make it shorter: a process that reads behind the end dies of SIGBUS.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except OSError as error:

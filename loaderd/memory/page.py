@@ -66,6 +66,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -191,6 +192,9 @@ class Page:
         stride = _lines(num_slots)
         self._key, self._records, self._filled, self._released = range(first, first + 4 * stride, stride)
         self._first_sample = first + 4 * stride
+        # Of the daemon, which reads back none of its own words: a consumer may write anything there.
+        self._news = [0] * num_seats
+        self._consumer_news = self._num_samples = 0
         self._keys, self._all_filled, self._all_released = (
             slice(begin, begin + num_slots) for begin in (self._key, self._filled, self._released)
         )
@@ -228,7 +232,10 @@ class Page:
         words = self.words
         words[self._records + slot] = num_records
         barrier()
-        words[self._filled + slot] = count or words[self._filled + slot] + 1
+        if count:
+            words[self._filled + slot] = count
+        else:
+            self._add(self._filled + slot, 1)
 
     def records_in(self, slot: int) -> int:
         """How many records the batch in a slot has."""
@@ -273,7 +280,13 @@ class Page:
 
     def add_news(self, seat: int) -> None:
         """Daemon: one more is on its way."""
-        self.words[self._of_seat(seat) + _NEWS] += 1
+        self._news[seat] += 1
+        self.words[self._of_seat(seat) + _NEWS] = self._news[seat]
+
+    def add_consumer_news(self) -> None:
+        """Daemon: one more message about batches is on its way to the consumer."""
+        self._consumer_news += 1
+        self.words[CONSUMER_NEWS] = self._consumer_news
 
     def say_sleeps(self, seat: int, sleeps: bool) -> None:
         """Worker: it waits for its bell, which the consumer rings when it gives a slot back."""
@@ -298,7 +311,12 @@ class Page:
 
     def count(self, seat: int, counter: Counter, amount: int) -> None:
         """Worker: add to a counter."""
-        self.words[self._of_seat(seat) + _COUNTERS + counter] += amount
+        self._add(self._of_seat(seat) + _COUNTERS + counter, amount)
+
+    def _add(self, word: int, amount: int) -> None:
+        """To a word that only rises. Where it cannot, a consumer has written there what only harms itself."""
+        total = self.words[word] + amount
+        self.words[word] = total if total <= NEVER else 0
 
     def counted(self, seat: int, counter: Counter) -> int:
         """What a worker has counted."""
@@ -313,11 +331,24 @@ class Page:
         begin = self._of_seat(seat) + _SPENT
         return self.words[begin : begin + len(Stage) + MAX_FIELDS]
 
+    def spend(self, seat: int, stage: Stage, ns: int) -> None:
+        """Worker: add to the ns of a stage."""
+        self._add(self._of_seat(seat) + _SPENT + stage, ns)
+
     def totals(self) -> list[int]:
         """Each counter, then each stage, then each field, summed over all seats."""
         begins = [self._of_seat(seat) + _COUNTERS for seat in range(self.num_seats)]
         of_seats = [self.words[begin : begin + NUM_COUNTERS].tolist() for begin in begins]
         return list(map(sum, zip(*of_seats, strict=True)))
+
+    def add_sample(self, values: Sequence[int]) -> None:
+        """Daemon: write a sample. What no word can hold, as a consumer may have written it, is cut."""
+        sample = self.sample(self._num_samples)
+        for word, value in enumerate(values):
+            sample[word] = max(~NEVER, min(value, NEVER))
+        barrier()
+        self._num_samples += 1
+        self.words[SAMPLES] = self._num_samples
 
     def sample(self, number: int) -> memoryview[int]:
         """The words of a sample, which replaces an older one."""

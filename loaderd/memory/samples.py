@@ -113,21 +113,19 @@ def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
     start = 8 * words_of(num_slots, num_seats)
     if start + num_bytes != len(memory):
         raise DaemonError(f"a page of {start + num_bytes:,} bytes is expected, got {len(memory):,}")
-    found: dict[str, Any] = json.loads(memory[start : start + num_bytes].tobytes())
-    facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
-    return Page(memory, num_slots, num_seats), Facts(**facts)
+    try:
+        found: dict[str, Any] = json.loads(memory[start : start + num_bytes].tobytes())
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+        facts = Facts(**values)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DaemonError(f"the facts behind a page are expected, got what cannot be read: {error}") from None
+    return Page(memory, num_slots, num_seats), facts
 
 
 def write_sample(page: Page, seen: Mapping[Seen, int]) -> None:
     """Daemon: write a sample of all counts. Takes 100 µs."""
-    number = page.words[SAMPLES]
-    sample = page.sample(number)
-    found = [time.monotonic_ns(), *page.words[CONSUMER].tolist(), *page.totals()]
-    found += [seen.get(what, 0) for what in Seen]
-    for word, value in enumerate(found):
-        sample[word] = value
-    barrier()
-    page.words[SAMPLES] = number + 1
+    counts = [*page.words[CONSUMER].tolist(), *page.totals()]
+    page.add_sample([time.monotonic_ns(), *counts, *[seen.get(what, 0) for what in Seen]])
 
 
 def read_samples(page: Page, facts: Facts) -> list[Snapshot]:

@@ -292,7 +292,7 @@ class Worker:
         if not filler.has_slot:
             page.count(self._seat, Counter.SLOT_WAIT_NS, slept_ns)
         elif rows_are_on_their_way:  # storage, or a server, is waited for: that is reading
-            page.spent(self._seat)[Stage.READ] += slept_ns
+            page.spend(self._seat, Stage.READ, slept_ns)
             page.count(self._seat, Counter.LOAD_NS, slept_ns)
         else:
             page.count(self._seat, Counter.WINDOW_WAIT_NS, slept_ns)

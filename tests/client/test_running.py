@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from own_processes import newest_daemon
 
 import loaderd
 from loaderd.client.running import running_streams
-from loaderd.memory.page import FACTS_BYTES, NUM_SEATS, NUM_SLOTS
+from loaderd.memory.page import FACTS_BYTES, NUM_SEATS, NUM_SLOTS, words_of
 from loaderd.memory.samples import PAGE_NAME
 
 # A daemon that has its page, and has not given it a size yet; then one that has not written to it yet.
@@ -52,4 +53,18 @@ def test_a_page_in_which_its_consumer_wrote_nonsense_is_none(
         watched = loader._stream.watched
         assert watched is not None
         watched.page.words[word] = number
+        assert running_streams(frozenset({newest_daemon()})) == []
+
+
+@pytest.mark.parametrize("nonsense", [b"\xff", b"{", b"[]", b"{}", b"7"])
+def test_facts_in_which_its_consumer_wrote_nonsense_are_of_no_page(
+    write_numbered: Callable[[list[int]], list[Path]], numbered_schema: loaderd.Schema, nonsense: bytes
+):
+    with loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10) as loader:
+        next(iter(loader))
+        assert loader._stream.watched is not None
+        page = loader._stream.watched.page
+        start = 8 * words_of(page.num_slots, page.num_seats)
+        memory = page.words.obj.reshape(-1)
+        memory[start:] = np.frombuffer(nonsense.ljust(len(memory) - start), np.uint8)
         assert running_streams(frozenset({newest_daemon()})) == []

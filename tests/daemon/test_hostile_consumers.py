@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from own_processes import kill, workers_of
 from served import ServedDaemon, flat, serve
 from stream_run import Run
 from workforce_run import Crew
@@ -44,14 +45,19 @@ def daemon(write_numbered: Write, tmp_path: Path) -> Iterator[ServedDaemon]:
         yield daemon
 
 
+@pytest.mark.parametrize("all_words", [False, True])
 @pytest.mark.parametrize("number", [1 << 62, (1 << 63) - 1, -1, -(1 << 63)])
-def test_any_number_in_its_page(daemon: ServedDaemon, number: int):
+def test_any_number_in_its_page(daemon: ServedDaemon, number: int, all_words: bool):
+    """In its own words, and in those of the daemon and of the workers, one of which dies then."""
     hostile, other = daemon.subscribe(), daemon.subscribe()
     hostile.start(Pass(0, None)).wait_for_batch()
-    for word in range(CONSUMER.start, CONSUMER.stop):
-        hostile.page.words[word] = number
+    words = hostile.page.words
+    for word in range(len(words)) if all_words else range(CONSUMER.start, CONSUMER.stop):
+        words[word] = number
     assert len(daemon.report()["consumers"]) == 2
+    kill(workers_of(daemon.process.pid)[0])
     assert sorted(flat(other.read())) == list(range(100))
+    assert len(daemon.report()["consumers"]) == 2
 
 
 def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Schema):

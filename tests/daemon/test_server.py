@@ -364,6 +364,19 @@ def test_a_daemon_that_is_drained_ends_with_its_last_consumer(daemon: ServedDaem
     assert daemon.process.wait(60) == 0
 
 
+def test_who_joins_a_group_in_a_daemon_that_is_drained_goes_to_the_next_one(daemon: ServedDaemon):
+    """Else it would be alone in the old one, and the others in the new one."""
+    late, alone = daemon.connect(), daemon.connect()
+    late.hello()
+    alone.hello()
+    daemon.supervisor.send(Drain())
+    assert daemon.report()["draining"]
+    late.send(Subscribe(Subscription(10, sharing="shared", consumers=2).to_wire(), None))
+    assert goodbye(late) == "it was reloaded"
+    alone.send(Subscribe(Subscription(10).to_wire(), None))
+    alone.receive(Opened)
+
+
 def test_it_ends_with_its_supervisor(daemon: ServedDaemon):
     consumer = daemon.subscribe()
     daemon.supervisor.close()

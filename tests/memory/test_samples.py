@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 
 from loaderd.errors import DaemonError
+from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.page import (
     LAYOUT,
     MAX_FIELDS,
@@ -57,6 +60,15 @@ def test_a_page_says_how_it_is_read():
     assert watched.facts == FACTS
     page.words[TAKEN_BATCHES] = 7
     assert watched.now().batches == 7 and watched.samples() == []
+
+
+def test_a_machine_with_large_pages_of_memory(monkeypatch: pytest.MonkeyPatch):
+    """As aarch64 may have: 64 KiB, which is more than a page of ours."""
+    monkeypatch.setattr(mmap, "PAGESIZE", 1 << 16)
+    text = encode_facts(FACTS)
+    memory = SharedMemory.create("large", 8 * words_of(5, 2) + len(text)).bytes
+    begin(Page(memory, 5, 2), memory, text)
+    assert Watched.of(memory).facts == FACTS
 
 
 def test_a_page_of_another_version_is_refused():

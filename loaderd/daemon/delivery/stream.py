@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 from loaderd.daemon.delivery.away import Away
 from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Note, Omission, all_in_one, nothing_left
+from loaderd.daemon.delivery.outgoing import BrokenBatch, Note, SaidAhead, note_of
 from loaderd.daemon.delivery.trials import Trial
 from loaderd.daemon.delivery.windows import Windows
 from loaderd.daemon.pool.tasks import (
@@ -89,6 +89,7 @@ class Stream(TaskSource):
         self._in_flight: set[Task] = set()
         self._loads_alone: deque[LoadWork] = deque()
         self._granted = Grants()
+        self._said = SaidAhead()
         self._trials: dict[int, Trial] = {}
         self._tried: set[int] = set()
         self._deaths: Counter[int] = Counter()
@@ -110,6 +111,7 @@ class Stream(TaskSource):
         self._in_flight.clear()
         self._loads_alone.clear()
         self._granted.clear()
+        self._said.clear()
         self._trials.clear()
         self._tried.clear()
         self._deaths.clear()
@@ -133,6 +135,7 @@ class Stream(TaskSource):
         while self.plan is not None:
             self._taken = self._reached()
             self._granted.drop_before(self._taken)
+            self._said.come_to(self._taken)
             self._windows.close(self._taken)
             wake_at = self._grant(self.plan)
             self.page.words[GRANTED] = key_of(self.generation, self._next)
@@ -235,8 +238,8 @@ class Stream(TaskSource):
                 break
             bad = self._windows.bad_rows(segments)
             too_early = step - self._taken - self.page.num_slots
-            if bad and too_early > 0:
-                again_at = key_of(self.generation, self._taken + too_early)
+            if bad and (too_early > 0 or not self._said.has_room(len(bad))):
+                again_at = key_of(self.generation, self._taken + max(too_early, 1))
                 break
             grant = self._grant_of(step, segments, bad)
             self._next = step + 1 if grant is None else grant.stop
@@ -247,22 +250,19 @@ class Stream(TaskSource):
 
     def _let(self, grants: list[Grant]) -> None:
         self._granted.add(grants)
-        if grants:
-            self.grants.append(grants)
+        self.grants += [grants] if grants else []
 
     def _grant_of(self, step: int, segments: Sequence[Segment], bad: dict[int, Fault]) -> Grant | None:
         """Batch ``step``, whose rows are there, and those behind it that are cut from the same window; None: broken.
 
         What is wrong with it, ``bad``, is said.
         """
-        errors = tuple({id(fault): fault.error for fault in bad.values()}.values())
-        num_rows = sum(segment.stop - segment.start for segment in segments)
-        if bad and (not self._skip_damaged or len(bad) == num_rows):
-            error = all_in_one(errors)
-            self.notes.append(BrokenBatch(step, nothing_left(step, num_rows, error) if self._skip_damaged else error))
-            return None
         if bad:
-            self.notes.append(Omission(step, len(bad), errors))
+            num_rows = sum(segment.stop - segment.start for segment in segments)
+            self._said.add(step, len(bad))
+            self.notes.append(note := note_of(step, num_rows, list(bad.values()), self._skip_damaged))
+            if isinstance(note, BrokenBatch):
+                return None
         batch = PlannedBatch(step, tuple(segments), self._windows.arenas_of(segments), tuple(bad))
         return Grant(batch, step + 1 if bad or len(segments) != 1 else self._stop_of_run(step, segments[0]))
 

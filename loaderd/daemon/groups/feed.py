@@ -89,8 +89,9 @@ class Feed:
 
     # ----------------------------------------------------------------------------------------- batches
 
-    def collect(self) -> None:
-        """Take what is there, and have the daemon woken when the next batch is."""
+    def collect(self) -> bool:
+        """Take what is there, if anything is, which it returns; and have the daemon woken when the next batch is."""
+        before = len(self.outbox)
         for note in self._stream.notes:
             if isinstance(note, BrokenBatch):
                 self._broken[note.step] = note
@@ -99,6 +100,7 @@ class Feed:
         self._stream.notes.clear()
         while not self._ended and self._collect_one():
             pass
+        return len(self.outbox) > before
 
     def _collect_one(self) -> bool:
         taker, plan = self._taker, self._stream.plan
@@ -108,6 +110,8 @@ class Feed:
             self._ended = True
             self.outbox.append(PassEnd())
         elif step in self._broken:
+            if len(self.outbox) >= self.num_slots:  # or a pass of which no batch is left would all lie there
+                return False
             self.outbox.append(self._broken.pop(step))
             taker.skip()
         elif taker.has_batch():

@@ -3,8 +3,8 @@
 A member of a group has a page of its own (:class:`Lane`), which the daemon fills as a worker fills a stream's. The
 batches lie in the slots of the group's stream, and the page says to this member alone which of them it has, and
 under its own generation. It has one seat, the daemon's, which always sleeps: so the daemon's bell is rung whenever
-the member has given a slot back. Nothing that the member may write is believed: what it could do by writing there
-concerns the member itself.
+the member has given a slot back, and when it is past all that it was told of damaged batches. Nothing that the
+member may write is believed: what it could do by writing there concerns the member itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from loaderd.daemon.delivery.outgoing import Delivery
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.page import (
-    CONSUMER_NEWS,
     CONSUMER_SLEEPS_FOR,
     POSITION,
     TAKEN_BATCHES,
     TAKEN_RECORDS,
+    WAKE_DAEMON_AT,
     Page,
     barrier,
     key_of,
@@ -55,12 +55,11 @@ class Lane:
         self.had = Had()
         self._fills: Counter[int] = Counter()
         self._lent: set[int] = set()
-        self._news = self._seen_taken = 0
+        self._seen_taken = 0
 
     def announce(self) -> None:
         """A message about batches is on its way, and is to be read before what is filled from here on."""
-        self._news += 1
-        self._page.words[CONSUMER_NEWS] = self._news
+        self._page.add_consumer_news()
 
     def fill(self, generation: int, batch: Delivery) -> None:
         """A batch is lent to the member."""
@@ -85,6 +84,15 @@ class Lane:
         """Whether the member sleeps until a batch is there."""
         return bool(self._page.words[CONSUMER_SLEEPS_FOR])
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """(generation, step) of the batch that the member takes next."""
+        return split_key(self._page.words[POSITION])
+
+    def wake_behind(self, generation: int, step: int) -> None:
+        """Have the member ring the daemon's bell when it has come past this batch."""
+        self._page.words[WAKE_DAEMON_AT] = key_of(generation, step + 1)
+
     def has_moved(self) -> bool:
         """Whether the member has taken something since this was asked last."""
         before, self._seen_taken = self._seen_taken, self._page.words[TAKEN_BATCHES]
@@ -107,7 +115,7 @@ class WholeStream:
         self._seen_position = 0
 
     def announce(self) -> None:
-        self._stream.page.words[CONSUMER_NEWS] += 1
+        self._stream.page.add_consumer_news()
 
     def take_back(self) -> list[int]:
         """None: the workers see in the page what was given back."""

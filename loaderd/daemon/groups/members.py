@@ -65,6 +65,9 @@ class Members(Protocol):
     def want(self, member: int, count: int) -> None:
         """A member can take ``count`` batches more. Raises ValueError where batches come without being asked for."""
 
+    def reached(self, member: int, generation: int, step: int) -> None:
+        """A member takes batch ``step`` of its ``generation`` next."""
+
     def release(self, member: int, slots: list[int]) -> None:
         """A member gives slots back. Raises ValueError for one that it does not have."""
 
@@ -129,6 +132,9 @@ class PageReader:
 
     def want(self, member: int, count: int) -> None:
         raise ValueError("batches of this stream come without being asked for")
+
+    def reached(self, member: int, generation: int, step: int) -> None:
+        """The stream sees it in the page."""
 
     def release(self, member: int, slots: list[int]) -> None:
         raise ValueError("slots of this stream are given back in its page")

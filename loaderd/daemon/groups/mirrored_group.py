@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, PassEnd, SaidAhead, num_damages
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.members import GRACE_S, Handed, PassKey, key_of, require_place
 from loaderd.plan.passes import Pass
@@ -46,6 +46,7 @@ class _Member:
     generation: int = 0
     pass_: Pass | None = None
     place: Place = _NOWHERE
+    said: SaidAhead = field(default_factory=SaidAhead)
 
 
 class Mirrored:
@@ -77,12 +78,17 @@ class Mirrored:
         require_place(self._stream, pass_, step)
         one = self._members[member]
         one.generation, one.pass_, one.place = generation, pass_, (key_of(pass_), step)
+        one.said.clear()
         self._quiet_s = 0.0
         self._hand_recent(member, one)
         self._settle()
 
     def want(self, member: int, count: int) -> None:
         raise ValueError("batches of this stream come without being asked for")
+
+    def reached(self, member: int, generation: int, step: int) -> None:
+        if generation == self._members[member].generation:
+            self._members[member].said.come_to(step)
 
     def release(self, member: int, slots: list[int]) -> None:
         for slot in slots:
@@ -103,7 +109,7 @@ class Mirrored:
         self._settle()
 
     def take(self) -> list[Handed]:
-        while self._stream.outbox and not (isinstance(self._stream.outbox[0], Delivery) and self._full_ones()):
+        while self._stream.outbox and (isinstance(self._stream.outbox[0], PassEnd) or not self._full_ones()):
             item = self._stream.outbox.popleft()
             if isinstance(item, PassEnd):
                 self._end_pass()
@@ -165,8 +171,11 @@ class Mirrored:
         return {member: one for member, one in self._members.items() if one.pass_ is not None and one.place == here}
 
     def _full_ones(self) -> list[int]:
-        """Those of them who have to give something back before."""
-        return [member for member in self._next_ones() if self.held_by(member) >= self._share]
+        """Those of them who have to give something back before, or to read what they were told of damage."""
+        return [member for member in self._next_ones() if self._is_full(member)]
+
+    def _is_full(self, member: int) -> bool:
+        return self.held_by(member) >= self._share or not self._members[member].said.has_room()
 
     def _hand_to_all(self, item: Delivery | BrokenBatch) -> None:
         assert item.step == self._next
@@ -177,6 +186,8 @@ class Mirrored:
             self._recent.append(item)
 
     def _hand(self, member: int, one: _Member, item: Delivery | BrokenBatch) -> None:
+        if (damages := num_damages(item)) is not None:
+            one.said.add(item.step, damages)
         if isinstance(item, Delivery):
             self._stream.lend(item.slot, member)
         self._handed.append(Handed(member, one.generation, item))
@@ -236,7 +247,7 @@ class Mirrored:
         return f"waits for the rest of its group: {len(self._members)} of {self._num_members} consumers are here"
 
     def has_waiting(self, member: int) -> bool:
-        return self.held_by(member) >= self._share  # else it may hold them to use them, and wait for another member
+        return self._is_full(member)  # else it may hold them to use them, and wait for another member
 
     def held_by(self, member: int) -> int:
         return len(self._stream.slots_of(member))

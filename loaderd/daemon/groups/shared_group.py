@@ -163,6 +163,9 @@ class Shared:
         if one.wants > 0 and member not in self._turns:
             self._turns.append(member)
 
+    def reached(self, member: int, generation: int, step: int) -> None:
+        """It has asked for what it gets."""
+
     def release(self, member: int, slots: list[int]) -> None:
         for slot in slots:
             self._stream.give_back(slot, member)
@@ -275,8 +278,8 @@ class Shared:
             self._stream.give_back(item.slot, _QUEUE)
 
     def _drain(self, at: _Pass) -> None:
-        """Take what the stream has made, but for what is used up already."""
-        while self._stream.outbox:
+        """Take what the stream has made, but for what is used up already: as many batches as there are slots."""
+        while self._stream.outbox and len(at.ready) < self._stream.num_slots:
             item = self._stream.outbox.popleft()
             if isinstance(item, PassEnd):
                 at.drained = True

@@ -8,6 +8,7 @@ is given to another. ``str(work)`` says in a message what it was. Batches are no
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from loaderd.errors import LoaderdError, WorkerError
@@ -161,6 +162,14 @@ class Task:
             return False
         first, last = self.work.slices[0], other.work.slices[-1]
         return first.first > 0 and (first.epoch, first.block, first.first) == (last.epoch, last.block, last.stop)
+
+
+def first_untold(tasks: Iterable[Task]) -> Task | None:
+    """Of a worker's tasks, the one that it is at, unless a page says that it is at another one.
+
+    When it begins a load or a trial, it says so there; and a load that waits for storage lets what is behind it pass.
+    """
+    return next((task for task in tasks if not isinstance(task.work, (LoadWork, TrialWork))), None)
 
 
 class TaskSource(ABC):

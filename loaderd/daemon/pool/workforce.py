@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import LoadWork, Task, TaskSource, TrialWork
+from loaderd.daemon.pool.tasks import Task, TaskSource, first_untold
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.pool.worker_use import WorkersUse
 from loaderd.errors import LoaderdError, from_wire
@@ -243,7 +243,7 @@ class Workforce:
         for task in tasks:
             if task.number in begun:
                 return task
-        return None if isinstance(tasks[0].work, (LoadWork, TrialWork)) else tasks[0]  # those may have to wait
+        return first_untold(tasks)
 
     def _neglected(self, worker: int) -> tuple[int, int] | None:
         """(stream, key) of a batch that the consumer waits for: it has claimed it, or could, as nobody has.

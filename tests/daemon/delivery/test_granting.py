@@ -100,3 +100,33 @@ def test_what_damaged_batches_lack_is_said_no_further_ahead_than_they_can_be_mad
         assert step < len(stream.notes) <= step + num_slots + 1
         consumer.skip()
     os.close(bell)
+
+
+@pytest.mark.parametrize("skip_damaged", [False, True])
+def test_damages_that_are_named_ahead_are_no_more_than_may_lie_unread(skip_damaged: bool):
+    """A server sends away who lets 4 MiB lie unread, and a damage is up to 680 bytes of a message."""
+    num_records, batch_size, num_slots = 1 << 16, 2048, 20
+    batches = BatchPlan(HostShare(Rest(num_records), 0, 1, num_records), batch_size, "short", 1)
+    plan = PassPlan(SetRows(np.full(num_records >> 6, 64), 0, True), batches, 0, True, 0)
+    stream = Stream(
+        lambda _: plan,
+        page := new_page(num_slots, 2),
+        num_arenas=2,
+        num_workers=2,
+        skip_damaged=skip_damaged,
+        blame=lambda records, error: error,
+    )
+    consumer = Taker(page, bell := new_bell(), [])
+    consumer.begin(1, 0)
+    stream.start(1, Pass(0, 1), 0)
+    while (task := stream.next_task()) is not None:
+        assert isinstance(task.work, LoadWork)
+        rows = [row for part in task.work.slices for row in range(part.row, part.row + part.stop - part.first)]
+        stream.done(task, answer_to(task, [LoadFault(rows, to_wire(CorruptRecordError("no")))]))
+    stream.look()
+    for step in range(num_records // batch_size):
+        if was_rung(bell):
+            stream.look()
+        assert step < len(stream.notes) <= step + 2
+        consumer.skip()
+    os.close(bell)

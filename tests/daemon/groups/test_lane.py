@@ -94,6 +94,21 @@ def test_messages_are_announced_before_the_batches_behind_them(member: Member):
     assert not member.intake.has_news
 
 
+def test_who_is_past_what_it_was_told_of_damage_wakes_the_daemon():
+    member = Member(Intake)
+    member.intake.begin(1, 3)
+    for step in (3, 4):
+        member.lane.wake_behind(1, step)
+        member.lane.announce()
+        member.intake.noted()
+        member.intake.broken(Broken(1, step, {}))
+    assert isinstance(member.intake.take(), Broken)
+    assert member.lane.place == (1, 4) and not member.is_rung(member.daemon_bell)
+    assert isinstance(member.intake.take(), Broken)
+    assert member.lane.place == (1, 5) and member.is_rung(member.daemon_bell)
+    member.close()
+
+
 def test_a_member_that_writes_nonsense_harms_itself_alone(member: Member):
     member.hand(slot=0, step=3)
     for word in range(len(member.page.words)):

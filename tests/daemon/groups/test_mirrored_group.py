@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 from group_run import END, STEPS, Run
+from sharing_run import Workshop
 
+from loaderd.daemon.delivery.outgoing import BrokenBatch, PassEnd
 from loaderd.daemon.groups.members import GRACE_S
 from loaderd.daemon.groups.mirrored_group import Mirrored
+from loaderd.plan.passes import Pass
 
 
 def test_all_get_all_and_it_is_decoded_once():
@@ -234,3 +237,39 @@ def test_those_wait_for_storage_who_have_been_handed_all_there_is():
     run.release(1)
     run.go()
     assert run.members.waiting() == [], "more is there, and one has to give something back"
+
+
+def test_no_more_is_said_of_damage_than_the_members_read():
+    """Of shards that have changed, say, no batch is left: what is said of a pass is too much to lie unread."""
+    num_steps = 3000
+    work = Workshop(num_steps, 8, range(num_steps))
+    members = Mirrored(work.feed, 2)
+    got: dict[int, list[int]] = {1: [], 2: []}
+    for member in got:
+        members.join(member)
+        members.start(member, 1, Pass(0, 1), 0, [])
+
+    def listen() -> None:
+        while True:
+            work.work()
+            handed = [one for one in work.hand_over(members) if not isinstance(one.item, PassEnd)]
+            for one in handed:
+                assert isinstance(one.item, BrokenBatch)
+                got[one.member].append(one.item.step)
+            if not handed and not work.feed.collect():
+                return
+
+    listen()
+    assert got[1] == got[2] == list(range(len(got[1]))) and 8 < len(got[1]) < 300
+    assert members.has_waiting(1) and len(work.feed.outbox) <= 8
+    members.reached(1, 1, len(got[1]))
+    members.reached(2, 7, len(got[2]))  # of another generation: it says nothing
+    listen()
+    assert len(got[1]) < 300, "the other one has read nothing"
+    while len(got[2]) < num_steps:
+        for member, steps in got.items():
+            members.reached(member, 1, len(steps))
+        before = len(got[2])
+        listen()
+        assert before < len(got[2]) < before + 300
+    assert got[1] == got[2] == list(range(num_steps))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 from group_run import END, STEPS, Run
+from sharing_run import Workshop
 
+from loaderd.daemon.delivery.outgoing import BrokenBatch
 from loaderd.daemon.groups.members import GRACE_S
 from loaderd.daemon.groups.shared_group import Shared, _Pass
 from loaderd.plan.passes import Pass
@@ -226,3 +228,31 @@ def test_those_wait_for_storage_who_have_asked_and_for_whom_nothing_is_there():
     run.release(2)
     run.go()
     assert run.got == {1: [0, 2], 2: [1]} and run.members.waiting() == []
+
+
+def test_broken_batches_are_kept_for_nobody_by_the_thousand():
+    """Nobody has asked for them yet; each says what is wrong with all of its records."""
+    num_steps = 500
+    work = Workshop(num_steps, 8, range(num_steps))
+    shared = Shared(work.feed, 1)
+    shared.join(1)
+    shared.start(1, 1, Pass(0, 1), 0, [])
+    got: list[int] = []
+
+    def listen() -> None:
+        while True:
+            work.work()
+            handed = [one.item for one in work.hand_over(shared) if isinstance(one.item, BrokenBatch)]
+            got.extend(item.step for item in handed)
+            assert len(work.feed.outbox) <= 8 and shared._at is not None and len(shared._at.ready) <= 8
+            if not handed and not work.feed.collect():
+                return
+
+    listen()
+    assert got == []
+    shared.want(1, 100)
+    listen()
+    assert got == list(range(100))
+    shared.want(1, num_steps)
+    listen()
+    assert got == list(range(num_steps))

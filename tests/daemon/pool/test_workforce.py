@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from page_workers import new_page
+from page_workers import answer_to, new_page
 from workforce_run import Crew, Hand
 
 from loaderd.daemon.delivery.outgoing import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.pool.tasks import MAX_DEATHS, LoadWork, Task, TrialWork
+from loaderd.daemon.pool.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TaskSource, TrialWork
+from loaderd.errors import LoaderdError
 from loaderd.memory.page import POSITION, split_key
 from loaderd.memory.taking import Taker
 from loaderd.options import Remainder
@@ -21,6 +22,7 @@ from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
+from loaderd.protocol.worker_messages import Done
 from loaderd.workers.fill import Claim
 
 _STALL_TIMEOUT_S = 8.0
@@ -285,6 +287,48 @@ def test_a_worker_that_was_stopped_just_behind_its_claim_is_replaced(line_of: An
     filler.page.say_makes(filler.seat, 0)
     assert not line.crew.workforce.scheduler.tasks_of(hand.number)
     assert hand.number in line.tick(3 * _STALL_TICKS)
+
+
+class Indexing(TaskSource):
+    """One index is wanted."""
+
+    def __init__(self) -> None:
+        self.task: Task | None = None
+        self.error: LoaderdError | None = None
+
+    def next_task(self) -> Task | None:
+        if self.task is not None:
+            return None
+        self.task = Task(self, IndexWork(0))
+        return self.task
+
+    def done(self, task: Task, result: Done) -> None:
+        raise AssertionError("nobody lives to end it")
+
+    def failed(self, task: Task, error: LoaderdError) -> None:
+        self.error = error
+
+
+def test_an_index_is_blamed_and_not_a_load_before_it_that_waits(line_of: Any):
+    """What a load reads is still on its way; and what is behind it is done meanwhile."""
+    line = line_of(400, 10, 100)
+    workforce, indexing = line.crew.workforce, Indexing()
+    (worker,) = line.crew.hands
+    load, other = workforce.scheduler.tasks_of(worker)
+    workforce.scheduler.end_task(worker, other.number, answer_to(other))
+    line.crew.add_source(indexing)
+    workforce.scheduler._sources.rotate(1)  # it is its turn
+    line.crew.assign()
+    for _ in range(MAX_DEATHS):
+        assert indexing.task in workforce.scheduler.tasks_of(worker)
+        assert workforce.doing(worker) == "the index of shard 0 (counted from 0)"
+        assert workforce.scheduler.silent(indexing, 0) is indexing.task
+        line.crew.kill(worker)
+        ((worker, hand),) = line.crew.hands.items()
+        hand.start()
+        line.listen()
+    assert load.deaths == 0 and indexing.error is not None
+    assert "3 workers in a row were lost at the index of shard 0" in indexing.error.message
 
 
 def test_the_load_that_a_worker_has_begun_is_blamed_and_not_one_that_stands_before_it(line_of: Any):
