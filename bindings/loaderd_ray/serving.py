@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 from ray.util import list_named_actors, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
 from loaderd.errors import OptionError, ServerError
 from loaderd_ray.actors import Manager, nodes_for
@@ -76,11 +77,15 @@ def serve(
         _check_same(ray.get(found.spec.remote(), timeout=_ANSWER_S), spec, token)
         return _wait_until_serving(found, timeout)
     _check_reach(spec)
-    manager = _start(spec, timeout)
+    manager, group = _start(spec, timeout)
     try:
         return _wait_until_serving(manager, timeout)
     except BaseException:
-        stop(name)
+        try:
+            stop(name)
+        finally:
+            if group is not None:  # stop() asks the Manager for it, which may not answer; twice does no harm
+                remove_placement_group(group)
         raise
 
 
@@ -166,7 +171,8 @@ def _check_reach(spec: Spec) -> None:
         )
 
 
-def _start(spec: Spec, timeout: float) -> Any:
+def _start(spec: Spec, timeout: float) -> tuple[Any, PlacementGroup | None]:
+    """The actor for all servers, and the group in which they have their places, if they have one."""
     group = None
     if spec.servers != "per-node":
         bundles = [{"CPU": spec.cpus}] * int(spec.servers)
@@ -181,7 +187,7 @@ def _start(spec: Spec, timeout: float) -> Any:
         options: dict[str, Any] = {"lifetime": "detached", "max_restarts": -1, "max_task_retries": -1, "num_cpus": 0}
         options["resources"] = {_HEAD: 0.001}  # the one node without which there is no cluster
         made = ray.remote(Manager).options(name=manager_name(spec.name), namespace=NAMESPACE, **options)
-        return made.remote(spec, group)
+        return made.remote(spec, group), group
     except BaseException:
         if group is not None:  # it would outlive this program, with nobody to remove it
             remove_placement_group(group)
@@ -191,7 +197,14 @@ def _start(spec: Spec, timeout: float) -> Any:
 def _wait_until_serving(manager: Any, timeout: float) -> list[ServerState]:
     until_s = time.monotonic() + timeout
     while True:
-        states: list[ServerState] = ray.get(manager.states.remote(), timeout=_ANSWER_S)
+        limit_s = max(_ANSWER_S, until_s - time.monotonic())  # the Manager may still be starting, too
+        try:
+            states: list[ServerState] = ray.get(manager.states.remote(), timeout=limit_s)
+        except ray.exceptions.GetTimeoutError:
+            raise ServerError(
+                f"the servers have not come to serve for {timeout:g} s:\n  their manager: it starts, or is stuck",
+                hint="Is a runtime_env still being made? `ray list actors` knows how far the Manager is.",
+            ) from None
         missing = [state for state in states if state.address is None]
         if states and not missing:
             return states

@@ -33,7 +33,7 @@ from loaderd_tf.attached import attach
 from loaderd_tf.calls import call_for_each, while_true
 from loaderd_tf.device import copy_ns, is_host
 from loaderd_tf.graph_loader import GraphLoader, cardinality
-from loaderd_tf.graphs import keep_with_graph, unconverted
+from loaderd_tf.graphs import check_process, keep_with_graph, unconverted
 from loaderd_tf.iterators import with_own_iterators
 from loaderd_tf.structure import check_element
 from loaderd_tf.unpack import check_unpacked, packed_schema
@@ -184,7 +184,10 @@ def _of_passes(
 
         @unconverted
         def num_passes(number: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(tf.numpy_function(called.num_passes, [number], tf.int64, stateful=False), [])
+            # The check of ``while_true`` would come too late: it takes the number of a pass first.
+            with tf.control_dependencies([check_process()]):
+                found = tf.numpy_function(called.num_passes, [number], tf.int64, stateful=False)
+            return tf.ensure_shape(found, [])
 
         passes = passes.map(num_passes, synchronous=True).flat_map(unconverted(tf.data.Dataset.range))
 

@@ -9,6 +9,7 @@ import select
 import threading
 import time
 from collections import Counter
+from hashlib import sha256
 from typing import Any
 
 from loaderd.errors import DaemonError, WorkerError, from_wire
@@ -87,7 +88,8 @@ class Makers:
 
         Raises WorkerError where three makers, one after the other, have died while they made it.
         """
-        if self._deaths[wanted.text] >= _MAX_DEATHS:
+        digest = sha256(wanted.text).digest()  # deaths are remembered, and a ticket may be long
+        if self._deaths[digest] >= _MAX_DEATHS:
             raise WorkerError(
                 f"{_MAX_DEATHS} processes of the server were lost at the making of these rows",
                 hint="A derived field that crashes or never ends, or too little memory, are the usual causes.",
@@ -97,7 +99,7 @@ class Makers:
                 raise NotReady("the server is full")
             self._calls += 1
         try:
-            made = self._make(wanted)
+            made = self._make(wanted, digest)
         finally:
             with self._lock:
                 self._calls -= 1
@@ -107,7 +109,7 @@ class Makers:
             raise from_wire(made.error)
         return made
 
-    def _make(self, wanted: Make) -> Made:
+    def _make(self, wanted: Make, digest: bytes) -> Made:
         maker = self._idle.get()
         try:
             if maker is None:
@@ -124,7 +126,7 @@ class Makers:
             self.restarts += 1
             if len(self._deaths) > _MOST_REMEMBERED:
                 self._deaths.clear()
-            self._deaths[wanted.text] += 1
+            self._deaths[digest] += 1
             _logger.error("a process that makes rows %s (%s); another one is started", how, closed)
             raise NotReady("the process that made the rows has ended; ask again") from None
         except DaemonError as error:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from certificates import make_certificates
@@ -18,9 +19,15 @@ from loaderd.errors import OptionError, ServerError
 ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 
 import loaderd_ray
+from loaderd_ray import serving
 from loaderd_ray.loaders import Addresses
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+
+def groups(*states):
+    """The names of the placement groups that are in one of these states."""
+    return [each["name"] for each in placement_group_table().values() if each["state"] in states]
 
 
 @pytest.fixture
@@ -117,15 +124,53 @@ def test_an_interrupted_start_leaves_no_place_taken(cluster):
         finally:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def groups(*states):
-        return [each["name"] for each in placement_group_table().values() if each["state"] in states]
-
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         loaderd_ray.serve("ray_datasets:train", name="waiting", servers=3, timeout=5.0)
     thread.join()
     wait_until(lambda: "loaderd-waiting" not in groups("PENDING", "CREATED", "RESCHEDULING"), 20.0)
+
+
+def test_a_manager_that_fails_leaves_no_place_taken(cluster, monkeypatch):
+    class Broken(serving.Manager):
+        def __init__(self, spec, group):
+            raise OSError("not on this machine")
+
+    monkeypatch.setattr(serving, "Manager", Broken)
+    with pytest.raises(ray.exceptions.RayActorError, match="not on this machine"):
+        loaderd_ray.serve("ray_datasets:train", name="broken", servers=2)
+    wait_until(lambda: "loaderd-broken" not in groups("PENDING", "CREATED", "RESCHEDULING"), 20.0)
+
+
+def test_a_manager_that_does_not_start_leaves_no_place_taken(cluster, monkeypatch):
+    class Endless(serving.Manager):
+        def __init__(self, spec, group):
+            time.sleep(600.0)
+
+    monkeypatch.setattr(serving, "Manager", Endless)
+    monkeypatch.setattr(serving, "_ANSWER_S", 1.0)
+    with pytest.raises(ServerError, match="have not come to serve for 3 s"):
+        loaderd_ray.serve("ray_datasets:train", name="endless", servers=2, timeout=3.0)
+    wait_until(lambda: "loaderd-endless" not in groups("PENDING", "CREATED", "RESCHEDULING"), 20.0)
+    with pytest.raises(ServerError, match="no servers are called 'endless'"):
+        loaderd_ray.status("endless")
+
+
+def test_a_manager_may_need_as_long_as_its_servers(cluster, monkeypatch):
+    """To start: the environment in which it runs may have to be made first."""
+
+    class Slow(serving.Manager):
+        def __init__(self, spec, group):
+            time.sleep(3.0)
+            super().__init__(spec, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serving, "Manager", Slow)
+        patch.setattr(serving, "_ANSWER_S", 0.5)
+        states = loaderd_ray.serve("ray_datasets:train", name="slow", servers=2)
+    assert all(state.address for state in states) and len(states) == 2
+    loaderd_ray.stop("slow")
 
 
 def test_servers_outlive_the_driver_that_started_them(cluster):

@@ -9,6 +9,7 @@ import re
 import socket
 
 import msgpack
+import network_server
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
@@ -118,6 +119,29 @@ def test_answers_are_kept_and_not_their_tickets(start_server):
             text = json.dumps({**ticket, "rows": [[first, 0, 0, 5]]}).encode() + b" " * (4_000_000)
             assert client.do_get(flight.Ticket(text)).read_all().num_rows == 5
     assert pss_bytes(server.gateway.pid) - before < 120_000_000
+
+
+def test_deaths_are_remembered_and_not_their_tickets(start_server, monkeypatch):
+    """Of makers, which a derived field ends."""
+    ending = network_server.MODULE.replace("2 * id", "__import__('os')._exit(1)")
+    monkeypatch.setattr(network_server, "MODULE", ending)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")  # what is freed, the kernel gets at once
+    server = start_server()
+    with flight.connect(server.address) as client:
+        (result,) = client.do_action(flight.Action(TABLE, b'{"dataset": "train"}'))
+        ticket = {"dataset": "train", "data": msgpack.unpackb(result.body.to_pybytes())["digest"]}
+
+        def ask(first):
+            text = json.dumps({**ticket, "rows": [[first, 0, 0, 5]]}).encode() + b" " * (4_000_000)
+            client.do_get(flight.Ticket(text)).read_all()
+
+        before = pss_bytes(server.gateway.pid)
+        for first in [*range(12), 0, 0]:
+            with pytest.raises(flight.FlightUnavailableError, match="the process that made the rows has ended"):
+                ask(first)
+        with pytest.raises(pa.ArrowException, match="3 processes of the server were lost"):
+            ask(0)
+    assert pss_bytes(server.gateway.pid) - before < 30_000_000
 
 
 def test_a_data_set_that_there_is_not_is_not_read(start_server, capfd):

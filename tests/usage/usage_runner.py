@@ -242,6 +242,7 @@ _VARYING = [
     (re.compile(r"^.*Optimization loop failed: CANCELLED.*\n", re.M), ""),
     # Of a strategy's iterator that is dropped while it copies ahead: by timing, whatever it iterates over.
     (re.compile(r"^.*(GetNextFromShard|Function was cancelled before|node RemoteCall).*\n", re.M), ""),
+    (re.compile(r"^.*(CANCELLED: RecvAsync|remotecall_target).*\n", re.M), ""),
     (re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ", re.M), ""),
     (re.compile(r"^([IWEF])0000 00:00:[\d.]+ +\d+ ", re.M), r"\1 "),
     (re.compile(r"\b\d+(\.\d+)?(s|ms|us)(/(step|epoch))?\b"), "T"),

@@ -29,22 +29,30 @@ def cluster_of(**tasks):
     )
 
 
+def data_service():
+    """Where a tf.data service is, with a worker in a process of its own, which ends with this one."""
+    here, there = forking.Pipe()
+
+    def serve():
+        dispatcher = tf.data.experimental.service.DispatchServer()
+        config = tf.data.experimental.service.WorkerConfig(dispatcher_address=dispatcher.target.split("://")[1])
+        worker = tf.data.experimental.service.WorkerServer(config)
+        there.send(dispatcher.target)
+        worker.join()
+
+    forking.Process(target=serve, daemon=True).start()
+    return here.recv()
+
+
 # %% data_service: guide "data", tf.data service, with a worker in a process of its own
 # says: run `loaderd serve` and give each consumer loaderd_tf.from_loader(loaderd.connect(…))
-here, there = forking.Pipe()
-
-
-def serve():
-    dispatcher = tf.data.experimental.service.DispatchServer()
-    config = tf.data.experimental.service.WorkerConfig(dispatcher_address=dispatcher.target.split("://")[1])
-    worker = tf.data.experimental.service.WorkerServer(config)
-    there.send(dispatcher.target)
-    worker.join()
-
-
-forking.Process(target=serve, daemon=True).start()
-service = here.recv()
+service = data_service()
 list(make().apply(tf.data.experimental.service.distribute("parallel_epochs", service)))
+
+# %% growing_data_service: the same, of data that grow
+# says: run `loaderd serve` and give each consumer loaderd_tf.from_loader(loaderd.connect(…))
+service = data_service()
+list(make(refresh="epoch").apply(tf.data.experimental.service.distribute("parallel_epochs", service)))
 
 # %% parameter_server: guide "parameter_server_training", with loaderd_tf.distribute
 # says: OptionError: strategy must feed its replicas from their own process, got a ParameterServerStrategy
