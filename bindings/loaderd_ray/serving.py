@@ -20,6 +20,7 @@ from loaderd_ray.spec import NAMESPACE, PerNode, ServerState, Spec, manager_name
 _ANSWER_S = 20.0
 _LOOK_EVERY_S = 0.2
 _MAX_FAILURES = 2
+_HINT_NOT_SERVING = "Can their node import the module, and read the shards? `ray logs` has all that they said."
 _HEAD = "node:__internal_head__"
 """A resource that Ray gives to the cluster's head."""
 
@@ -205,6 +206,8 @@ def _wait_until_serving(manager: Any, timeout: float) -> list[ServerState]:
                 f"the servers have not come to serve for {timeout:g} s:\n  their manager: it starts, or is stuck",
                 hint="Is a runtime_env still being made? `ray list actors` knows how far the Manager is.",
             ) from None
+        except ray.exceptions.RayActorError as error:
+            raise ServerError(f"the servers' manager has ended: {error}", hint=_HINT_NOT_SERVING) from None
         missing = [state for state in states if state.address is None]
         if states and not missing:
             return states
@@ -214,6 +217,6 @@ def _wait_until_serving(manager: Any, timeout: float) -> list[ServerState]:
             named = "\n".join(f"  {each.machine or each.key}: {each.error or 'it starts'}" for each in missing[:5])
             raise ServerError(
                 f"{len(missing)} of {len(states)} servers {waited}:\n{named}",
-                hint="Can their node import the module, and read the shards? `ray logs` has all that they said.",
+                hint=_HINT_NOT_SERVING,
             )
         time.sleep(_LOOK_EVERY_S)
