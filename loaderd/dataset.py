@@ -306,12 +306,17 @@ def anchored(dataset: AnyDataset) -> AnyDataset:
     return dataset.with_leaves(lambda leaf: replace(leaf, shards=absolute_names(leaf.shards)))
 
 
-def joined_text(dataset: AnyDataset) -> dict[str, str]:
-    """The weights of a Mix as text, for a position's ``of``; else nothing."""
-    if not isinstance(dataset, Mix):
+def joined_text(dataset: AnyDataset, name: str = "") -> dict[str, str]:
+    """The weights of each Mix in it as text, for a position's ``of``; ``name``: what it is called itself."""
+    if isinstance(dataset, Dataset):
         return {}
-    weights = {epoch: [str(weight) for weight in weights] for epoch, weights in dataset.schedule.items()}
-    return {"weights": f"{weights}, epochs of {dataset.epoch_records or 'all'} records"}
+    found = {}
+    if isinstance(dataset, Mix):
+        weights = {epoch: [str(weight) for weight in weights] for epoch, weights in dataset.schedule.items()}
+        found[f"{name} weights".strip()] = f"{weights}, epochs of {dataset.epoch_records or 'all'} records"
+    for own, part in dataset.parts().items():
+        found.update(joined_text(part, f"{name}.{own}".lstrip(".")))
+    return found
 
 
 def _difference(one: Schema, other: Schema) -> str:

@@ -213,7 +213,7 @@ class StreamOptions:
     def window_records(self, row_bytes: int) -> int:
         """Rows of a window: never fewer than a batch, so that a batch does not need many windows at a time."""
         if not self.shuffle:
-            wanted = _UNSHUFFLED_WINDOW_RECORDS
+            wanted = min(_UNSHUFFLED_WINDOW_RECORDS, DEFAULT_WINDOW_BYTES // row_bytes)
         elif isinstance(self.shuffle, Shuffle) and self.shuffle.window_records is not None:
             wanted = self.shuffle.window_records
         else:

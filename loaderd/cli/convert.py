@@ -202,10 +202,14 @@ def _plan_games(files: list[ShardFile], arguments: argparse.Namespace) -> _Plan:
             progress(done_bytes + offset, total)
 
         for number, file in enumerate(files):
-            games += pgn.find_games(number, file, show)
+            found = list(pgn.find_games(number, file, show))
+            if file.size_bytes and not found:
+                raise NoShardsError(
+                    f"no game in {file.uri}",
+                    hint='A game begins with a line "[Event …". Compressed PGN must be decompressed first.',
+                )
+            games += found
             done_bytes += file.size_bytes
-    if not games:
-        raise NoShardsError(f"no game in {count(len(files), 'file')}", hint='A game begins with a line "[Event …".')
     lots = list(plan_games(games, as_count(arguments.games_per_shard, "--games-per-shard")))
     return _Plan(files, [], dict(pgn.SCHEMA.features), lots, [])
 

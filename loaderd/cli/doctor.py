@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.doctor_shards import add_shard_options, examine
+from loaderd.cli.server_access import access_of, add_access
 from loaderd.client.connect import ask_status
 from loaderd.client.running import RunningStream, running_streams
 from loaderd.diagnosis import COPY_TO_DEVICE, Diagnosis, diagnose_samples
 from loaderd.errors import LoaderdError, OptionError
-from loaderd.remote.address import TOKEN_VARIABLE
-from loaderd.remote.security import read_token
+from loaderd.tls import TLS
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -59,9 +59,7 @@ def add_to(commands: Commands) -> None:
         metavar="SHARE",
         help="a share of the time, from 0 to 1; above it, the exit status is 1; default: %(default)s",
     )
-    parser.add_argument(
-        "--token-file", metavar="FILE", help=f"holds the server's token; default: the variable {TOKEN_VARIABLE}"
-    )
+    add_access(parser)
     add_shard_options(parser)
 
 
@@ -87,7 +85,8 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
     """Of all targets. Raises LoaderdError if there is none."""
     targets: Sequence[str] = arguments.targets
     if targets and all(target.startswith(_ADDRESSES) for target in targets):
-        return [case for target in targets for case in _of_server(target, read_token(arguments.token_file))]
+        access = access_of(arguments)
+        return [case for target in targets for case in _of_server(target, *access)]
     wrong = [target for target in targets if not target.isdigit()]
     if wrong:
         is_path = glob.glob(wrong[0]) or os.path.exists(wrong[0])
@@ -112,8 +111,8 @@ def _diagnosis(stream: RunningStream) -> Diagnosis:
     return diagnose_samples(stream.watched.samples(), stream.watched.facts)
 
 
-def _of_server(address: str, token: str | None) -> list[Case]:
-    consumers: list[Mapping[str, Any]] = ask_status(address, token=token)["consumers"]
+def _of_server(address: str, token: str | None, tls: TLS | None) -> list[Case]:
+    consumers: list[Mapping[str, Any]] = ask_status(address, token=token, tls=tls)["consumers"]
     found = [one for one in consumers if one.get("diagnosis")]
     if not found:
         raise OptionError(

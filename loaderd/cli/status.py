@@ -14,13 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from loaderd.cli.server_access import access_of, add_access
 from loaderd.cli.spans import span
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.machine import in_mib
-from loaderd.remote.address import TOKEN_VARIABLE
-from loaderd.remote.security import read_token
-from loaderd.tls import TLS
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -48,16 +46,7 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--json", action="store_true", help="all of it, as a JSON object")
     parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
-    parser.add_argument(
-        "--token-file", metavar="FILE", help=f"holds the server's token; default: the variable {TOKEN_VARIABLE}"
-    )
-    parser.add_argument(
-        "--tls-ca", metavar="FILE", help="PEM file: the CA of the server's certificate; default: the system's CAs"
-    )
-    parser.add_argument(
-        "--tls-cert", metavar="FILE", help="PEM file: a certificate of your own, if the server asks for one"
-    )
-    parser.add_argument("--tls-key", metavar="FILE", help="PEM file: the private key of --tls-cert")
+    add_access(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,9 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.watch and not sys.stdout.isatty():
             raise OptionError("standard output must be a terminal, for --watch; it is a file or a pipe")
-        token = read_token(arguments.token_file)
-        given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
-        tls = TLS(*given) if any(given) else None
+        token, tls = access_of(arguments)
 
         def ask() -> tuple[float, Report]:
             report = ask_status(arguments.address, token=token, tls=tls)

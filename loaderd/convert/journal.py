@@ -6,6 +6,7 @@ conversion was killed; what has no line is written again. Each line is appended 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,6 +20,7 @@ from loaderd.errors import OptionError
 
 NAME = ".loaderd-convert.jsonl"
 _PREFIX = "shard-"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as of Lustre, mounted without flock
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def note(folder: Path, written: Written) -> None:
 
 
 class Journal:
-    """The folder of one conversion, which no other one writes to while this object is there.
+    """The folder of one conversion, which no other one writes to while this object is there. On a file
+    system without locks, it is the user who must see to that.
 
     ``job``: what it is of, as JSON's values. Raises OptionError where the folder has another conversion, one that
     runs, or files that would be taken for shards of this one.
@@ -83,6 +86,9 @@ class Journal:
             raise OptionError(
                 f"--to {self._folder} is being written by another conversion", hint="Wait for it, or end it."
             ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         self._file.seek(0)
         lines = self._file.read().split(b"\n")
         begin = {"kind": "job", "digest": _digest_of(job), **job}

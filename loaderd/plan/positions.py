@@ -164,15 +164,13 @@ class Course:
         num_hosts, batch_size = self._options.shard[1], self._options.batch_size
         epoch, batch = self.batches(pass_).place_of(step)
         here = Position(pass_.first_epoch + epoch, batch, num_hosts, batch_size, of=self._of)
+        # Where batches go on over the ends of epochs, it matters where they began, also to who goes on for longer.
+        carries = self._options.remainder == "carry"
         if epoch == pass_.epochs:  # behind the pass: the next one begins here
-            return here
+            return replace(here, first_epoch=here.epoch) if carries else here
         here = replace(here, listing=pass_.listing)
-        past = pass_.past if epoch == 0 or self._options.remainder == "carry" else ()
-        if not past and (
-            self._options.remainder != "carry" or pass_.first_epoch == self._usual_first_epoch(here.epoch)
-        ):
-            return here
-        return replace(here, first_epoch=pass_.first_epoch, past=past)
+        past = pass_.past if epoch == 0 or carries else ()
+        return replace(here, first_epoch=pass_.first_epoch, past=past) if past or carries else here
 
     def after(self, position: Position, batches: int) -> Position:
         """The position so many batches later, passes following each other. Raises OptionError as :meth:`find`."""

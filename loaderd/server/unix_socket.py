@@ -58,13 +58,18 @@ class UnixSocket:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make ``folder``, for this user alone. Raises ServerError if it exists and others may write there.
+    """Make ``folder``, for this user alone. Raises ServerError if it cannot be, or others may write there.
 
     For a folder in /tmp, where any user may have made it before.
     """
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        raise ServerError(
+            f"cannot listen in {folder}: {error.strerror}", hint="Choose another path with --unix."
+        ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ServerError(
             f"{folder} must be a folder of user {os.getuid()} with mode 0700, "

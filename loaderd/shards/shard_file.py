@@ -41,9 +41,16 @@ class ShardFile(NamedTuple):
     @property
     def name(self) -> str:
         """The file's name, without its folders and without a URI's query: what stays when shards are moved."""
-        if not is_remote(self.uri):
-            return posixpath.basename(self.uri)
-        return unquote(posixpath.basename(self.uri.partition("?")[0]))
+        return posixpath.basename(self.path)
+
+    @property
+    def path(self) -> str:
+        """The URI, without its query and not quoted; on this machine, the path."""
+        return unquote(self.uri.partition("?")[0]) if is_remote(self.uri) else self.uri
+
+    def is_at(self, path: str) -> bool:
+        """Whether its path ends with this one, of a file below any folder."""
+        return f"/{self.path}".endswith(f"/{path}")
 
     @property
     def has_version(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_processes import kill, newest_daemon
 
 import loaderd
 from loaderd import Concat, Dataset, Mix, Position
@@ -294,3 +295,74 @@ def test_growing_data_that_end_or_cannot_be_carried(
         shards[0].write_bytes(content[0])
         numbers = [number for batch, _ in zip(loader, range(3), strict=False) for number in check_batch(batch)]
         assert sorted(numbers) == list(range(50)), "the loader is none the worse"
+
+
+def test_growing_data_whose_folders_hold_the_same_names(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
+):
+    """A folder for each generation, say."""
+    paths = write_numbered([50] * 6)
+    for number, path in enumerate(paths):
+        folder = tmp_path / f"all/gen-{number // 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if number < 4:
+            path.rename(folder / f"part-{number % 2}.tfrecord")
+    tail = Dataset(str(tmp_path / "all/gen-*/*.tfrecord"), numbered_schema, shuffle=SMALL, refresh="epoch")
+    with loaderd.Loader(tail, batch_size=20, workers=2) as loader:
+        batches = iter(loader)
+        taken = check_batch(next(batches))
+        position = Position.from_json(loader.position.to_json())
+        kill(newest_daemon())
+        rest = [check_batch(batch) for batch in batches]
+        assert loader.statistics().daemon_restarts == 1
+    assert sorted(taken + flat(rest)) == list(range(200))
+    assert [entry[:3] for entry in position.listing or () if entry] == [
+        ("gen-0/part-0.tfrecord", "gen-1/part-1.tfrecord", 4)
+    ]
+    for number, path in enumerate(paths[4:]):
+        path.rename(tmp_path / f"all/gen-2/part-{number}.tfrecord")
+    with loaderd.Loader(tail, batch_size=20, workers=1, start=position) as loader:
+        assert [check_batch(batch) for batch in loader] == rest
+        assert sorted(flat([check_batch(batch) for batch in loader])) == list(range(300))
+
+
+def test_a_position_of_data_of_another_number_of_sets(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    one = Dataset(write_numbered([100]), numbered_schema, shuffle=SMALL, refresh="epoch")
+    with loaderd.Loader(one, batch_size=20, workers=1) as loader:
+        check_batch(next(iter(loader)))
+        position = loader.position
+    mix = Mix({"a": 0.5, "b": 0.5}, {"a": one, "b": one}, epoch_records=100)
+    with pytest.raises(OptionError, match="data of 1 sets: expected to find them again, found 2"):
+        loaderd.Loader(mix, batch_size=20, workers=1, start=replace(position, of={}))
+
+
+def test_a_shard_of_several_sets_is_indexed_once_and_its_damage_is_named_once(
+    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
+):
+    paths = write_numbered([100, 100])
+    data = bytearray(paths[0].read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    paths[0].write_bytes(data)
+    halves = Concat(Dataset(paths, numbered_schema, shuffle=SMALL, index_cache="none").split(0.5, 0.5))
+    with pytest.raises(CorruptRecordError, match="1 damaged record in 1 of 2 shards") as caught:
+        loaderd.Loader(halves, batch_size=20, workers=1)
+    assert len(caught.value.damages) == 1
+    skipping = halves.with_leaves(lambda leaf: replace(leaf, on_corrupt="skip_record"))
+    skipping = skipping.with_leaves(lambda leaf: replace(leaf, index_cache=tmp_path / "cache"))
+    for cached in (0, 2):
+        with loaderd.Loader(skipping, batch_size=20, workers=1) as loader:
+            statistics = loader.statistics()
+            assert (statistics.num_records, statistics.index_cached) == (199, cached)
+
+
+def test_weights_of_a_mix_in_a_row_of_sets_are_part_of_a_position(apart: dict[str, Dataset], check_batch: Check):
+    def rows(weights: dict[str, float]) -> Concat:
+        return Concat([Mix(weights, apart, 100), apart["a"]])
+
+    with loaderd.Loader(rows({"a": 0.5, "b": 0.5}), batch_size=20, workers=1) as loader:
+        next(iter(loader))
+        position = loader.position
+    with pytest.raises(OptionError, match=r"0 weights: .*1/2.* when the position was taken, .*9/10.* now"):
+        loaderd.Loader(rows({"a": 0.9, "b": 0.1}), batch_size=20, workers=1, start=position)

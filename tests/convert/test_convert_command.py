@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -189,6 +190,24 @@ def test_two_conversions_do_not_write_to_one_folder(
     status, _, errors = refused(capsys, *OPTIONS, "--to", "to")
     assert status == 2 and "is being written by another conversion" in errors
     journal.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_where_the_file_system_has_no_locks_it_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    def flock(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"):
+            Journal(tmp_path, {"version": 1}, ".tfrecord")
+        return
+    for _ in range(2):
+        Journal(tmp_path, {"version": 1}, ".tfrecord").close()
+    (line,) = (tmp_path / NAME).read_text().splitlines()
+    assert json.loads(line)["version"] == 1
 
 
 def test_games_are_told_by_their_content(tmp_path: Path, lc0_games: list[Path], write_tar: Callable[..., Path]):

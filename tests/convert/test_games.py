@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import subprocess
@@ -142,6 +143,20 @@ def test_games_are_found_wherever_pieces_end(
         assert list(pgn.find_games(4, file, lambda offset: None)) == whole
     rows, without, faults = read(path, "eval")
     assert (len(rows), without, faults) == (15, 18, [])
+
+
+def test_a_file_without_a_game_is_refused_by_name(tmp_path: Path):
+    """Such as a compressed one beside others; one without a byte has no game either, and is passed over."""
+    write(tmp_path / "a.pgn", MATED)
+    write(tmp_path / "b.pgn")
+    command = [*COMMAND, "*.pgn*", "--to", "to"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "c.pgn.gz").write_bytes(gzip.compress(DRAWN.encode()))
+    command[-1] = "new"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2 and "no game in " in done.stderr and "c.pgn.gz" in done.stderr, done
+    assert "decompressed" in done.stderr and not (tmp_path / "new").exists()
 
 
 def test_no_game_is_in_two_shards():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from loaderd.options import Remainder
+from loaderd.options import Remainder, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.shares import HostShare, Rest
 
@@ -100,3 +100,10 @@ def test_far_out_is_as_near_as_the_start(remainder: Remainder):
     assert plan.step_at(epoch, batch) == step
     assert segment.window // plan.first.num_windows == epoch
     assert step <= plan.last_step_in(segment.window) <= step + 262_145 // 512 + 1
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_window_of_large_rows_is_bounded_by_its_bytes(shuffle: bool):
+    options = StreamOptions(8, shuffle=shuffle)
+    assert options.window_records(150_528) == (256 << 20) // 150_528
+    assert StreamOptions(4096, shuffle=shuffle).window_records(150_528) == 4096, "and holds a batch"

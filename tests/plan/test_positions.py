@@ -94,6 +94,37 @@ def test_every_position_of_a_pass_leads_back_to_its_batch(job: Job):
             pass_ = course.next_pass(pass_)
 
 
+@given(job=jobs, epochs=st.none() | st.integers(1, 5), step=st.integers(0, 40))
+def test_a_training_that_goes_on_for_longer_gets_what_is_left(job: Job, epochs: int | None, step: int):
+    """Also of batches that go on over the ends of epochs: the last one of a pass is short, and so begins the next."""
+    longer = replace(job, options=replace(job.options, epochs=epochs))
+    got: Counter[Row] = Counter()
+    reached: list[int] = []
+    for host in range(job.hosts):
+        course, then = job.course(host), longer.course(host)
+        pass_ = Pass(0, job.options.epochs)
+        num_steps = course.batches(pass_).num_steps
+        assert num_steps is not None
+        at = min(step, num_steps)
+        try:
+            found, begin = then.find(course.position(pass_, at))
+        except OptionError:
+            assert epochs is not None and at < num_steps, "of fewer epochs there may be no such batch"
+            return
+        end = then.batches(found).num_steps
+        taken = [job.batch(job.plan(pass_, host), pass_, number) for number in range(at)]
+        plan, stop = longer.plan(found, host), begin + 40
+        rest = [longer.batch(plan, found, number) for number in range(begin, stop if end is None else min(stop, end))]
+        got.update(row for batch in taken + rest for row in batch)
+        goes_on = end is None or stop < end
+        reached.append(max((row[0] for batch in taken + rest for row in batch), default=0) + (not goes_on))
+    assert not got or max(got.values()) == 1
+    if job.options.remainder != "drop":
+        records = [(block, number) for block, count in enumerate(job.counts) for number in range(count)]
+        complete = [(epoch, *record) for epoch in range(min(reached)) for record in records]
+        assert all(got[row] == 1 for row in complete), "not a record is left out"
+
+
 def course_steps(course: Course, pass_: Pass) -> int:
     """Batches of all passes in front of this one."""
     before, steps = Pass(0, pass_.epochs), 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from commands import run
 
 import loaderd
 from loaderd.client.connect import ask_status
@@ -33,6 +36,23 @@ def test_who_has_the_token_gets_batches(server, tls, monkeypatch):
     monkeypatch.setenv("LOADERD_TOKEN", TOKEN)
     with loaderd.connect(server.address, dataset="train", batch_size=100, tls=tls) as loader:
         assert sum(batch.num_records for batch in loader) == 1000
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_commands_show_the_token_and_believe_the_ca_that_they_are_given(command, server, certificates, tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    options = [command, server.address, "--json", "--token-file", tmp_path / "token"]
+    with loaderd.connect(server.unix_address, dataset="train", batch_size=100, name="trainer") as loader:
+        next(iter(loader))
+        said = json.loads(run(*options, "--tls-ca", certificates.ca).stdout)
+        assert "trainer" in (said[0]["who"] if command == "doctor" else said["consumers"][0]["name"])
+        for wrong, why in (
+            (["--tls-ca", certificates.other_ca], "is not trusted"),
+            (["--tls-cert", certificates.client_cert], "TLS.cert and TLS.key belong together"),
+        ):
+            done = run(*options, *wrong)
+            assert done.returncode and why in done.stderr
 
 
 @pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x"])

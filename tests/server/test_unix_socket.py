@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -154,3 +155,16 @@ def test_a_folder_in_tmp_must_be_ours(tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(ServerError, match="found lrwxrwxrwx"):
         make_private_folder(tmp_path / "link")
+
+
+@pytest.mark.parametrize("method", ["mkdir", "lstat"])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, method, fail)
+    with pytest.raises(
+        ServerError, match=f"cannot listen in {tmp_path / 'loaderd-0'}: Read-only file system"
+    ) as caught:
+        make_private_folder(tmp_path / "loaderd-0")
+    assert "--unix" in caught.value.hint

@@ -7,8 +7,8 @@ record, so that a position in that epoch can be gone back to when there are more
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -37,21 +37,26 @@ def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[li
     """
     if listing is None:
         return found
+    if len(listing) != len(found):
+        raise OptionError(
+            f"the position belongs to data of {len(listing)} sets: expected to find them again, found {len(found)}",
+            hint="Give the data set that it was taken with, or go without it.",
+        )
     return [files if entry is None else _listed(files, *entry) for files, entry in zip(found, listing, strict=True)]
 
 
 def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -> list[ShardFile]:
     """Those from ``first`` to ``last``; raises OptionError unless they are ``count``."""
-    names = [file.name for file in files]
-    missing = [name for name in (first, last) if name not in names]
-    between = [] if missing else files[names.index(first) : names.index(last) + 1]
-    if len(between) != count:
-        found = f"{' and '.join(missing)} missing" if missing else f"{len(between)}"
-        raise OptionError(
-            f"the position belongs to {count} shards, {first} to {last}: expected to find them again, found {found}",
-            hint="Bring them back, or go without the position.",
-        )
-    return between
+    begins, ends = ([at for at, file in enumerate(files) if file.is_at(path)] for path in (first, last))
+    begin = next((at for at in begins if at + count - 1 in ends), None)
+    if begin is not None:
+        return files[begin : begin + count]
+    missing = [path for path, places in ((first, begins), (last, ends)) if not places]
+    found = f"{' and '.join(missing)} missing" if missing else f"{max(0, ends[-1] - begins[0] + 1)}"
+    raise OptionError(
+        f"the position belongs to {count} shards, {first} to {last}: expected to find them again, found {found}",
+        hint="Bring them back, or go without the position.",
+    )
 
 
 class Data:
@@ -67,19 +72,20 @@ class Data:
         self.files = [file for files in sets for file in files]
         self._storage = options.storage
         indexes = [[index_of(file) for file in files] for files in sets]
-        damages = [damage for of_set in indexes for index in of_set for damage in index.damages]
-        unreadable = [index.error for of_set in indexes for index in of_set if index.error is not None]
+        of_files = {index.file: index for of_set in indexes for index in of_set}  # several sets may have one
+        damages = [damage for index in of_files.values() for damage in index.damages]
+        unreadable = [index.error for index in of_files.values() if index.error is not None]
         most = MAX_NAMED_DAMAGES if options.report is None else MAX_REPORTED_DAMAGES
         if damages and options.on_corrupt == "raise":
-            raise damage_error(damages, len(self.files), unreadable, most)
+            raise damage_error(damages, len(of_files), unreadable, most)
         self.damages: list[Damage] = damages[:most]
         self.warnings: list[str] = []
         """What people should hear of what is left out."""
         if unreadable:
-            text = f"{len(unreadable)} of {len(self.files)} shards cannot be indexed and are left out"
+            text = f"{len(unreadable)} of {len(of_files)} shards cannot be indexed and are left out"
             self.warnings.append(f"{text}: {unreadable[0].message}")
         if options.on_corrupt == "skip_shard":
-            self.warnings += _left_out_whole([index for of_set in indexes for index in of_set])
+            self.warnings += _left_out_whole(of_files)
         leaves = dataset.leaves()
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
         self._tables = [
@@ -174,9 +180,8 @@ class Data:
         return block - (self._block_ends[of_set - 1] if of_set else 0), of_set
 
 
-def _left_out_whole(indexes: Sequence[ShardIndex]) -> list[str]:
+def _left_out_whole(shards: Mapping[ShardFile, ShardIndex]) -> list[str]:
     """A warning of the damaged shards: their records that are sound are among no damages."""
-    shards = {index.file: index for index in indexes}  # several sets may have one
     damaged = {file.uri: index for file, index in shards.items() if index.damages and index.error is None}
     if not damaged:
         return []
@@ -189,12 +194,16 @@ def _left_out_whole(indexes: Sequence[ShardIndex]) -> list[str]:
 
 
 def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> tuple[str, str, int, str] | None:
-    """What to write down of the shards of a set: [first name, last name, count, digest]; None if it does not grow.
+    """What to write down of the shards of a set: [first, last, count, digest]; None if it does not grow.
 
-    Shards in front of the newest records are left out, so that they may be deleted.
+    Shards in front of the newest records are left out, so that they may be deleted. The first and the last one by
+    their paths below the folder that all are in: the same names may stand in each of several folders.
     """
     if not leaf.grows:
         return None
     counts_all = any(isinstance(operation, (Take, Skip)) for operation in leaf.selection)
     first = 0 if counts_all else table.place(0).block.shard - table.first_shard
-    return files[first].name, files[-1].name, len(files) - first, table.digest
+    folders = [file.path.split("/")[:-1] for file in (files[0], files[-1])]  # in order: all others are between
+    depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*folders, strict=False)))
+    begin, end = ("/".join(file.path.split("/")[depth:]) for file in (files[first], files[-1]))
+    return begin, end, len(files) - first, table.digest

@@ -113,9 +113,9 @@ class LocalPreparation(Preparation):
         if self.error is not None:
             return
         options = self._options
-        files = [file for files in self.sets for file in files]
+        files = dict.fromkeys(file for files in self.sets for file in files)  # several sets may have one
         self.index_pass = IndexPass(
-            files,
+            list(files),
             IndexCache(options.index_cache, options.block_records, self._dataset.schema.records),
             self._known,
             options.storage.requests,

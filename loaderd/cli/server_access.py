@@ -1,0 +1,29 @@
+"""What ``loaderd status`` and ``loaderd doctor`` show to a server on the network, and what they believe."""
+
+from __future__ import annotations
+
+import argparse
+
+from loaderd.remote.address import TOKEN_VARIABLE
+from loaderd.remote.security import read_token
+from loaderd.tls import TLS
+
+
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """The options of :func:`access_of`."""
+    parser.add_argument(
+        "--token-file", metavar="FILE", help=f"holds the server's token; default: the variable {TOKEN_VARIABLE}"
+    )
+    parser.add_argument(
+        "--tls-ca", metavar="FILE", help="PEM file: the CA of the server's certificate; default: the system's CAs"
+    )
+    parser.add_argument(
+        "--tls-cert", metavar="FILE", help="PEM file: a certificate of your own, if the server asks for one"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file: the private key of --tls-cert")
+
+
+def access_of(arguments: argparse.Namespace) -> tuple[str | None, TLS | None]:
+    """The token and the certificates, None where there are none. Raises OptionError."""
+    given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    return read_token(arguments.token_file), TLS(*given) if any(given) else None
