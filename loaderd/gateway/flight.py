@@ -52,7 +52,16 @@ from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Gateway, Make, Status, Stop
 from loaderd.protocol.process import enter_process
 from loaderd.remote.security import is_bearer, read_pem
-from loaderd.remote.tickets import AUTHORIZATION, COLUMN, CONSUMER, MAX_REQUEST_BYTES, TABLE, RowsTicket, parse
+from loaderd.remote.tickets import (
+    AUTHORIZATION,
+    COLUMN,
+    CONSUMER,
+    MAX_REQUEST_BYTES,
+    TABLE,
+    RowsTicket,
+    parse,
+    parse_object,
+)
 
 _TABLE_CELL = -1
 _NO_TOKEN = "the token is missing, or wrong"
@@ -167,7 +176,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         with self._admitted(context) as name:
             reader = name or "a Flight client", _host_of(context.peer())
             text = _not_too_long(ticket.ticket)
-            if b'"rows"' in text:
+            if "rows" in parse_object(text, "a ticket"):
                 return self._rows(reader, parse(RowsTicket, text), text)
             wanted = Ticket.parse(text)
             schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
@@ -177,7 +186,9 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
     def _batches(self, wanted: Ticket, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         with _in_words(), self._place():
-            yield from batches_of(self._daemon, wanted, schema)
+            for batch, position in batches_of(self._daemon, wanted, schema):
+                self._hold_back(batch.nbytes)
+                yield batch, position
 
     def _rows(self, reader: Reader, ticket: RowsTicket, text: bytes) -> flight.GeneratorStream:
         def make(answer: Answer) -> None:

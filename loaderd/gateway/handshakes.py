@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -47,6 +48,7 @@ def _read(read_fd: int, before: int, refused: Refused) -> None:
             begun = b""
         for line in lines:
             if not _OF_GRPC.match(line):
-                os.write(before, line + b"\n")
+                with contextlib.suppress(OSError):  # a full disk; who writes to this pipe must not wait
+                    os.write(before, line + b"\n")
             elif found := _FAILED.search(line):
                 refused(SOMEWHERE, f"the TLS handshake failed: {found[1].decode(errors='replace').strip()}")

@@ -45,23 +45,23 @@ def _about(dataset: Mapping[str, Any]) -> str:
     )
 
 
-def unix(path: str, report: Mapping[str, Any]) -> list[Line]:
+def unix(path: str, options: ServerOptions) -> list[Line]:
     """How to connect on this machine."""
-    return [_connect(f"unix://{path}", report, "")]
+    return [_connect(f"unix://{path}", options, "")]
 
 
-def network(address: Address, options: ServerOptions, report: Mapping[str, Any]) -> list[Line]:
+def network(address: Address, options: ServerOptions) -> list[Line]:
     """How to connect from other machines; ``address`` is where the gateway listens."""
     host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
     scheme = "grpc+tls" if options.tls_cert else "grpc"
     note = f"  # with the token in {TOKEN_VARIABLE}" if options.token else ""
-    lines = [_connect(f"{scheme}://{Address(host, address.port)}", report, note)]
+    lines = [_connect(f"{scheme}://{Address(host, address.port)}", options, note)]
     if options.insecure and not (options.tls_cert and options.token):
         lines.append((logging.WARNING, f"--insecure: anybody who can connect to {address} can read the data sets"))
     return lines
 
 
-def _connect(address: str, report: Mapping[str, Any], note: str) -> Line:
-    name = report["datasets"][0]["name"]
+def _connect(address: str, options: ServerOptions, note: str) -> Line:
+    name = options.targets[0].partition(":")[2]  # there may be no daemon at the moment that would say it
     call = f'loaderd.connect("{address}", dataset="{name}", batch_size={TYPICAL_BATCH_SIZE})'
     return logging.INFO, f"connect with {call}{note}"

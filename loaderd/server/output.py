@@ -6,6 +6,7 @@ become messages of the log.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -62,7 +63,13 @@ class Output:
 
     def _pass_on(self, line: bytes) -> None:
         if line.startswith(b'{"time": ') and line.endswith(b"}"):
-            sys.stderr.buffer.write(line + b"\n")
-            sys.stderr.buffer.flush()
+            _write(line + b"\n")
         elif line.strip():
             _logger.info("%s printed: %s", self._name, line.decode(errors="replace"))
+
+
+def _write(data: bytes) -> None:
+    """To standard error, if it can be written, and not through a buffer, which would keep what cannot be."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(sys.stderr.fileno(), data) :]

@@ -248,10 +248,10 @@ class Supervisor:
                 # With the actual port, if that was 0: the next gateway takes the same one.
                 self._is_announced = True
                 self._listen = Address.parse(child.report["address"])
-                lines += announce.network(self._listen, self._options, self._report())
+                lines += announce.network(self._listen, self._options)
         else:
             if not self._is_known:
-                lines += announce.unix(self._socket.path, child.report)
+                lines += announce.unix(self._socket.path, self._options)
                 if self._gateway in self._posts:
                     self._gateway.due_s = 0.0
             self._is_known = True

@@ -126,6 +126,7 @@ def test_actions(client):
         ),
         (b'{"dataset": 7}', flight.FlightServerError, "dataset must be the name"),
         (b'{"dataset": "/etc/passwd"}', flight.FlightServerError, "no data set '/etc/passwd'"),
+        (b'{"dataset": "rows"}', flight.FlightServerError, "no data set 'rows'"),
         (b'{"dataset": "train", "batch_size": 0}', flight.FlightServerError, "batch_size must be a positive integer"),
         (
             b'{"dataset": "train", "batch_size": "9"}',

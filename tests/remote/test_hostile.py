@@ -229,3 +229,14 @@ def test_bandwidth_is_limited(start_server):
         assert sum(batch.num_records for batch in loader) == 6000
     num_bytes = sum(each["bytes"] for each in server.gateway_report()["remote"])
     assert time.monotonic() - began_s > num_bytes / 20_000 - 2
+
+
+def test_bandwidth_of_finished_batches_is_limited(start_server):
+    import time
+
+    server = start_server(max_bandwidth=100_000.0)
+    with flight.connect(server.address) as client:
+        began_s = time.monotonic()
+        table = client.do_get(flight.Ticket(b'{"dataset": "train", "batch_size": 100, "epochs": 3}')).read_all()
+    assert table.num_rows == 3000
+    assert time.monotonic() - began_s > table.nbytes / 100_000 - 2

@@ -324,6 +324,30 @@ def test_what_a_module_prints_does_not_break_the_log(tmp_path: Path, start: Star
     assert not [line for line in server.said if line.endswith("\n")], "a line that was no JSON"
 
 
+def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path, start: Start):
+    """A full disk, or a reader of the log that is gone."""
+    path = tmp_path / "full.sock"
+    command = [COMMAND, "serve", "sets:train", "--unix", str(path), "--workers", "1", "--log-format", "json"]
+
+    def is_up() -> bool:
+        with contextlib.suppress(ServerError):
+            return bool(ask_status(f"unix://{path}")["pid"])
+        return False
+
+    with open("/dev/full", "w") as full, subprocess.Popen(command, cwd=tmp_path, stderr=full) as server:
+        try:
+            wait_until(is_up)
+            for _ in range(3):  # the daemon logs the end of each
+                with loaderd.connect(f"unix://{path}", "train", batch_size=10, reconnect_timeout=0) as loader:
+                    assert sum(batch.num_records for batch in loader) == 300
+            assert is_up() and server.poll() is None
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+        finally:
+            server.kill()
+    assert not path.exists()
+
+
 def test_lines_for_people_are_no_json(tmp_path: Path, start: Start):
     """And what a module prints is where it was printed, as without a server."""
     (tmp_path / "sets.py").write_text("print('a print')\n" + MODULE)

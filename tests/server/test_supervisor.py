@@ -81,6 +81,17 @@ def test_what_it_says_and_how_it_ends(start: Start, tmp_path: Path):
     assert not os.path.exists(server.path)
 
 
+def test_a_gateway_may_be_ready_while_there_is_no_daemon(start: Start, tmp_path: Path):
+    server = start(arguments=["--listen", "127.0.0.1:0"])
+    server.wait_line("connect with")
+    daemon = server.daemon
+    (tmp_path / "sets.py").write_text("import time\ntime.sleep(3)\n" + MODULE)
+    os.kill(daemon, signal.SIGKILL)
+    line = server.wait_line("connect with")
+    assert line.startswith('connect with loaderd.connect("grpc://127.0.0.1:') and 'dataset="train"' in line
+    server.wait_line(" serves now")
+
+
 def test_a_daemon_that_dies_is_replaced_and_consumers_wait_for_it(start: Start):
     server = start()
     server.wait_line("memory:")
