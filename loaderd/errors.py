@@ -65,6 +65,9 @@ class LoaderdError(Exception):
     ``hint`` says what to do. ``damage``: where, if known; ``damages``: all of it, where it is more than one.
     """
 
+    instead_of_batch = False
+    """Of one that a loader's ``fetch`` raises: whether that batch never comes. Else it may be asked for again."""
+
     def __init__(
         self,
         message: str,

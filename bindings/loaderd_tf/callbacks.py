@@ -28,6 +28,7 @@ from loaderd_tf.counted import check_counted
 # callback, which means the whole training.
 _EPOCH_IS_OVER = object()
 _NAME = "backup"
+_GLOB = "*?[\\"  # what TensorFlow takes for more than a character when it looks for a backup, or deletes it
 
 
 @dataclass
@@ -66,9 +67,10 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     keeps for itself, such as the statistics of a BatchNormalization, TensorFlow saves the mean.
 
     ``fit`` trains on ``dataset`` or on what ``map`` and ``prefetch`` make of it: each step must be its next batch.
-    Raises OptionError for data that grow; and when ``fit`` begins, if the backup is of another model or of other
-    data, and for what cannot be resumed: other data than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the
-    like make of it, a MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
+    Raises OptionError for data that grow, and for a ``directory`` that TensorFlow would take for a pattern; and when
+    ``fit`` begins, if the backup is of another model or of other data, and for what cannot be resumed: other data
+    than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the like make of it, a MultiWorkerMirroredStrategy,
+    and ``steps_per_execution`` that does not divide an epoch's steps.
     """
 
     def __init__(
@@ -99,6 +101,11 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             )
         if save_freq != "epoch" and (type(save_freq) is not int or save_freq < 1):
             raise OptionError(f'save_freq must be "epoch" or a positive number of steps, got {save_freq!r}')
+        if any(character in str(directory) for character in _GLOB):
+            raise OptionError(
+                f"directory must be a path without any of {' '.join(_GLOB)}, got {str(directory)!r}",
+                hint="TensorFlow takes such a path for a pattern: it would write a backup, and never find it.",
+            )
         self._directory = str(directory)
         self._dataset = dataset
         self._loader = loader

@@ -135,7 +135,7 @@ def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Da
         return dataset
     steps = dataset
     if drop:  # of several hosts, TensorFlow would fill it with batches of 0 records
-        tuples = isinstance(dataset.element_spec, tuple)
+        tuples = type(dataset.element_spec) is tuple  # else, as for a named one, TensorFlow hands over a single part
         steps = dataset.window(replicas, drop_remainder=True).flat_map(
             # Without autograph, as in from_loader.
             unconverted(lambda *parts: tf.data.Dataset.zip(parts if tuples else parts[0]))

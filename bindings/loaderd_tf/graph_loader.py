@@ -14,11 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from loaderd.client.base import BaseLoader
+from loaderd.client.batch import Batch
 from loaderd.client.end import ProgramEnds, program_has_ended
-from loaderd.errors import ClosedError
+from loaderd.errors import ClosedError, LoaderdError
 from loaderd_tf.graphs import keep_thread, let_go_of_arrays
 
 _NO_END = np.iinfo(np.int64).max
+_MOST_MISSED = 16
 
 
 class GraphLoader:
@@ -32,6 +34,8 @@ class GraphLoader:
         self._names = names
         self._copy_ns = copy_ns
         self._pass_of = lru_cache(maxsize=16)(self._parsed_pass)
+        # By pass: a batch that could not be had, though it is not broken, and the last one that was asked for behind.
+        self._missed: dict[bytes, tuple[int, int]] = {}
 
     def is_gone(self) -> bool:
         """Whether nobody keeps the loader any more."""
@@ -57,7 +61,10 @@ class GraphLoader:
         return _NO_END if num_passes is None else num_passes
 
     def new_pass(self, _: Any) -> tuple[bytes, np.int64, np.int64]:
-        """Begin a pass: which it is, its first step, and the one behind its last; none when the program has ended."""
+        """Begin a pass: which it is, and the range of steps to ask for, which is empty when the program has ended.
+
+        The last of them is behind the last batch: there, :meth:`fetch` says that the pass is over, or misses one.
+        """
         try:
             loader = self.alive()
             pass_, step = loader.new_pass()
@@ -65,13 +72,16 @@ class GraphLoader:
         except ProgramEnds:
             return b"", np.int64(0), np.int64(0)
         text = loader.pass_to_json(pass_).encode()
-        return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps)
+        return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps + 1)
 
     def fetch(self, step: np.int64, which: bytes) -> list[np.ndarray[Any, Any]]:
         """The arrays of batch ``step`` of a pass. Raises the error of one that cannot be delivered.
 
-        Raises StopIteration when the program ends: an error would be printed then, and an iterator that goes on
-        calling us could not be destroyed.
+        TensorFlow's iterator goes on behind any error. So where the batch itself is not broken, and a loader's own
+        iterator would ask for it again, those behind it are errors, too: none is to be missing without a word.
+
+        Raises StopIteration behind the last one, and when the program ends: an error would be printed then, and an
+        iterator that goes on calling us could not be destroyed.
         """
         loader = self._loader()
         if loader is None:  # the iterator is being destroyed, and its data set was first
@@ -79,11 +89,34 @@ class GraphLoader:
         keep_thread()
         let_go_of_arrays()  # or the slots of those before would be missing for this one
         try:
-            batch = loader.fetch(self._pass_of(which), int(step), self._copy_ns)
+            batch = self._fetched(loader, int(step), which)
         except ProgramEnds:
             raise StopIteration from None
-        assert batch is not None, "the range of steps ends where the pass does"
+        if batch is None:
+            raise StopIteration
         return [batch[name] for name in self._names]
+
+    def _fetched(self, loader: BaseLoader, step: int, which: bytes) -> Batch | None:
+        pass_ = self._pass_of(which)
+        first, last = self._missed.get(which, (step, step))
+        if step == last + 1 and not loader.closed:
+            self._missed[which] = first, step
+            raise ClosedError(
+                f"batch {first} of this pass was not delivered, and an iterator of tf.data cannot go back to it",
+                hint="Make another one that begins there: begin = loader.next_position in front of the loop, "
+                "loader.seek(loader.after(begin, batches)) after the error. Or restore a checkpoint of this one "
+                "from before it.",
+            )
+        if step == last:
+            self._missed.pop(which, None)
+        try:
+            return loader.fetch(pass_, step, self._copy_ns)
+        except BaseException as error:
+            if not (isinstance(error, LoaderdError) and error.instead_of_batch):
+                self._missed[which] = step, step
+                if len(self._missed) > _MOST_MISSED:
+                    self._missed.pop(next(iter(list(self._missed))), None)
+            raise
 
     def _parsed_pass(self, which: bytes) -> Any:
         return self.alive().pass_from_json(which)

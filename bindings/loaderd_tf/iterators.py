@@ -6,7 +6,8 @@ But the thread that runs it waits for the batch, and does nothing else. So it is
 what a thread of TensorFlow does: a copy to a device, or another consumer of the same memory.
 
 In the main thread, an eager loop's, Python would run the handlers of signals, and of what they raise, such as
-KeyboardInterrupt, TensorFlow would make an UnknownError. So they run when the element is there.
+KeyboardInterrupt, TensorFlow would make an UnknownError. So they run when the element is there; and where one raises,
+that element is the iterator's next one. (What is saved of TensorFlow's iterator meanwhile stands behind it.)
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def _changed_dataset(kind: Any, in_thread: bool) -> type:
 @cache
 def _changed_iterator(kind: Any, in_thread: bool) -> type:
     def taken(by: Callable[[Any], Any], iterator: Any) -> Any:
-        way = _in_thread if in_thread and not tf.executing_eagerly() else _uninterrupted
-        return way(by, iterator)
+        if tf.executing_eagerly():
+            return _uninterrupted(by, iterator)
+        return _in_thread(by, iterator) if in_thread else by(iterator)
 
     def take(self: Any) -> Any:
         try:
@@ -68,10 +70,24 @@ def _changed_iterator(kind: Any, in_thread: bool) -> type:
     def get_next(self: Any) -> Any:
         return taken(kind.get_next, self)
 
-    if not in_thread:
-        return _changed(kind, __next__=take, get_next=get_next)
-    spec = property(lambda self: _IteratorSpec(self.element_spec))
-    return _changed(kind, __next__=take, get_next=get_next, _type_spec=spec, _loaderd_traced=0)
+    def get_next_as_optional(self: Any) -> Any:
+        kept = _pop_kept(self) if tf.executing_eagerly() else None
+        return kind.get_next_as_optional(self) if kept is None else tf.experimental.Optional.from_value(kept)
+
+    def restore(self: Any, tensors: Any) -> Any:
+        _pop_kept(self)
+        return kind._restore_from_tensors(self, tensors)
+
+    members: dict[str, Any] = {
+        "__next__": take,
+        "get_next": get_next,
+        "get_next_as_optional": get_next_as_optional,
+        "_restore_from_tensors": restore,
+    }
+    if in_thread:
+        members["_type_spec"] = property(lambda self: _IteratorSpec(self.element_spec))
+        members["_loaderd_traced"] = 0
+    return _changed(kind, **members)
 
 
 def _changed(kind: type, **members: Any) -> type:
@@ -110,19 +126,55 @@ def _in_thread(function: Callable[[Any], Any], iterator: Any) -> Any:
 # ---------------------------------------------------------------------------------------- signals
 
 
-def _uninterrupted(function: Callable[[Any], Any], argument: Any) -> Any:
-    """``function(argument)``; handlers of signals that Python runs, it runs behind that. 4 µs."""
+def _uninterrupted(function: Callable[[Any], Any], iterator: Any) -> Any:
+    """The next element of ``iterator``, by ``function(iterator)``; handlers of signals run behind that. 4 µs.
+
+    Where one raises, the element is kept for the next call.
+    """
     if threading.get_ident() != threading.main_thread().ident:  # where handlers do not run
-        return function(argument)
+        return _kept_or_taken(function, iterator)
     came: list[int] = []
     handlers: list[tuple[int, Any]] = []
+    element = None
     try:
-        for number in _SIGNALS:
-            if callable(_signal.getsignal(number)):
-                handlers.append((number, _signal.signal(number, lambda number, _: came.append(number))))
-        return function(argument)
+        try:
+            for number in _SIGNALS:
+                if callable(_signal.getsignal(number)):
+                    handlers.append((number, _signal.signal(number, lambda number, _: came.append(number))))
+            element = _kept_or_taken(function, iterator)
+        finally:
+            for number, handler in reversed(handlers):  # SIGINT last: from then on, this can be interrupted
+                _signal.signal(number, handler)
+            if came:
+                _call_all(dict(handlers), came)
+    except BaseException:
+        if element is not None:
+            iterator._loaderd_kept, element = element, None  # as who keeps the traceback keeps what is named here
+        raise
+    # Nothing is called from here on, so an interrupt comes when the consumer has the element.
+    return element
+
+
+def _call_all(handlers: dict[int, Any], came: list[int]) -> None:
+    """Call the handler of each signal that came. Raises what the first raises of those that do."""
+    raised: BaseException | None = None
+    for number in came:
+        try:  # not raised again: asyncio, which is told by a file descriptor, knows already
+            handlers[number](number, sys._getframe())
+        except BaseException as caught:
+            raised = caught if raised is None else raised
+    try:
+        if raised is not None:
+            raise raised
     finally:
-        for number, handler in reversed(handlers):  # SIGINT last: from then on, this can be interrupted
-            _signal.signal(number, handler)
-        for number in came:  # not raised again: asyncio, which is told by a file descriptor, knows already
-            dict(handlers)[number](number, sys._getframe())
+        del raised  # or its traceback would keep itself, and so the iterator
+
+
+def _kept_or_taken(function: Callable[[Any], Any], iterator: Any) -> Any:
+    """The element that was kept from a caller, if there is one, and else ``function(iterator)``."""
+    kept = _pop_kept(iterator)
+    return function(iterator) if kept is None else kept
+
+
+def _pop_kept(iterator: Any) -> Any:
+    return iterator.__dict__.pop("_loaderd_kept", None)  # in one step: other threads may ask, too

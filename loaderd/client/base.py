@@ -87,6 +87,7 @@ class BaseLoader(Standing):
                 self._stream.count_device_wait(copy_ns, 1)
             self._here = None
         if isinstance(found, LoaderdError):
+            found.instead_of_batch = True
             raise found
         return found
 
@@ -120,6 +121,7 @@ class BaseLoader(Standing):
             if isinstance(found, Batch):
                 self._repeated.append(found.copy())
             return found
+        self._stream.check()
         return self._repeated[step % self._most_repeated].copy()  # who gets it may write there
 
     # ------------------------------------------------------------------------------------------ facts

@@ -263,6 +263,9 @@ def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Pa
     for save_freq in (0, 1.5, "step", True):
         with pytest.raises(OptionError, match=f'must be "epoch" or a positive number of steps, got {save_freq!r}'):
             loaderd_tf.BackupAndRestore(tmp_path, dataset, save_freq=save_freq)
+    for name in ("a=[1, 2]", "run*", "what?", "a\\b"):
+        with pytest.raises(OptionError, match="directory must be a path without any of"):
+            loaderd_tf.BackupAndRestore(tmp_path / name, dataset)
 
 
 NOT_COUNTED: dict[str, Callable[[Any], Any]] = {

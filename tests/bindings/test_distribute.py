@@ -11,7 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import loaderd_tf
 import numpy as np
@@ -24,6 +24,11 @@ import loaderd
 from loaderd.errors import OptionError
 
 RATE = 0.1
+
+
+class Named(NamedTuple):
+    id: Any
+    bits: Any
 
 
 def bits_of(ids: np.ndarray) -> np.ndarray:
@@ -134,7 +139,7 @@ def test_drop_leaves_no_partial_step_to_tensorflow(
 ):
     shards = write_numbered([430])
     with loaderd.Loader(shards, numbered_schema, batch_size=20, remainder="drop", workers=1) as loader:
-        for structure in (None, "id", ("id", "bits"), ("id",)):
+        for structure in (None, "id", ("id", "bits"), ("id",), Named("id", "bits")):
             loader.seek(loaderd.Position(epoch=0, batch=4))
             batches = loaderd_tf.from_loader(loader, structure)
             in_steps = _in_steps(batches, replicas=2, drop=True)

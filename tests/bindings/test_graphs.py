@@ -218,6 +218,81 @@ def test_a_signal_comes_as_what_its_handler_raises(
     assert ds.statistics().starts == 1 and ds.statistics().daemon_restarts == 0
 
 
+@pytest.fixture
+def ordered(write_numbered: Write, numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A data set of 10 batches, whose first records are 0, 10, …; while the fourth is taken, Ctrl-C comes, once."""
+    ds = loaderd_tf.make_dataset(
+        write_numbered([100]), numbered_schema, batch_size=10, structure="id", shuffle=False, workers=1
+    )
+    fetch, pressed = ds.loader.fetch, []
+
+    def fetch_with_a_signal(pass_: Any, step: int, *rest: Any) -> Any:
+        if step == 3 and not pressed:
+            pressed.append(step)
+            signal.raise_signal(signal.SIGINT)
+        return fetch(pass_, step, *rest)
+
+    monkeypatch.setattr(ds.loader, "fetch", fetch_with_a_signal)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield ds
+    signal.signal(signal.SIGINT, handler)
+    ds.close()
+
+
+def taken_until_interrupted(iterator: Any) -> list[int]:
+    """The first records of its batches."""
+    taken = []
+    with pytest.raises(KeyboardInterrupt):
+        for ids in iterator:
+            taken.append(int(ids[0]))
+    return taken
+
+
+WAYS: dict[str, Callable[[Any], tf.Tensor]] = {
+    "next": next,
+    "get_next": lambda iterator: iterator.get_next(),
+    "optional": lambda iterator: iterator.get_next_as_optional().get_value(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_batch_that_a_signal_interrupts_is_the_next_one(ordered: Any, way: str):
+    iterator = iter(ordered)
+    assert taken_until_interrupted(iterator) == [0, 10, 20]
+    assert int(WAYS[way](iterator)[0]) == 30
+    assert [int(ids[0]) for ids in iterator] == list(range(40, 100, 10))
+
+
+def test_an_interrupted_batch_does_not_come_behind_a_restored_position(ordered: Any, tmp_path: Path):
+    iterator = iter(ordered)
+    assert int(next(iterator)[0]) == 0
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
+    assert taken_until_interrupted(iterator) == [10, 20]
+    tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()
+    assert [int(ids[0]) for ids in iterator] == list(range(10, 100, 10))
+
+
+def test_the_handler_of_each_signal_is_called_whatever_one_raises(ordered: Any, monkeypatch: pytest.MonkeyPatch):
+    heard: list[int] = []
+    fetch = ordered.loader.fetch
+
+    def fetch_with_another(pass_: Any, step: int, *rest: Any) -> Any:
+        batch = fetch(pass_, step, *rest)
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return batch
+
+    monkeypatch.setattr(ordered.loader, "fetch", fetch_with_another)
+    handler = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        iterator = iter(ordered)
+        assert taken_until_interrupted(iterator) == [0, 10, 20]
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert heard == [signal.SIGTERM]
+    assert [int(ids[0]) for ids in iterator] == list(range(30, 100, 10))
+
+
 def test_asyncio_hears_of_a_signal_once(write_numbered: Write, numbered_schema: loaderd.Schema):
     ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, workers=1)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.errors import OptionError
+from loaderd.errors import ClosedError, OptionError
 
 
 @pytest.fixture
@@ -49,6 +49,15 @@ def test_what_is_repeated_is_no_memory_that_workers_write_to(loader: loaderd.Loa
             array += 1
         assert next(iter(loader))["id"].tolist() == list(range(10)), "as TensorFlow and PyTorch may write there"
         assert loader.statistics().slots_lent == 1, "of the first alone"
+
+
+def test_a_closed_loader_repeats_nothing(loader: loaderd.Loader):
+    loader.headroom(1)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    loader.close()
+    with pytest.raises(ClosedError):
+        next(iterator)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
