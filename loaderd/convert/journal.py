@@ -60,8 +60,9 @@ def note(folder: Path, written: Written) -> None:
 
 
 class Journal:
-    """The folder of one conversion, which no other one writes to while this object is there. On a file
-    system without locks, it is the user who must see to that.
+    """The folder of one conversion, which no other one writes to while this object is there.
+
+    On a file system without locks, it is the user who must see to that.
 
     ``job``: what it is of, as JSON's values. Raises OptionError where the folder has another conversion, one that
     runs, or files that would be taken for shards of this one.

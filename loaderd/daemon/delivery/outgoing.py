@@ -41,7 +41,7 @@ class PassEnd(NamedTuple):
 Note = Omission | BrokenBatch
 Outgoing = Delivery | BrokenBatch | PassEnd
 
-MOST_SAID = 4096
+_MOST_SAID = 4096
 """Damages that are named ahead: some 3 MB of messages, where a server lets 4 MiB lie unread."""
 _OF_A_BATCH = 16
 """What a message about a batch counts for, beside the damages that it names."""
@@ -66,7 +66,7 @@ class SaidAhead:
 
     def has_room(self, num_damages: int = 0) -> bool:
         """Whether it may be told of so many more; of one batch, always."""
-        return not self._said or self._total + num_damages <= MOST_SAID
+        return not self._said or self._total + num_damages <= _MOST_SAID
 
     def clear(self) -> None:
         """It takes none of these any more."""

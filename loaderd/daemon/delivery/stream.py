@@ -227,7 +227,7 @@ class Stream(TaskSource):
     def _grant(self, plan: PassPlan) -> int:
         """Let all batches be made whose rows are there. Returns for which POSITION it must be called again.
 
-        But for those with bad rows that nobody could make yet: what is said of them could be more than the window.
+        But for those with bad rows that nobody could make yet, or of which more would be said than may lie unread.
         """
         found: list[Grant] = []
         again_at = NEVER

@@ -71,62 +71,54 @@ def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bo
     crew.close()
 
 
+class Damaged:
+    """A stream of one window, all loaded, and its consumer; ``every``: which of the records of a task are damaged."""
+
+    def __init__(self, num_records: int, batch_size: int, num_slots: int, every: int, skip_damaged: bool) -> None:
+        batches = BatchPlan(HostShare(Rest(num_records), 0, 1, num_records), batch_size, "short", 1)
+        plan = PassPlan(SetRows(np.full(num_records >> 6, 64), 0, True), batches, 0, True, 0)
+        self.stream = Stream(
+            lambda _: plan,
+            page := new_page(num_slots, 2),
+            num_arenas=2,
+            num_workers=2,
+            skip_damaged=skip_damaged,
+            blame=lambda records, error: error,
+        )
+        self._bell = new_bell()
+        self._consumer = Taker(page, self._bell, [])
+        self._consumer.begin(1, 0)
+        self.stream.start(1, Pass(0, 1), 0)
+        while (task := self.stream.next_task()) is not None:
+            assert isinstance(task.work, LoadWork)
+            rows = [row for part in task.work.slices for row in range(part.row, part.row + part.stop - part.first)]
+            faults = [LoadFault([row], to_wire(CorruptRecordError("no"))) for row in rows[::every]]
+            self.stream.done(task, answer_to(task, faults))
+
+    def pass_over(self, num_batches: int, most_ahead: int) -> None:
+        """Take so many batches, and see that no more is said ahead of them."""
+        for step in range(num_batches):
+            if was_rung(self._bell):
+                self.stream.look()
+            assert step < len(self.stream.notes) <= step + most_ahead
+            self._consumer.skip()
+        os.close(self._bell)
+
+
 def test_what_damaged_batches_lack_is_said_no_further_ahead_than_they_can_be_made():
     """At one go, what is wrong with a window took the daemon seconds, and more of a socket than a server allows."""
-    num_records, batch_size, num_slots = 1 << 18, 64, 8
-    batches = BatchPlan(HostShare(Rest(num_records), 0, 1, num_records), batch_size, "short", 1)
-    plan = PassPlan(SetRows(np.full(num_records >> 6, 64), 0, True), batches, 0, True, 0)
-    stream = Stream(
-        lambda _: plan,
-        page := new_page(num_slots, 2),
-        num_arenas=2,
-        num_workers=2,
-        skip_damaged=True,
-        blame=lambda records, error: error,
-    )
-    consumer = Taker(page, bell := new_bell(), [])
-    consumer.begin(1, 0)
-    stream.start(1, Pass(0, 1), 0)
-    while (task := stream.next_task()) is not None:
-        assert isinstance(task.work, LoadWork)
-        rows = [row for part in task.work.slices for row in range(part.row, part.row + part.stop - part.first)]
-        stream.done(task, answer_to(task, [LoadFault([row], to_wire(CorruptRecordError("no"))) for row in rows[::3]]))
+    num_slots = 8
+    damaged = Damaged(1 << 18, 64, num_slots, every=3, skip_damaged=True)
     began_s = time.thread_time()
-    stream.look()
+    damaged.stream.look()
     assert time.thread_time() - began_s < 1
-    for step in range(1000):
-        if was_rung(bell):
-            stream.look()
-        assert step < len(stream.notes) <= step + num_slots + 1
-        consumer.skip()
-    os.close(bell)
+    damaged.pass_over(1000, num_slots + 1)
 
 
 @pytest.mark.parametrize("skip_damaged", [False, True])
 def test_damages_that_are_named_ahead_are_no_more_than_may_lie_unread(skip_damaged: bool):
     """A server sends away who lets 4 MiB lie unread, and a damage is up to 680 bytes of a message."""
-    num_records, batch_size, num_slots = 1 << 16, 2048, 20
-    batches = BatchPlan(HostShare(Rest(num_records), 0, 1, num_records), batch_size, "short", 1)
-    plan = PassPlan(SetRows(np.full(num_records >> 6, 64), 0, True), batches, 0, True, 0)
-    stream = Stream(
-        lambda _: plan,
-        page := new_page(num_slots, 2),
-        num_arenas=2,
-        num_workers=2,
-        skip_damaged=skip_damaged,
-        blame=lambda records, error: error,
-    )
-    consumer = Taker(page, bell := new_bell(), [])
-    consumer.begin(1, 0)
-    stream.start(1, Pass(0, 1), 0)
-    while (task := stream.next_task()) is not None:
-        assert isinstance(task.work, LoadWork)
-        rows = [row for part in task.work.slices for row in range(part.row, part.row + part.stop - part.first)]
-        stream.done(task, answer_to(task, [LoadFault(rows, to_wire(CorruptRecordError("no")))]))
-    stream.look()
-    for step in range(num_records // batch_size):
-        if was_rung(bell):
-            stream.look()
-        assert step < len(stream.notes) <= step + 2
-        consumer.skip()
-    os.close(bell)
+    num_records, batch_size = 1 << 16, 2048
+    damaged = Damaged(num_records, batch_size, 20, every=1, skip_damaged=skip_damaged)
+    damaged.stream.look()
+    damaged.pass_over(num_records // batch_size, 2)
