@@ -12,7 +12,8 @@
   left Python and sleeps. Once the interpreter finalizes, a thread that wants the GIL never gets it. Whoever waits for
   such a thread, as a ``tf.data`` iterator does when it is destroyed, would wait for ever; and where TensorFlow's own
   code wants the GIL, the program is aborted ("terminate called without an active exception"). So the threads of
-  TensorFlow that are on their way to us must have come, been told that this is the end, and gone to sleep.
+  TensorFlow that are on their way to us must have come, been told that this is the end, and gone to sleep, and so
+  must a daemon thread of Python's that is in a call of TensorFlow's.
 - **Reaped**: the processes are waited for, all at the same time, and killed if that takes long.
 
 The program ends when the threads that Python waits for have ended, too (``atexit``): one that trains gets all of its
@@ -33,10 +34,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
+from types import FrameType
 
 from loaderd.errors import ClosedError
 
-_DRAIN_S = 0.8
+_DRAIN_S = 0.8  # of the clock, and of computing: on a busy machine, who is on its way to us does not get on
+_DRAIN_LIMIT_S = 8.0
 _LOOK_EVERY_S = 0.002
 _QUIET_LOOKS = 15
 _QUIET_LOOKS_IN_PYTHON = 100  # while a function of the user's sleeps in a thread of TensorFlow's; it may for ever
@@ -170,20 +173,33 @@ def _end_all() -> None:
 
 
 def _drain() -> None:
-    """Wait until no thread of TensorFlow's is in Python, or on its way: until all of them sleep. For 0.8 s at most.
+    """Wait until no thread of TensorFlow's is in Python, or on its way: until all of them sleep.
 
-    One that waits for the GIL sleeps, too; but it gets that while we sleep, which is why one look is not enough.
+    One that waits for the GIL sleeps, too; but it gets that while we sleep, which is why one look is not enough. If
+    they compute for 0.8 s, that is how it goes on; and after 8 s, nobody is waited for.
     """
-    limit_s = time.monotonic() + _DRAIN_S
+    begun_s, computed_s = time.monotonic(), _computed_by_others_s()
+
+    def takes_long() -> bool:
+        waited_s = time.monotonic() - begun_s
+        return waited_s > _DRAIN_S and (waited_s > _DRAIN_LIMIT_S or _computed_by_others_s() - computed_s > _DRAIN_S)
+
     for stream in _living_streams():
-        if stream.lock.acquire(timeout=max(0.0, limit_s - time.monotonic())):
-            stream.lock.release()
+        while not takes_long():
+            if stream.lock.acquire(timeout=_LOOK_EVERY_S):
+                stream.lock.release()
+                break
     quiet = 0
-    while time.monotonic() < limit_s:
+    while not takes_long():
         time.sleep(_LOOK_EVERY_S)
         quiet = 0 if _foreign_thread_runs() else quiet + 1
         if quiet >= (_QUIET_LOOKS_IN_PYTHON if _foreign_thread_is_in_python() else _QUIET_LOOKS):
             return
+
+
+def _computed_by_others_s() -> float:
+    """CPU seconds of this process, but for those of this thread."""
+    return time.process_time() - time.thread_time()
 
 
 def _foreign_thread_is_in_python() -> bool:
@@ -193,16 +209,24 @@ def _foreign_thread_is_in_python() -> bool:
 
 
 def _foreign_thread_runs() -> bool:
-    """Whether a thread runs, or could, that Python has not made."""
+    """Whether a thread runs, or could, that Python has not made, or that is in a call of TensorFlow's."""
     threads = set(os.listdir("/proc/self/task"))
     threads.discard(str(os.getpid()))  # the main thread: in a fork, Python 3.11 has the parent's native_id for it
-    threads.difference_update(str(thread.native_id) for thread in _threads_of_python())
-    for thread in threads:
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:  # it may be gone
+    frames = sys._current_frames()
+    for thread in _threads_of_python():
+        if not _is_in_tensorflow(frames.get(thread.ident or 0)):
+            threads.discard(str(thread.native_id))
+    for name in threads:
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{name}/stat", "rb") as file:  # it may be gone
             # "tid (name) state …"; the name may hold anything.
             if file.read().rpartition(b")")[2].split()[0] in (b"R", b"D"):
                 return True
     return False
+
+
+def _is_in_tensorflow(frame: FrameType | None) -> bool:
+    """Such a call runs pipelines of ``tf.data`` in the thread that asks, Python functions among them."""
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("tensorflow.")
 
 
 def _threads_of_python() -> list[threading.Thread]:

@@ -283,6 +283,26 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 begun.wait()
 """,
+    "daemon thread that gets no core": """
+import subprocess
+
+it = iter(data_set())
+begun = threading.Event()
+
+def work():
+    for ids in it:
+        begun.set()
+
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+begun.wait()
+busy = "import time; end = time.time() + 1.2; exec('while time.time() < end: pass')"
+for core in range(2 * os.cpu_count()):
+    subprocess.Popen([sys.executable, "-S", "-c", busy], env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+time.sleep(0.2)
+os.setpriority(os.PRIO_PROCESS, thread.native_id, 19)
+gc.unfreeze()  # what the thread would meet is that TensorFlow's modules are collected
+""",
     "two replicas": """
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
