@@ -38,8 +38,9 @@ from types import FrameType
 
 from loaderd.errors import ClosedError
 
-_DRAIN_S = 0.8  # of the clock, and of computing: on a busy machine, who is on its way to us does not get on
-_DRAIN_LIMIT_S = 8.0
+_DRAIN_S = 0.8
+_DRAIN_LIMIT_S = 8.0  # on a busy machine
+_SCHEDULED_S = 0.05  # Linux counts what a thread computes every few milliseconds
 _LOOK_EVERY_S = 0.002
 _QUIET_LOOKS = 15
 _QUIET_LOOKS_IN_PYTHON = 100  # while a function of the user's sleeps in a thread of TensorFlow's; it may for ever
@@ -175,31 +176,46 @@ def _end_all() -> None:
 def _drain() -> None:
     """Wait until no thread of TensorFlow's is in Python, or on its way: until all of them sleep.
 
-    One that waits for the GIL sleeps, too; but it gets that while we sleep, which is why one look is not enough. If
-    they compute for 0.8 s, that is how it goes on; and after 8 s, nobody is waited for.
+    One that waits for the GIL sleeps, too; but it gets that while we sleep, which is why one look is not enough.
     """
-    begun_s, computed_s = time.monotonic(), _computed_by_others_s()
-
-    def takes_long() -> bool:
-        waited_s = time.monotonic() - begun_s
-        return waited_s > _DRAIN_S and (waited_s > _DRAIN_LIMIT_S or _computed_by_others_s() - computed_s > _DRAIN_S)
-
+    limit = _Limit()
     for stream in _living_streams():
-        while not takes_long():
-            if stream.lock.acquire(timeout=_LOOK_EVERY_S):
-                stream.lock.release()
-                break
+        if stream.lock.acquire(timeout=limit.left_s()):
+            stream.lock.release()
     quiet = 0
-    while not takes_long():
+    while limit.left_s() > 0:
         time.sleep(_LOOK_EVERY_S)
-        quiet = 0 if _foreign_thread_runs() else quiet + 1
+        running = _running_foreign_threads()
+        limit.extend(running)
+        quiet = 0 if running else quiet + 1
         if quiet >= (_QUIET_LOOKS_IN_PYTHON if _foreign_thread_is_in_python() else _QUIET_LOOKS):
             return
 
 
-def _computed_by_others_s() -> float:
-    """CPU seconds of this process, but for those of this thread."""
-    return time.process_time() - time.thread_time()
+class _Limit:
+    """How long threads are waited for: 0.8 s, and as long again as one of them waits for a core; 8 s at most."""
+
+    def __init__(self) -> None:
+        self._since_s = time.monotonic()
+        self._until_s = self._since_s + _DRAIN_S
+        self._last_s = self._since_s + _DRAIN_LIMIT_S
+        self._computed_ns: dict[str, int | None] = {}
+
+    def left_s(self) -> float:
+        return max(0.0, min(self._until_s, self._last_s) - time.monotonic())
+
+    def extend(self, running: dict[str, int | None]) -> None:
+        """By the time in which one of the ``running`` threads computed for less than half of it."""
+        now_s = time.monotonic()
+        passed_s = now_s - self._since_s
+        if passed_s < _SCHEDULED_S:
+            return
+        for thread, computed in running.items():
+            before = self._computed_ns.get(thread)
+            if computed is not None and before is not None and (computed - before) * 1e-9 < passed_s / 2:
+                self._until_s += passed_s
+                break
+        self._since_s, self._computed_ns = now_s, running
 
 
 def _foreign_thread_is_in_python() -> bool:
@@ -208,20 +224,28 @@ def _foreign_thread_is_in_python() -> bool:
     return not ours.issuperset(sys._current_frames())
 
 
-def _foreign_thread_runs() -> bool:
-    """Whether a thread runs, or could, that Python has not made, or that is in a call of TensorFlow's."""
+def _running_foreign_threads() -> dict[str, int | None]:
+    """What runs, or could, that Python has not made, or that is in a call of TensorFlow's.
+
+    For each thread the nanoseconds that it has computed; None if it waits for a disk, or Linux does not say.
+    """
     threads = set(os.listdir("/proc/self/task"))
     threads.discard(str(os.getpid()))  # the main thread: in a fork, Python 3.11 has the parent's native_id for it
     frames = sys._current_frames()
     for thread in _threads_of_python():
         if not _is_in_tensorflow(frames.get(thread.ident or 0)):
             threads.discard(str(thread.native_id))
+    running: dict[str, int | None] = {}
     for name in threads:
         with contextlib.suppress(OSError), open(f"/proc/self/task/{name}/stat", "rb") as file:  # it may be gone
             # "tid (name) state …"; the name may hold anything.
-            if file.read().rpartition(b")")[2].split()[0] in (b"R", b"D"):
-                return True
-    return False
+            state = file.read().rpartition(b")")[2].split()[0]
+            if state in (b"R", b"D"):
+                running[name] = None
+                if state == b"R":
+                    with open(f"/proc/self/task/{name}/schedstat", "rb") as computed:
+                        running[name] = int(computed.read().split()[0])
+    return running
 
 
 def _is_in_tensorflow(frame: FrameType | None) -> bool:

@@ -276,9 +276,9 @@ def test_a_fork_does_not_take_its_main_thread_for_one_of_tensorflows():
     """Or each such program would end 0.8 s later: Python 3.11 has the parent's number for that thread."""
     code = """
 import os
-from loaderd.client.end import _foreign_thread_runs
+from loaderd.client.end import _running_foreign_threads
 if os.fork():
     os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
-os._exit(_foreign_thread_runs())
+os._exit(len(_running_foreign_threads()))
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
