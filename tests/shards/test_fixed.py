@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -26,10 +25,10 @@ from fixed_files import (
     wrapped,
     zstd,
 )
+from shard_bytes import make_shard, overwrite
 
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError
 from loaderd.shards import fixed_blocks, inflate, npz
-from loaderd.shards.files import list_shards
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.shard_file import Block, ShardFile
@@ -38,19 +37,6 @@ from loaderd.workers.load import Part, WindowLoader
 
 SIZE = DTYPE.itemsize
 Found = tuple[list[int], list[Damage]]
-
-
-def make(path: Path, data: bytes) -> ShardFile:
-    path.write_bytes(data)
-    (file,) = list_shards(path)
-    return file
-
-
-def overwrite(file: ShardFile, data: bytes) -> None:
-    """As a failing disk does: the time of change stays, and so does the size."""
-    assert len(data) == file.size_bytes
-    Path(file.uri).write_bytes(data)
-    os.utime(file.uri, ns=(file.mtime_ns, file.mtime_ns))
 
 
 def blocks_of(index: ShardIndex) -> list[Block]:
@@ -100,7 +86,7 @@ def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("how", WRAPPINGS)
 def test_all_records_are_found_in_their_order(how: str, tmp_path: Path):
-    file = make(tmp_path / "a", wrapped(records_from(0, 65), how))
+    file = make_shard(tmp_path / "a", wrapped(records_from(0, 65), how))
     index = build_fixed_index(file, RECORDS, 7)
     assert index.compression == how and index.damages == () and index.num_records == 65
     assert len(index.counts) == {"none": 10, "tar": 7}.get(how, 1)
@@ -111,16 +97,16 @@ def test_all_records_are_found_in_their_order(how: str, tmp_path: Path):
 
 
 def test_the_digest_is_that_of_the_records(tmp_path: Path):
-    files = [make(tmp_path / how, wrapped(records_from(0, 65), how)) for how in WRAPPINGS]
+    files = [make_shard(tmp_path / how, wrapped(records_from(0, 65), how)) for how in WRAPPINGS]
     digests = {build_fixed_index(file, RECORDS, 7).digest for file in files}
-    other = make(tmp_path / "b", wrapped(records_from(1, 65), "none"))
+    other = make_shard(tmp_path / "b", wrapped(records_from(1, 65), "none"))
     assert len(digests) == 1 and build_fixed_index(other, RECORDS, 7).digest not in digests
 
 
 @pytest.mark.parametrize("how", WRAPPINGS)
 def test_any_range_of_a_block(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(npz, "_PIECE_BYTES", 4 * SIZE)
-    file = make(tmp_path / "a", wrapped(records_from(0, 30), how))
+    file = make_shard(tmp_path / "a", wrapped(records_from(0, 30), how))
     index = build_fixed_index(file, RECORDS, 30)
     reader = FixedBlockReader(RECORDS, [file], [index.compression])
     block = blocks_of(index)[0]
@@ -137,7 +123,7 @@ def test_any_range_of_a_block(how: str, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("how", ["gzip", "zstd", "tar"])
 def test_what_is_large_comes_in_pieces(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", 10)
-    file = make(tmp_path / "a", wrapped(records_from(0, 65), how))
+    file = make_shard(tmp_path / "a", wrapped(records_from(0, 65), how))
     assert loaded(file, build_fixed_index(file, RECORDS, 7)) == (list(range(65)), 0)
 
 
@@ -146,7 +132,7 @@ def test_an_npz_goes_on_where_the_reading_stopped(tmp_path: Path, monkeypatch: p
     make_inflater = inflate.raw_inflater
     monkeypatch.setattr(npz, "raw_inflater", lambda: begun.append(None) or make_inflater())
     monkeypatch.setattr(npz, "_PIECE_BYTES", 4 * SIZE)
-    file = make(tmp_path / "a", npz_of(records_from(0, 60)))
+    file = make_shard(tmp_path / "a", npz_of(records_from(0, 60)))
     index = build_fixed_index(file, RECORDS, 7)
     assert len(begun) == len(RECORDS)
     reader = FixedBlockReader(RECORDS, [file], ["npz"])
@@ -163,7 +149,7 @@ def test_an_npz_goes_on_where_the_reading_stopped(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("how", ["none", "gzip", "zstd"])
 def test_a_game_that_is_cut(how: str, tmp_path: Path):
     data = records_from(0, 20).tobytes()[:-5]
-    file = make(tmp_path / "a", {"none": bytes, "gzip": gzip.compress, "zstd": zstd}[how](data))
+    file = make_shard(tmp_path / "a", {"none": bytes, "gzip": gzip.compress, "zstd": zstd}[how](data))
     index = build_fixed_index(file, RECORDS, 7)
     assert index.damages == (
         Damage(file.uri, 19, 19 * SIZE, f"a record of {SIZE} bytes", f"{SIZE - 5} bytes", SIZE - 5),
@@ -177,7 +163,7 @@ def test_compressed_data_that_is_cut_keeps_what_is_in_front(how: str, tmp_path: 
     records = records_from(0, 2000)
     records["values"] = rng.random((2000, 3))
     data = wrapped(records, how)
-    file = make(tmp_path / "a", data[: len(data) * 2 // 3])
+    file = make_shard(tmp_path / "a", data[: len(data) * 2 // 3])
     index = build_fixed_index(file, RECORDS, 7)
     (damage,) = index.damages
     assert damage.record == index.num_records and "compressed" in damage.expected
@@ -193,7 +179,7 @@ def games(*changed: tuple[str, bytes]) -> bytes:
 
 
 def test_a_member_that_is_cut_costs_its_last_record(tmp_path: Path):
-    file = make(tmp_path / "a.tar", games(("1.gz", gzip.compress(records_from(10, 10).tobytes()[:-1]))))
+    file = make_shard(tmp_path / "a.tar", games(("1.gz", gzip.compress(records_from(10, 10).tobytes()[:-1]))))
     index = build_fixed_index(file, RECORDS, 7)
     (damage,) = index.damages
     assert damage.record == 19 and "in '1.gz', the member at byte" in damage.found
@@ -202,7 +188,7 @@ def test_a_member_that_is_cut_costs_its_last_record(tmp_path: Path):
 
 @pytest.mark.parametrize("content", [b"hello", b""])
 def test_a_member_that_is_not_what_its_name_says(content: bytes, tmp_path: Path):
-    file = make(tmp_path / "a.tar", games(("1.gz", content), ("LICENSE", b"\x1f\x8b\x08")))
+    file = make_shard(tmp_path / "a.tar", games(("1.gz", content), ("LICENSE", b"\x1f\x8b\x08")))
     index = build_fixed_index(file, RECORDS, 7)
     (damage,) = index.damages
     assert damage.expected == "a gzip or zstd file in the tar"
@@ -214,7 +200,7 @@ def test_a_member_that_is_not_what_its_name_says(content: bytes, tmp_path: Path)
 @pytest.mark.parametrize("left", [0.5, 0.8])
 def test_a_tar_that_is_cut(left: float, tmp_path: Path):
     data = games()
-    file = make(tmp_path / "a.tar", data[: int(len(data.rstrip(b"\0")) * left)])
+    file = make_shard(tmp_path / "a.tar", data[: int(len(data.rstrip(b"\0")) * left)])
     index = build_fixed_index(file, RECORDS, 7)
     numbers, damages = read(file, index)
     assert index.damages and not damages
@@ -224,8 +210,8 @@ def test_a_tar_that_is_cut(left: float, tmp_path: Path):
 @pytest.mark.parametrize("how", ["gzip", "tar"])
 def test_none_of_the_records_of_a_garbled_stream_is_used(how: str, tmp_path: Path):
     data = wrapped(records_from(0, 60), how)
-    block = blocks_of(build_fixed_index(make(tmp_path / "whole", data), RECORDS, 7))[0]
-    file = make(tmp_path / "a", garbled(data, block.offset + block.num_bytes // 2))
+    block = blocks_of(build_fixed_index(make_shard(tmp_path / "whole", data), RECORDS, 7))[0]
+    file = make_shard(tmp_path / "a", garbled(data, block.offset + block.num_bytes // 2))
     index = build_fixed_index(file, RECORDS, 7)
     (damage,) = index.damages
     assert damage.record == 0 and "compressed" in damage.expected
@@ -236,12 +222,12 @@ def test_data_whose_end_is_hidden_is_garbled_and_not_cut(tmp_path: Path):
     records = records_from(0, 60)
     records["values"] = np.random.default_rng(0).integers(0, 9, (60, 3))
     data = gzip.compress(records.tobytes())
-    file = make(tmp_path / "whole", data)
+    file = make_shard(tmp_path / "whole", data)
     index = build_fixed_index(file, RECORDS, 7)
     broken = with_hidden_end(data)
     overwrite(file, broken)
     assert loaded(file, index) == ([], 60)
-    index = build_fixed_index(make(tmp_path / "broken", broken), RECORDS, 7)
+    index = build_fixed_index(make_shard(tmp_path / "broken", broken), RECORDS, 7)
     assert index.num_records == 0
     (damage,) = index.damages
     assert damage.found == "the end of the file"
@@ -250,7 +236,7 @@ def test_data_whose_end_is_hidden_is_garbled_and_not_cut(tmp_path: Path):
 def test_a_tar_without_its_end(tmp_path: Path):
     data = games()
     end = len(data.rstrip(b"\0"))
-    file = make(tmp_path / "a.tar", data[: -(-end // 512) * 512])
+    file = make_shard(tmp_path / "a.tar", data[: -(-end // 512) * 512])
     index = build_fixed_index(file, RECORDS, 7)
     (damage,) = index.damages
     assert "or the zeros at its end" in damage.expected and damage.record == 30
@@ -260,7 +246,7 @@ def test_a_tar_without_its_end(tmp_path: Path):
 def test_a_header_of_a_tar_that_is_damaged(tmp_path: Path):
     data = bytearray(games())
     data[data.index(b"2.gz")] ^= 0xFF
-    file = make(tmp_path / "a.tar", bytes(data))
+    file = make_shard(tmp_path / "a.tar", bytes(data))
     index = build_fixed_index(file, RECORDS, 7)
     (damage,) = index.damages
     assert "a member of the tar" in damage.expected and damage.record == 20 and damage.offset % 512 == 0
@@ -307,13 +293,13 @@ def changed_npz(front: bytes, place: int, byte: int) -> bytes:
     ],
 )
 def test_an_npz_that_does_not_hold_together(make_data: Any, said: str, tmp_path: Path):
-    file = make(tmp_path / "a.npz", make_data())
+    file = make_shard(tmp_path / "a.npz", make_data())
     with pytest.raises(ShardReadError, match=said):
         build_fixed_index(file, RECORDS, 7)
 
 
 def test_a_file_of_another_kind(tmp_path: Path):
-    file = make(tmp_path / "a.xz", b"\xfd7zXZ\x00" + bytes(range(200)))
+    file = make_shard(tmp_path / "a.xz", b"\xfd7zXZ\x00" + bytes(range(200)))
     with pytest.raises(ShardReadError, match="compressed with xz"):
         build_fixed_index(file, RECORDS, 7)
 
@@ -325,7 +311,7 @@ def test_a_file_of_another_kind(tmp_path: Path):
 def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, at: float, tmp_path: Path):
     """``at``: how far into the block; a member of a tar is no gzip any more, if it is its first byte."""
     data = wrapped(records_from(0, 60), how)
-    file = make(tmp_path / "a", data)
+    file = make_shard(tmp_path / "a", data)
     index = build_fixed_index(file, RECORDS, 7)
     block = blocks_of(index)[-3 if how == "tar" else 0]
     overwrite(file, garbled(data, block.offset + int(block.num_bytes * at)))
@@ -339,7 +325,7 @@ def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, at: 
 def test_a_wrong_crc_of_a_large_gzip_is_named_with_its_last_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", 0)
     data = gzip.compress(records_from(0, 60).tobytes(), 0)  # only the CRC tells what is not compressed
-    file = make(tmp_path / "a", data)
+    file = make_shard(tmp_path / "a", data)
     index = build_fixed_index(file, RECORDS, 7)
     overwrite(file, garbled(data, len(data) // 2))
     reader = FixedBlockReader(RECORDS, [file], ["gzip"])
@@ -356,7 +342,7 @@ def test_a_wrong_crc_of_an_npz_is_named_with_its_last_rows(tmp_path: Path):
     data = io.BytesIO()
     records = records_from(0, 60)
     np.savez(data, **{name: records[name] for name in DTYPE.names or ()})
-    file = make(tmp_path / "a", data.getvalue())
+    file = make_shard(tmp_path / "a", data.getvalue())
     index = build_fixed_index(file, RECORDS, 7)
     overwrite(file, garbled(data.getvalue(), data.getvalue().index(records["values"].tobytes()) + 300))
     reader = FixedBlockReader(RECORDS, [file], ["npz"])
@@ -369,7 +355,7 @@ def test_a_wrong_crc_of_an_npz_is_named_with_its_last_rows(tmp_path: Path):
 
 
 def test_an_npz_that_has_another_number_of_rows_later(tmp_path: Path):
-    file = make(tmp_path / "a", npz_of(records_from(0, 60)))
+    file = make_shard(tmp_path / "a", npz_of(records_from(0, 60)))
     reader = FixedBlockReader(RECORDS, [file], ["npz"])
     with pytest.raises(ShardReadError, match="expected 50 rows, as when it was indexed, found 60"):
         list(reader.read(Block(0, 0, file.size_bytes, 50, 0, b""), 0, 50))
@@ -379,7 +365,7 @@ def test_an_npz_that_has_another_number_of_rows_later(tmp_path: Path):
 def test_a_loader_raises_what_it_finds(tmp_path: Path):
     import loaderd
 
-    make(tmp_path / "a.tar", games(("1.gz", b"hello")))
+    make_shard(tmp_path / "a.tar", games(("1.gz", b"hello")))
     with (
         pytest.raises(CorruptRecordError, match=r"a\.tar.*'1\.gz'"),
         loaderd.Loader(tmp_path / "a.tar", SCHEMA, batch_size=2, index_cache="none") as loader,
