@@ -1,7 +1,7 @@
-"""The chart of a comparison: a bar a candidate, the fastest first, with the range of its rounds. Needs matplotlib.
+"""The chart of a comparison: bars of candidates, the fastest first, with the range of its rounds. Needs matplotlib.
 
-What delivers other values (float32, int8, packed bits) has a panel of its own. There is no background, and the text
-is of a grey that is read on white and on black.
+Candidates that deliver other values (float32, int8, packed bits) have a panel of their own. There is no background,
+and the text is of a grey that can be read on white and on black.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _COLOURS = {"loaderd": "#D55E00", TFDATA: "#3C8DBC", FLOOR: "#b4bac1", "": "#2E9
 _LABELS = {"loaderd": "loaderd", TFDATA: "tf.data", FLOOR: "floor: the same bytes, merely written", "": "others"}
 _STYLE = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _TEXT),
-    "svg.hashsalt": "loaderd",  # or the same chart would be another file each time
+    "svg.hashsalt": "loaderd",  # without it, each drawing of the same chart would be a different file
     "svg.fonttype": "none",
 }
-_LOG_FROM = 30.0  # the fastest by the slowest
+_LOG_FROM = 30.0  # above this ratio of the fastest to the slowest, the scale is logarithmic
 
 
 def draw(summaries: Sequence[Summary], caption: str, paths: Sequence[Path]) -> None:

@@ -30,8 +30,8 @@ candidate failed or delivered other values; 2 if nothing could be compared."""
 
 _NUM_SHARDS = 16
 _GIB = 4.0
-# To take a minute on two cores, although most runs import TensorFlow first: the candidates that newcomers ask about,
-# fewer records, and no timing of the first batch without an index.
+# ``--quick`` shall take a minute on two cores, although most runs import TensorFlow first: so it runs the candidates
+# that newcomers ask about, on fewer records, and does not time the first batch without an index.
 _QUICK_CANDIDATES = ("tfdata_tuned", "tfdata_expert", "loaderd_tfdata", "loaderd_python")
 _QUICK_RECORDS = 200_000
 _QUICK_GIB = 0.25
@@ -56,7 +56,7 @@ _QUICK_HELP = (
 
 
 def add_arguments(parser: argparse.ArgumentParser, candidates: tuple[str, ...], results_dir: str) -> None:
-    """The options; ``candidates`` and ``results_dir`` are the defaults."""
+    """Add the options; ``candidates`` and ``results_dir`` are the defaults."""
     parser.set_defaults(default_candidates=candidates)
     parser.add_argument("shards", nargs="*", metavar="SHARDS", help="paths or globs; default: synthetic shards")
     read = parser.add_argument_group("your shards")
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser, candidates: tuple[str, ...], 
 
 
 def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
-    """The shards that are asked for. Raises ValueError; OptionError; ShardError for one that cannot be read."""
+    """The shards that are asked for. Raises ValueError, OptionError, and ShardError for one that cannot be read."""
     for name in ("records", "record_size", "num_shards", "batch_size", "workers"):
         if getattr(options, name) is not None:
             as_count(getattr(options, name), _flag(name))
@@ -143,7 +143,7 @@ def run(options: argparse.Namespace, command: str) -> int:
                 check_known(configure(spec, Config(()))[0])
             pace = _pace_of(options)
             inputs = inputs_of(options, Path(scratch))
-            # A log or a file has room for the whole width.
+            # A log or a file has room for all columns of the table.
             with Display(Console(width=None if sys.stdout.isatty() else 200)) as display:
                 name = options.name or f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
                 log = options.results_dir / f"{name}.jsonl"
@@ -155,7 +155,7 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _pace_of(options: argparse.Namespace) -> Pace:
-    """Raises OptionError."""
+    """The pace that the options ask for. Raises OptionError."""
     given = {name: getattr(options, name) for name in vars(_FULL)}
     chosen = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():

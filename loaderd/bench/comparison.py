@@ -23,7 +23,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a comparison measures; ``attempts`` at a run that something else disturbs."""
+    """How long a comparison measures; ``attempts``: at most so many for a run that other processes disturb."""
 
     rounds: int
     seconds: float

@@ -19,16 +19,16 @@ from loaderd import Schema
 
 @dataclass(frozen=True)
 class Digest:
-    """``rows`` counted, and the sum modulo 2**64 and exclusive or of their hashes."""
+    """``rows``: how many; ``total``: the sum of their hashes modulo 2**64; ``parity``: their exclusive or."""
 
     rows: int = 0
     total: int = 0
     parity: int = 0
 
     def updated(self, schema: Schema, batch: Mapping[str, Any]) -> Digest:
-        """The digest with a batch of the fields of ``schema`` added, anything array-like.
+        """The digest with a batch added: the fields of ``schema`` by name, as anything array-like.
 
-        Raises ValueError where a field, dtype or shape is another. -0.0 counts as 0.0.
+        Raises ValueError where a field, dtype or shape is not as in the schema. -0.0 counts as 0.0.
         """
         if set(batch) != set(schema.specs):
             raise ValueError(f"the fields must be {sorted(schema.specs)}, got {sorted(batch)}")

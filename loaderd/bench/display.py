@@ -1,4 +1,4 @@
-"""What is seen while a comparison runs: on a terminal a table that grows, elsewhere a line a run."""
+"""What is seen while a comparison runs: on a terminal a table that grows, elsewhere a line for each run."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Display:
             self._live.stop()
 
     def say(self, text: str, style: str = "") -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(text, style=style, markup=False, highlight=False)
 
     def begin(self, what: str) -> None:
-        """``what`` is done now."""
+        """Show what is being done now."""
         if self._live is not None:
             shown: list[RenderableType] = [table(self._summaries, self._console)] if self._summaries else []
             self._live.update(Group(*shown, Text(what, style="dim")), refresh=True)
 
     def done(self, run: Run, summaries: Sequence[Summary]) -> None:
-        """A run has ended; the table so far."""
+        """Show that a run has ended. ``summaries``: the table so far."""
         self._summaries = summaries
         disturbed = run["other_cores"] > BUSY_CORES
         note = f"  ({run['other_cores']:.2f} cores were busy elsewhere)" if disturbed else ""
@@ -52,7 +52,7 @@ class Display:
             self.say(f"{place}  {run['candidate']:28} {run['examples_per_s']:12,.0f} examples/s{note}")
 
     def finish(self, summaries: Sequence[Summary], facts: Mapping[str, str]) -> None:
-        """The table in the end, and what must be known of it."""
+        """Show the finished table, and the facts that its reader must know."""
         if self._live is not None:
             self._live.update(table(summaries, self._console), refresh=True)
         else:

@@ -5,9 +5,9 @@
     slot      0 │ 1 │ 2 │ 3 │ … │ n - 1      each the bytes of a batch, in shared memory
     writer    0   1   0   1   …   1
 
-Nothing is read, decoded, handed over or waited for, so no loader on this machine that writes that much memory can be
-faster. All slots together are 100 MB, more than most caches hold: 32 of 512 chess records in float32. A loader
-whose slots stay in the cache is not held to this. Carries no records: unchecked.
+Nothing is read, decoded, handed over or waited for, so no loader that writes as much memory can be faster on this
+machine. All slots together are 100 MB, more than most caches hold: 32 slots of 512 chess records in float32. A
+loader whose slots stay in the cache can be faster than this. The batches hold no records, so they are not checked.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ::
 
-    timed     every record of the shards (of the user's: as many whole shards as memory may keep)
+    timed     every record of the shards (of the user's: the first shards, up to ``--max-gib``)
     checked   the first records of the first shards, at most 20,011 of them, as shards of their own
 """
 
@@ -30,7 +30,7 @@ _COMPRESSIONS = {"none": "", "gzip": "GZIP", "zlib": "ZLIB"}
 
 @dataclass(frozen=True)
 class Inputs:
-    """``timed`` and ``checked`` differ in their shards alone. ``about`` says in words what they are."""
+    """``timed`` and ``checked`` differ in shards and epochs only. ``about`` says in words what the shards are."""
 
     timed: Config
     checked: Config
@@ -38,10 +38,10 @@ class Inputs:
 
 
 def synthetic(base: Config, work_dir: Path, scratch: Path, num_records: int | None, num_shards: int) -> Inputs:
-    """Shards of ``num_records`` below ``work_dir``, written once, compressed as ``base`` says.
+    """Synthetic shards below ``work_dir``, compressed as ``base`` says. They are written once, and used again later.
 
-    None: 1,500,000 records, fewer where they are large. The records that are checked go to ``scratch``. Raises
-    ValueError for what cannot be written.
+    ``num_records``: of all shards together; None: 1,500,000, fewer if they are large. The records that are checked go
+    to ``scratch``. Raises ValueError for what cannot be written.
     """
     size = base.record_size
     records = num_records or max(num_shards, min(_SYNTHETIC_RECORDS, _SYNTHETIC_BYTES // (size or 1)))
@@ -52,7 +52,7 @@ def synthetic(base: Config, work_dir: Path, scratch: Path, num_records: int | No
 
 
 def from_user(base: Config, shards: list[str], scratch: Path, max_bytes: int) -> Inputs:
-    """The user's local shards, from the first on as many as have ``max_bytes`` together.
+    """The user's local shards: the first ones, as many as have ``max_bytes`` together, but at least one.
 
     The records that are checked go to ``scratch``. Raises loaderd's ShardError where a shard cannot be read, and
     ValueError for shards that are remote, damaged, or not compressed alike.

@@ -7,9 +7,9 @@ A candidate reads the shards of a :class:`Config` and yields a :class:`Step` whe
 It delivers what ``config.delivered()`` says, decoded as ``reference.py`` says, ``config.batch_size`` records a batch
 but for a last short one. It honours every field of the config that means something to it, imports what it needs at
 the top of its module (imports are not timed), and gives everything back when the generator is closed. A module that
-cannot deliver just anything says so in a function of its own, ``def cannot(config) -> str | None``: the reason why it
-is left out, such as "it unpacks nothing". What the reader of a figure must know, such as that no CRC is checked, is a
-line of text, ``NOTE``.
+cannot deliver every configuration has a function ``def cannot(config) -> str | None``, which returns the reason why
+it is left out, such as "it unpacks nothing". What the reader of its figures must know, such as that no CRC is
+checked, is a line of text, ``NOTE``.
 
 On the command line a candidate is its module's name, then options: ``tfdata_expert:noshuffle,graph``.
 """
@@ -45,11 +45,11 @@ class Step(NamedTuple):
 class Config:
     """One configuration.
 
-    ``epochs=None``: for ever. ``graph``: consume inside a ``tf.function``. ``schema``: the records, as
-    ``module:attribute``: a ``loaderd.Schema``, or a function that returns one; where it has parameters of these
-    names, it is given ``dtype``, what bits become, and ``record_size``, the bytes of bits in a synthetic record.
-    ``packed``: deliver the stored features instead of the fields. ``window_records`` is for what shuffles in windows;
-    None: its own choice. ``compiled``: loaderd may unpack with compiled code, where that is installed.
+    ``epochs=None``: for ever. ``graph``: consume inside a ``tf.function``. ``schema``: the ``module:attribute`` of a
+    ``loaderd.Schema``, or of a function that returns one. If the function has parameters of these names, it is given
+    ``dtype``, what bits become, and ``record_size``, the bytes of bits in a synthetic record. ``packed``: deliver the
+    stored features instead of the fields. ``window_records``: for candidates that shuffle in windows; None: they
+    choose. ``compiled``: loaderd may unpack with compiled code, if llvmlite is installed.
     """
 
     shards: tuple[str, ...]
@@ -67,7 +67,7 @@ class Config:
     compiled: bool = True
 
     def delivered(self) -> Schema:
-        """The schema whose fields a batch has. Raises ImportError, AttributeError or TypeError for none such."""
+        """The schema whose fields a batch has. Raises ImportError, AttributeError or TypeError if there is none."""
         found = self._named()
         schema: Any = found
         if not isinstance(found, Schema):
@@ -119,9 +119,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def configure(spec: str, base: Config) -> tuple[str, Config]:
-    """The module's name and the config of ``spec``, as ``name`` or ``name:option,option``.
+    """(module's name, its config) of ``spec``, which is ``name`` or ``name:option,option``.
 
-    Raises ValueError for an option that is none.
+    Raises ValueError for an unknown option.
     """
     name, _, options = spec.partition(":")
     for option in filter(None, options.split(",")):

@@ -1,6 +1,6 @@
 """The measured process: reads a job from standard input, runs one candidate, prints one JSON line.
 
-Started by ``run_candidate.py``, once a measurement, so that no candidate inherits another's threads, memory or
+``run_candidate.py`` starts it once for each measurement, so that no candidate inherits another's threads, memory or
 imports. A job is ``{"candidate": …, "config": {…}, "timing": {…} or null}``; without a timing one epoch is
 read and digested instead of timed. Where the candidate cannot do the job, the line is ``{"left_out": reason}``.
 """
@@ -38,7 +38,7 @@ class Timing:
     warmup_s: float = 1.5
 
 
-FIRST_BATCH = Timing(examples=1, seconds=0.0, warmup_steps=0, warmup_s=0.0)  # and one more; the rates mean nothing
+FIRST_BATCH = Timing(examples=1, seconds=0.0, warmup_steps=0, warmup_s=0.0)  # plus one batch; rates mean nothing
 
 
 def measure(stream: Iterator[Step], timing: Timing, batch_size: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def digest(stream: Iterator[Step], schema: Schema) -> dict[str, int] | None:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job; what to print."""
+    """Do one job. Returns what to print."""
     config = Config(**{**job["config"], "shards": tuple(job["config"]["shards"])})
     if not config.compiled:
         os.environ["LOADERD_KERNELS"] = "numpy"
@@ -120,7 +120,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Those of Python and of the libraries in question that are imported; and loaderd's compiler, if allowed."""
+    """The versions of Python, of what is imported of ``_VERSIONED``, and of llvmlite if loaderd may use it."""
     found = {"python": platform.python_version()}
     distributions = metadata.packages_distributions()
     for name in _VERSIONED:

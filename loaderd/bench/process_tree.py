@@ -29,7 +29,7 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def cpu_s_by_name(pids: list[int]) -> dict[str, float]:
-    """The same for all processes of one name together: such as "python", or "loaderd-worker"."""
+    """The same, added up by the names of the processes, such as "python" or "loaderd-worker"."""
     found: dict[str, float] = {}
     for pid in pids:
         if name := processes.name_of(pid):
@@ -44,7 +44,7 @@ def machine_cpu_s() -> float:
 
 
 class CpuMeter:
-    """What this process and its descendants, and all others, have done since it was made."""
+    """The CPU time of this process and its descendants, and of all others, since the meter was made."""
 
     def __init__(self) -> None:
         self._machine_s, self._tree_s = machine_cpu_s(), cpu_s(process_tree(os.getpid()))
@@ -59,5 +59,5 @@ class CpuMeter:
 
 
 def pss_bytes(pids: list[int]) -> int:
-    """Proportional set size of ``pids``: memory that several of them share counts once. 0 for those that are over."""
+    """Proportional set size of ``pids``: memory that several of them share counts once. Ended ones count 0."""
     return sum(map(processes.pss_bytes, pids))

@@ -1,7 +1,7 @@
 """Records decoded as plainly as can be: what every candidate must deliver.
 
-Written from the descriptions of the record and of the fields, not from any candidate's code, so that they can be
-checked by it. :data:`CHANNEL_ORDER` and the three values are there for candidates that are written for chess alone.
+Written from the descriptions of the record and of the fields, not from any candidate's code, so that candidates can
+be checked against it. :data:`CHANNEL_ORDER` and the three values are for candidates that are written for chess only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def chess(dtype: str = "float32") -> Schema:
 
 
 def bits(record_size: int, dtype: str = "float32") -> Schema:
-    """The schema of synthetic shards of another record: ``bits`` (8 record_size,) of ``dtype`` and ``score`` ()."""
+    """The schema of synthetic shards without chess: ``bits`` (8 record_size,) of ``dtype``, ``score`` () float32."""
     return Schema(
         features={"d": PackedBits(8 * record_size), "s": Int64()},
         fields={"bits": Bits("d", shape=(8 * record_size,), dtype=dtype), "score": Array("s", dtype="float32")},
@@ -45,7 +45,7 @@ def bits(record_size: int, dtype: str = "float32") -> Schema:
 
 
 def decode_chess(stored: npt.NDArray[np.uint8], scores: npt.NDArray[np.int64], dtype: str = "float32") -> Arrays:
-    """``board`` (n, 8, 8, 24), ``flags`` (n, 10), ``score`` (n,) of ``d`` uint8 (n, 194) and ``s`` int64 (n,).
+    """``board`` (n, 8, 8, 24), ``flags`` (n, 10), ``score`` (n,) of ``stored`` uint8 (n, 194), ``scores`` int64 (n,).
 
     Board and flags are of ``dtype``. The score is computed in float64 and rounded to float32 once, so that it has
     one right value: A·tanh(s / K), or sign(s)·(A + (1 - A) / (B - 1) · max(0, B - \\|s\\|)) where it counts moves to
@@ -64,7 +64,7 @@ def decode_chess(stored: npt.NDArray[np.uint8], scores: npt.NDArray[np.int64], d
 
 
 def decode(schema: Schema, stored: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """The fields of ``schema`` from its stored features, (n, …) each: bits as uint8 bytes, (n, num_bytes)."""
+    """The fields of ``schema`` from its stored features, (n, …) each; packed bits are uint8, (n, num_bytes)."""
     found: Arrays = {}
     for name in schema.evaluation_order:
         field = schema.definition_of(name)
@@ -78,7 +78,7 @@ def decode(schema: Schema, stored: Mapping[str, npt.NDArray[Any]]) -> Arrays:
 
 
 def _decode_field(field: Field, stored: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The values of a field that is not derived, (n, …), in any shape that has so many."""
+    """The values of a field that is not derived: (n, …), or (1, …) of a Fill; ``decode`` gives them their shape."""
     if isinstance(field, Planes):
         num_records = len(next(iter(stored.values())))
         parts = [_decode_field(part, stored) for part in field.parts]
@@ -122,7 +122,7 @@ def read(file: ShardFile) -> Iterator[bytes]:
 
 
 def parse(schema: Schema, records: Iterable[bytes]) -> Arrays:
-    """The stored features of ``schema`` in ``records``, serialized Examples, one after the other: (n, …) each.
+    """The stored features of ``schema`` in ``records``, which are n serialized Examples: (n, …) each.
 
     Raises ValueError for a record that is not what the schema says.
     """

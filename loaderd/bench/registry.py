@@ -1,4 +1,4 @@
-"""The candidates of ``loaderd bench``. Those of ``make bench`` besides are in ``bench/competitors.py``."""
+"""The candidates of ``loaderd bench``. The further ones of ``make bench`` are in ``bench/competitors.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 @dataclass(frozen=True)
 class Candidate:
-    """A module ``NAME.py``, of the folder ``package``.
+    """A module ``NAME.py`` in ``package``.
 
     ``variants``: how it runs where no candidates are named, once with each of these options.
     """

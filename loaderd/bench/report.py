@@ -1,8 +1,8 @@
 """From the results of single runs to a table: medians, ranges, and ratios taken pair by pair.
 
-A ratio is formed within a round, from two runs minutes apart at most, and only then is the median taken: what
-slows the machine down for a while slows both sides of a pair. It is formed of like with like only: candidates that
-deliver the same values (float32, int8, packed bits), and a floor of as many processes.
+A ratio is formed within a round, from two runs that are minutes apart at most, and then the median of the ratios is
+taken: what slows the machine down for a while slows both sides of a pair. Only like is compared with like: candidates
+that deliver the same values (float32, int8, packed bits), and a floor of as many processes.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """One candidate over all rounds. A ratio is None where no round has both it and the other side.
+    """One candidate over all rounds. A ratio is None if no round has both of its sides.
 
     ``delivered``: what the bits of a batch are, as its process says: a dtype, "packed", or "as the schema says".
-    ``to_expert``: to the expert's tf.data, shuffled and eager (for packed bits: to tf.data's parsing alone).
-    ``to_best``: to the tf.data candidate with the highest median, shuffled or not. ``cold_s``: the first batch with
-    no index of the shards yet, measured once. ``note``: what the candidate says of itself.
+    ``to_expert``: the ratio to the expert's tf.data, shuffled and eager (for packed bits: to tf.data's parsing only).
+    ``to_best``: to the tf.data candidate with the highest median, shuffled or not. ``cold_s``: seconds to the first
+    batch, with no index of the shards yet, measured once. ``note``: what the candidate says of itself.
     """
 
     candidate: str
@@ -107,7 +107,7 @@ def best_tfdata(runs: Sequence[Run]) -> str | None:
 
 
 def summarise(runs: Sequence[Run], cold: Sequence[Run] = ()) -> list[Summary]:
-    """One summary a candidate, in order of appearance. Each run carries its ``round``.
+    """A summary of each candidate, in order of appearance. Each run carries its ``round``.
 
     ``cold``: the runs that began without an index, one a candidate.
     """

@@ -45,8 +45,8 @@ def expected_digest(config: Config) -> Digest:
 def check(specs: Sequence[str], checked: Config, digest: Measure) -> tuple[Failures, Failures]:
     """What is wrong with those that do not deliver the records of ``checked``, and why others are left out.
 
-    ``digest`` runs a candidate over them. What a ``tf.function`` takes cannot be seen: for "graph", the same pipeline
-    is checked without it. Raises as :func:`expected_digest`.
+    ``digest`` runs a candidate over them. What a ``tf.function`` takes cannot be seen: a candidate with the option
+    "graph" is checked without it. Raises what :func:`expected_digest` raises.
     """
     expected: dict[tuple[str, bool], Digest] = {}
     wrong: dict[str, CandidateError | None] = {}
@@ -104,10 +104,10 @@ def take_turns(
     measure: Measure,
     report: Callable[[dict[str, Any]], None],
 ) -> tuple[list[dict[str, Any]], Failures]:
-    """``measure`` every candidate once a round; what counts of each, and what failed.
+    """``measure`` every candidate once a round. Returns the runs that count, and what failed.
 
-    A run during which something else was busy is taken again, ``attempts`` times in all: the first undisturbed
-    one counts, else the last. The choice looks at the machine alone, never at the speed. ``report`` gets all.
+    A run during which other processes were busy is made again, up to ``attempts`` times in all: the first undisturbed
+    one counts, else the last. The choice depends on the machine only, never on the speed. ``report`` gets all runs.
     """
     runs: list[dict[str, Any]] = []
     failures: Failures = {}
@@ -129,7 +129,7 @@ def take_turns(
 
 
 def circumstances_of(runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """When, where and with what: the versions that runs may have."""
+    """The date, the machine, and the versions that the runs name."""
     versions = {name: version for run in runs for name, version in run.get("versions", {}).items()}
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

@@ -6,7 +6,7 @@
          │                                     │
          └── reads everyone's memory ──────────┴── one JSON line comes back
 
-Memory is sampled from out here, so that the measured process does nothing but consume.
+Memory is sampled in this process, so that the measured process does nothing but consume.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run_candidate(
     """Measure ``spec`` (digest one epoch of it, if ``timing`` is None) and return what its process printed.
 
     Adds the candidate, its configuration and ``peak_pss_bytes``. ``index_cache`` is where loaderd keeps its indexes;
-    None: where it always does. Raises LeftOut, CandidateError, or ValueError for an option that is none.
+    None: the usual place. Raises LeftOut, CandidateError, or ValueError for an unknown option.
     """
     name, config = configure(spec, base)
     job = {"candidate": name, "config": asdict(config), "timing": timing and asdict(timing)}
@@ -60,7 +60,7 @@ def run_candidate(
 
 def _run(spec: str, job: str, timeout_s: float, index_cache: Path | None) -> tuple[str, int]:
     """The standard output of a measured process, and the highest PSS of it and its descendants, in bytes."""
-    # Files and no pipes: what a candidate leaves behind would hold a pipe open, and reading it would wait for that.
+    # Files, not pipes: what a candidate leaves running would hold a pipe open, and reading it would wait for that.
     with (
         tempfile.TemporaryFile("w+") as given,
         tempfile.TemporaryFile("w+") as out,
@@ -107,12 +107,12 @@ def _tail(log: IO[str]) -> str:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # the session's group, its leader ended or not
+        os.killpg(process.pid, signal.SIGKILL)  # the group of the session, even if its leader has ended
     process.wait()
 
 
 def add_options(parser: argparse._ActionsContainer) -> None:
-    """The options of a measurement that ``loaderd bench`` has too."""
+    """Add the options of a single measurement that ``loaderd bench`` has, too."""
     parser.add_argument("--batch-size", type=int, default=512, metavar="N", help="default: 512")
     parser.add_argument(
         "--workers",

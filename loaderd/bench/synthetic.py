@@ -74,7 +74,7 @@ def make_records(first: int, count: int, seed: int, record_size: int | None = No
 def shard_records(
     shard: int, num_records: int, num_shards: int, seed: int, record_size: int | None = None
 ) -> Iterator[Records]:
-    """What :func:`write_shards` writes into its file number ``shard``, as :func:`make_records`, chunk by chunk."""
+    """The records of file number ``shard`` of :func:`write_shards`, chunk by chunk, as in :func:`make_records`."""
     start, stop = (num_records * end // num_shards for end in (shard, shard + 1))
     chunk = max(1, _CHUNK_BYTES // (record_size or BOARD_BYTES))
     for first in range(start, stop, chunk):
@@ -125,8 +125,8 @@ def write_shards(
     """Write ``num_records`` records into ``num_shards`` files of ``directory`` and return their paths.
 
     They are chess records, or have ``record_size`` bytes of bits. ``compression`` is "", "GZIP" or "ZLIB", as
-    ``tf.data.TFRecordDataset`` names them. Raises ValueError for another, for a size that a record's number does not
-    fit in, and where there would be a shard without a record.
+    ``tf.data.TFRecordDataset`` names them. Raises ValueError for another compression, for a ``record_size`` that is
+    not 4 bytes to 1 MiB, for more shards than records, and for more records than 4 bytes can number.
     """
     if record_size is not None and not _NUMBER_BYTES <= record_size <= _MAX_RECORD_SIZE:
         raise ValueError(f"record_size must be {_NUMBER_BYTES} to {_MAX_RECORD_SIZE} bytes, got {record_size}")
@@ -188,7 +188,7 @@ def compressed(compression: str, pieces: Iterator[memoryview]) -> Iterator[bytes
 
 
 def _varints(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Base-128 varints: uint8, (n, 10), of which the first so many bytes count: int64, (n,)."""
+    """(base-128 varints, uint8 (n, 10); how many bytes each of them has, int64 (n,))."""
     bits = values.astype("<i8").view("<u8")[:, None] >> (7 * np.arange(10, dtype=np.uint64))
     num_bytes = np.maximum(1, (bits != 0).sum(axis=1))
     digits = (bits & 0x7F).astype(np.uint8)

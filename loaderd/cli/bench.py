@@ -27,6 +27,6 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """As :func:`loaderd.bench.command.run`. The schema may be in a module of the current folder."""
+    """Call :func:`loaderd.bench.command.run`. The schema may be in a module of the current folder."""
     sys.path.insert(0, os.getcwd())
     return command.run(options, shlex.join(["loaderd", *sys.argv[1:]]))

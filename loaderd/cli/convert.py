@@ -48,7 +48,7 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to convert: the sources and their lots. ``damages``: those of the sources, whose records are left out."""
+    """What to convert: the sources and their lots. ``damages``: of the sources; these records are left out."""
 
     files: list[ShardFile]
     indexes: list[ShardIndex]
@@ -112,7 +112,7 @@ def _add_games(games: argparse._ArgumentGroup) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 if records are damaged or do not fit; 2 if it cannot be done."""
+    """The exit status: 0; 1 if records are damaged or do not fit; 2 if the conversion cannot be done."""
     began_s = time.monotonic()
     try:
         found, num_damages = _convert(arguments)
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]], int]:
-    """The shards, each with whether it was there before; and how many damaged records were left out."""
+    """The shards, each with whether it was there before; and how many damages the sources have."""
     processes = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--processes")
     if arguments.compression not in COMPRESSIONS[arguments.format]:
         known = ", ".join(COMPRESSIONS[arguments.format])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _WIDTH, _HEIGHT = 12, 8
-# Title, unit, and what is drawn: an expression and the legend of its lines.
+# Of each panel: title, unit, and what is drawn: expressions of Prometheus, each with the legend of its lines.
 _PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("Records", "rowsps", [("sum by (instance) (rate(loaderd_records_total[1m]))", "{{instance}}")]),
     (
@@ -55,13 +55,13 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0."""
+    """Print the dashboard. The exit status: 0."""
     sys.stdout.write(json.dumps(dashboard(), indent=2) + "\n")
     return 0
 
 
 def dashboard() -> dict[str, Any]:
-    """As Grafana imports it; it asks which Prometheus to use."""
+    """The dashboard in the form that Grafana imports; Grafana then asks which Prometheus to use."""
     return {
         "title": "loaderd",
         "uid": "loaderd",

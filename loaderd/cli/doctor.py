@@ -1,4 +1,4 @@
-"""``loaderd doctor``: what a training or a server's consumer waits for, and what would help; or of shards."""
+"""``loaderd doctor``: what a consumer waits for, and what would help; with --schema, how fast shards load."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 if a training waits too much; 2 if there is nothing to judge."""
+    """The exit status: 0; 1 if a training waits too much or needs more workers; 2 if there is nothing to judge."""
     try:
         if arguments.schema is not None:
             return examine(arguments)
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
-    """Of all targets. Raises LoaderdError if there is none."""
+    """The cases of all targets. Raises LoaderdError if there is none."""
     targets: Sequence[str] = arguments.targets
     if targets and all(target.startswith(_ADDRESSES) for target in targets):
         access = access_of(arguments)
@@ -123,7 +123,7 @@ def _of_server(address: str, token: str | None, tls: TLS | None) -> list[Case]:
 
 
 def text_of(case: Case) -> str:
-    """The sentence, the evidence, the advice."""
+    """A case in words: the process, the diagnosis with its advice, the evidence."""
     found = case.diagnosis
     lines = [f"process {case.pid}: {case.who}", str(found)]
     if found.verdict != "nothing yet":
@@ -134,6 +134,6 @@ def text_of(case: Case) -> str:
             f"{low:.0%} to {high:.0%}."
         )
         spent = sorted(found.stage_ns.items(), key=lambda item: -item[1])
-        spent = [(name, ns) for name, ns in spent if name != COPY_TO_DEVICE]  # which is the consumer's
+        spent = [(name, ns) for name, ns in spent if name != COPY_TO_DEVICE]  # the consumer's time
         lines.append("Workers, ns a record: " + ", ".join(f"{name} {ns:,.0f}" for name, ns in spent if ns >= 1))
     return "\n".join(lines)

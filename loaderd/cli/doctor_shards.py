@@ -23,7 +23,7 @@ class Capacity:
     batch_size: int
     found: Diagnosis
     needed: int | None
-    """Workers that a step of ``--step-ms`` needs; None: not asked for."""
+    """How many workers a step of ``--step-ms`` needs; None without that option."""
 
 
 def add_shard_options(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def examine(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> Capacity:
-    """Raises LoaderdError."""
+    """Load the shards for ``--seconds``, from the first batch on. Raises LoaderdError."""
     loader = Loader(
         arguments.targets,
         load_schema(arguments.schema),

@@ -35,8 +35,8 @@ _NO_SCHEMA = "none is known, so these are the arrays of the npz"
 class Stored:
     """What the records of a shard are. ``schema``: None for an npz of which nothing is known but its arrays.
 
-    ``named``: the schema in words. ``python``: a module with the schema, or with one that reads all arrays; of a
-    schema that the user gave, nothing.
+    ``named``: the schema in words. ``python``: the text of a module with the schema, or with one that reads all
+    arrays; "" if the user gave the schema.
     """
 
     records: FixedRecords
@@ -46,12 +46,12 @@ class Stored:
 
 
 def stored_of(schema: Schema, name: str) -> Stored | None:
-    """What a schema of that name says of the records; None: they are TFRecord."""
+    """The records that ``schema`` describes; None: TFRecord. ``name``: what the user calls the schema."""
     return None if schema.records is None else Stored(schema.records, schema, name, "")
 
 
 def stored_in(file: ShardFile) -> Stored | None:
-    """What a shard tells of its records by itself; None: it is TFRecord, or does not tell.
+    """What the content of a shard shows of its records; None: it is TFRecord, or does not show what it is.
 
     Raises ShardReadError, SchemaError and StorageError.
     """
@@ -82,7 +82,7 @@ def skipped_members(file: ShardFile, index: ShardIndex) -> list[str]:
 
 
 def record_of(file: ShardFile, index: ShardIndex, records: FixedRecords, number: int | None) -> tuple[int, bytes]:
-    """Number and bytes of a record; None: the first healthy one. Raises OptionError where it is not healthy."""
+    """(number, bytes) of record ``number``; None: the first healthy one. Raises OptionError if it is not healthy."""
     if number is None:
         number = int(index.first_records[0]) if index.num_records else 0
     blocks = [Block(0, *index.block(position)) for position in range(len(index.counts))]
@@ -106,7 +106,7 @@ def record_of(file: ShardFile, index: ShardIndex, records: FixedRecords, number:
 
 
 def list_values(records: FixedRecords, record: bytes) -> dict[str, Listed]:
-    """What a record holds under each name; of packed bits, the bytes."""
+    """The values of a record under each name; of packed bits, the bytes."""
     row = np.frombuffer(record, records.dtype)[0]
     found = {}
     for name in records:

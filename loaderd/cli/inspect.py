@@ -82,7 +82,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 2 if it cannot be shown."""
+    """The exit status: 0; 2 if what is asked for cannot be shown."""
     try:
         file = list_shards(arguments.shards[0])[0]
         schema = None if arguments.schema is None else load_schema(arguments.schema)
@@ -224,7 +224,7 @@ def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored) 
 
 
 def _say_fixed(about: dict[str, Any], index: ShardIndex) -> None:
-    """What is in the shard, without its records."""
+    """Print what is in the shard, without its records."""
     records = count(index.num_records, "healthy record")
     wrapped = f"{WRAPPED[index.compression]} of {about['bytes']:,} bytes"
     say(f"{about['shard']}: {records} of {about['record_bytes']:,} bytes, {wrapped}")

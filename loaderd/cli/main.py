@@ -1,4 +1,4 @@
-"""The command ``loaderd``: one subcommand a module of this folder, which adds itself to the parser."""
+"""The command ``loaderd``. Each subcommand is a module of this folder, which adds itself to the parser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMANDS = ("bench", "convert", "dashboard", "doctor", "index", "inspect", "serv
 
 
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """These commands and their options. A command sets ``run``: from its options to the exit status."""
+    """A parser of these commands. Each sets ``run``, a function of the options that returns the exit status."""
     result = argparse.ArgumentParser(
         prog="loaderd", description="Batches for TensorFlow, PyTorch and JAX from shards of packed records."
     )
@@ -26,7 +26,7 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
-    # The other commands are not even imported: that would take half of the time until a server starts.
+    # The modules of the other commands are not imported: that would take half of the time until a server starts.
     asked_for = [name for name in COMMANDS if name in words[:1]]
     options = parser(asked_for or COMMANDS).parse_args(words)
     try:

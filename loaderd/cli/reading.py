@@ -1,7 +1,7 @@
 """Reading all of many shards, several at a time, for ``loaderd index`` and ``loaderd verify``; and what they print.
 
-In threads: inflating and waiting for storage release the GIL, and the rest is so little that starting a process would
-take longer than reading gigabytes.
+Shards are read in threads: inflating and waiting for storage release the GIL, and the rest is so little work that
+starting a process would take longer than reading gigabytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Stopped(Exception):
 
 
 def add_shards(parser: argparse.ArgumentParser) -> None:
-    """Which shards, what is in them, and how many at a time."""
+    """Add the options: which shards, what is in them, and how many to read at a time."""
     parser.add_argument("shards", nargs="+", metavar="SHARDS", help="paths, globs in quotes, or URIs")
     parser.add_argument(
         "--schema",
@@ -48,12 +48,12 @@ def add_shards(parser: argparse.ArgumentParser) -> None:
 
 
 def stored_of(schema: str | None) -> Stored:
-    """The records of the schema of that name; without one, each shard's content tells. Raises OptionError."""
+    """The records of the schema of that name; without a name, each shard's content tells. Raises OptionError."""
     return "told" if schema is None else load_schema(schema).records
 
 
 def read_all(arguments: argparse.Namespace, doing: str, look: Look) -> Iterator[Indexed]:
-    """What ``look``, an ``Indexer``, finds of each shard, in the order of their paths. It is called in threads.
+    """What ``look`` (an ``Indexer``, called in threads) finds for each shard, in the order of their paths.
 
     ``doing``: the text beside the progress bar. Closing the iterator stops the threads. Raises OptionError,
     NoShardsError and StorageError.
@@ -99,9 +99,9 @@ def _result(future: Future[Indexed], show: Callable[[], None]) -> Indexed:
 
 
 def say(text: str) -> None:
-    """Print a line at once; the name of a file in it may be no valid Unicode.
+    """Print a line at once. It may hold the name of a file that is no valid Unicode.
 
-    If nobody reads on, as with ``| head``, this ends the program as SIGPIPE would.
+    If nobody reads the output any more, as with ``| head``, this ends the program as SIGPIPE would.
     """
     encoding = sys.stdout.encoding or "utf-8"
     try:
@@ -113,11 +113,11 @@ def say(text: str) -> None:
 
 
 def count(number: int, unit: str) -> str:
-    """Such as "1 shard", "8 shards"."""
+    """A number and its unit, such as "1 shard", "8 shards"."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
 
 
 def rate(num_records: int, num_bytes: int, seconds: float) -> str:
-    """Such as "2.1 s, 1,600,000 records/s, 388 MB/s"."""
+    """The time and the rates, such as "2.1 s, 1,600,000 records/s, 388 MB/s"."""
     seconds = max(seconds, 1e-9)
     return f"{seconds:.1f} s, {num_records / seconds:,.0f} records/s, {num_bytes / seconds / 1e6:,.0f} MB/s"

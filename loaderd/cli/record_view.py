@@ -35,7 +35,7 @@ def write_png(fields: Mapping[str, Values], path: Path) -> None:
 
 
 def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[str, Values]:
-    """What a loader delivers for a record, field by field; random fields draw from a fixed seed of their own.
+    """What a loader delivers for a record, field by field. Random fields draw the same numbers at each call.
 
     Raises RecordMismatchError where the record is not what the schema says, and WorkerError.
     """
@@ -49,7 +49,7 @@ def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[
     try:
         BatchDecoder(schema).decode(rows, out)
     except WorkerError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # the user's, while a field was derived
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C, while a field was derived
             raise error.__cause__ from None
         raise
     return {name: values[0, ...] for name, values in out.items()}
@@ -62,7 +62,7 @@ def mismatch(file: ShardFile, number: int, fault: RecordFault) -> RecordMismatch
 
 
 def show_fields(fields: Mapping[str, Values]) -> None:
-    """What is delivered for a record, a field each; planes are drawn."""
+    """Print each field that is delivered for a record; planes are drawn."""
     for name, value in fields.items():
         say(f"\n{name}: {value.dtype} {value.shape}")
         found = planes_of(value)
@@ -70,7 +70,7 @@ def show_fields(fields: Mapping[str, Values]) -> None:
 
 
 def listed_text(listed: Listed) -> str:
-    """The kind and the first values."""
+    """The kind and the first values, as text."""
     shown = [_text(value) for value in listed.values[:_SHOWN_VALUES]]
     more = f", … {len(listed.values):,} values" if len(listed.values) > _SHOWN_VALUES else ""
     return f"{listed.kind} {', '.join(shown)}{more}"
@@ -84,12 +84,12 @@ def _text(value: bytes | float | int) -> str:
 
 
 def plain(value: bytes | float | int) -> Any:
-    """A value as JSON has it."""
+    """A value as JSON can hold it; bytes become hexadecimal digits."""
     return value.hex() if isinstance(value, bytes) else value
 
 
 def plain_array(value: Values) -> Any:
-    """An array as JSON has it."""
+    """An array as lists that JSON can hold."""
     if value.dtype.kind == "S":
         return np.char.decode(value, errors="backslashreplace").tolist()
     return value.astype(np.float32).tolist() if value.dtype.kind == "V" else value.tolist()

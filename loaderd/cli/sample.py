@@ -20,8 +20,8 @@ from loaderd.shards.shard_file import ShardFile
 class FeatureSummary:
     """One feature in the records of a sample.
 
-    ``lengths``: numbers of values that occur; ``byte_lengths``: numbers of bytes of a value that occur;
-    ``is_text``: whether each value is printable ASCII, maybe followed by zeros.
+    ``lengths``: the different numbers of values that records hold; ``byte_lengths``: the different sizes of values,
+    in bytes; ``is_text``: whether each value is printable ASCII, maybe followed by zeros.
     """
 
     kinds: set[str] = field(default_factory=set)

@@ -153,7 +153,7 @@ def options_of(arguments: argparse.Namespace) -> ServerOptions:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes. The exit status: 0 after a signal; 1 if it could not go on; 2 for wrong options."""
+    """Serve until a signal comes. The exit status: 0 after a signal; 1 if the server failed; 2 for wrong options."""
     sys.path.insert(0, os.getcwd())
     try:
         options = options_of(arguments)

@@ -1,4 +1,4 @@
-"""What ``loaderd status`` and ``loaderd doctor`` show to a server on the network, and what they believe."""
+"""The token and the certificates that ``loaderd status`` and ``loaderd doctor`` use with a server on the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loaderd.tls import TLS
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
-    """The options of :func:`access_of`."""
+    """Add the options that :func:`access_of` reads."""
     parser.add_argument(
         "--token-file", metavar="FILE", help=f"holds the server's token; default: the variable {TOKEN_VARIABLE}"
     )
@@ -24,6 +24,6 @@ def add_access(parser: argparse.ArgumentParser) -> None:
 
 
 def access_of(arguments: argparse.Namespace) -> tuple[str | None, TLS | None]:
-    """The token and the certificates, None where there are none. Raises OptionError."""
+    """The server's token, and the certificates; None for what is not given. Raises OptionError."""
     given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
     return read_token(arguments.token_file), TLS(*given) if any(given) else None

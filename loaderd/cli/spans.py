@@ -1,10 +1,10 @@
-"""Times in words, for screens."""
+"""Durations in words, for screens."""
 
 from __future__ import annotations
 
 
 def span(seconds: float | None) -> str:
-    """A time such as "3 s", "5 min", "2.5 h"; "" for None."""
+    """A duration in words, such as "3 s", "5 min", "2.5 h"; "" for None."""
     if seconds is None:
         return ""
     if seconds < 100:

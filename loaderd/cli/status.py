@@ -86,7 +86,7 @@ def _watch(ask: Callable[[], tuple[float, Report]]) -> None:
 
 
 def screen(before: tuple[float, Report], now: tuple[float, Report]) -> RenderableType:
-    """What a server's report says; rates from ``before`` to ``now``, each with its time in seconds."""
+    """A server's report ``now``, with rates since ``before``; each is (time in seconds, report)."""
     report = now[1]
     since = span(time.time() - report["started_s"])
     head = (

@@ -46,7 +46,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 without a terminal; as a shell has it, 128 and the signal that ended it."""
+    """The exit status: 0; 1 without a terminal; if a signal ended it, 128 plus its number, as in a shell."""
     streams = _Streams(frozenset(arguments.pids))
     if arguments.once:
         console = Console(width=None if sys.stdout.isatty() else 200)
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Keyboard:
-    """Gives keys without Enter and without showing them, until the end of the ``with``.
+    """Reads keys without Enter and without showing them, until the end of the ``with``.
 
     A signal only sets ``signal`` and ends a wait for a key: a handler that raised could leave the terminal half
     changed.
@@ -75,7 +75,7 @@ class _Keyboard:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The signal that came, if any: then the program ends."""
+        """The signal that came, if any; it ends the program."""
         self._fd = sys.stdin.fileno()
 
     def __enter__(self) -> _Keyboard:
@@ -105,7 +105,7 @@ class _Keyboard:
 
 
 class _Streams:
-    """The running streams: read at each call, but looked for every few seconds only."""
+    """The running streams. Each call reads them, but new ones are looked for every few seconds only."""
 
     def __init__(self, pids: frozenset[int]) -> None:
         self._pids = pids

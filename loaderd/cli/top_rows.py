@@ -1,4 +1,4 @@
-"""What ``loaderd top`` shows of each stream: a row of figures, from the samples of its page. Pure."""
+"""What ``loaderd top`` shows of each stream: a row of figures. Pure functions of the samples of its page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAR_CELLS = 8
 _STEPS = " ▏▎▍▌▋▊▉█"
 _NOTICEABLE = 0.05
 _SECONDS = 3.5
-"""Rates cover about so many seconds: three samples."""
+"""About how many seconds rates cover: three samples."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Row:
     waiting: float
     """Share of the time."""
     slots: float
-    """The share of them that hold a batch."""
+    """The share of the slots that hold a batch."""
     windows: float
-    """The share of them that are ready."""
+    """The share of the windows that are ready."""
     stages: str
     """What the workers do, as shares of their time, the largest first."""
     workers_restarted: int
@@ -38,13 +38,13 @@ class Row:
     batch: int
     steps_per_epoch: int
     left_s: float | None
-    """Until the end of the epoch."""
+    """Seconds until the end of the epoch; None if unknown."""
     is_old: bool
     """Whether its daemon has written nothing for some seconds."""
 
 
 def row_of(pid: int, name: str, samples: Sequence[Snapshot], facts: Facts, now_s: float) -> Row:
-    """``now_s``: the time of the machine's monotonic clock."""
+    """The row of one stream. ``now_s``: the present time, by the machine's monotonic clock."""
     if not samples:
         return Row(pid, name, 0, 0, 0, 0, 0, "begins", 0, 0, 0, 0, facts.steps_per_epoch, None, False)
     now = samples[-1]
@@ -96,13 +96,14 @@ SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
     "r": ("rate", lambda row: -row.records_per_s),
     "w": ("waiting", lambda row: -row.waiting),
 }
-"""By key."""
+"""By key on the keyboard: the name of the order, and what rows are sorted by."""
 
 
 def slowest(rows: Sequence[Row]) -> Row | None:
     """Of several loaders, the one that holds up the others: the one that waits most, or the slowest if none waits.
 
-    Ranks of a training step together: those that do not wait for data wait for the one that does.
+    The processes of a distributed training make each step together: those that do not wait for data wait for the
+    one that does.
     """
     running = [row for row in rows if row.steps_per_s > 0]
     if len(running) < 2:

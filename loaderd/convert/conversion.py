@@ -1,7 +1,7 @@
-"""A conversion from beginning to end: its lots, the processes that write them, and what was whole before.
+"""A conversion from beginning to end: its lots, the processes that write them, and the shards that were whole before.
 
 The order of records, and which of them are in which shard, follow from the sources and the options alone. So any
-process may write any lot, at any time, and one that is started again writes what is missing to the same bytes.
+process may write any lot, at any time, and a restarted conversion writes what is missing with the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _counter: Any = None
 
 
 def job_of(task: Task, lots: Sequence[Lot]) -> dict[str, Any]:
-    """What a conversion is of, for its journal: as JSON's values, and without secrets."""
+    """What is converted, and how, for the journal: values that JSON can hold, without secrets."""
     records = task.features if isinstance(task.features, FixedRecords) else None
     return {
         "version": 3,
@@ -52,10 +52,10 @@ def job_of(task: Task, lots: Sequence[Lot]) -> dict[str, Any]:
 def convert(
     task: Task, lots: Sequence[Lot], processes: int, on_progress: OnProgress
 ) -> Iterator[tuple[Written, bool]]:
-    """Each shard that is whole, and whether it was so before; in any order.
+    """Each shard that is whole, and whether it was whole before; in any order.
 
-    Raises LoaderdError and OSError: what is whole by then stays, and is not written again. Whoever stops to iterate
-    ends the processes.
+    Raises LoaderdError and OSError: shards that are whole by then stay, and are not written again. Closing the
+    iterator ends the processes.
     """
     check_format(task.features, task.format)
     with closing(Journal(task.folder, job_of(task, lots), task.ending)) as journal:
@@ -102,18 +102,18 @@ def _write_all(
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
-                process.kill()  # what it has begun has no name yet
+                process.kill()  # shards that it has begun still have temporary names
 
 
 def _bytes_of(part: Span | Games, task: Task) -> int:
-    """What is done when a part is, as a process counts it."""
+    """How many bytes of progress a whole part is, as the processes count them."""
     if isinstance(part, Games):
         return part.stop - part.start
     return (part.stop - part.first) * Schema.of_stored(task.features).row_bytes
 
 
 def _begin(parent: int, counter: Any) -> None:
-    """In a process of the pool."""
+    """Prepare a process of the pool."""
     global _counter
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process

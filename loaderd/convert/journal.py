@@ -1,7 +1,7 @@
-"""What a conversion has done, in its folder: a file that says which it is, and a line for each shard that is whole.
+"""The journal of a conversion, a file in its folder: what is converted, then a line for each shard that is whole.
 
-A shard is written under another name, read back, renamed, and then noted. So what a line names is whole, whenever the
-conversion was killed; what has no line is written again. Each line is appended by one write, by any process.
+A shard is written under another name, read back, renamed, and then noted. So a shard that has a line is whole,
+whenever the conversion was killed; one that has none is written again. Any process appends a line by one write.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ class Written:
 
 
 def shard_name(number: int, num_shards: int, ending: str) -> str:
-    """Such as "shard-00000-of-00012.tfrecord"."""
+    """The file name of a shard, such as "shard-00000-of-00012.tfrecord"."""
     return f"{_PREFIX}{number:05}-of-{num_shards:05}{ending}"
 
 
 def temporary_of(path: Path) -> Path:
-    """Where a shard is written before it is whole: no glob finds it."""
+    """Where a shard is written before it is whole: no glob over the shards finds it."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def note(folder: Path, written: Written) -> None:
-    """Append the line of a shard that has its name."""
+    """Append the line of a shard that was renamed to its name."""
     line = json.dumps({"kind": "shard", **asdict(written)}) + "\n"
     journal = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(journal, line.encode())  # a line that a power failure takes away costs a shard's work, and no more
+        os.write(journal, line.encode())  # if a power failure takes the line away, only this shard is written again
     finally:
         os.close(journal)
 
 
 class Journal:
-    """The folder of one conversion, which no other one writes to while this object is there.
+    """The folder of one conversion, locked: no other conversion writes there before this object is closed.
 
-    On a file system without locks, it is the user who must see to that.
+    On a file system without locks, the user must see to that.
 
-    ``job``: what it is of, as JSON's values. Raises OptionError where the folder has another conversion, one that
-    runs, or files that would be taken for shards of this one.
+    ``job``: what is converted, and how, as values that JSON can hold. Raises OptionError where the folder holds
+    another conversion, one that is running, or files that would be taken for shards of this one.
     """
 
     def __init__(self, folder: Path, job: Mapping[str, Any], ending: str) -> None:
         self._folder = folder
         self.done: dict[str, Written] = {}
-        """By name: what was whole when this one began."""
+        """By name: the shards that were whole when this object was made."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(folder / NAME, "a+b")  # noqa: SIM115  # close() does; while it is open, it is locked
+        self._file = open(folder / NAME, "a+b")  # noqa: SIM115  # close() closes it, which ends the lock
         try:
             self._begin(job, ending)
         except BaseException:
@@ -99,7 +99,7 @@ class Journal:
             self._file.write(json.dumps(begin).encode() + b"\n")
         else:
             _check_same(self._folder, json.loads(lines[0]), begin)
-            if lines[-1]:  # it was killed as it wrote that
+            if lines[-1]:  # the conversion was killed while it wrote this line
                 self._file.write(b"\n")
             for line in filter(_is_whole, lines[1:]):
                 written = Written(**{key: value for key, value in json.loads(line).items() if key != "kind"})
@@ -119,7 +119,7 @@ class Journal:
     def _check_empty(self, ending: str, but: str) -> None:
         """Raise OptionError for files that a glob over the shards would find, and that this conversion has not made.
 
-        ``but``: what the names of its own begin with; "": it has made none.
+        ``but``: what the names of its own files begin with; "": it has made none.
         """
         found = [path.name for path in sorted(self._folder.glob(f"*{ending}")) if not path.name.startswith(".")]
         others = [name for name in found if not but or not name.startswith(but)]
@@ -130,12 +130,12 @@ class Journal:
             )
 
     def close(self) -> None:
-        """Let others write there."""
+        """Unlock the folder: other conversions may write there."""
         self._file.close()
 
 
 def _is_whole(line: bytes) -> bool:
-    """Whether it was written to its end."""
+    """Whether a line was written to its end."""
     try:
         return isinstance(json.loads(line), dict)
     except ValueError:
@@ -158,7 +158,7 @@ def _check_same(folder: Path, kept: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def _changed(key: str, was: Any, is_now: Any) -> str:
-    """In words; of long values, what is around the place from which on they differ."""
+    """A change in words; of long values, the text around the place from which on they differ."""
     texts = str(was), str(is_now)
     same = next((place for place, (one, other) in enumerate(zip(*texts, strict=False)) if one != other), 0)
     start = max(0, same - 30)

@@ -6,8 +6,8 @@
     shards      [ 0: 250 ][ 1: 250 ][ 2: 250 ][ 3: 250 ]  of ``records_per_shard``
     lots        [ 0, 1, 2                   ][ 3     ]    what one process does
 
-A shard may begin anywhere in a plain source. What is compressed cannot be entered in the middle; so shards that share
-a compressed block are one **lot**: it is inflated once, and they are written one after the other.
+A shard may begin anywhere in a plain source. A compressed block cannot be entered in the middle; so shards that share
+one make one **lot**: the block is inflated once, and the shards are written one after the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Games:
 class Lot:
     """Shards ``first_shard``, … of ``sizes`` records each, from the records of ``parts``.
 
-    None: as many as the games of the parts have positions.
+    A size of None: as many as the games of the parts have positions.
     """
 
     first_shard: int
@@ -58,7 +58,7 @@ def spans_of(number: int, index: ShardIndex) -> Iterator[Span]:
 
 
 def plan_lots(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterator[Lot]:
-    """The lots, in order; their shards are numbered through."""
+    """The lots, in order; their shards are numbered from 0 on, through all lots."""
     first_shard, sizes, parts, room = 0, [], list[Span](), records_per_shard
     for number, index in enumerate(indexes):
         can_be_entered = index.compression == "none"
@@ -82,7 +82,7 @@ def plan_lots(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterator
 
 
 def plan_games(games: Iterable[Games], games_per_shard: int) -> Iterator[Lot]:
-    """A lot for each shard, of so many games; no game is in two of them."""
+    """A lot for each shard of ``games_per_shard`` games (the last may have fewer); no game is in two of them."""
     number, count, parts = 0, 0, list[Games]()
     for game in games:
         before = parts[-1] if parts else None
@@ -99,7 +99,7 @@ def plan_games(games: Iterable[Games], games_per_shard: int) -> Iterator[Lot]:
 
 
 def _joined(parts: list[Span]) -> Iterator[Span]:
-    """Neighbours in one block as one."""
+    """The parts, where neighbours in one block are one part."""
     before: Span | None = None
     for part in parts:
         if before is not None and before.block is part.block and before.stop == part.first:

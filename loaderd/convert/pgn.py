@@ -3,8 +3,8 @@
 **Scores** are one of
 
 - ``"eval"``: what an engine said of the position, in a comment such as ``[%eval 0.17]`` (pawns) or ``[%eval #-3]``
-  (moves to mate), from white's side, behind the move that led to it; as in Lichess's database. Positions without are
-  left out, and counted.
+  (moves to mate), from white's side, behind the move that led to it; as in Lichess's database. Positions without a
+  score are left out, and counted.
 - ``"result"``: how the game ended, for each of its positions. White's win is stored as "white mates in 1", which
   ``chess_eval`` delivers as 1.0; black's as -1.0; a draw as 0 centipawns, which is 0.0. Games without a result are
   left out, and their positions counted.
@@ -47,7 +47,7 @@ _RESULTS = {"1-0": (1, True), "0-1": (-1, True), "1/2-1/2": (0, False)}
 
 @dataclass(frozen=True)
 class Unscored:
-    """So many positions, or all of a game, have no score."""
+    """``count`` positions of a game, maybe all of them, have no score."""
 
     count: int
 
@@ -69,7 +69,7 @@ def is_pgn(file: ShardFile) -> bool:
 
 
 def find_games(number: int, file: ShardFile, on_read: OnRead) -> Iterator[Games]:
-    """Each game of a file, in order: lines that begin with ``[Event `` tell where. ``number``: of the file.
+    """Each game of a file, in order. A game begins with a line ``[Event …``. ``number``: that of the file.
 
     Raises ShardReadError and StorageError.
     """
@@ -92,19 +92,19 @@ def find_games(number: int, file: ShardFile, on_read: OnRead) -> Iterator[Games]
 
 
 def _without_mark(data: bytes) -> bytes:
-    """Of as many bytes, without the mark of UTF-8 that some files begin with."""
+    """``data``, with newlines in place of the mark of UTF-8 that some files begin with: offsets stay the same."""
     return b"\n\n\n" + data[3:] if data.startswith(b"\xef\xbb\xbf") else data
 
 
 def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOrFault | Unscored]:
-    """The rows of each of ``games``, in order, (positions,) of ``SCHEMA.row_dtype``; faults; and what has no score.
+    """For each of ``games``, in order: its rows, (positions,) of ``SCHEMA.row_dtype``, and Unscored; or its fault.
 
     Raises ShardReadError and StorageError.
     """
     import chess.pgn
 
     class Builder(chess.pgn.GameBuilder):  # type: ignore[misc]  # to mypy, chess is Any
-        """Errors are kept with the game; python-chess would log them, too."""
+        """Keeps errors with the game; python-chess's own builder would log them, too."""
 
         def handle_error(self, error: Exception) -> None:
             self.game.errors.append(error)
@@ -161,7 +161,7 @@ def _positions(game: Any, scores: Scores) -> Iterator[RowsOrFault | Unscored]:
 
 
 def _eval_of(node: Any) -> tuple[int, bool] | None:
-    """(centipawns, or moves to mate; whether it is these), from white's side; None: there is no such comment."""
+    """(score, whether it counts moves to mate, not centipawns), from white's side; None: no comment has one."""
     found = node.eval()
     if found is None:
         return None

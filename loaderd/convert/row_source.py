@@ -25,7 +25,7 @@ RowsOrFault = Rows | LoaderdError
 
 
 class RowSource:
-    """Reads ``files``, whose records have the features of ``schema``; rows are of ``schema.row_dtype``, pads 0."""
+    """Reads ``files``, whose records have the features of ``schema``; rows: ``schema.row_dtype``, padding 0."""
 
     def __init__(self, schema: Schema, files: list[ShardFile], compressions: list[Compression]) -> None:
         self._files = files
@@ -43,7 +43,7 @@ class RowSource:
         self._reader.close()
 
     def read(self, spans: Sequence[Span]) -> Iterator[RowsOrFault]:
-        """The rows of ``spans``, in order, some MB at a time; an error in the place of a record that cannot be had.
+        """The rows of ``spans``, in order, some MB at a time; an error in place of each faulty record.
 
         Raises StorageError, and ShardReadError where a file cannot be read at all.
         """
@@ -51,7 +51,7 @@ class RowSource:
             yield from self._read_together(group) or (row for span in group for row in self._read_one(span))
 
     def _groups(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        """Spans whose blocks are read together, as far as they can be."""
+        """Groups of spans whose blocks are read together; a span alone if its block cannot be."""
         group: list[Span] = []
         num_bytes = 0
         for span in spans:
@@ -68,7 +68,7 @@ class RowSource:
             yield group
 
     def _read_together(self, spans: list[Span]) -> list[RowsOrFault]:
-        """The rows of all spans at once; none where anything is wrong, or a block is too large for that."""
+        """The rows of all spans, as one array; [] where anything is wrong, or a block is too large for that."""
         if not all(self._reader.can_read_together(span.block) for span in spans):
             return []
         try:
@@ -118,5 +118,5 @@ class RowSource:
 
 
 def _bytes_of(rows: Rows) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """uint8, (n, row_bytes): the same memory."""
+    """The memory of ``rows`` as uint8, (n, row_bytes)."""
     return rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)

@@ -3,9 +3,9 @@
 =========  ====================================================  =================
 format     what is in the file                                   ``compression``
 =========  ====================================================  =================
-tfrecord   a framed ``tf.train.Example`` a record                none, gzip, zlib
+tfrecord   a framed ``tf.train.Example`` for each record         none, gzip, zlib
 records    the stored features, one behind the other, no gaps    none, gzip
-npz        an array a feature, a row a record                    none, gzip (deflated)
+npz        an array for each feature, a row for each record      none, gzip (deflated)
 =========  ====================================================  =================
 """
 
@@ -38,10 +38,10 @@ _ENDINGS = {"tfrecord": ".tfrecord", "records": ".bin", "npz": ".npz"}
 
 
 class ShardWriter(Protocol):
-    """Writes one file; what is there before ``close`` is no shard yet."""
+    """Writes one file; before ``close``, the file is no shard yet."""
 
     def write(self, rows: Rows) -> None:
-        """Write so many records more."""
+        """Write more records."""
 
     def close(self) -> None:
         """Finish the file, and have it on the disk."""
@@ -51,19 +51,19 @@ class ShardWriter(Protocol):
 
 
 def ending_of(format: Format, compression: OutCompression) -> str:
-    """How the names of such files end."""
+    """How the names of files of this format and compression end."""
     packed = {"gzip": ".gz", "zlib": ".zz"}.get(compression, "") if format != "npz" else ""
     return _ENDINGS[format] + packed
 
 
 def schema_of_format(features: Mapping[str, Feature], format: Format) -> Schema:
-    """What a reader of such files has to know; rows have the same bytes in all formats."""
+    """The schema with which files of this format are read; rows have the same bytes in all formats."""
     stored = Schema.of_stored(features)
     return Schema.of_stored((stored.as_examples() if format == "tfrecord" else stored.as_records()).features)
 
 
 def check_format(features: Mapping[str, Feature], format: Format) -> None:
-    """Raise OptionError for a feature that such files cannot hold."""
+    """Raise OptionError for a feature that files of this format cannot hold."""
     if format != "npz":
         return
     for name, feature in features.items():

@@ -4,9 +4,9 @@
 
     rows ──► .shard-00003….tmp ──► read by the loader's own reader: count, CRCs, digest ──► renamed ──► noted
 
-The digest is of the rows, the stored features of each record in the schema's layout. So that of what was read and
-that of what was written are equal only if nothing was lost, added or changed on the way, the format's own encoding
-and decoding included.
+The digest is that of the rows: the stored features of each record in the schema's layout. So the digest of the rows
+that are written and that of the rows that are read again are equal only if nothing was lost, added or changed on the
+way, the format's own encoding and decoding included.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from loaderd.shards.indexer import make_index
 from loaderd.shards.shard_file import Compression, ShardFile
 
 OnBytes = Callable[[int], None]
-"""Is told of bytes that are done, of ``Conversion.total_bytes``."""
+"""Called with the number of bytes that are done since the last call."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -47,8 +47,8 @@ _CHUNK_BYTES = 1 << 20
 class Task:
     """What the processes of a conversion have in common.
 
-    ``features``: what is stored in the sources. ``compressions``: of the sources; none of PGN. ``skips``: whether
-    records that are damaged or do not fit are left out, and not an error. ``games_per_shard``: None of all but PGN.
+    ``features``: what is stored in the sources. ``compressions``: of the sources; empty for PGN. ``skips``: whether
+    records that are damaged or do not fit are left out, not an error. ``games_per_shard``: None for all but PGN.
     """
 
     files: tuple[ShardFile, ...]
@@ -68,14 +68,14 @@ class Task:
         return ending_of(self.format, self.compression)
 
     def name_of(self, number: int) -> str:
-        """Of a shard."""
+        """The file name of a shard."""
         return shard_name(number, self.num_shards, self.ending)
 
 
 def write_lot(task: Task, lot: Lot, done: frozenset[str], on_bytes: OnBytes) -> list[Written]:
     """Write the shards of a lot but for those in ``done``.
 
-    Raises LoaderdError and OSError; then no shard is half there.
+    Raises LoaderdError and OSError; then no shard is left half written.
     """
     output = _Output(task, lot, done)
     try:
@@ -140,7 +140,7 @@ class _Output:
             self._use(take)
 
     def leave_out(self) -> None:
-        """A record that was planned has no place in any shard: the one that it would be in is smaller."""
+        """Leave out a record that was planned: the shard in which it would be has one record less."""
         self._left_out += 1
         self._use(1)
 
@@ -163,7 +163,7 @@ class _Output:
         self._records += len(rows)
 
     def end(self) -> None:
-        """No more rows come."""
+        """Finish the last shard: no more rows come."""
         if self._room is None:
             self._finish()
 

@@ -2,16 +2,16 @@
 
 ::
 
-    rows (n, row_bytes) ──┬── Bits ─────► loaderd.decode.compiled, or loaderd.decode.bits
+    rows (n, row_bytes) ──┬── Bits ─────► loaderd.decode.compiled_bits, or loaderd.decode.bits
                           ├── Packed ───► CopyBytes
                           ├── Array ────► CastValues or LookUpValues
                           ├── Spread, Fill, Planes ──► loaderd.decode.planes
                           └── other fields ── Derived ──► the user's function
                               (and the record's key)
 
-A batch is decoded a chunk of records at a time, all fields of the chunk before the next, so that scratch memory is
-small and what one step leaves there or in ``out`` is near when the next one reads it. Intermediates exist for one
-chunk only.
+A batch is decoded a chunk of records at a time, all fields of a chunk before the next chunk. So scratch memory is
+small, and what one step leaves there or in ``out`` is still in the cache when the next one reads it. Intermediate
+fields exist for one chunk only.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from loaderd.schema.specs import spec_of
 from loaderd.snapshots import Kernels
 from loaderd.stages import Spent
 
-# A chunk of chess makes 40 calls of numpy, which take 25 µs however few its records are: 890 ns a record in chunks of
-# 98, 640 in chunks of 196, 500 in chunks of 512. That weighs more than staying inside a cache of 1 MiB.
+# A chunk of chess records takes 40 calls of numpy, which cost 25 µs however few the records are: 890 ns a record in
+# chunks of 98, 640 in chunks of 196, 500 in chunks of 512. Saving this is worth more than fitting a cache of 1 MiB.
 _MAX_CHUNK_RECORDS = 512
 _MAX_SCRATCH_BYTES = 3 << 19
 _GAP, _LONG_NS = 16, 1_000_000
@@ -46,8 +46,8 @@ _GAP, _LONG_NS = 16, 1_000_000
 class BatchDecoder:
     """Decodes rows of ``schema`` to the fields of a batch. Not thread-safe: it owns scratch memory.
 
-    ``spent``: where the ns of each of ``schema.made_fields`` are added up, in that order; where it has fewer places,
-    the last one is for all remaining fields. None: they are not wanted.
+    ``spent``: where the ns of each of ``schema.made_fields`` are added up, in that order. It has ``num_places``
+    places: if there are more fields, the last place is for all remaining ones. None: nobody wants to know.
     """
 
     def __init__(self, schema: Schema, spent: Spent | None = None, num_places: int = 0) -> None:
@@ -120,7 +120,7 @@ class BatchDecoder:
             if array is None:
                 raise OptionError(f"out must have an array for field {name!r}, got only {sorted(out)}")
             expected = (len(rows), *spec.shape)
-            # Not contiguous: reshape would copy, and the values would be written to the copy.
+            # If it is not contiguous, reshape copies, and the values would be written to the copy.
             if array.dtype != spec.dtype or array.shape != expected or not array.flags.c_contiguous:
                 raise OptionError(
                     f"out[{name!r}] must be {spec.dtype}, {expected}, C-contiguous, got {array.dtype}, "
@@ -141,7 +141,7 @@ def _is_compiled(engine: Engine) -> bool:
 
 
 def _engine_of(schema: Schema, name: str, definition: Field) -> Engine:
-    """The engine of a field, or of a part of it; ``name``: of the field."""
+    """The engine of a field, or of a part of it; ``name``: that of the field."""
     assert not isinstance(definition, Derived)
     if isinstance(definition, Fill):
         return FillValue(definition)
@@ -172,9 +172,9 @@ def _engine_of(schema: Schema, name: str, definition: Field) -> Engine:
 
 
 class _EverySoOften:
-    """Which calls are timed: each, if they take long; else one in sixteen, which stands for all of these.
+    """Chooses which calls are timed: all, if they take long; else one in sixteen, which stands for all sixteen.
 
-    To time five fields takes 5 µs, and to make them 80, of 512 chess boards in compiled code.
+    For 512 chess boards, timing five fields takes 5 µs, and making them in compiled code 80 µs.
     """
 
     def __init__(self) -> None:
@@ -236,10 +236,10 @@ class CastValues:
 
 
 class LookUpValues:
-    """What CastValues makes of values of one byte, from a table of 256.
+    """What CastValues makes of values of one byte, taken from a table of 256.
 
-    For floats of 16 bits and less, which numpy computes one by one: 0.8 ns a value instead of 3 to 13. For the
-    other dtypes it would be four times slower than to compute.
+    For floats of 16 bits and less, which numpy computes one by one: 0.8 ns a value instead of 3 to 13. For other
+    dtypes, the table would be four times slower than computing.
     """
 
     def __init__(self, columns: slice, stored: np.dtype[Any], dtype: np.dtype[Any], definition: Array) -> None:
@@ -247,7 +247,7 @@ class LookUpValues:
         self._num_bytes = int(columns.stop - columns.start)
         self._table: AnyArray = np.empty(256, dtype)
         every_byte = np.arange(256, dtype=np.uint8)[:, None]
-        with np.errstate(all="ignore"):  # no record need hold what does not fit
+        with np.errstate(all="ignore"):  # the table has every byte, also those that no record holds
             CastValues(slice(0, 1), stored, dtype, definition).decode(every_byte, self._table)
 
     @property
@@ -271,20 +271,20 @@ class DeriveField:
         self._definition = definition
         self.inputs = tuple(definition.inputs)
         self.stream = name if definition.random is True else definition.random or None
-        """The stream of the RecordRandom that the function gets behind its inputs; None: it gets none."""
+        """The stream of the RecordRandom that the function gets after its inputs; None: it gets no RecordRandom."""
 
     def derive(self, inputs: Sequence[Any], out: AnyArray) -> None:
         """Write function(*inputs) to ``out``, (n, *shape). Raises WorkerError, naming the field.
 
-        ``inputs``: read-only arrays, (n, …), for an input may be another field of the batch; and a RecordRandom where
-        the field has a stream.
+        ``inputs``: arrays, (n, …), read-only because an input may be another field of the batch; then a RecordRandom
+        if the field has a stream.
         """
         try:
             result = np.asarray(self._definition.function(*inputs))
             if result.shape == out.shape:
                 out[...] = result
                 return
-        except BaseException as error:  # SystemExit, too: nobody would learn for which field a worker ended
+        except BaseException as error:  # SystemExit, too: else the worker ends, and does not say at which field
             raise WorkerError(
                 f"derived field {self._name!r}: expected {self._expected(out)}, "
                 f"but its function raised {type(error).__name__}: {error}",

@@ -1,6 +1,6 @@
 """Engines of numpy that turn packed bits into values, one value a bit: 0, or the scale of the bit's channel.
 
-They are for where ``decode.compiled`` cannot be used. None of them handles bits one by one. What all end with is
+They are used where ``decode.compiled_bits`` cannot be. None of them handles bits one by one. All of them end with
 **expand**: a table has one row of finished values for each value that some bits can have together, and ``take``
 copies rows of it into the batch::
 
@@ -8,7 +8,7 @@ copies rows of it into the batch::
     index of a row         b0 + offset[0]   b1 + offset[1]   b2 + offset[2] …     intp
     batch                  8 values         8 values         8 values       …     the field's dtype
 
-An offset says which rows are meant: bits with other scales have rows of their own.
+The offset of a byte says where its rows begin: bytes whose bits have other scales have rows of their own.
 
 =================  ================================================================  ========================
 engine             what it can do                                                    what it does to the bits
@@ -64,9 +64,9 @@ def bits_engine(field: Bits, feature_offset: int) -> Engine:
 class ExpandTable:
     """The rows of values that bytes become: byte ``i`` of the layout becomes ``rows[offsets[i] + byte]``.
 
-    ``rows`` is a 1-D void array whose items have eight values each, ``offsets`` intp, (num_bytes,). Where each
-    byte would need rows of its own and there are too many, a row holds masks instead (all bits of a value set, or
-    none) and ``masked``, uint8, (num_bytes * bytes of a row,), what is to be masked; elsewhere that is None.
+    ``rows`` is a 1-D void array whose items have eight values each, ``offsets`` intp, (num_bytes,). Where bytes with
+    scales of their own would need too many rows, a row holds masks instead (all bits of a value set, or none), and
+    ``masked``, uint8, (num_bytes * bytes of a row,), holds the values to be masked; elsewhere ``masked`` is None.
     """
 
     def __init__(self, layout: BitLayout) -> None:
@@ -86,7 +86,7 @@ class ExpandTable:
         self.rows = _rows_of_values(kinds[:, :8], kinds[:, 8:].reshape(-1, 8, itemsize))
 
     def expand(self, index: Indices, out: AnyArray) -> None:
-        """Write the rows that ``index`` (of any shape, C-contiguous) names to ``out``, that many rows in bytes."""
+        """Write the rows that ``index`` (of any shape, C-contiguous) names to ``out``, which has just their size."""
         rows = out.reshape(-1).view(self.rows.dtype)
         self.rows.take(index, out=rows.reshape(index.shape), mode="clip")
         if self.masked is not None:
@@ -137,10 +137,10 @@ class ExpandBytes:
 class GatherCodes:
     """Values from groups of 2, 3 or 4 bytes, eight or twelve together, wherever in the group their bits are.
 
-    A table has a row for each combination of those bits, and what a row holds is free. So the bits need not be put
-    in order: any code of at most twelve bits will do that tells the combinations apart. Moving bits by one distance
-    takes one shift and one mask for all groups of a chunk, so a code is chosen for which few distances do. The codes
-    of a group lie beside each other in lanes of 16 bits, above each the number of its table. ::
+    A table has a row for each combination of the bits of eight or twelve values, and the rows may have any order. So
+    the bits need not be put in order: any code of at most twelve bits will do that tells the combinations apart. To
+    move bits by one distance takes one shift and one mask for all groups of a chunk, so a code is chosen that needs
+    few distances. The codes of a group lie side by side in lanes of 16 bits, above each the number of its table. ::
 
         stored group     24 bits, as one word of 32                                  (24 channels)
         codes            (word & mask0) | (word >> 14 & mask1) | …     lane 0 │ lane 1
@@ -206,9 +206,9 @@ class GatherCodes:
 
 
 def _code_of(positions: list[int]) -> list[int]:
-    """For each bit of a word, its bit of a code of ``_CODE_BITS``: such that they are moved by few distances.
+    """For each bit of a word, the bit of a code of ``_CODE_BITS`` bits to which it is moved, by few distances in all.
 
-    Time after time, the distance that moves most of the bits that are left to bits of the code that are free.
+    Again and again, the distance is chosen that moves most of the remaining bits to free bits of the code.
     """
     code: dict[int, int] = {}
     while len(code) < len(positions):
@@ -224,7 +224,7 @@ def _code_of(positions: list[int]) -> list[int]:
 
 
 def _rows_of_codes(code: list[int], scale: AnyArray) -> AnyArray:
-    """Void, (2**_CODE_BITS,): for each code the values, ``scale`` where the bit ``code`` of it is set, else 0."""
+    """Void, (2**_CODE_BITS,): for each code the values: ``scale`` where the value's bit ``code`` is set, else 0."""
     is_set = np.arange(1 << _CODE_BITS)[:, None] >> np.array(code) & 1
     scales = scale.view(np.uint8).reshape(len(code), -1)  # by their bytes, for numpy knows little of some dtypes
     return _rows_of(is_set, scales)

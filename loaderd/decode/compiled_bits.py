@@ -1,7 +1,7 @@
 """A compiled engine for packed bits.
 
-One loop for any layout. Values are made in **runs**: so many values that lie next to each other in the batch (they
-are the **lanes** of one vector) and whose bits are all in one word of four bytes of the row. ::
+One loop does for any layout. It makes values in **runs**: a run is values that lie next to each other in the batch
+(they are the **lanes** of one vector) and whose bits are all in one word of four bytes of the row. ::
 
     runs      byte of the row where the word is, byte of the record's values where the run goes      int32
     masks     for each lane: the bit of the word that it comes from                                  uint32
@@ -11,8 +11,8 @@ are the **lanes** of one vector) and whose bits are all in one word of four byte
 
 Runs may overlap: the last one of a record begins earlier instead of being shorter, and writes some values a second
 time. How many lanes there are depends on how far apart the bits of neighbours lie: for the chess board it is 24, one
-square. A large record is cut into **sections** that are made alike, and maybe a rest: so the tables of a section stay
-in a core's nearest cache.
+square. A large record is cut into **sections** that are made alike, and maybe a rest, so that the tables of a section
+stay in a core's nearest cache.
 
 Values are only chosen, never computed with, so all dtypes of one size share a loop; there is one for each number of
 lanes and size of a value.
@@ -32,7 +32,7 @@ from loaderd.machine_code import ADDRESS, NUMBER, Loop, can_compile, compiled
 
 _WORD_BYTES = 4
 _LANES = (32, 24, 16, 8)
-# Of a section: 4 KiB for each of float32's two large tables.
+# Of a section: its two large tables, masks and values, take 2 KiB each for float32.
 _MAX_SECTION_VALUES = 512
 
 _CODE = """
@@ -105,7 +105,7 @@ _ARGUMENTS = (
 
 
 class _Section(NamedTuple):
-    """Values ``first`` to ``first + size`` of a record, and ``times - 1`` times more as many, that are made alike."""
+    """Values of a record from ``first`` on: ``times`` stretches of ``size`` values each, all made alike."""
 
     first: int
     size: int
@@ -118,14 +118,14 @@ class SelectBits:
     scratch_record_bytes = 0
 
     def __init__(self, loop: Any, layout: BitLayout, lanes: int, starts: Mapping[_Section, Indices]) -> None:
-        """``loop``: for ``lanes``. ``starts``: for each section the first value of each run of its first time."""
+        """``loop``: the one for ``lanes``. ``starts``: by section, the first values of its first stretch's runs."""
         itemsize = layout.scale.dtype.itemsize
         self._loop = loop
         self._tables, self._arguments = [], []
         for section, first in starts.items():
             tables = _tables(layout, first[:, None] + np.arange(lanes))
             strides = (layout.plane_bytes or section.size // 8, section.size * itemsize)
-            self._tables.append(tables)  # what the pointers point to
+            self._tables.append(tables)  # keeps the memory that the pointers point to
             self._arguments.append((section.times, *strides, len(first), *[table.ctypes.data for table in tables]))
 
     def reserve(self, max_records: int) -> None:
@@ -142,7 +142,7 @@ def _tables(layout: BitLayout, value: Indices) -> tuple[npt.NDArray[np.int32], B
     """Runs, masks and values (see the module's docstring) of the runs that make ``value``, (num_runs, lanes)."""
     scales = layout.scale.view(np.uint8).reshape(-1, layout.scale.dtype.itemsize)
     byte, bit = np.divmod(8 * layout.first_byte + layout.source[value], 8)
-    # It ends with its last bit: so none reaches behind the rows.
+    # A word ends with the byte of its last bit, so that no word reaches past the end of the rows.
     word = np.maximum(byte.max(axis=1, keepdims=True) + 1 - _WORD_BYTES, 0)
     masks = np.where(np.arange(_WORD_BYTES) == (byte - word)[..., None], 0x80 >> bit[..., None], 0).astype(np.uint8)
     runs = np.hstack([word, value[:, :1] * scales.shape[1]]).astype(np.int32)
@@ -150,8 +150,8 @@ def _tables(layout: BitLayout, value: Indices) -> tuple[npt.NDArray[np.int32], B
 
 
 def compiled_engine(layout: BitLayout) -> SelectBits | None:
-    """None where the layout is not for it, or nothing can be compiled."""
-    # Behind the feature there is a byte of the row. A row must hold a word.
+    """The engine for ``layout``; None where runs cannot make it, or nothing can be compiled."""
+    # The row has a byte behind the feature. Up to the end of that byte, it must hold a word.
     if not can_compile() or layout.columns.stop + 1 < _WORD_BYTES:
         return None
     sections = _sections(layout)
@@ -169,10 +169,11 @@ def compiled_engine(layout: BitLayout) -> SelectBits | None:
 
 
 def _sections(layout: BitLayout) -> list[_Section]:
-    """What a record consists of. They begin with a place's first channel; what is repeated has whole bytes."""
+    """The sections of a record. Each begins with a place's first channel; one that is repeated has whole bytes."""
     channels = len(layout.order)
     if layout.plane_bytes:
-        # What is read for the first plane is read for the last: not one that is too near to the row's front.
+        # Words lie in each plane as in the first. If the first is near the front of the row, words end behind it, and
+        # those of the last plane would reach past the row.
         if layout.first_byte + (layout.plane_bits + 7) // 8 + 1 < _WORD_BYTES:
             return [_Section(0, layout.num_bits)]
         return [_Section(0, layout.plane_bits, layout.num_bits // layout.plane_bits)]
@@ -194,7 +195,7 @@ def _sections(layout: BitLayout) -> list[_Section]:
 def _starts(layout: BitLayout, section: _Section, lanes: int) -> Indices | None:
     """The first values of the fewest runs that make a section; None where the bits of a run are too far apart."""
     found = []
-    # Through all of it; or through the channels of each place, so that no run has bits of two places.
+    # Runs through the whole section; or through the channels of each place, so that no run has bits of two places.
     for size in (section.size, len(layout.order)):
         if size >= lanes:
             run = np.minimum(np.arange(0, size, lanes), size - lanes)
@@ -206,6 +207,6 @@ def _starts(layout: BitLayout, section: _Section, lanes: int) -> Indices | None:
 
 
 def select_loop(lanes: int, itemsize: int) -> Loop:
-    """The loop for values of so many bytes."""
+    """The loop for ``lanes`` lanes, and values of ``itemsize`` bytes."""
     code = _CODE.replace("LANES", str(lanes)).replace("VALUE", f"i{8 * itemsize}")
     return Loop(code, "select", _ARGUMENTS)

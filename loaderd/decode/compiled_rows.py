@@ -7,7 +7,7 @@ For each record, in this order ::
     fixed      byte of the row, how many: of what is the same in every row (absent features, and padding)
     varints    byte of the row, byte of the record, how many: they become an int64
 
-The rows lie anywhere in a window that no cache holds: their lines are fetched some records ahead.
+The rows lie anywhere in a window, which no cache holds: so their cache lines are fetched some records ahead.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class PutRows:
         constants: list[tuple[int, Bytes]],
         row_bytes: int,
     ) -> None:
-        """``checks``, ``copies`` and ``varints`` as above; ``constants``: (byte of the row, bytes)."""
+        """``checks``, ``copies``, ``varints``: see the top of the module. ``constants``: (byte of the row, bytes)."""
         self._loop = loop
         self._row = np.zeros(row_bytes, np.uint8)
         is_fixed = np.ones(row_bytes, np.bool_)
@@ -226,8 +226,8 @@ class PutRows:
         self._arguments.append(self._row.ctypes.data)
 
     def put(self, memory: Memory, positions: Int64s) -> Int64s:
-        """Write the rows of those records at ``positions``, contiguous, that match; the positions of the others."""
-        if not len(positions):  # the loop ends behind a record
+        """Write the rows of the records at ``positions``, C-contiguous, that match. Returns the other positions."""
+        if not len(positions):  # the loop takes at least one record
             return positions
         buffer, starts, out, places = memory
         missed = np.empty(len(positions), np.int64)

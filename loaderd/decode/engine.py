@@ -29,7 +29,7 @@ class Engine(Protocol):
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         """Write the field of ``rows``, uint8 (n, row_bytes), to ``out`` (n, *shape). Both must be C-contiguous.
 
-        Behind the feature there must be a byte of the row, as ``Schema.row_dtype`` has it.
+        The row must have a byte behind a feature of packed bits, as ``Schema.row_dtype`` has it.
         """
 
 
@@ -37,11 +37,11 @@ class Engine(Protocol):
 class BitLayout:
     """Where the bits of a field are in a row, and what they become.
 
-    They start ``lead`` bits (0…7) into byte ``first_byte``. ``order`` gives the stored channel of each channel of
+    The bits start ``lead`` bits (0…7) into byte ``first_byte``. ``order`` gives the stored channel of each channel of
     the output, and ``scale`` what a set bit of it becomes: intp and the field's dtype, (num_channels,).
 
-    ``is_little``: the least significant bit of a byte comes first. Where ``plane_bytes`` is not 0, there are
-    ``plane_bits`` values in each so many bytes, and padding behind them.
+    ``is_little``: the least significant bit of a byte comes first. Where ``plane_bytes`` is not 0, each
+    ``plane_bytes`` bytes hold ``plane_bits`` values, and padding behind them.
     """
 
     first_byte: int
@@ -76,12 +76,12 @@ class BitLayout:
 
     @property
     def columns(self) -> slice:
-        """Those bytes, as columns of the rows."""
+        """The bytes that the bits touch, as columns of the rows."""
         return slice(self.first_byte, self.first_byte + self.num_bytes)
 
     @property
     def values(self) -> slice:
-        """The bits of the field among all bits of those bytes."""
+        """The bits of the field among all bits of ``columns``."""
         return slice(self.lead, self.lead + self.num_bits)
 
     @property
@@ -91,7 +91,7 @@ class BitLayout:
 
     @property
     def source(self) -> Indices:
-        """intp, (num_bits,): from which of all bits of those bytes each value comes, the most significant first."""
+        """intp, (num_bits,): from which bit of ``columns`` each value comes; 0 is a byte's most significant bit."""
         value = np.arange(self.num_bits)
         channel = value % len(self.order)
         source: Indices = self.lead + value - channel + self.order[channel]

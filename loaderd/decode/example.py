@@ -11,9 +11,9 @@ The grammar, each ``n`` being a varint that counts the bytes behind it::
     Int64List  ( 0x08 varint )*   |  0x0a n varint*, then anything
 
 It is TensorFlow's (tensorflow/core/util/example_proto_fast_parsing.cc), which reads less than protobuf would: of a
-packed list its first part, of a feature its first list, and nothing of a feature that is not asked for. Of two
-features with the same name the last one counts that is not empty. What is read here, TensorFlow reads alike. What
-it reads beyond that is damaged (a length that points past the end of what contains it, say), and is a fault here.
+packed list its first part, of a feature its first list, and nothing of a feature that is not asked for. Of several
+features with the same name, the last that is not empty counts. What this parser reads, TensorFlow reads alike. What
+only TensorFlow reads is damaged (a length that points past the end of what contains it, say), and is a fault here.
 
 Besides the values, the parser says where they lie: from that :mod:`loaderd.decode.example_rows` learns layouts.
 """
@@ -67,7 +67,7 @@ class Value(NamedTuple):
 class Example(NamedTuple):
     """A parsed record: the value of each stored feature by name, in the schema's order.
 
-    ``unread``: stretches (start, stop) that may hold any bytes whatever, without any difference to the parse.
+    ``unread``: stretches (start, stop) whose bytes make no difference to the parser.
     """
 
     values: dict[str, Value]
@@ -83,7 +83,7 @@ def parse_example(
 ) -> Example | RecordFault:
     """The stored ``features`` of a serialized ``tf.train.Example``, or what is wrong with it.
 
-    ``position`` is what :attr:`RecordFault.record` shall say. Nothing is raised, whatever the record holds.
+    ``position``: what :attr:`RecordFault.record` is to be. Nothing is raised, whatever the record holds.
     Costs 15 µs for a record of two features.
     """
     record = bytes(record)
@@ -119,7 +119,7 @@ class Listed(NamedTuple):
 
 
 def list_features(record: bytes) -> dict[str, Listed] | RecordFault:
-    """All features of a serialized ``tf.train.Example`` that have a list, whatever a schema says of them.
+    """All features of a serialized ``tf.train.Example`` that have a list, or what is wrong with it; without a schema.
 
     For people to look at: a name that is no UTF-8 is shown with backslashes. Nothing is raised.
     """

@@ -38,9 +38,9 @@ _ALL_BITS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _CHUNK_BYTES = 512 << 10
 # A template of more steps than this is slower than the plain parser, unless hundreds of records match it.
 _MAX_STEPS = 512
-# Applying a template costs 25 µs even if it matches nothing: fewer records than this are sooner parsed one by one.
+# Applying a template costs 25 µs even if it matches nothing: fewer records than this are faster parsed one by one.
 _MIN_MATCHES = 3
-# So many records of a length must match no template before one is learnt. Doubled whenever that was of no use.
+# So many records of a length must match no template before one is learnt. Doubled whenever learning was of no use.
 _MISSES_TO_LEARN = 4
 _MAX_TEMPLATES_PER_LENGTH = 8
 _MAX_LENGTHS = 1024
@@ -66,7 +66,7 @@ class RowParser:
         out: Bytes,
         places: npt.NDArray[np.intp],
     ) -> list[RecordFault]:
-        """Write the row of each record to its place in ``out``; the faults, by record (none, normally).
+        """Write the row of each record to its place in ``out``. Returns the faults, by record (normally none).
 
         ``buffer``: uint8, 1-D, contiguous. ``starts``, ``lengths``: int64, (n,): where in it each serialized
         Example begins, and how many bytes it has. ``out``: uint8, (any number, row_bytes), C-contiguous.
@@ -74,7 +74,7 @@ class RowParser:
         Raises IndexError where a record or a row would lie outside.
 
         Costs 70 to 110 ns a record for records of 225 bytes in calls of 4,096 to 1,024, all of known layouts, and
-        half of that where it is compiled; 17 µs for a record that the plain parser must take.
+        half of that in compiled code; 17 µs for a record that the plain parser must take.
         """
         if len(starts) == 0:
             return []
@@ -95,7 +95,7 @@ class RowParser:
         return sorted(batch.faults, key=lambda fault: fault.record)
 
     def _parse_alike(self, batch: _Batch, length: int, left: Positions) -> Positions:
-        """Parse what matches templates, known or to be learnt, of the records of one length; what is left of them."""
+        """Parse the records of one length that match templates, known or learnt here. Returns the other positions."""
         if length not in self._layouts and len(self._layouts) >= _MAX_LENGTHS:
             self._layouts.clear()
         layouts = self._layouts.setdefault(length, _Layouts())
@@ -119,7 +119,7 @@ class RowParser:
         return new
 
     def _parse_plain(self, batch: _Batch, length: int, position: int) -> Example | RecordFault:
-        """Parse a single record, whatever it is like: write its row, note its fault."""
+        """Parse a single record, whatever it is like: write its row, and note its fault if it has one."""
         row = batch.memory.out[batch.memory.places[position]]
         row[:] = 0
         parsed = parse_example(batch.record(position, length).tobytes(), self._features, position)
@@ -132,7 +132,7 @@ class RowParser:
         return parsed
 
     def _apply(self, template: _Template, batch: _Batch, positions: Positions) -> Positions:
-        """Parse those of the records at ``positions`` that match; the positions of the others."""
+        """Parse those of the records at ``positions`` that match. Returns the positions of the others."""
         if template.put_rows is None:
             left = self._by_numpy(template, batch.memory, positions)
         else:
@@ -141,13 +141,13 @@ class RowParser:
         return left
 
     def _by_numpy(self, template: _Template, memory: Memory, positions: Positions) -> Positions:
-        """The same, without compiled code.
+        """As ``PutRows.put``, without compiled code.
 
         For the chess records, ns a record: gather 10, match 12, fill 15, put 8.
         """
         length = template.length
-        # Gathering void items from overlapping windows is a memcpy an item: two thirds of the time that rows of
-        # a two-dimensional window view take. The same holds for putting them.
+        # To gather void items from overlapping stretches of the buffer is a memcpy for each: two thirds of the time
+        # that rows of a two-dimensional view take. The same holds for putting them.
         windows = np.ndarray((len(memory.buffer) - length + 1,), f"V{length}", buffer=memory.buffer, strides=(1,))
         out = memory.out.view(f"V{self._row_bytes}").reshape(-1)
         step = max(1, _CHUNK_BYTES // max(length, self._row_bytes))
@@ -165,7 +165,7 @@ class RowParser:
         return np.concatenate(missed) if missed else positions[:0]
 
     def _rows(self, num_rows: int) -> Bytes:
-        """Scratch, uint8 (num_rows, row_bytes). Its padding is zero; a template writes every other byte."""
+        """Scratch, uint8 (num_rows, row_bytes). Its padding is zero; a template writes all other bytes."""
         if num_rows > len(self._scratch):
             self._scratch = np.zeros((num_rows, self._row_bytes), dtype=np.uint8)
         return self._scratch[:num_rows]
@@ -183,7 +183,7 @@ class _Batch(NamedTuple):
 
 
 def _check_bounds(memory: Memory, lengths: npt.NDArray[np.int64]) -> None:
-    """Compiled code looks at nothing: this is what keeps it where it belongs. 3 ns a record."""
+    """Raise IndexError for what lies outside of the memory: compiled code does not check. Costs 3 ns a record."""
     buffer, starts, out, places = memory
     assert buffer.flags.c_contiguous and out.flags.c_contiguous
     if starts.min() < 0 or lengths.min() < 0 or (starts + lengths).max() > len(buffer):
@@ -209,7 +209,7 @@ class _Layouts:
             self.misses_to_learn *= 2
 
     def keep_useful(self) -> None:
-        """Most useful first; drop what matches too little, or is one too many."""
+        """Sort the templates, most useful first; drop those that match too little, or are too many."""
         useful = [template for template in self.templates if template.recent_uses >= _MIN_MATCHES]
         useful.sort(key=lambda template: template.recent_uses, reverse=True)
         self.templates = useful[:_MAX_TEMPLATES_PER_LENGTH]
@@ -257,7 +257,7 @@ class _Template:
         self.constants = constants
         self.recent_uses = 0
         self.put_rows: PutRows | None = None
-        """What applies it, where that is compiled."""
+        """Applies it in compiled code; None: numpy applies it."""
 
     def match(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """bool, (n,): which of the records, void of ``length`` bytes (n,), have this layout."""
@@ -288,7 +288,7 @@ class _Template:
         return np.array(checks, np.uint64), self.copies, varints, self.constants
 
     def count(self, num_records: int) -> None:
-        """Note that so many records of a call matched. Those of the call before count half, and so on."""
+        """Note how many records of a call matched. Those of the call before count half, and so on."""
         self.recent_uses = self.recent_uses // 2 + num_records
 
 
@@ -329,7 +329,7 @@ def _add_varint(runs: list[_VarintRun], row_offset: int, start: int, width: int)
 
 
 def _add_checks(template: _Template, record: Bytes, mask: Bytes) -> None:
-    """Words that cover every byte whose mask is not zero."""
+    """Add words that cover every byte whose mask is not zero."""
     checked = np.flatnonzero(mask)
     while len(checked):
         offset = min(int(checked[0]), len(record) - _WORD_BYTES)

@@ -29,12 +29,12 @@ class FixedParser:
         out: Bytes,
         places: npt.NDArray[np.intp],
     ) -> list[RecordFault]:
-        """As ``RowParser.parse``; all ``lengths`` are those of a record."""
+        """As ``RowParser.parse``; all ``lengths`` must be ``schema.records.record_bytes``."""
         if len(starts) == 0:
             return []
         follow = len(starts) > 1 and bool((np.diff(starts) == self._records.record_bytes).all())
         for row_offset, offset, num_bytes in self._runs:
-            # To gather and put void items is a memcpy an item; rows of a two-dimensional view cost five times that.
+            # To gather and put void items is a memcpy for each; rows of a two-dimensional view cost five times that.
             # Records that follow each other, as they mostly do, need not be gathered.
             if follow:
                 first = int(starts[0]) + offset
@@ -56,7 +56,7 @@ class FixedParser:
 
 
 def _items(memory: Bytes, offset: int, num_bytes: int, stride: int) -> npt.NDArray[np.void]:
-    """Void of ``num_bytes``: one item at byte ``offset`` of memory, and the next ones ``stride`` bytes on each."""
+    """Void items of ``num_bytes``: the first at byte ``offset`` of memory, each next one ``stride`` bytes on."""
     count = max(0, (memory.size - offset - num_bytes) // stride + 1)
     items: npt.NDArray[np.void] = np.ndarray((count,), f"V{num_bytes}", memory.data, offset, (stride,))
     return items
@@ -72,7 +72,7 @@ def _values(records: FixedRecords, name: str, buffer: Bytes, starts: npt.NDArray
 
 
 def _runs(records: FixedRecords, row_dtype: np.dtype[Any]) -> list[tuple[int, int, int]]:
-    """(offset in the row, offset in the record, bytes) of what is copied; neighbours in both are one."""
+    """(offset in the row, offset in the record, bytes) of each copy; neighbours in both are copied as one."""
     assert row_dtype.fields is not None
     runs: list[tuple[int, int, int]] = []
     for name, feature in records.items():

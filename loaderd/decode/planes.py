@@ -4,8 +4,8 @@
 
     out (n, 112, 8, 8)    [ 104: Bits ][ 4: Spread ][ 1: Spread ][ 1: Spread ][ 1: Fill ][ 1: Fill ]
 
-The records of a part lie apart in the batch, by the bytes of all parts. Engines that cannot write so write to scratch
-memory, and their values are copied.
+In the batch, the planes of a part are not contiguous from one record to the next: the other parts lie between. An
+engine that cannot write to such places writes to scratch memory, and its values are copied.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class SpreadValues:
         self._stored = stored
         self._shape = (*value_shape, *(1 for _ in definition.shape))
         self._scale = definition.scale
-        # 256 numbers are all that a byte can become; the others are computed.
+        # Values of one byte come from a table of all 256; larger ones are computed.
         self._table: AnyArray | None = None
         if stored.itemsize == 1:
-            with np.errstate(all="ignore"):  # no record need hold what does not fit
+            with np.errstate(all="ignore"):  # the table has every byte, also those that no record holds
                 self._table = self._scaled(np.arange(256, dtype=np.uint8).view(stored)).astype(definition.dtype)
 
     def _scaled(self, values: AnyArray) -> AnyArray:
@@ -64,7 +64,7 @@ class FillValue:
 
 
 class JoinPlanes:
-    """The engine of a field that consists of parts: (engine, shape of what it gives) each."""
+    """The engine of a field that consists of parts. ``parts``: (engine, shape of its planes) of each."""
 
     def __init__(self, parts: list[tuple[Engine, Shape]], dtype: np.dtype[Any]) -> None:
         self._parts = parts
@@ -73,7 +73,7 @@ class JoinPlanes:
 
     @property
     def engines(self) -> list[Engine]:
-        """Of the parts."""
+        """The engines of the parts."""
         return [engine for engine, _ in self._parts]
 
     @property

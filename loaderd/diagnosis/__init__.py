@@ -1,4 +1,4 @@
-"""Why a training is as fast as it is: :func:`diagnose`, a pure function of what two moments say."""
+"""Why a training is as fast as it is: :func:`diagnose`, a pure function of two snapshots."""
 
 from loaderd.diagnosis.diagnose import COPY_TO_DEVICE, Diagnosis, diagnose, diagnose_samples, nothing_yet
 from loaderd.diagnosis.rates import Rates, rates

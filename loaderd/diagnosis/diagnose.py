@@ -65,8 +65,8 @@ class Diagnosis:
     steps_per_s: float
     records_per_s: float
     stage_ns: dict[str, float]
-    """Nanoseconds per record of the workers' time, by stage; their waits are "slot" and "window". And of the
-    consumer's time: "copy to the device"."""
+    """Nanoseconds per record of the workers' time, by stage; their waits are "slot" and "window". Also, of
+    the consumer's time, "copy to the device"."""
     over_s: float
     """How many seconds the figures cover."""
 
@@ -78,7 +78,7 @@ class Diagnosis:
         return cls(waiting_spread=(low, high), **known)
 
     def __str__(self) -> str:
-        """A few sentences."""
+        """The diagnosis in a few sentences."""
         if self.verdict == "nothing yet":
             return f"Nothing yet: {self.cause}"
         at_most = "up to " if self.takes_ahead else ""

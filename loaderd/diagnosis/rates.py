@@ -79,7 +79,7 @@ class Rates:
 
 
 def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
-    """Of two snapshots of one stream; ``now`` must be later than ``before``."""
+    """The rates between two snapshots of one stream; ``now`` must be later than ``before``."""
     over_s = now.time_s - before.time_s
     batches, records = now.batches - before.batches, now.records - before.records
     per_batch = 1 / max(1, batches)

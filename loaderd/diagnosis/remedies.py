@@ -169,7 +169,7 @@ def _of_reading(found: Rates) -> Remedy:
 
 
 _COMPILED = {"unpack": 1 / 2, "frames": 1 / 2, "parse": 1 / 3}
-"""By stage, what compiled code saves of it."""
+"""By stage, the share of its time that compiled code saves."""
 _BUCKETS = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
 
 
