@@ -1,8 +1,8 @@
-"""Serialized ``tf.train.Example``: the one place that writes them; the grammar is drawn in ``decode.example``.
+"""Writes serialized ``tf.train.Example`` messages; no other module does. ``decode.example`` draws the grammar.
 
-Examples are written from rows (``Schema.row_dtype``), many at a time. What a feature's entry begins with is the same
-for all records, unless it is an ``Int64``, whose numbers take one to ten bytes each. So neighbouring entries of fixed
-length are written as one matrix, (records, bytes).
+Examples are written from rows (``Schema.row_dtype``), many at a time. The bytes in front of a feature's values are
+the same for all records, except for an ``Int64``, whose numbers take one to ten bytes each. So consecutive features
+of fixed length are written as one matrix, (records, bytes).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from loaderd.schema import Feature, Int64
 
 Rows = npt.NDArray[np.void]
 
-_LIST_FIELD = {"bytes": 1, "float": 2, "int64": 3}  # of a Feature
+_LIST_FIELD = {"bytes": 1, "float": 2, "int64": 3}  # the field of a Feature message that holds this kind of list
 
 
 def encode_examples(rows: Rows, features: Mapping[str, Feature]) -> Iterator[bytes]:
-    """The Example of each of ``rows``, (n,), whose dtype has a member for each of ``features``, in that order.
+    """Yield the serialized Example of each of ``rows``, (n,), whose dtype has a member for each of ``features``.
 
-    A generator: rows of some MB at a time keep the copies in the cache. Costs 4 µs for a chess record.
+    Pass a few MB of rows at a time, so that the copies stay in the cache. Costs 4 µs for a chess record.
     """
     columns = []
     for is_number, group in groupby(features.items(), key=lambda item: isinstance(item[1], Int64)):
@@ -38,7 +38,7 @@ def encode_examples(rows: Rows, features: Mapping[str, Feature]) -> Iterator[byt
 
 
 def _fixed_entries(rows: Rows, features: list[tuple[str, Feature]]) -> Iterator[bytes]:
-    """The entries of features of fixed length, of each record."""
+    """For each record, the entries of these features of fixed length, joined."""
     parts: list[npt.NDArray[np.uint8]] = []
     for name, feature in features:
         values = np.ascontiguousarray(rows[name]).reshape(len(rows), -1).view(np.uint8)
@@ -50,7 +50,7 @@ def _fixed_entries(rows: Rows, features: list[tuple[str, Feature]]) -> Iterator[
 
 
 def _number_entries(name: str, values: npt.NDArray[Any]) -> Iterator[bytes]:
-    """The entries of an Int64 feature, of each record."""
+    """For each record, the entry of an Int64 feature."""
     for numbers in values.reshape(len(values), -1).tolist():
         data = b"".join(map(_varint, numbers))
         yield _head_of_entry(name, Int64(), len(data)) + data
@@ -58,7 +58,7 @@ def _number_entries(name: str, values: npt.NDArray[Any]) -> Iterator[bytes]:
 
 @lru_cache(maxsize=4096)
 def _head_of_entry(name: str, feature: Feature, num_bytes: int) -> bytes:
-    """What stands in front of the ``num_bytes`` of a feature's values, in its entry of the map."""
+    """The bytes in front of a feature's values, which take ``num_bytes``, in its entry of the map of features."""
     head = _head(1, num_bytes)  # bytes, or a packed list
     head = _head(_LIST_FIELD[feature.wire_kind], len(head) + num_bytes) + head
     head = _head(2, len(head) + num_bytes) + head  # the value of the entry, behind its key

@@ -1,4 +1,4 @@
-"""What a record stores, and what a batch shall hold: a description, with no decoding in it."""
+"""Descriptions of what a record stores, and of what a batch holds. Nothing is decoded here."""
 
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape, resolve_dtype
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread

@@ -17,12 +17,12 @@ Shape = tuple[int, ...]
 
 
 def resolve_dtype(dtype: Any) -> np.dtype[Any]:
-    """``dtype`` as a numpy dtype: a name, a class, ``tf.float32``; "bfloat16" and ml_dtypes' others, too.
+    """``dtype`` (a name, a class, ``tf.float32``, or a name of ml_dtypes such as "bfloat16") as a numpy dtype.
 
-    Raises SchemaError for what is none, or has no fixed size.
+    Raises SchemaError for anything that is no dtype, or has no fixed size.
     """
     resolved: np.dtype[Any] | None = None
-    if dtype is not None:  # which is float64 to numpy
+    if dtype is not None:  # numpy takes None for float64
         with contextlib.suppress(TypeError, ValueError):
             resolved = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
     if resolved is None:
@@ -122,7 +122,7 @@ class _Values:
 
 
 def as_values(given: Any, dtype: np.dtype[Any], shape: Shape, what: str) -> npt.NDArray[Any]:
-    """What a user has given, as an array of ``shape``. Raises SchemaError where it does not fit."""
+    """``given``, by a user, as an array of ``dtype`` and ``shape``. Raises SchemaError where it does not fit."""
     try:
         full = np.broadcast_to(np.asarray(given, dtype=dtype), shape)
         is_cut = dtype.kind in "SU" and np.asarray(given, dtype.kind).dtype.itemsize > dtype.itemsize
@@ -134,14 +134,14 @@ def as_values(given: Any, dtype: np.dtype[Any], shape: Shape, what: str) -> npt.
 
 
 def _keep_default(feature: Any) -> None:
-    """An array as lists: features are compared, and arrays do not say whether they are equal."""
+    """Keep a default that is an array as lists: features are compared, and ``==`` of arrays is no bool."""
     if isinstance(feature.default, (np.ndarray, np.generic)):
         object.__setattr__(feature, "default", feature.default.tolist())
 
 
 @dataclass(frozen=True)
 class Raw(_Values):
-    """A bytes feature that holds the values of an array: ``dtype`` in C order, little-endian unless it says so.
+    """A bytes feature that holds the values of an array: in C order, little-endian unless ``dtype`` says otherwise.
 
     This is what ``tf.io.decode_raw`` reads. The stored value must have exactly the bytes of ``shape``.
     """
@@ -169,7 +169,7 @@ class Raw(_Values):
 
 @dataclass(frozen=True)
 class Int64(_Values):
-    """An int64 feature: a scalar (``shape=()``), or a list with exactly the values of ``shape``."""
+    """An int64 feature: a scalar (``shape=()``), or a list of exactly as many values as ``shape`` has."""
 
     shape: Shape = ()
     default: Any = None
@@ -188,7 +188,7 @@ class Int64(_Values):
 
 @dataclass(frozen=True)
 class Float(_Values):
-    """A float feature (float32 on the wire): a scalar (``shape=()``), or a list with the values of ``shape``."""
+    """A float feature (stored as float32): a scalar (``shape=()``), or a list of as many values as ``shape`` has."""
 
     shape: Shape = ()
     default: Any = None

@@ -22,12 +22,12 @@ class Bits:
     """Bits of a :class:`PackedBits` feature, one value a bit: 0 or ``scale``.
 
     ``shape`` fills from bit ``start`` on, in C order. The last axis holds the channels: channel ``c`` of the
-    output is stored channel ``channel_order[c]`` (default: as stored), times ``scale[c]`` (a number, or one a
-    channel of the *output*; default 1). ``dtype``: any real numpy dtype, bool, or "bfloat16".
+    output is stored channel ``channel_order[c]`` (default: as stored), times ``scale[c]`` (one number, or one for
+    each channel of the *output*; default 1). ``dtype``: any real numpy dtype, bool, or "bfloat16".
 
     ``bit_order``: ``"big"`` where the most significant bit of a byte comes first, or ``"little"``. ``plane_bytes``:
-    each entry of the first axis is a plane that takes so many bytes; what its bits do not fill is padding. (Go's 361
-    points in 46 bytes: ``shape=(22, 19, 19), plane_bytes=46``.)
+    each entry of the first axis is a plane of so many bytes; the bits that its values leave over are padding. (Go's
+    361 points in 46 bytes: ``shape=(22, 19, 19), plane_bytes=46``.)
     """
 
     feature: str
@@ -80,7 +80,7 @@ class Bits:
 
     @property
     def stop(self) -> int:
-        """Behind the last bit that is read."""
+        """The number of the bit behind the last one that is read."""
         if self.plane_bytes is None:
             return self.start + self.num_bits
         return self.start + (self.shape[0] - 1) * 8 * self.plane_bytes + self.plane_bits
@@ -137,8 +137,8 @@ class Array:
     """The values of a :class:`Raw`, :class:`Int64` or :class:`Float` feature: ``cast(value) * scale + offset``.
 
     The cast comes first, so the arithmetic is done in ``dtype`` (default: as stored). ``shape`` (default: as
-    stored) may lay the same number of values out in another way. With ``first``, it is that many values from number
-    ``first`` on, counted in C order: ``Array("targets", shape=(), first=25)`` is one of them.
+    stored) may lay the same number of values out in another way. With ``first``, the field has only the values of
+    ``shape``, from number ``first`` on in C order: ``Array("targets", shape=(), first=25)`` is one of them.
     """
 
     feature: str
@@ -170,9 +170,10 @@ class Array:
 
 @dataclass(frozen=True)
 class Spread:
-    """Each value of a feature that is no PackedBits, spread over a plane: ``(*the feature's shape, *shape)``.
+    """Each value of a feature that is no PackedBits, repeated over a plane of ``shape``.
 
-    What is spread is value · ``scale``, computed in float64 and rounded to ``dtype`` once.
+    The field has the shape ``(*the feature's shape, *shape)``. A plane holds value · ``scale``, computed in float64
+    and rounded to ``dtype`` once.
     """
 
     feature: str
@@ -238,13 +239,13 @@ class Derived:
     """A field computed in the worker: ``function(*inputs)``, vectorised over the batch dimension.
 
     ``inputs`` names other fields or intermediates; each arrives as an array of shape (n, …), n being any number
-    of records, and ``function`` returns an array of shape ``(n, *shape)``, cast to ``dtype``. It may be a lambda.
-    It must depend on its arguments alone: a batch that has to be made again must come out the same.
+    of records. ``function`` returns an array of shape ``(n, *shape)``, which is cast to ``dtype``. It may be a
+    lambda. It must depend only on its arguments: a batch that has to be made again must come out the same.
 
     With ``random``, the function gets a :class:`~loaderd.RecordRandom` as its last argument: a generator for each of
-    the n records, seeded by (seed, epoch, record) and by the name of a stream. True: a stream of the field's own
-    name; a string: the stream of that name, from which several fields draw the same numbers (a board and its policy
-    are turned alike). The record is its shard's file name, without folders, and its number there; so the numbers do
+    the n records, seeded by (seed, epoch, record) and by the name of a stream. True: the stream has the field's own
+    name; a string: it has that name. Fields of one stream draw the same numbers (a board and its policy are turned
+    alike). A record is identified by its shard's file name, without folders, and its number there; so the numbers do
     not depend on workers, batches, window, hosts or a resume, nor on which other shards there are. Costs 8 bytes a
     row and 35 ns a record (20 for each further field), before anything is drawn.
     """
@@ -268,7 +269,7 @@ class Derived:
             raise SchemaError(f"Derived: random must be True, False or the name of a stream, got {self.random!r}")
 
     def __eq__(self, other: object) -> bool:
-        """Functions are equal where they are one, or made alike: of the same code, and of equal values."""
+        """Two functions are equal if they are one object, or have the same code and see equal values."""
         if not isinstance(other, Derived):
             return NotImplemented
         names = ("inputs", "shape", "dtype", "random")
@@ -283,7 +284,7 @@ Field = Bits | Packed | Array | Spread | Fill | Planes | Derived
 
 
 def check_name(name: Any, what: str) -> str:
-    """Raises SchemaError for what is no text."""
+    """``name``; raises SchemaError unless it is text."""
     if not isinstance(name, str):
         raise SchemaError(f"{what} must be a name, got {name!r:.200}")
     return name

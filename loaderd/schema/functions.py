@@ -1,7 +1,7 @@
-"""Whether two functions of a user's are the same, though they are not one object.
+"""Whether two functions of a user do the same, although they are two objects.
 
-A schema that is made twice by the same program has lambdas that were made twice. They do the same if they are of the
-same code and see the same values. Where that is not certain, they are taken for different ones.
+A schema that is made twice by the same program has lambdas that were made twice. They do the same if they have the
+same code and see equal values. Functions of which that is not certain count as different.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 
 def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether both are of the same code, with equal defaults, in closures with equal values, of one module."""
+    """Whether both have the same code, equal defaults, equal values in their closures, and the same module."""
     try:
         return _same_function(one, other)
-    except RecursionError:  # functions that call themselves by a name of an outer function
+    except RecursionError:  # a function that is in its own closure
         return False
 
 
@@ -35,7 +35,7 @@ def _same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 def _seen_by(function: FunctionType) -> tuple[Any, ...]:
     try:
         cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    except ValueError:  # one has no value yet
+    except ValueError:  # a variable of the closure has no value yet
         return (function,)
     return function.__code__, function.__defaults__, function.__kwdefaults__, cells
 
@@ -55,5 +55,5 @@ def _same(one: Any, other: Any) -> bool:
         return _same_function(one, other)
     try:
         return bool(one == other)
-    except Exception:  # whatever a class of the user's raises, they are not known to be equal
+    except Exception:  # whatever ``==`` of a user's class raises, they are not known to be equal
         return False

@@ -7,8 +7,8 @@
     the fields of s ◄──unpacking_schema(s)── rows that have the fields of that batch as features ◄──────────┘
 
 A feature travels as it is stored where that takes fewer bytes than the fields that are made of it: 194 bytes of bits
-instead of 6,184 of floats. The workers finish the other fields, and every ``Derived`` one, whose function stays where
-it is.
+instead of 6,184 of floats. The server's workers finish all other fields, and every ``Derived`` field, so that its
+function stays on the server.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def packed_schema(schema: Schema) -> Schema:
         for feature in _features_of(definition):
             is_packed = isinstance(schema.features[feature], PackedBits)
             fields[travelling[feature]] = Packed(feature) if is_packed else Array(feature)
-    # A derived field may read those that are not delivered any more.
+    # A derived field may read fields that are not delivered any more.
     kept = {name: definition for name, definition in schema.fields.items() if name not in fields}
     return Schema(schema.features, fields, {**schema.intermediates, **kept})
 
 
 def unpacking_schema(schema: Schema) -> Schema:
-    """The consumer's: the fields of ``schema``, without any ``Derived``, from those of :func:`packed_schema`.
+    """The consumer's schema: it makes the fields of ``schema`` from the fields of :func:`packed_schema`.
 
-    Those are its features: ``PackedBits``, or ``Raw`` in this machine's byte order.
+    The latter are its features: ``PackedBits``, or ``Raw`` in this machine's byte order. It has no ``Derived`` field.
     """
     travelling, packed = _travelling(schema), packed_schema(schema)
     features: dict[str, Feature] = {}
@@ -64,7 +64,7 @@ def _features_of(definition: Field) -> tuple[str, ...]:
 
 
 def _is_unpacked_later(definition: Field, travelling: dict[str, str]) -> bool:
-    """Whether the consumer makes the field, of what travels as it is stored."""
+    """Whether the consumer makes the field, from features that travel as they are stored."""
     features = _features_of(definition)
     return bool(features) and all(feature in travelling for feature in features)
 
@@ -79,7 +79,7 @@ def _renamed(definition: Field, names: dict[str, str]) -> Field:
 
 
 def _travelling(schema: Schema) -> dict[str, str]:
-    """The features that travel as they are stored, and under which names: those of no field or intermediate."""
+    """For each feature that travels as it is stored, its name on the way, which no field or intermediate has."""
     finished_bytes: dict[str, int] = {}
     for name, definition in schema.fields.items():
         for part in definition.parts if isinstance(definition, Planes) else (definition,):

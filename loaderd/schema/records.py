@@ -17,13 +17,14 @@ class FixedRecords(Mapping[str, Feature]):
     """The features of a :class:`Schema` whose shards hold records of ``dtype``, one behind the other.
 
     ``dtype``: a structured one. A record takes ``dtype.itemsize`` bytes, and each field is a feature of that name: a
-    :class:`Raw`, or, of the fields named in ``bits``, a :class:`PackedBits`. What nobody reads need not be kept:
-    numpy's ``dtype[["planes", "result"]]`` has two fields of a record, and the size of all of it.
+    :class:`Raw` or, if it is named in ``bits``, a :class:`PackedBits`. Fields that nobody reads can be left out:
+    numpy's ``dtype[["planes", "result"]]`` has two fields of a record, and the size of the whole record.
 
-    ``expect``: values that a record must hold, by field: a version, say. Another one is a RecordMismatchError.
+    ``expect``: by field, a value that each record must hold, such as a version. A record with another value is a
+    RecordMismatchError.
 
     A shard may be a plain file of such records, or one compressed with gzip or zstd; a tar of such compressed files;
-    or an npz that has an array for each field, with a row a record. Which it is, its first bytes tell.
+    or an npz that has an array for each field, with one row for each record. Its first bytes tell which it is.
     """
 
     def __init__(self, dtype: Any, bits: Collection[str] = (), expect: Mapping[str, Any] | None = None) -> None:
@@ -85,14 +86,14 @@ class FixedRecords(Mapping[str, Feature]):
         return self.dtype.itemsize
 
     def offset_of(self, name: str) -> int:
-        """Where in a record the field begins."""
+        """The byte of a record at which the field begins."""
         fields = self.dtype.fields
         assert fields is not None
         offset: int = fields[name][1]
         return offset
 
     def expect_as_bytes(self, names: Collection[str]) -> dict[str, Any]:
-        """``expect``, and what of it is of one of these fields as the bytes that stand in a record."""
+        """``expect``, with the values of the fields ``names`` as lists of the bytes that a record holds."""
         expect = dict(self.expect)
         assert self.dtype.fields is not None
         for name in expect.keys() & set(names):
@@ -100,7 +101,7 @@ class FixedRecords(Mapping[str, Feature]):
         return expect
 
     def contradiction(self, record: bytes) -> str:
-        """What of the values in ``expect`` the record does not hold, in words; else nothing."""
+        """In words, the first value of ``expect`` that the record does not hold; "" if it holds them all."""
         assert self.dtype.fields is not None
         for name, expected in self.expect.items():
             field = self.dtype.fields[name][0]

@@ -15,7 +15,7 @@ Number = int | float
 
 
 def as_number(value: Any, what: str) -> Number:
-    """A number, also one of numpy's, as Python's: an int stays exact. Raises SchemaError."""
+    """A number, also one of numpy's, as a Python int or float; an int stays exact. Raises SchemaError."""
     if not isinstance(value, Real):
         raise SchemaError(f"{what} must be a number, got {value!r:.200}")
     try:
@@ -26,7 +26,7 @@ def as_number(value: Any, what: str) -> Number:
 
 
 def check_representable(numbers: Sequence[Number], dtype: np.dtype[Any], what: str) -> None:
-    """Raise SchemaError for a number that ``dtype`` does not hold: exactly, if it has integers; else rounded."""
+    """Raise SchemaError for a number that ``dtype`` cannot hold: exactly, if it is of integers; else rounded."""
     if dtype.kind not in "biufcV" or dtype.type is np.void:
         raise SchemaError(f"{what} needs a dtype of numbers, got {dtype}")
     limits = integer_limits(dtype)
@@ -46,7 +46,7 @@ def check_representable(numbers: Sequence[Number], dtype: np.dtype[Any], what: s
 
 
 def in_dtype(numbers: Number | Sequence[Number], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The numbers in ``dtype``: by float64, but for integers, which that does not hold exactly."""
+    """The numbers as ``dtype``: by way of float64, except for integers, which float64 may not hold exactly."""
     return np.array(numbers, dtype if dtype.kind in "iu" else np.float64).astype(dtype)
 
 

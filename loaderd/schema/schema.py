@@ -53,7 +53,7 @@ class Schema:
                 check_name(key, f"each key of {name}")
                 if not isinstance(part, kinds):
                     raise SchemaError(f"{name}[{key!r}] must be {_named(kinds)}, got {part!r:.200}", hint=hint)
-            if not isinstance(parts, FixedRecords):  # which nobody can change
+            if not isinstance(parts, FixedRecords):  # these cannot be changed
                 object.__setattr__(self, name, MappingProxyType(dict(parts)))
         if not self.features or not self.fields:
             raise SchemaError("a schema must have at least one stored feature and one field")
@@ -64,7 +64,7 @@ class Schema:
             _ = self.spec_of(name)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both read and deliver the same, in the same order; functions as :class:`Derived` compares them."""
+        """Whether both read and deliver the same, in the same order; functions compare as in :class:`Derived`."""
         if not isinstance(other, Schema):
             return NotImplemented
         orders = [(list(each.features), list(each.fields)) for each in (self, other)]
@@ -84,21 +84,21 @@ class Schema:
 
     @classmethod
     def of_stored(cls, features: Mapping[str, Feature]) -> Schema:
-        """Every feature is a field of its own name, as it is stored: bits packed."""
+        """A schema in which every feature is a field of the same name, as it is stored: bits stay packed."""
         fields = {
             name: Packed(name) if isinstance(each, PackedBits) else Array(name) for name, each in features.items()
         }
         return cls(features, fields)
 
     def as_examples(self) -> Schema:
-        """The same for TFRecord shards of the stored features, as ``loaderd convert`` writes them.
+        """The same schema for TFRecord shards of the stored features, as ``loaderd convert`` writes them.
 
         What a record must hold (``FixedRecords.expect``) was checked when it was converted.
         """
         return Schema(dict(self.features), self.fields, self.intermediates)
 
     def as_records(self) -> Schema:
-        """The same for records of fixed size, and npz, as ``loaderd convert --format records`` (``npz``) writes them.
+        """The same schema for records of fixed size or npz, as ``loaderd convert`` writes them (``--format``).
 
         The stored features stand one behind the other, without gaps; an Int64 is 8 bytes a number, little-endian.
         """
@@ -148,7 +148,7 @@ class Schema:
         return done
 
     def _no_input(self, derived: str, name: str) -> SchemaError:
-        """Of a field that is derived from ``name``, which is none."""
+        """The error for the field ``derived``, whose input ``name`` is no field or intermediate."""
         if name not in self.features:
             there = ", ".join((*self.fields, *self.intermediates))
             return SchemaError(
@@ -173,10 +173,10 @@ class Schema:
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
-        """The structured dtype of a row: one member a stored feature; its itemsize is a multiple of 8 bytes.
+        """The structured dtype of a row: one member for each stored feature; its itemsize is a multiple of 8 bytes.
 
-        Behind each PackedBits feature the row has another byte at least: words may be read past its end. The last 8
-        bytes are the record's key, where the schema needs one.
+        Behind each PackedBits feature the row has at least one byte more, because words may be read past its end. The
+        last 8 bytes are the record's key, where the schema needs one.
         """
         offsets = []
         end = last = 0
@@ -202,18 +202,18 @@ class Schema:
 
     @property
     def needs_record_key(self) -> bool:
-        """Whether any field is derived with randomness."""
+        """Whether any field or intermediate is derived with randomness."""
         every = (*self.fields.values(), *self.intermediates.values())
         return any(isinstance(definition, Derived) and definition.random for definition in every)
 
     def record_keys(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-        """uint64, (n,): the records' keys in ``rows``, uint8 (n, row_bytes): a view, for a schema that needs them."""
+        """uint64, (n,): a view of the records' keys in ``rows``, uint8 (n, row_bytes). Only if keys are needed."""
         keys: npt.NDArray[np.uint64] = rows[:, -_ROW_ALIGNMENT_BYTES:].view(np.uint64)[:, 0]
         return keys
 
     @property
     def stored_fingerprint(self) -> str:
-        """A digest of the stored features (not of the fields): which bytes of a record are read."""
+        """A digest, in hex, of the stored features (not of the fields). It tells which bytes of a record are read."""
         text = repr([(name, repr(feature)) for name, feature in self.features.items()])
         if self.records is not None:
             text += repr((self.records.record_bytes, [self.records.offset_of(name) for name in self.records]))

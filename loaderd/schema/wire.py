@@ -1,7 +1,7 @@
-"""A schema as plain values, for a message or a file, and back. No code travels: there is no ``Derived`` in them.
+"""A schema as plain values, for a message or a file, and back. No code travels: such a schema has no ``Derived``.
 
-What comes is not trusted. It is read key by key into the kinds of ``_KINDS``, within limits, and nothing is allocated
-by the size that it claims.
+Values that arrive are not trusted. They are read key by key, into the kinds of ``_VALUES`` and within limits, and no
+memory is allocated by the sizes that they claim.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Planes, Sp
 from loaderd.schema.schema import Schema
 
 MAX_PARTS = 1000
-"""Features, and fields, of a schema that travels."""
+"""The most features, and the most fields, of a schema that travels."""
 MAX_RECORD_BYTES = 1 << 30
-"""Bytes of all its features together, and of all its fields."""
+"""The most bytes of all its features together, and of all its fields together."""
 _MAX_NAME = 1000
 _MAX_DIMS = 32
-# Bits makes lists and arrays of that many values to check itself.
+# ``Bits`` makes lists and arrays of that many values when it checks its arguments.
 _MAX_CHANNELS = 1 << 20
 _DTYPE = re.compile("[<>|][biufcSU][0-9]{1,9}|[a-z]{3,9}[0-9][0-9a-z_]{0,12}")
 
@@ -44,12 +44,12 @@ def to_wire(schema: Schema) -> dict[str, Any]:
 
 
 def from_wire(wire: Any) -> Schema:
-    """The way back from :func:`to_wire`. The values may come from anybody; raises SchemaError."""
+    """The schema of ``wire``, from :func:`to_wire`. ``wire`` may come from anybody; raises SchemaError."""
     try:
         return _schema_from_wire(wire)
     except SchemaError:
         raise
-    except (OverflowError, TypeError, ValueError) as error:  # from numpy, and of numbers that are infinite or huge
+    except (OverflowError, TypeError, ValueError) as error:  # from numpy, or for infinite or huge numbers
         raise SchemaError(f"a schema that came as values does not hold together: {error}") from None
 
 
@@ -107,7 +107,7 @@ def _check_size(what: str, num_bytes: int) -> None:
 
 def _value_to_wire(value: Any) -> Any:
     if isinstance(value, np.dtype):
-        return value.name if value.kind == "V" else value.str  # "bfloat16", whose str is "<V2"; "<f4"
+        return value.name if value.kind == "V" else value.str  # "bfloat16" (its str is only "<V2"), or "<f4"
     if isinstance(value, (list, tuple)):
         return [_value_to_wire(each) for each in value]
     return value.item() if isinstance(value, np.generic) else value
@@ -161,7 +161,7 @@ def _scale(value: Any) -> Any:
 def _dtype(value: Any) -> np.dtype[Any]:
     is_name = isinstance(value, str) and _DTYPE.fullmatch(value) is not None
     dtype = resolve_dtype(value) if is_name else np.dtype(np.object_)
-    # As it is written by the other end, so that one dtype has one name. A void dtype has none: it may be a struct's.
+    # Only the name that ``to_wire`` writes is taken, so each dtype has one. Void dtypes, such as structs, have none.
     known = not dtype.hasobject and dtype.type is not np.void and _value_to_wire(dtype) == value
     _require(known, "a dtype", 'one such as "<f4" or "bfloat16"', value)
     return dtype

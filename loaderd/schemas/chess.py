@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from loaderd.schema import Array, Bits, Derived, Int64, PackedBits, Schema
 
-# Six groups of four channels are stored; the four members of a group go to four blocks of six, of which the
-# second and the fourth turn their sign.
+# Six groups of four channels are stored. The output has four groups of six: group i holds member i of each stored
+# group. The second and the fourth group are negated.
 _CHESS_CHANNEL_ORDER = tuple(channel for member in range(4) for channel in range(member, 24, 4))
 _CHESS_CHANNEL_SCALE = tuple(sign for sign in (1.0, -1.0, 1.0, -1.0) for _ in range(6))
 

@@ -23,7 +23,7 @@ RECORD = np.dtype(
         ("version", "<u4"),
         ("input_format", "<u4"),
         ("probabilities", "<f4", (1858,)),  # -1: an illegal move
-        ("planes", "<u8", (104,)),  # 8 positions of 13 planes; unpackbits gives ranks of files a to h
+        ("planes", "<u8", (104,)),  # 8 positions of 13 planes; np.unpackbits gives each rank's files from a to h
         ("castling", "u1", (4,)),  # us queenside, us kingside, them queenside, them kingside
         ("side_to_move", "u1"),  # input formats from 3 on: en passant
         ("rule50_count", "u1"),
@@ -41,7 +41,7 @@ RECORD = np.dtype(
         ("played_q", "<f4"),
         ("played_d", "<f4"),
         ("played_m", "<f4"),
-        ("orig_q", "<f4"),  # the three may be NaN
+        ("orig_q", "<f4"),  # orig_q, orig_d and orig_m may be NaN
         ("orig_d", "<f4"),
         ("orig_m", "<f4"),
         ("visits", "<u4"),
@@ -66,14 +66,14 @@ def lc0(dtype: Any = "float32", symmetries: Sequence[int] = ()) -> Schema:
     """Fields ``planes`` (112, 8, 8), ``policy`` (1858,), ``wdl`` (3,) and ``plies_left`` ().
 
     ``planes``: 104 of pieces and repetitions, 4 of castling rights, the side to move, the 50-move count / 99, zeros,
-    ones; of ``dtype``. The others are float32. ``policy`` is as stored: -1 is an illegal move. ``wdl``: won, drawn,
-    lost, of the game's result as the side to move sees it: ½(1 - d + q), d, ½(1 - d - q).
+    ones; of ``dtype``. The other fields are float32. ``policy`` is as stored: -1 is an illegal move. ``wdl``: win,
+    draw and loss, of the game's result as the side to move sees it: ½(1 - d + q), d, ½(1 - d - q).
 
-    ``symmetries``: with ``(0, 4)``, planes and policy of every second record are mirrored left and right, which ones
-    is drawn anew in each epoch from the stream "symmetry". Positions with castling rights never are: mirrored, their
-    kings would stand on file d. None: as stored. Raises SchemaError for others.
+    ``symmetries``: with ``(0, 4)``, the planes and the policy of half of the records are mirrored left and right;
+    which records is drawn anew in each epoch from the stream "symmetry". Positions with castling rights are never
+    mirrored: their kings would stand on file d. Empty: as stored. Raises SchemaError for numbers other than 0 and 4.
 
-    Records of another version, or of an input format other than 1 (classical), are each a RecordMismatchError.
+    Each record of another version, or of an input format other than 1 (classical), is a RecordMismatchError.
     """
 
     def plane(feature: str, scale: float = 1.0) -> Spread:
@@ -123,9 +123,9 @@ def mirror(
     castling: npt.NDArray[np.uint8],
     random: RecordRandom,
 ) -> npt.NDArray[Any]:
-    """``values``, (n, …, k), of which records without castling rights take the last axis from ``sources``, (k,).
+    """A copy of ``values``, (n, …, k), in which some records take their last axis from ``sources``, (k,).
 
-    ``castling``: (n, 4). Which records do is drawn: those whose symmetry of ``symmetries`` is 4.
+    These are the records without castling rights (``castling``: (n, 4)) for which 4 is drawn from ``symmetries``.
     """
     drawn = np.asarray(symmetries)[random.integers(0, len(symmetries))]
     (records,) = np.nonzero((drawn == 4) & ~castling.any(axis=1))

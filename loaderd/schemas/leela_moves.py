@@ -17,7 +17,7 @@ _FILES = "abcdefgh"
 
 
 def moves() -> list[str]:
-    """Their names, such as "g1f3" and "a7b8q", in the order of the policy."""
+    """The names of the moves, such as "g1f3" and "a7b8q", in the order of the policy."""
     squares = [(rank, file) for rank in range(8) for file in range(8)]
     plain = [_name(*start) + _name(*stop) for start in squares for stop in squares if _is_reached(start, stop)]
     return plain + list(_promotions())
@@ -41,9 +41,9 @@ def _name(rank: int, file: int) -> str:
 
 
 def mirrored_moves() -> npt.NDArray[np.intp]:
-    """intp, (1858,): from which move of a policy that of the mirrored board takes each of its values."""
+    """intp, (1858,): for each move of the mirrored board's policy, the number of the move whose value it takes."""
     names = moves()
     numbers = {name: number for number, name in enumerate(names)}
     mirror = str.maketrans(_FILES, _FILES[::-1])
-    # A promotion's piece may be called as a file is: "a7b8b".
+    # Only the squares are mirrored: the letter of a promotion's piece may also be that of a file, as in "a7b8b".
     return np.array([numbers[name[:4].translate(mirror) + name[4:]] for name in names], dtype=np.intp)

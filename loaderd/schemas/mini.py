@@ -1,4 +1,4 @@
-"""minigo's training data: TFRecord shards, ZLIB, of Examples, as tensorflow/minigo, preprocessing.py, writes them."""
+"""minigo's training data: ZLIB-compressed TFRecord shards, as tensorflow/minigo, preprocessing.py, writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def minigo(board_size: int = 19, num_planes: int = 17, symmetries: Sequence[int]
 
     Reads the features ``x`` (uint8), ``pi`` (float32 as bytes) and ``outcome`` (float). ``symmetries``: some of 0…7,
     as ``loaderd.board_symmetry`` numbers them: planes and policy of each record are turned by one of these, drawn
-    anew in each epoch from the stream "symmetry". None: as stored.
+    anew in each epoch from the stream "symmetry". Empty: as stored.
     """
     shape = (board_size, board_size, num_planes)
     schema = Schema(
@@ -23,7 +23,7 @@ def minigo(board_size: int = 19, num_planes: int = 17, symmetries: Sequence[int]
             "outcome": Float(),
         },
         fields={
-            "planes": Array("x", "uint8" if symmetries else "float32"),  # bytes are turned in a half of the time
+            "planes": Array("x", "uint8" if symmetries else "float32"),  # turning bytes takes half the time
             "policy": Array("pi"),
             "outcome": Array("outcome"),
         },

@@ -5,10 +5,10 @@
     fetch(file, offset, size) ──► askers' threads ──► parts on the local disk (range_cache), if the user wants that
                                                   └──► GET, asked again while the failure may pass (retries)
 
-**An object that was replaced** differs from the one that was listed in its size, its time or its ETag. To look at
-these costs a request. So they are looked at before the first read of an object, and later after a read, if the last
-look is two seconds old or more. What was read from a replaced object is then refused, except for reads within two
-seconds of a look. Parts that come from the local disk are always those of the object that was listed.
+**An object that was replaced** differs from the one that was listed in its size, its time or its ETag. Looking at
+these costs a request. So they are looked at before the first read of an object, and later after each read, if the
+last look was two seconds ago or more. What was read from a replaced object is then refused, unless it was read within
+two seconds of a look. Parts that come from the local disk are always those of the object that was listed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PIECE_BYTES = 4 * PART_BYTES
 
 _LOOK_EVERY_S = 2.0
 _MOST_OBJECTS = 4096
-# For a request that is under way when ``retry_s`` is over: pyarrow cannot say how long one has taken.
+# For a request that is still under way when ``retry_s`` is over: pyarrow does not say how long it has taken so far.
 _GRACE_S = 30.0
 _NS = 10**9
 
@@ -46,7 +46,7 @@ _Answer = TypeVar("_Answer")
 
 
 def tell_nobody() -> None:
-    """An ``on_wait`` for when nobody wants to know."""
+    """A callback for when nobody wants to know."""
 
 
 class _Object:
@@ -62,8 +62,8 @@ class _Object:
 class Access:
     """See the module's docstring.
 
-    ``on_wait`` is called now and then by whoever waits, in its own thread; ``on_arrival``, in any thread, when what
-    was fetched ahead is there.
+    ``on_wait`` is called now and then while a thread waits, in that thread. ``on_arrival`` is called, in any thread,
+    when something that was fetched ahead has come.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Access:
         self._counts = dict.fromkeys((each.name for each in fields(StorageCounts)), 0)
 
     def take_counts(self) -> StorageCounts:
-        """What was counted since this was called last."""
+        """What was counted since the last call of this."""
         with self._lock:
             counts = StorageCounts(**self._counts)
             self._counts = dict.fromkeys(self._counts, 0)
@@ -101,7 +101,10 @@ class Access:
         return self._askers.ask(question)
 
     def insist(self, uri: str, question: Callable[[], _Answer]) -> _Answer:
-        """The answer, in this thread; raises ShardReadError where there is no such thing, and StorageError."""
+        """The answer to ``question``, which is called in this thread, again while a failure may pass.
+
+        Raises ShardReadError where there is no ``uri``, and StorageError.
+        """
         began_s = time.monotonic()
         try:
             return insist(question, self.storage.retry_s, partial(self._count, "retries"))
@@ -114,7 +117,7 @@ class Access:
             raise unanswered(uri, said, time.monotonic() - began_s, may_pass(error)) from None
 
     def wait(self, uri: str, answer: Future[_Answer]) -> _Answer:
-        """What was asked of ``uri``. Raises StorageError if nothing comes, be it that the storage never answers."""
+        """The answer to what was asked of ``uri``. Raises its error, or StorageError after ``limit_s``."""
         try:
             return wait_for(answer, self.on_wait, self.limit_s)
         except TimeoutError:
@@ -123,7 +126,7 @@ class Access:
 
     @property
     def limit_s(self) -> float:
-        """For how long an answer is waited for, however often it is asked for."""
+        """For how long an answer is waited for, all retries together."""
         return self.storage.retry_s + _GRACE_S
 
     def abandon(self) -> None:
@@ -133,7 +136,7 @@ class Access:
     # ------------------------------------------------------------------------------------------ objects
 
     def fetch(self, file: ShardFile, offset: int, size: int) -> Future[bytes]:
-        """Bytes of a shard, all of which there are, from ``offset`` on."""
+        """``size`` bytes of a shard from ``offset`` on; the shard must have them all."""
         return self.ask(lambda: self.insist(f"{file.uri} at byte {offset}", lambda: self._fetch(file, offset, size)))
 
     def fetch_ahead(self, file: ShardFile) -> None:
@@ -142,7 +145,7 @@ class Access:
             self._ahead[file] = self.fetch(file, 0, min(file.size_bytes, PIECE_BYTES))
 
     def first_piece(self, file: ShardFile) -> Future[bytes] | None:
-        """What was fetched ahead, once."""
+        """What :meth:`fetch_ahead` has asked for, given out once; None if there is nothing."""
         return self._ahead.pop(file, None)
 
     def look_at(self, file: ShardFile) -> None:
@@ -173,7 +176,10 @@ class Access:
         return found[offset - first * PART_BYTES :][:size]
 
     def _kept_under(self, file: ShardFile) -> bytes | None:
-        """The ETag of an object without a time, b"" for others; None: another object could not be told from it."""
+        """What names an object's parts beside its URI, size and time: its ETag if it has no time, else b"".
+
+        None: nothing tells the object from another one in its place, so no part of it is kept.
+        """
         if file.has_version:
             return b""
         self._look(file, -1.0)
@@ -186,7 +192,7 @@ class Access:
         try:
             data: bytes = handle.read_at(size, offset)
         except Exception:
-            one.looked_s = -1.0  # it may have been replaced by a shorter one: that is to be said, the next time
+            one.looked_s = -1.0  # a shorter object may be in its place: the next read looks, and says so
             raise
         self._count("requests")
         self._count("bytes", len(data))
@@ -206,7 +212,7 @@ class Access:
         return one
 
     def _look(self, file: ShardFile, since_s: float) -> Any:
-        """A handle of the object; it is looked at unless that was done since ``since_s``, and so once at least."""
+        """A handle of the object, which is looked at first unless it was since ``since_s`` (below 0: at any time)."""
         one = self._object(file)
         with one.lock:
             if one.looked_s >= max(since_s, 0.0):
@@ -232,8 +238,8 @@ class Access:
 
 
 def _version(handle: Any) -> tuple[int, bytes | None]:
-    """(time of change in ns, or 0; ETag) of an object that was opened, where the store has said so."""
-    from email.utils import parsedate_to_datetime  # all about mail, for what object stores say
+    """(time of change in ns, or 0; ETag, or None) of an object that was opened, by what the store says of it."""
+    from email.utils import parsedate_to_datetime  # imports much, and only object stores need it
 
     said = {str(key).lower(): value for key, value in (_metadata(handle) or {}).items()}
     text = bytes(said.get("last-modified", b"")).decode(errors="replace")

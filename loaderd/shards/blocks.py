@@ -1,10 +1,10 @@
-"""Reading blocks of an index again: their records in memory, checked.
+"""Reads the blocks of an index again, and checks their records.
 
-Several plain blocks are read in one call (:meth:`BlockReader.read_together`), because many steps cost by the call and
-not by the record. A compressed block is inflated from the start of its shard and comes in pieces, and so does a plain
-block in which something is wrong (:meth:`BlockReader.read`). Records may have been damaged since the index pass. Then
-the records before and behind the damage are still found, with their old numbers, and those between are named as
-damaged: in a plain block at most those between two anchors.
+Several plain blocks are read in one call (:meth:`BlockReader.read_together`), because many steps have a cost for each
+call and not for each record. Other blocks come in pieces (:meth:`BlockReader.read`): compressed ones, which are
+inflated from the start of their shard, and plain ones in which something is wrong. Records may have been damaged
+since the index pass. Then the records before and behind the damage are still found, with their old numbers, and those
+between are named as damaged: in a plain block at most those between two anchors.
 
 A file whose size or time has changed is not read, even if records were only appended: there may be other records at
 the old places, with right CRCs of their own. So size and time are compared after each read. A worker that has a file
@@ -65,9 +65,9 @@ class BlockReader(ShardFiles):
     def read(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         """Records ``first`` to ``stop - 1`` of ``block``, in order; both CRCs of each are checked.
 
-        What is found may go beyond that range. A damage comes in front of the piece that the record would be in, or
-        is in as a bad one. Raises ShardReadError where the file cannot be read, or is not the one that was indexed;
-        if it comes at the end, what was yielded does not count.
+        The pieces may go beyond that range. A Damage comes in front of the piece in which its record would be, or in
+        which it is as a ``bad`` one. Raises ShardReadError where the file cannot be read, or is not the one that was
+        indexed; if that error comes at the end, what was yielded does not count.
         """
         self._file(block.shard).check_unchanged()
         is_whole = not block.anchors or self._find_frames([block]) is not None
@@ -79,7 +79,7 @@ class BlockReader(ShardFiles):
         self._file(block.shard).check_unchanged()
 
     def _checked(self, pieces: Iterator[Piece | Damage]) -> Iterator[Piece | Damage]:
-        """The same; the time until each of them counts as checking, but for what is counted as something else."""
+        """The same. The time until each of them comes counts as CHECK, except for what counts as READ or INFLATE."""
         spent = self._spent
         while True:
             began_ns = time.monotonic_ns() - spent[Stage.READ] - spent[Stage.INFLATE]
@@ -106,7 +106,7 @@ class BlockReader(ShardFiles):
         return None if is_damaged else run
 
     def _find_frames(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
-        """As :meth:`read_together`, without a look at the data."""
+        """As :meth:`read_together`, but the CRCs of the data are not checked."""
         bounds = [0, *itertools.accumulate(block.num_bytes for block in blocks)]
         total = bounds[-1]
         if len(self._buffer) < total + CHAIN_SLACK_BYTES:
@@ -115,7 +115,7 @@ class BlockReader(ShardFiles):
         if not self._read_bytes(blocks, lambda number: buffer.data[bounds[number] : bounds[number + 1]]):
             return None
         began_ns = time.monotonic_ns()
-        # A chain from each anchor to the next one: of as many records each, but for the last one of a block.
+        # A chain goes from each anchor to the next, and all have as many records, except for the last of each block.
         num_chains = np.array([len(block.anchors) for block in blocks]) // 4
         anchors = np.frombuffer(b"".join([block.anchors for block in blocks]), dtype="<u4")
         starts = anchors + np.repeat(np.array(bounds[:-1]), num_chains)
@@ -128,9 +128,9 @@ class BlockReader(ShardFiles):
     def _read_part(self, part: Block, stop: int) -> Iterator[Piece | Damage]:
         """The records of ``part`` up to number ``stop`` of the shard, and the damage.
 
-        Where a frame is broken, nobody can say how many records the lost stretch held: one, if the numbers come out
-        right so. Otherwise records are counted from the front to the first broken frame, and from the end back to
-        the last; what lies between is lost.
+        Where a frame is broken, nobody knows how many records the lost stretch held. It counts as one if the number
+        of all records comes out right then. Otherwise records are counted from the front to the first broken frame,
+        and from the end back to the last; what lies between is lost.
         """
         stream, found_in_part = self._scan(part, part.offset, part.first_record)
         number, offset = part.first_record, part.offset
@@ -169,7 +169,7 @@ class BlockReader(ShardFiles):
             yield from self._scan(part, tail_offset, last - tail_count)[1]
 
     def _scan(self, part: Block, offset: int, record: int) -> tuple[Stream, Iterator[Piece | Damage]]:
-        """The shard's stream, and what is in it from ``offset`` (where ``record`` is) to the end of ``part``."""
+        """The shard's stream, and what it holds from ``offset``, where ``record`` begins, to the end of ``part``."""
         uri = self._files[part.shard].uri
         timed = TimedFile(self._file(part.shard), self._spent)
         stream = open_stream(uri, timed, self._compressions[part.shard], self._on_read)
@@ -188,7 +188,7 @@ class BlockReader(ShardFiles):
 
 
 def _parts(block: Block) -> Iterator[Block]:
-    """The parts of ``block`` whose places and counts the anchors tell: damage in one says nothing of the others."""
+    """The parts of ``block`` between its anchors. Damage in one does not hide where the others are."""
     anchors = [0, *np.frombuffer(block.anchors, dtype="<u4")[1:].tolist()]
     for number, (start, end) in enumerate(itertools.pairwise([*anchors, block.num_bytes])):
         first = number * ANCHOR_RECORDS

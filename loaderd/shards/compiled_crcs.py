@@ -51,7 +51,7 @@ def seam_by_compiled_code(
 ) -> npt.NDArray[np.uint32] | None:
     """uint32, (n,): the stored CRCs, unmasked, which replace those in ``buffer``; ``reset`` replaces headers.
 
-    None where nothing can be compiled. ``ends``: as in ``crc.check_data_crcs``, of one record at least, within it.
+    None where nothing can be compiled. ``ends``: as in ``crc.check_data_crcs``, of at least one record in ``buffer``.
     """
     loop = compiled(SEAM_LOOP)
     if loop is None:

@@ -1,6 +1,6 @@
 """A compiled way to find frames from several known places on: one loop that checks each length as it goes.
 
-It gives up where anything is wrong, or a record is as long as 64 KiB: numpy looks again, and says what it is.
+It gives up where anything is wrong, or a record has 64 KiB or more. Then numpy looks again, and decides.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ WALK_LOOP = Loop(
 def walk_by_compiled_code(buffer: Bytes1D, starts: Int64s, stops: Int64s, counts: Int64s) -> Int64s | None:
     """As ``framing.walk_chains``; None where it gave up, or nothing can be compiled.
 
-    ``counts``: at least one, each 1 or more; there is room for so many ends.
+    ``counts``: at least one, each 1 or more.
     """
     loop = compiled(WALK_LOOP)
     if loop is None:

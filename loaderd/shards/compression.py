@@ -1,8 +1,8 @@
 """Plain, GZIP or ZLIB: told by a shard's content, and read as one stream of bytes.
 
 A TFRecord file starts with a length and its CRC. Where these match, the file is plain, whatever its first bytes look
-like; otherwise the first bytes of GZIP (RFC 1952) or ZLIB (RFC 1950) tell. What begins as a file of another known
-kind does is refused as that; anything else is taken for plain (and its first record for damaged).
+like; otherwise its first bytes tell GZIP (RFC 1952) and ZLIB (RFC 1950). A file that begins like one of another known
+kind is refused as one of that kind; any other file is taken for plain (and its first record for damaged).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OTHERS = {
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
     b"version https://": "a pointer of Git LFS, in place of the file itself",
 }
-"""How files begin that are no shards, and what they are."""
+"""How files of other kinds begin, and what they are."""
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
 _HINT_OTHER = "Shards are TFRecord files, plain or compressed with GZIP or ZLIB, or what FixedRecords describes."
@@ -54,8 +54,8 @@ def detect_compression(shard: str, file: Readable) -> Compression:
     refuse_others(shard, bytes(head[:got]), "a TFRecord file, plain, GZIP or ZLIB", _HINT_OTHER)
     if head.startswith(_GZIP_MAGIC):
         return "gzip"
-    # The first byte says "deflate, 32 KiB window"; the two bytes together are a multiple of 31. One length in 500
-    # looks like that too, but a length has four zeros behind it, and no stream that zlib writes has.
+    # Half of ZLIB's first byte says "deflate", and its first two bytes are a multiple of 31. One length in 500 looks
+    # like that too, but its bytes 4 to 7 are zeros, and no stream that zlib writes has four zeros there.
     looks_like_zlib = got >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
     return "zlib" if looks_like_zlib and (got < 8 or any(head[4:8])) else "none"
 
@@ -71,7 +71,7 @@ def is_tar(head: bytes | bytearray) -> bool:
 
 
 def refuse_others(shard: str, head: bytes, expected: str, hint: str) -> None:
-    """Raise ShardReadError where what begins with ``head`` is of a kind that is known, and not ``expected``."""
+    """Raise ShardReadError where ``head`` begins a file of another known kind than what is ``expected``."""
     found = [what for magic, what in _OTHERS.items() if head.startswith(magic)]
     if is_tar(head):
         found.append("a tar archive")
@@ -125,7 +125,7 @@ class PlainStream:
         return got
 
     def skip(self, num_bytes: int) -> None:
-        """Go on ``num_bytes`` further on."""
+        """Go on ``num_bytes`` further on, without reading them."""
         self._offset += num_bytes
 
 
@@ -140,7 +140,7 @@ class InflatedStream:
     def __init__(
         self, shard: str, file: Readable, compression: Compression, on_read: OnRead, unit_bytes: int = 0
     ) -> None:
-        """``unit_bytes``: what it holds is a multiple of so many bytes; 0: of any."""
+        """``unit_bytes``: the size of the inflated data is a multiple of this; 0: it may be any."""
         self._shard = shard
         self._file = file
         self._on_read = on_read
@@ -155,7 +155,7 @@ class InflatedStream:
         self.inflated_bytes = 0
         self.damage: Damage | None = None
         self.is_garbled = False
-        """Whether what came before the damage may be wrong as well: nobody knows where it begins."""
+        """Whether what came before the damage may be wrong as well: nobody knows where the damage begins."""
 
     def read_into(self, view: memoryview) -> int:
         """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
@@ -179,9 +179,9 @@ class InflatedStream:
         return 0
 
     def _ends_as_written(self) -> bool:
-        """Whether the last four bytes are a size that can be: GZIP ends with it, so nothing is cut off.
+        """Whether the last four bytes are a possible size. GZIP ends with the size, so nothing is cut off then.
 
-        Then a damaged bit has hidden the end of the data, and what was inflated behind it means nothing.
+        Instead, a damaged bit has hidden the end of the data, and what was inflated behind that end means nothing.
         """
         tail = bytearray(4)
         self._file.read_at(max(0, self._compressed_offset - len(tail)), memoryview(tail))
@@ -189,7 +189,7 @@ class InflatedStream:
         return self._unit_bytes > 0 and size > 0 and size % self._unit_bytes == 0
 
     def _inflate(self, most: int) -> bytes:
-        """A step: up to ``most`` bytes of what is pending, maybe none yet."""
+        """Inflate a step of what is pending: up to ``most`` bytes, maybe none yet."""
         before = self._inflater.copy()
         fed = self._pending[: self._most_fed]
         try:

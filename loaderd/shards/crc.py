@@ -14,7 +14,7 @@ CRC register in a state that does not depend on the message (the *residue*). So,
 every stored CRC is replaced by its unmasked self, and every header by the twelve bytes that bring the register
 from the residue back to its initial state. Then the CRC of the whole run is a constant if and only if (up to
 the 2⁻³² that a CRC misses anyway) that of each record matches. The payloads stay as they are; headers and
-footers are used up.
+footers are overwritten.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Crcs = npt.NDArray[np.uint32]
 
 
 def _load_crc32c() -> Callable[..., int]:
-    """``crc32c.crc32c``, without its package, which imports all that a command line needs: 20 ms of each start."""
+    """``crc32c.crc32c``, without its package, which imports all that its command line needs: 20 ms at each start."""
     package = find_spec("crc32c")
     found = package and PathFinder.find_spec("_crc32c", package.submodule_search_locations)
     if found is None or found.loader is None:  # a version that is laid out otherwise
@@ -96,7 +96,7 @@ def _advance(register: int, data: bytes) -> int:
 
 
 def _retreat(register: int) -> int:
-    """The register one zero byte earlier: a table entry is known by its top byte."""
+    """The register before it took in a zero byte: its top byte tells which table entry that was."""
     index = int(np.flatnonzero(register >> 24 == _BYTE_TABLE >> 24)[0])
     return (((register ^ int(_BYTE_TABLE[index])) << 8) & 0xFFFFFFFF) | index
 

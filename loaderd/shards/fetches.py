@@ -24,7 +24,7 @@ _Key = tuple[int, int, int]
 
 
 class _Fetch:
-    """``start``: of the block in the answer; ``uses``: how often it will still be taken."""
+    """A block on its way. ``start``: where it begins in the answer; ``uses``: how often it will still be taken."""
 
     def __init__(self, answer: Future[bytes], start: int, uses: int) -> None:
         self.answer = answer
@@ -34,7 +34,7 @@ class _Fetch:
 
 
 class Fetches:
-    """Of the blocks of ``files``. One thread."""
+    """The fetches of blocks of ``files``, for use in one thread."""
 
     def __init__(self, files: list[ShardFile], access: Access) -> None:
         self._files, self._access = files, access
@@ -42,7 +42,7 @@ class Fetches:
         self._ahead_bytes = 0
 
     def begin(self, blocks: Iterable[_Key], most_ahead_bytes: int = _MOST_AHEAD_BYTES) -> None:
-        """Have blocks fetched, each for one :meth:`take_into`, unless very much is on its way already."""
+        """Have blocks fetched, each for one :meth:`take_into`; no more once ``most_ahead_bytes`` are on their way."""
         new: dict[_Key, int] = {}
         for key in blocks:
             if key in self._fetches:
@@ -59,13 +59,13 @@ class Fetches:
                 self._fetches[key] = _Fetch(answer, key[1] - begin, new[key])
 
     def are_there(self, blocks: Iterable[_Key]) -> bool:
-        """Whether :meth:`take_into` need not wait for what was begun, or it should wait no longer."""
+        """Whether all that was begun of ``blocks`` has come, or was asked for longer ago than an answer may take."""
         oldest_s = time.monotonic() - self._access.limit_s
         found = [self._fetches.get(key) for key in blocks]
         return all(fetch is None or fetch.answer.done() or fetch.asked_s < oldest_s for fetch in found)
 
     def take_into(self, blocks: list[_Key], views: list[memoryview]) -> None:
-        """Write blocks to where they are wanted. Raises ShardReadError and StorageError."""
+        """Write each block to its view, when it has come. Raises ShardReadError and StorageError."""
         self.begin((key for key in blocks if key not in self._fetches), sys.maxsize)
         fetches = [self._fetches[key] for key in blocks]
         for key in blocks:
@@ -74,12 +74,12 @@ class Fetches:
             try:
                 data = self._access.wait(self._files[key[0]].uri, fetch.answer)
             except BaseException:
-                self.forget()  # whoever asks again is to get other answers
+                self.forget()  # the next call is to ask storage again
                 raise
             view[:] = memoryview(data)[fetch.start : fetch.start + key[2]]
 
     def _use(self, key: _Key) -> None:
-        fetch = self._fetches.get(key)  # one load may have it twice, where only another one was begun
+        fetch = self._fetches.get(key)  # a load may use it twice, though it was begun only once, for another load
         if fetch is None:
             return
         fetch.uses -= 1
@@ -88,13 +88,13 @@ class Fetches:
             self._ahead_bytes -= key[2]
 
     def forget(self) -> None:
-        """What is on its way is not wanted any more."""
+        """Forget all that is on its way."""
         self._fetches.clear()
         self._ahead_bytes = 0
 
 
 def _joined(blocks: list[_Key]) -> list[list[_Key]]:
-    """Blocks in groups, each for one request."""
+    """Blocks in groups, one for each request."""
     groups: list[list[_Key]] = []
     for key in sorted(blocks):
         shard, offset, num_bytes = key

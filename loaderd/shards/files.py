@@ -1,4 +1,4 @@
-"""What a path, a glob or a URI names, and opening it: the same for this machine's paths and for storage far away.
+"""Lists what a path, a glob or a URI names, and opens it: in the same way on this machine and in storage far away.
 
 ::
 
@@ -34,22 +34,21 @@ def list_shards(
     """The files that ``shards`` names: a path, a glob, a URI, or an iterable of them.
 
     They come **in the order of their paths**, compared folder by folder, however they are given: what is in a list,
-    a set, or several globs comes in the same order as from one glob. So hosts agree without knowing of each other,
-    also where the files lie in other folders or in a bucket on some of them, as long as these lie alike below one
-    folder: what is in front of that is the same for all files, and decides nothing. (Where files are scattered over
-    mounts that differ from host to host, links to them in one folder will do: it is the link's path that counts.)
-    The files' names alone would not depend on any folder; but where a folder is a day or a generation, the order is
-    to be that of the folders. Names are compared as text: 10 comes before 9.
+    a set, or several globs comes in the same order as from one glob. So hosts agree without knowing of each other.
+    They agree even if some of them have the files in another folder or in a bucket, as long as all is alike below
+    that: the path in front is the same for all files of a host, and decides nothing. (If files are scattered over
+    mounts that differ from host to host, put links to them in one folder: the path of the link counts.) An order by
+    the files' names alone would not depend on folders; but where a folder is a day or a generation, the order should
+    be that of the folders. Names are compared as text: 10 comes before 9.
 
     ``*`` in a glob stops at a slash, ``**`` does not (and passes through links), and neither finds hidden files. All
-    that a glob with an ending (``*.tfrecord``) matches must be files. One that ends in a wildcard (``**``, or
-    ``train*``) passes folders over, but not those that are named as the files beside them are.
+    that a glob with an ending (``*.tfrecord``) matches must be files. A glob that ends in a wildcard (``**``, or
+    ``train*``) passes over folders, except those that are named like the files beside them.
 
-    Raises NoShardsError where one names no file, and where a glob matches a folder named like a shard, or a link that
-    leads nowhere; ShardReadError where a folder cannot be looked into; StorageError where storage
-    does not answer. Raises OptionError where the same file is named twice, be it through links, hard ones included:
-    its records would be delivered twice.
-    ``on_name`` is told of each name, when it has been listed, which it is (counted from 0).
+    Raises NoShardsError where a name names no file, and where a glob matches a folder named like a shard, or a link
+    that leads nowhere; ShardReadError where a folder cannot be looked into; StorageError where storage does not
+    answer; OptionError where a file is named twice, even if through links (hard ones included): its records would be
+    delivered twice. ``on_name`` is called with the number of each name (from 0) when that has been listed.
     """
     names = checked_names(shards)
     access = access or Access()
@@ -84,8 +83,8 @@ def open_shard(
 ) -> OpenFile:
     """Open a listed shard.
 
-    Raises ShardReadError where it is not there or is not the file that was listed, and StorageError. ``make_room``:
-    close files that need not be open; it is called where one cannot be opened.
+    Raises ShardReadError where it is not there or is not the file that was listed, and StorageError. ``make_room``
+    closes files that need not be open; it is called where this one cannot be opened.
     """
     access = access or Access()
     opened: OpenFile
@@ -102,10 +101,10 @@ def open_shard(
 
 
 def _list_local(name: str, access: Access) -> list[tuple[ShardFile, list[Any]]]:
-    """The files that a name on this machine names; and of each, what tells that another name is of the same file.
+    """The files that a name on this machine names; and of each, what is equal if another name is of the same file.
 
-    Its path without links does; and of a file with several hard links, its number. (That of others means nothing on
-    some network file systems.)
+    That is its path without links and, for a file with several hard links, its inode. (The inodes of other files mean
+    nothing on some network file systems.)
     """
     found = []
     folders: dict[str, str] = {}

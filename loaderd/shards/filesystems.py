@@ -1,7 +1,7 @@
 """The file systems behind URIs: those that ``pyarrow.fs`` knows by the scheme, or the one that the user gives.
 
-One file system serves all URIs of one bucket and query: each new one would have connections of its own, and where no
-region is given, it would ask for that. pyarrow is imported only here, and when it is needed.
+One file system serves all URIs of one bucket and query: each new one would have connections of its own, and would
+ask for the region where none is given. pyarrow is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf", "fsspec+â
 _HINT_URI = "A blank in a URI is written %20, and a slash in a key %2F."
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
-# Of pyarrow's own trials: more would hide from us how often it asks.
+# How often pyarrow itself tries a request: with more, loaderd would not know how often storage is asked.
 _S3_ATTEMPTS = 1
 _GOOGLE = ("gs://", "gcs://")
 _GOOGLE_RETRY_S = 5
 
 
 class Filesystems:
-    """See the module's docstring. Any threads."""
+    """See the module's docstring. Any thread may use it."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -34,7 +34,7 @@ class Filesystems:
         self._lock = threading.Lock()
 
     def of(self, uri: str) -> tuple[Any, str]:
-        """(file system, path there) of a URI. Raises ShardReadError for one that nobody knows, and OSError."""
+        """(file system, path there) of a URI. Raises ShardReadError for one that cannot be parsed, and OSError."""
         scheme, _, rest = uri.partition("://")
         address, mark, query = rest.partition("?")
         if self._storage.filesystem is not None:
@@ -59,11 +59,11 @@ class Filesystems:
         return self._given
 
     def _path_of_given(self, uri: str, address: str) -> str:
-        strip = getattr(self._storage.filesystem, "_strip_protocol", None)  # as fsspec would have it
+        strip = getattr(self._storage.filesystem, "_strip_protocol", None)  # fsspec has this
         if strip is None:
             return unquote(address)
         path, mark, query = str(strip(uri)).partition("?")
-        # What it takes may still be a URL, which is quoted.
+        # The path may still be a URL (fsspec has such paths), and a URL stays quoted.
         return f"{path if '://' in path else unquote(path)}{mark}{query}"
 
 
@@ -73,7 +73,7 @@ def _opened(root: str, requests: int) -> tuple[Any, str]:
     from pyarrow import fs
 
     if requests > pyarrow.io_thread_count():
-        pyarrow.set_io_thread_count(requests)  # S3 has as many connections
+        pyarrow.set_io_thread_count(requests)  # S3 gets as many connections
     if root.startswith(_GOOGLE) and "retry_limit_seconds=" not in root:
         root += f"{'&' if '?' in root else '?'}retry_limit_seconds={_GOOGLE_RETRY_S}"
     try:

@@ -1,7 +1,7 @@
-"""Records of fixed size in a shard: how it wraps them, and its streams from front to back.
+"""Records of fixed size: how a shard wraps them, and how they are read from front to back.
 
 =======  =================================================  =====================================================
-told by  its first bytes                                    blocks
+kind     its first bytes                                    blocks
 =======  =================================================  =====================================================
 npz      ``PK``, as every zip                               one: its arrays are inflated whole (``npz``)
 tar      ``ustar`` at byte 257                              one a member (``tar``)
@@ -10,9 +10,9 @@ zstd     ``28 b5 2f fd``                                    one
 none     anything else                                      as many as ``block_records`` says
 =======  =================================================  =====================================================
 
-A stream has no marks between records and no CRCs of them. Of one that is cut, the records before the cut are right.
-Of a compressed one that is garbled, nobody knows which are: that shows where it cannot be inflated, or only by the
-CRC at its end. So none of them is used. Of a plain file, nothing tells whether its bytes are those that were written.
+A stream has no marks between records and no CRCs of them. If it is cut, the records before the cut are right. If a
+compressed stream is garbled, nobody knows which records are right: the damage shows where it cannot be inflated, or
+only by the CRC at its end. So none of its records is used. Nothing tells whether a plain file is as it was written.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ Stream = PlainStream | InflatedStream | ZstdStream
 def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedRecords) -> Compression:
     """How the file wraps its records, from its first bytes.
 
-    Raises ShardReadError where it begins as a file of another known kind, and its size is that of no whole number of
-    records: plain ones may begin with any bytes.
+    Raises ShardReadError where it begins like a file of another known kind and its size is not that of whole records.
+    (Plain records may begin with any bytes.)
     """
     head = bytearray(HEAD_BYTES)
     got = file.read_at(0, memoryview(head))
@@ -84,7 +84,7 @@ def open_fixed(
     record_bytes: int,
     on_read: OnRead = tell_nobody,
 ) -> Stream:
-    """The records in a part of a file, as a stream; ``compression``: of a member of a tar, its own."""
+    """The records in a part of a file, as a stream; ``compression``: for a member of a tar, that of the member."""
     part = FilePart(file, start, num_bytes)
 
     def on_part(offset: int) -> None:
@@ -98,7 +98,7 @@ def open_fixed(
 
 
 def compression_of_member(shard: str, file: Readable, start: int, num_bytes: int) -> Compression | Damage:
-    """How a member of a tar is compressed, from its first bytes; damage where it is in no way."""
+    """How a member of a tar is compressed, from its first bytes; a Damage where that is neither gzip nor zstd."""
     head = bytearray(4)
     got = FilePart(file, start, num_bytes).read_at(0, memoryview(head))
     wrapping = next((wrapping for magic, wrapping in _MAGIC.items() if head.startswith(magic)), None)
@@ -110,7 +110,7 @@ def compression_of_member(shard: str, file: Readable, start: int, num_bytes: int
 def scan_fixed(
     shard: str, stream: Stream, records: FixedRecords, first_record: int, first_offset: int
 ) -> Iterator[Piece | Damage]:
-    """The whole records of a stream, in order, and in the end what is wrong: it is cut, or damaged.
+    """The whole records of a stream, in order, and at the end a Damage if the stream is cut or damaged.
 
     The stream stands at record ``first_record`` of the shard, ``first_offset`` bytes from its start.
     """
@@ -136,7 +136,7 @@ def scan_fixed(
 
 def inflate_whole(stored: memoryview) -> bytes | None:
     """All of a gzip or zstd file that is in memory; None where anything is wrong with it."""
-    if not len(stored):  # of which zstd makes nothing, without a word
+    if not len(stored):  # zstd would inflate it to nothing, without an error
         return None
     try:
         return gunzip(stored) if _MAGIC.get(bytes(stored[:3])) == "gzip" else decompress(stored)
@@ -145,7 +145,7 @@ def inflate_whole(stored: memoryview) -> bytes | None:
 
 
 def is_garbled(stream: Stream) -> bool:
-    """Read a stream to its end: whether none of its records is to be used."""
+    """Read a stream to its end; returns whether it is garbled, so that none of its records may be used."""
     scratch: Bytes1D = np.empty(_PIECE_BYTES, dtype=np.uint8)
     while _fill(stream, scratch) == len(scratch):
         pass

@@ -1,8 +1,8 @@
-"""Reading blocks of records of fixed size again, as ``blocks`` does those of TFRecord.
+"""Reads blocks of records of fixed size again, as ``blocks`` does for TFRecord.
 
-Blocks are read together, each whole: plain ones straight to where their records shall be, compressed ones inflated
-to there. What is large, is damaged, or is an npz comes in pieces. The npz that was read last stays open where the
-reading stopped: the next read mostly goes on there.
+Several blocks are read together, each as a whole: plain ones straight to where their records are wanted, compressed
+ones by inflating them to there. A block that is large, damaged or in an npz comes in pieces. The npz that was read
+last stays open at the row where reading stopped, because the next read mostly goes on there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from loaderd.shards.timed import TimedFile, inflating
 if TYPE_CHECKING:
     from loaderd.shards.npz import NpzRows
 
-# More of it comes in pieces.
+# A block that needs more memory comes in pieces.
 _MAX_WHOLE_BYTES = 32 << 20
 
 
@@ -66,7 +66,7 @@ class FixedBlockReader(ShardFiles):
         return stored + block.num_records * self._records.record_bytes
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
-        """As in ``Reader``: these records alone, where nothing is compressed."""
+        """As in ``Reader``: only these records of a plain shard, the whole block of any other."""
         if self._compressions[block.shard] != "none":
             return block
         size = self._records.record_bytes
@@ -115,7 +115,7 @@ class FixedBlockReader(ShardFiles):
         self._file(block.shard).check_unchanged()
 
     def _named(self, damage: Damage, block: Block) -> Damage:
-        """The damage, and in which member of a tar it is: its byte counts from there."""
+        """The damage; in a tar, it says in which member: its offset counts from there."""
         if self._compressions[block.shard] != "tar":
             return damage
         return replace(damage, found=f"{damage.found}, in the member at byte {block.offset} of the tar")
@@ -131,7 +131,7 @@ class FixedBlockReader(ShardFiles):
         self._npz = block.shard, rows
 
     def _npz_before(self, block: Block, first: int) -> NpzRows:
-        """The npz, standing at row ``first``. Until it has been read from without an error, none is kept."""
+        """The npz, standing at row ``first``. It is not kept again until it has been read without an error."""
         kept, self._npz = self._npz, None
         with inflating(self._spent):
             if kept is not None and kept[0] == block.shard and kept[1].row <= first:
@@ -155,7 +155,7 @@ class FixedBlockReader(ShardFiles):
     def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         uri = self._files[block.shard].uri
         compression = self._compression_of(block)
-        # What is too large to be inflated for that was checked when it was indexed.
+        # Only the end shows whether it is garbled. One too large to be read twice was checked when it was indexed.
         if not isinstance(compression, Damage) and self.can_read_together(block):
             whole = self._stream(block, compression)
             compression = whole.damage if is_garbled(whole) and whole.damage is not None else compression
@@ -167,7 +167,7 @@ class FixedBlockReader(ShardFiles):
         stream = self._stream(block, compression)
         stream.skip(offset)
         reached = first
-        # A compressed stream counts its own bytes; a plain one is the file.
+        # Offsets count from the start of a compressed stream, or of a plain file.
         start = block.offset if self._compressions[block.shard] == "none" else 0
         for found in scan_fixed(uri, stream, self._records, block.first_record + first, start + offset):
             if isinstance(found, Damage):
@@ -179,7 +179,7 @@ class FixedBlockReader(ShardFiles):
             yield found
             reached += found.num_records
             if reached >= stop:
-                if stop == block.num_records and is_garbled(stream):  # which the CRC at its end says
+                if stop == block.num_records and is_garbled(stream):  # the CRC at its end says so
                     assert stream.damage is not None
                     damage = self._named(stream.damage, block)
                     raise ShardReadError(str(damage), damage=damage)
@@ -190,7 +190,7 @@ class FixedBlockReader(ShardFiles):
             yield Damage(uri, block.first_record + number, end, expected, f"{reached}")
 
     def _compression_of(self, block: Block) -> Compression | Damage:
-        """Of a tar, that of the member."""
+        """How the block is compressed; in a tar, how its member is."""
         uri, compression = self._files[block.shard].uri, self._compressions[block.shard]
         if compression != "tar":
             return compression

@@ -1,8 +1,8 @@
-"""The index of a shard of records of fixed size; how a shard wraps them: ``fixed``.
+"""The index of a shard of records of fixed size. ``fixed`` says how a shard wraps them.
 
-In the terms of ``shard_index``: a block of a plain file is where its records are. Any other block is a whole
-compressed stream of the file: the file itself, or a member of a tar. It begins with the stream's first record, and
-``num_bytes`` are those that it takes in the file. There are no runs, for any record's place is known.
+In the terms of ``shard_index``: a block of a plain file is the bytes of its records. Any other block is a whole
+compressed stream: the file itself, or a member of a tar. It begins with the stream's first record, and ``num_bytes``
+are those that the stream takes in the file. There are no runs, because the place of each record is known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def build_fixed_index(
     on_read: OnRead = tell_nobody,
     access: Access | None = None,
 ) -> ShardIndex:
-    """Read a shard from front to back, and note its blocks and damage; as ``build_index`` does of TFRecord."""
+    """Read a shard from front to back, and note its blocks and damage, as ``build_index`` does for TFRecord."""
     with closing(open_shard(file, access)) as opened:
         compression = detect_wrapping(file.uri, opened, file.size_bytes, records)
         found = _Found(file, opened, records, block_records, on_read)
@@ -60,7 +60,7 @@ class _Found:
         self._next_record = self._digest = 0
 
     def add_stream(self, start: int, num_bytes: int, compression: Compression, of: str = "") -> None:
-        """What a part of the file holds; ``of``: the member of a tar that it is."""
+        """Add what a part of the file holds; ``of``: in words, the member of a tar that it is, if it is one."""
         whole = self._whole_records(start, num_bytes) if compression != "none" else None
         if whole is not None:
             self._add_digest(whole)
@@ -99,7 +99,7 @@ class _Found:
         return np.frombuffer(data, dtype=np.uint8)
 
     def add_tar(self) -> None:
-        """What the members hold."""
+        """Add what the members hold."""
         for found in find_members(self._file.uri, self._opened, self._file.size_bytes):
             if isinstance(found, Damage):
                 self._add_damage(found, "")
@@ -112,7 +112,7 @@ class _Found:
                 self.add_stream(found.offset, found.num_bytes, compression, of)
 
     def add_npz(self) -> None:
-        """The rows of the arrays."""
+        """Add the rows of the arrays, as one block."""
         from loaderd.shards.npz import NpzRows  # and zipfile
 
         rows = NpzRows(self._file, lambda: self._opened, self._records)

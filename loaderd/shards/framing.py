@@ -8,16 +8,16 @@ A TFRecord stream is a sequence of frames (tensorflow/core/lib/io/record_writer.
 bad data CRC is damage of that record alone. Where a length is damaged the framing is lost; the scan then searches
 for the next twelve bytes that are a length with a matching CRC, and goes on there.
 
-A length whose CRC matches may lie, too: bytes are missing behind it, or it was forged. That shows where the data CRC
-does not match and no frame follows, or where the stream ends before the record does. Then the search begins right
-behind that length, so that the records which it would swallow are found.
+A length whose CRC matches may be wrong, too: bytes are missing behind it, or it was forged. That shows where the data
+CRC does not match and no frame follows, or where the stream ends before the record does. Then the search begins a
+byte behind the start of that record, so that records within the wrong length are found.
 
 What is sure, and what is not: a change of up to 32 bits in a row, of data or of a CRC, is always found, a larger one
-is missed once in 2³². A lost stretch counts as one record; if it held several, the numbers behind it are too small,
-and where bytes came in between, too large. And if a payload holds TFRecord frames itself and is searched, because a
-length is damaged or lies, then the frames in it are found and taken for records.
+is missed once in 2³². A lost stretch counts as one record. If it held several, the numbers of the records behind it
+are too small; if bytes were inserted, too large. And if a payload holds TFRecord frames itself and is searched,
+because a length is damaged or wrong, then the frames in it are found and taken for records.
 
-:func:`walk` only finds where the frames are, and :func:`walk_chains` checks their lengths.
+:func:`walk` only finds where the frames are; :func:`walk_chains` checks the CRCs of their lengths, too.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class _ScanBuffer:
 
 
 def _look_behind(scanned: _ScanBuffer, ends: Ends, stored: int) -> tuple[Ends, int]:
-    """Whether the last of ``ends`` is where the next frame begins, that record's data being damaged.
+    """Where the next frame begins behind the last record of ``ends``, whose data is damaged: maybe not at its end.
 
     Returns the ends, which may lie elsewhere in the buffer now, and how many bytes behind the last record's start
     the next frame begins. ``stored``: what :func:`check_data_crcs` has put in place of the record's masked CRC.

@@ -1,10 +1,10 @@
 """Indexes on disk, so that a shard is read through once.
 
-A cached index is found by the shard's name, size and time of change, and by the block size: a shard that changed
-has another key; of one in storage that tells no time, none is kept. Files are written beside their place and
-renamed, so that a reader sees a whole one or none; one that is damaged or of another version is made again. A cache
-that cannot be written costs the next start an index pass, and no more. A folder of indexes stays bounded
-(``index_pruning``); those beside their shards are the user's.
+A cached index is found by the shard's name, size and time of change, and by the block size, so a shard that changed
+has another key. No index is kept of a shard in storage that tells no time. A file is written under another name and
+then renamed, so that a reader sees a whole one or none. An index that is damaged or of another version is made again.
+A cache that cannot be written costs the next start an index pass, and no more. A folder of indexes stays bounded
+(``index_pruning``); indexes beside their shards are never deleted.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class IndexCache:
     """Where indexes are kept: in one folder (``"user"`` or a path), beside the shards (``"beside"``), or nowhere."""
 
     def __init__(self, where: str, block_records: int, records: FixedRecords | None = None) -> None:
-        """``records``: how those of fixed size are stored, on which the index depends."""
+        """``records``: how records of fixed size are stored, because their index depends on it; None: TFRecord."""
         self._where = where
         self.block_records = block_records
         self._of = f"{block_records}" if records is None else f"{block_records}\0{records!r}"
 
     def path_of(self, file: ShardFile) -> Path | None:
-        """Where the index of ``file`` is kept; None if it is not kept at all. Raises OSError if it cannot be said."""
+        """Where the index of ``file`` is kept; None if it is not kept. Raises OSError for a user without a home."""
         if self._where == "none" or not file.has_version:
             return None
         key = f"{INDEX_VERSION}\0{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}\0{self._of}"
@@ -81,14 +81,14 @@ class IndexCache:
         return replace(index, file=file)
 
     def store(self, index: ShardIndex) -> OSError | None:
-        """Keep ``index``; returns the error where the cache could not be written, with its folder."""
+        """Keep ``index``; returns the error, which names the folder, where the cache could not be written."""
         path = None
         try:
             path = self.path_of(index.file)
             if path is None:
                 return None
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Hidden, so that no glob over the shards finds it; opened as usual, so that others may read it.
+            # Hidden, so that no glob over the shards finds it; with usual permissions, so that others may read it.
             temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
             try:
                 with open(temporary, "xb") as out:
@@ -101,7 +101,7 @@ class IndexCache:
                     os.unlink(temporary)
                 raise
         except OSError as error:
-            if error.filename is None and path is not None:  # a full disk says not which
+            if error.filename is None and path is not None:  # the error of a full disk names no file
                 error.filename = str(path.parent)
             return error
         return None

@@ -1,9 +1,9 @@
-"""Keeping a folder of indexes bounded: what nobody has used for long goes, and what is too much.
+"""Keeps a folder of indexes bounded: deletes those that nobody has used for long, and those beyond a total size.
 
-An index is found by its shard's name, size and time, so those of shards that were deleted or changed are never asked
-for again; but nobody can tell them from those of a disk that is not mounted today. So each use of an index sets its
-time of change, and the ones that were not used for the longest time go. Several processes may do this at once, and
-while others read and write: a file is whole or not there, and an index that is missing is made again.
+An index is found by its shard's name, size and time, so the indexes of shards that were deleted or changed are never
+asked for again; but nobody can tell them from those of a disk that is not mounted today. So each use of an index sets
+its time of change, and those that were not used for the longest time are deleted. Several processes may do this at
+once, while others read and write: a file is whole or not there, and an index that is missing is made again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FILE = re.compile(rf"[0-9a-f]{{30}}{re.escape(SUFFIX)}|\.[0-9a-f]{{16}}\.tmp")
 
 
 def mark_used(path: Path) -> None:
-    """Note that an index is in use, once a day at most. One that belongs to somebody else stays as it is."""
+    """Note that an index is in use, once a day at most. One of another user stays as it is."""
     with contextlib.suppress(OSError):
         if time.time() - path.stat().st_mtime > _DAY_S:
             os.utime(path)
@@ -36,14 +36,14 @@ def prune_if_due(folder: Path) -> None:
     marker = folder / _MARKER
     with contextlib.suppress(OSError):
         if not marker.exists() or time.time() - marker.stat().st_mtime > _DAY_S:
-            marker.touch()  # first, so that others need not
+            marker.touch()  # first, so that no other process does the same meanwhile
             prune(folder)
 
 
 def prune(folder: Path, *, max_bytes: int = _MAX_BYTES) -> None:
-    """Delete indexes below ``folder`` that were not used for 60 days; and the least used beyond a size.
+    """Delete the indexes below ``folder`` unused for 60 days, and the least recently used beyond ``max_bytes``.
 
-    What was being written when its process died is such a file too.
+    A temporary file whose process died while writing it counts as an index.
     """
     kept_bytes = 0
     oldest_s = time.time() - _UNUSED_S
@@ -55,7 +55,7 @@ def prune(folder: Path, *, max_bytes: int = _MAX_BYTES) -> None:
 
 
 def _files(folder: Path) -> list[tuple[float, int, str]]:
-    """(time of last use, size in bytes, path) of each. The user may have chosen a folder with other things in it."""
+    """(time of last use, size in bytes, path) of each index. The folder may hold other things of the user, too."""
     found = []
     for inner in os.scandir(folder):
         if _FOLDER.fullmatch(inner.name) and inner.is_dir(follow_symlinks=False):

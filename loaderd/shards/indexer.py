@@ -1,4 +1,4 @@
-"""The index of each shard, from where it is kept or made anew: what every pass over shards does with each of them."""
+"""The index of a shard, taken from where it is kept, or made anew: every pass over shards does this with each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Indexer:
         self._stored = stored
 
     def __call__(self, file: ShardFile, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:
-        """A shard that cannot be read has an index with one damage. Raises StorageError."""
+        """The index of ``file``; that of a shard that cannot be read has one damage. Raises StorageError."""
         try:
             records = _told(file, access) if self._stored == "told" else self._stored
             cache = IndexCache(self._where, self._block_records, records)
@@ -50,7 +50,7 @@ class Indexer:
 
 
 def _told(file: ShardFile, access: Access | None) -> FixedRecords | None:
-    from loaderd.shards.told import tell_records  # for those who have no schema
+    from loaderd.shards.told import tell_records  # needed only without a schema
 
     return tell_records(file, access)
 

@@ -13,7 +13,7 @@ _RAW_WINDOW_BITS = -15
 
 @cache
 def _libraries() -> tuple[Any, Any]:
-    """(with ``decompress`` for gzip, with ``decompressobj`` and ``crc32``)."""
+    """Two modules: one with ``decompress`` for gzip, one with ``decompressobj`` and ``crc32``."""
     try:
         from isal import igzip, isal_zlib
 
@@ -32,17 +32,17 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def gunzip(data: Any) -> bytes:
-    """All members of a gzip file, whose CRCs are checked. Raises OSError, EOFError or an error of zlib's kind."""
+    """The data of all members of a gzip file, CRCs checked. Raises OSError, EOFError or an error of zlib's kind."""
     inflated: bytes = _libraries()[0].decompress(data)
     return inflated
 
 
 def raw_inflater() -> Any:
-    """For a deflate stream without a header: as ``zlib.decompressobj``. Raises errors of zlib's kind."""
+    """As ``zlib.decompressobj``, for a deflate stream without a header. It raises errors of zlib's kind."""
     return _libraries()[1].decompressobj(wbits=_RAW_WINDOW_BITS)
 
 
 def crc32(data: Any, crc: int = 0) -> int:
-    """The CRC of gzip and zip files, of what comes behind data whose CRC is ``crc``."""
+    """The CRC, as gzip and zip files have it, of earlier data whose CRC is ``crc`` and of ``data`` behind it."""
     value: int = _libraries()[1].crc32(data, crc)
     return value

@@ -1,7 +1,7 @@
 """What a URI or a glob with a scheme names: the objects of a bucket.
 
-A listing may take long, page by page, and nobody is told how far it is; and storage may never answer. To tell the
-two apart, something small is asked beside it every few seconds: as long as that is answered, the listing goes on.
+A listing may take long, page by page, and pyarrow does not tell how far it is; or storage may never answer. To tell
+the two apart, a small question is asked beside it every few seconds: while that is answered, the listing goes on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def list_remote(uri: str, access: Access) -> list[ShardFile]:
     """The shards that a URI names.
 
     Its query (``?region=…``) belongs to the file system, not to the path; ``?`` is no wildcard here. Raises
-    NoShardsError, ShardReadError for a URI that nobody knows, and StorageError.
+    NoShardsError, ShardReadError for a URI that cannot be parsed, and StorageError.
     """
     from pyarrow import fs
 
@@ -65,7 +65,7 @@ def _list_glob(address: str, query: str, access: Access) -> list[ShardFile]:
         filesystem, path = access.filesystems.of(folder + query)
         selector = fs.FileSelector(path, recursive=pattern == ["**"] or len(pattern) > 1, allow_not_found=True)
         found = filesystem.get_file_info(selector)
-        # A web server's page of links says nothing of the files.
+        # A web server lists links only: the sizes of the files must be asked for.
         unknown = [info.path for info in found if info.type == fs.FileType.File and info.size is None]
         return path, [info for info in found if info.path not in unknown] + filesystem.get_file_info(unknown)
 
@@ -82,9 +82,9 @@ def _list_glob(address: str, query: str, access: Access) -> list[ShardFile]:
 
 
 def _patiently(uri: str, small: str, look: Callable[[], _Answer], access: Access) -> _Answer:
-    """The answer to ``look``, which is waited for as long as the storage says something about ``small``.
+    """The answer to ``look``, which is waited for as long as the storage answers questions about ``small``, a URI.
 
-    Raises StorageError where it says nothing for ``Storage.retry_s``.
+    Raises StorageError where it answers none for ``Storage.retry_s``.
     """
 
     def ask_small() -> None:
@@ -111,7 +111,7 @@ def _patiently(uri: str, small: str, look: Callable[[], _Answer], access: Access
 
 
 def _missing_bucket(uri: str, access: Access) -> str:
-    """What to do, where not even the bucket of a URI is there; else ""."""
+    """A hint, where not even the bucket of a URI is there; else ""."""
     from pyarrow import fs
 
     scheme, _, rest = uri.partition("://")

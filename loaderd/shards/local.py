@@ -1,8 +1,8 @@
 """What a path or a glob names on this machine.
 
 ``glob.glob`` leaves out, without a word, what it cannot see: a folder that this user may not read, a link whose
-target is gone. These may be where half of the shards are: a data store that is not mounted today. So folders are
-walked here, and what cannot be looked into is an error that names it.
+target is gone. Half of the shards may be there, in a data store that is not mounted today. So this module walks the
+folders itself, and raises an error that names what it cannot look into.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Found = tuple[str, os.stat_result]
 def find_files(name: str) -> list[Found]:
     """The regular files that ``name`` names: a path, a ``file://`` URI, or a glob (in no particular order).
 
-    What a glob matches, ``list_shards`` says. Raises NoShardsError where there is no file, and where a glob matches a
+    ``list_shards`` says what a glob matches. Raises NoShardsError where there is no file, and where a glob matches a
     link that leads nowhere, or a folder in place of a file; ShardReadError where something cannot be looked at; and
-    the OSError of a file system that is away for a while.
+    OSError where the failure may pass, as of a file system that is away for a while.
     """
     path = absolute(name)
-    if glob.has_magic(path) and not os.path.exists(path):  # a name with wildcards in it may be that of a file
+    if glob.has_magic(path) and not os.path.exists(path):  # a file may have wildcards in its name
         return _files_of(path)
     status = _status(path)
     if status is None:
@@ -62,7 +62,7 @@ def _files_of(pattern: str) -> list[Found]:
     for path in dict.fromkeys(_matches(pattern)):
         status = _status(path)
         if status is None:
-            if os.path.islink(path):  # else it was deleted since, as the oldest shards of data that grow are
+            if os.path.islink(path):  # else it was deleted meanwhile, as old shards of growing data are
                 lost.append(f"{path} -> {os.readlink(path)}")
             continue
         (found if stat.S_ISREG(status.st_mode) else others).append((path, status))
@@ -80,10 +80,10 @@ def _files_of(pattern: str) -> list[Found]:
 
 
 def _like_shards(pattern: str, found: list[Found], others: list[Found]) -> list[str]:
-    """Which of ``others``, that are no files, should have been, to judge by their names.
+    """Which of ``others``, that are no files, should be files, to judge by their names.
 
-    Those with the ending that the pattern asks for; and those that are called as a file beside them is, but for the
-    numbers in it, or end as that does. Other folders are expected where a pattern ends in a wildcard.
+    If the pattern asks for an ending, all of them. If it ends in a wildcard, folders are expected; then only those
+    whose name is that of a file beside them, except for the numbers in it, or has the same ending.
     """
     if pattern[-1] in "*?]":
         known = {(os.path.dirname(path), trait) for path, _ in found for trait in _traits(path)}
@@ -113,7 +113,7 @@ def _split(pattern: str) -> tuple[str, list[str]]:
 
 
 def _below(folder: str, parts: list[str], above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """What matches ``parts`` in ``folder``; ``above``: the folders that ``**`` came through, for links go round."""
+    """What matches ``parts`` in ``folder``; ``above``: the folders that ``**`` has passed: links may form circles."""
     part, *rest = parts
     if part == "**":
         status = _status(folder)
@@ -155,7 +155,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Raises NoShardsError for a link that leads nowhere: there may be a folder when it is mounted."""
+    """Raises NoShardsError for a link that leads nowhere: its target may be a folder that is not mounted."""
     if not entry.is_symlink():
         return entry.is_dir()
     status = _status(entry.path)
@@ -168,7 +168,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """What is there, links followed; None: nothing."""
+    """The status of what is there, links followed; None: nothing is there."""
     try:
         return os.stat(path)
     except OSError as error:
@@ -178,7 +178,7 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _cannot_be_read(path: str, error: OSError) -> OSError | ShardReadError:
-    """What may pass, as it is."""
+    """The error to raise: ``error`` itself if it may pass, else a ShardReadError."""
     if may_pass(error):
         return error
     return ShardReadError(

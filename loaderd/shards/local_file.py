@@ -1,7 +1,8 @@
-"""Reading a shard that has a path on this machine, be it of a network file system.
+"""Reads a shard that has a path on this machine, even if that is in a network file system.
 
-By ``pread`` (never mapped: a file that is cut short while it is mapped is a SIGBUS, with ``pread`` it is a short
-read). Errors that may pass, as those of a network file system or of too many open files, are tried again.
+It is read by ``pread`` and never mapped: if a mapped file is cut short, reading it raises SIGBUS, while ``pread``
+reads less. What fails with an error that may pass, as in a network file system or with too many open files, is tried
+again.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ _NEW_DESCRIPTOR = (errno.ESTALE, errno.EBADF, errno.ENOTCONN)
 
 
 class LocalFile:
-    """``on_retry`` is called before something is tried again; ``make_room``, before the file is opened again.
+    """Opens the file. ``on_retry`` is called before anything is tried again.
 
-    ``make_room`` is to close other files: there may be too many.
+    While the file is opened for the first time, ``make_room`` is called then, too. It closes other files, because too
+    many may be open.
     """
 
     def __init__(
@@ -81,13 +83,13 @@ class LocalFile:
         return os.preadv(self._fd, [view], offset)
 
     def _reopening(self, call: Callable[[], _Answer]) -> _Answer:
-        """What a call with the descriptor returns, or with a new one."""
+        """What ``call`` returns; it is called again with a new descriptor if the old one is no longer valid."""
         try:
             return call()
         except OSError as error:
             if error.errno not in _NEW_DESCRIPTOR:
                 raise
-        self._open()  # whether it is still the same file, check_unchanged says
+        self._open()  # check_unchanged says whether it is still the same file
         return call()
 
     def close(self) -> None:

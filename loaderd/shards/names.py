@@ -1,6 +1,6 @@
-"""What users give as ``shards``: paths, globs, URIs. They are checked and made absolute here, and not looked up.
+"""What users give as ``shards``: paths, globs, URIs. They are checked and made absolute here, but not looked up.
 
-But for what is in front of a ``..``: it may be a link.
+Only what stands in front of a ``..`` is looked at, because it may be a link.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from loaderd.shards.shard_file import is_remote
 
 
 def checked_names(shards: Any) -> str | tuple[str, ...]:
-    """What ``shards`` is given as, in a form that can be kept and sent: text, or a tuple of it.
+    """``shards`` in a form that can be kept and sent: a string, or a tuple of strings.
 
-    Raises OptionError for what is no path, glob, URI or iterable of them; NoShardsError for an empty one.
+    Raises OptionError for what is no path, glob, URI or iterable of these; NoShardsError for an empty iterable.
     """
     if isinstance(shards, (str, os.PathLike)):
         return _checked_name(shards)
@@ -33,7 +33,7 @@ def checked_names(shards: Any) -> str | tuple[str, ...]:
 
 
 def absolute_names(shards: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """The same names, relative ones made absolute: whoever uses them may be in another folder by then."""
+    """The same names, relative ones made absolute: the process that uses them may have another working directory."""
     if isinstance(shards, tuple):
         return tuple(name if is_remote(name) else absolute(name) for name in shards)
     return shards if is_remote(shards) else absolute(shards)
@@ -43,7 +43,7 @@ def _checked_name(name: Any) -> str:
     text = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(text, str) or not text or "\0" in text:
         raise _no_shards(name)
-    return str(text)  # numpy has a str of its own
+    return str(text)  # it may be numpy's kind of str
 
 
 def _no_shards(got: Any) -> OptionError:
@@ -65,7 +65,7 @@ def absolute(name: str) -> str:
 
 
 def _normal(path: str) -> str:
-    """An absolute path without ``.``, and without ``..`` but behind links, which it leads out of by their targets."""
+    """An absolute path without ``.``. A ``..`` stays only behind a link: it leads to the folder of the target."""
     found = ""
     for part in path.split("/"):
         if part == "..":

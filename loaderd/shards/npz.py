@@ -1,4 +1,4 @@
-"""Records in the arrays of an npz: each array has a row a record, and a field of the record's dtype its name.
+"""Records in the arrays of an npz: each array has one row for each record, and the name of a field of its dtype.
 
 An npz is a zip of ``.npy`` files, deflated or stored::
 
@@ -6,8 +6,8 @@ An npz is a zip of ``.npy`` files, deflated or stored::
     b.npy  ████░░░░                    time: they never lie in memory whole, and what was inflated last is in the
     c.npy  ██████████████░░░░░░░░░░    cache still when it becomes records
 
-So rows are read from front to back. Whether an array is as it was written, its CRC tells at its end: the index pass
-reads all of it, and only then are rows used. What is damaged later shows where it cannot be inflated, or with the
+So rows are read from front to back. An array's CRC tells, at its end, whether it is as it was written: the index pass
+reads all of it before any row is used. Damage of a later time shows where the array cannot be inflated, or with its
 last rows.
 """
 
@@ -34,7 +34,7 @@ _HINT = "Check that the schema's dtype is what the file holds; or restore the fi
 _LOCAL_HEADER = struct.Struct("<26xHH")  # bytes of the name and of the extra field (PKWARE's APPNOTE, 4.3.7)
 _PIECE_BYTES = 1 << 21
 _READ_BYTES = 1 << 18
-# An inflater returns what it has not used yet as a copy.
+# Little at a time: an inflater returns what it has not used yet as a copy.
 _FED_BYTES = 1 << 15
 _MOST_HEADER_BYTES = 1 << 16
 
@@ -61,18 +61,18 @@ class NpzRows:
             raise _bad(shard.uri, 0, "arrays with one row a record", f"rows: {rows}")
         self.num_rows = next(iter(rows.values()))
         self.row = 0
-        """The next one to be read."""
+        """The row that is read next."""
         self._buffer = np.zeros(max(1, min(self.num_rows, _PIECE_BYTES // records.record_bytes)), records.dtype)
         self._finish()
 
     def skip_to(self, row: int) -> Iterator[int]:
-        """Go on to a row that is not behind; yields each row that is reached on the way."""
+        """Go on to ``row``, which must not have been passed; yields each row that is reached on the way."""
         while self.row < row:
             self._read(min(row - self.row, len(self._buffer)))
             yield self.row
 
     def read(self, most: int) -> Bytes1D:
-        """uint8, (rows * record_bytes,): the next rows, ``most`` of them or fewer; until the next call.
+        """uint8, (rows * record_bytes,): the next rows, ``most`` or fewer. Valid until the next call.
 
         Raises ShardReadError where an array is damaged: with the last rows at the latest.
         """
@@ -100,7 +100,7 @@ class _Column:
         self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo, name: str, records: FixedRecords
     ) -> None:
         self._shard, self._entry = shard.uri, entry
-        # To a store far away one goes once: each read of one array would forget what was fetched ahead of another.
+        # All at once from storage far away: each read of one array would drop what was fetched ahead of another.
         read_bytes = max(1, entry.compress_size) if is_remote(shard.uri) else _READ_BYTES
         self._stream = _EntryStream(shard, file, entry, read_bytes)
         assert records.dtype.fields is not None
@@ -119,7 +119,7 @@ class _Column:
         self._buffer = bytearray()
 
     def read(self, count: int) -> npt.NDArray[Any]:
-        """The next rows, (count, *the field's shape); until the next call."""
+        """The next rows, (count, *the field's shape). Valid until the next call."""
         num_bytes = count * self._row_bytes
         if len(self._buffer) < num_bytes:
             self._buffer = bytearray(num_bytes)
@@ -129,7 +129,7 @@ class _Column:
         return np.frombuffer(view, self._dtype).reshape(count, *self._shape)
 
     def finish(self) -> None:
-        """All rows have been read. Raises ShardReadError where the array is not the one that was written."""
+        """Call this behind the last row. Raises ShardReadError where the array is not as it was written."""
         scratch = memoryview(bytearray(_READ_BYTES))
         while self._stream.read_into(scratch):
             pass
@@ -142,7 +142,7 @@ class _Column:
 
 
 class _EntryStream:
-    """The bytes of a zip's entry, from front to back; ``crc``: of those that were read."""
+    """The bytes of a zip's entry, from front to back; ``crc``: that of the bytes read so far."""
 
     def __init__(self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo, read_bytes: int = _READ_BYTES) -> None:
         self._shard, self._file, self._entry = shard.uri, file, entry
@@ -161,7 +161,7 @@ class _EntryStream:
         self.done_bytes = self.crc = 0
 
     def read_into(self, view: memoryview) -> int:
-        """Fill it; returns the bytes read, fewer only at the end. Raises ShardReadError."""
+        """Fill ``view``; returns the bytes read, fewer only at the end. Raises ShardReadError."""
         done = 0
         while done < len(view):
             data = self._inflate(len(view) - done) if self._inflater is not None else self._stored(len(view) - done)
@@ -185,7 +185,7 @@ class _EntryStream:
         return data
 
     def _stored(self, most: int) -> memoryview:
-        """The next bytes as they are in the file, one at least unless there are none."""
+        """The next bytes as they are in the file: at least one, unless none are left."""
         if not self._pending and self._left_bytes:
             stored = memoryview(bytearray(min(self._left_bytes, self._read_bytes)))
             if (got := self._file().read_at(self._offset, stored)) < len(stored):
@@ -199,7 +199,7 @@ class _EntryStream:
 
 
 class _HeaderReader(io.RawIOBase):
-    """The front of a stream, as numpy's functions for headers want it; too long a header is none."""
+    """The front of a stream, as numpy's functions for headers want it. Raises ValueError for too long a header."""
 
     def __init__(self, stream: _EntryStream) -> None:
         self._stream = stream
@@ -212,9 +212,9 @@ class _HeaderReader(io.RawIOBase):
 
 
 def arrays_of(shard: ShardFile, file: Readable) -> dict[str, np.dtype[Any]]:
-    """Of each array, what a row of it is: a dtype, with a shape where it is no scalar.
+    """By name of the array, the dtype of one of its rows, with a shape if that is no scalar.
 
-    Raises ShardReadError where the file is no whole npz, or one of the arrays is no array of rows.
+    Raises ShardReadError where the file is no whole npz, or one of the arrays has no rows but a single value.
     """
     found = {}
     for name, entry in _entries(shard, file).items():
@@ -226,7 +226,7 @@ def arrays_of(shard: ShardFile, file: Readable) -> dict[str, np.dtype[Any]]:
 
 
 def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether it is in Fortran's order, dtype."""
+    """(shape, whether it is in Fortran order, dtype) of an array."""
     try:
         header = _HeaderReader(stream)
         version = np.lib.format.read_magic(header)
@@ -247,7 +247,7 @@ def _entries(shard: ShardFile, file: Readable) -> dict[str, zipfile.ZipInfo]:
     except (LoaderdError, MemoryError):
         raise
     except Exception as error:  # of a damaged directory: BadZipFile, NotImplementedError, UnicodeDecodeError, …
-        if isinstance(error.__context__, LoaderdError):  # storage that failed is no archive to zipfile
+        if isinstance(error.__context__, LoaderdError):  # zipfile takes storage that failed for a bad archive
             raise error.__context__ from None
         raise _bad(shard.uri, 0, "a whole npz", f"{error}") from None
 

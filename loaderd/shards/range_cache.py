@@ -1,14 +1,14 @@
 """Parts of remote shards on a local disk, for any number of processes.
 
-A part is up to 256 KiB of a shard, from a multiple of that on: one file, named by the shard (URI, size, and time or
-ETag, so that a shard which was replaced has another name) and the part's number, with a CRC behind the bytes. A
-file is written under another name and then renamed: a reader sees a whole one or none, whoever is killed meanwhile.
-One that is not what its CRC says, after a power failure, counts as not there. Nothing here is an error: where the
-disk is full or the folder cannot be written, nothing is kept.
+A part is up to 256 KiB of a shard, and begins at a multiple of that. It is one file, named by the shard (URI, size,
+and time or ETag, so that a shard which was replaced has another name) and the part's number, with a CRC behind the
+bytes. A file is written under another name and then renamed: a reader sees a whole one or none, even if the writer is
+killed. A file that is not what its CRC says, as after a power failure, counts as not there. Nothing here raises an
+error: where the disk is full or the folder cannot be written, nothing is kept.
 
-**The size.** Each process counts what it writes; after every 64th of the limit it looks through the folder, and
-deletes what was not used for the longest time until an eighth of the limit is free. So several processes together may
-be above the limit by a 64th each, for a moment, and are below it otherwise: what they write is a 64th each, too.
+**The size.** Each process counts what it writes; after every 64th of the limit it looks through the folder. If less
+than a 32nd of the limit is free, it deletes what was not used for the longest time until an eighth is free. So
+several processes together may be above the limit for a moment, by at most a 64th each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from loaderd.shards.shard_file import ShardFile
 PART_BYTES = 256 << 10
 
 _CRC_BYTES = 4
-# To note each use would be a write for each read. So a part is used or not within ten minutes, nearer nobody knows.
+# Noting each use would be a write for each read. So the time of the last use is known only to ten minutes.
 _NOTE_USE_S = 600.0
 _OLD_TEMPORARY_S = 3600.0
 _FOLDER = re.compile("[0-9a-f]{2}")
@@ -36,22 +36,22 @@ _FILE = re.compile(r"[0-9a-f]{30}-[0-9]+\.part|\.[0-9a-f]{16}\.tmp")
 
 
 class RangeCache:
-    """A folder of parts, of ``max_bytes`` in all. Any threads."""
+    """A folder of parts, of ``max_bytes`` in all. Any thread may use it."""
 
     def __init__(self, folder: str, max_bytes: int) -> None:
         self._folder = Path(folder) / "parts"
         self._max_bytes = max_bytes
-        self._unlooked_bytes = max_bytes  # what is there, and how much, is not known
+        self._unlooked_bytes = max_bytes  # how much is there is not known: the first write looks
         self._pruning = threading.Lock()
 
     def _path(self, file: ShardFile, number: int, etag: bytes) -> Path:
-        # Without its secrets, so that another key to the bucket finds the same parts.
+        # Without the URI's secrets, so that another key to the bucket finds the same parts.
         key = f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}" + (f"\0{etag!r}" if etag else "")
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
         return self._folder / digest[:2] / f"{digest[2:32]}-{number}.part"
 
     def load(self, file: ShardFile, number: int, etag: bytes = b"") -> bytes | None:
-        """Part ``number`` of a shard, or None if it is not here. ``etag``: of one that has no time."""
+        """Part ``number`` of a shard, or None if it is not here. ``etag``: of a shard that has no time."""
         path = self._path(file, number, etag)
         with contextlib.suppress(OSError):
             with open(path, "rb") as part:
@@ -109,7 +109,7 @@ class RangeCache:
 
 
 def _looked_at(entry: os.DirEntry[str]) -> list[tuple[float, int, str]]:
-    """[(time of last use, bytes, path)] of a part; what was being written when its process died is deleted."""
+    """[(time of last use, bytes, path)] of a part. An old temporary file, whose process died, is deleted."""
     if not _FILE.fullmatch(entry.name):
         return []
     status = entry.stat(follow_symlinks=False)

@@ -50,7 +50,7 @@ class Reader(Protocol):
         """Bytes of memory that :meth:`read_together` needs for a block."""
 
     def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
-        """int64, (n,): where each record's data starts, and its bytes, of frames with these ends."""
+        """Two int64, (n,): where each record's data starts, and how many bytes it has, in frames with these ends."""
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
         """Records ``first`` to ``stop - 1`` of ``block``, in order, and what of them is damaged."""
@@ -74,7 +74,7 @@ class Reading:
 
 
 class ShardFiles:
-    """Keeps up to 64 files open (fewer if the limit is low), and a buffer as large as what was read together."""
+    """Keeps up to 64 files open (fewer if few may be open), and a buffer for the most that was read together."""
 
     def __init__(
         self, files: list[ShardFile], compressions: list[Compression], reading: Reading | None = None

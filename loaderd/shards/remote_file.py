@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RemoteFile:
-    """One thread."""
+    """For use in one thread."""
 
     def __init__(self, file: ShardFile, access: Access) -> None:
         self._file, self._access = file, access
@@ -26,7 +26,7 @@ class RemoteFile:
         self._last, self._ahead = -1, 1
 
     def check_unchanged(self) -> None:
-        for piece in self._pieces.values():  # whoever reads looks, and two looks are not needed
+        for piece in self._pieces.values():  # a read looks at the object, too: one look is enough
             self._access.wait(self._file.uri, piece)
         self._access.look_at(self._file)
 
@@ -56,7 +56,7 @@ class RemoteFile:
         try:
             return self._access.wait(self._file.uri, self._pieces[number])
         except BaseException:
-            self._pieces.clear()  # whoever asks again is to get another answer
+            self._pieces.clear()  # the next call is to ask storage again
             raise
 
     def close(self) -> None:

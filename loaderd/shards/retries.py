@@ -1,6 +1,6 @@
 """Asking again: which failures may pass, and when to ask the next time.
 
-What a disk or a network says of itself passes; what it says of the shard does not. Pauses double, up to 4 s, so that
+A failure of a disk or a network may pass; what it says of the shard does not. Pauses double, up to 4 s, so that
 storage that comes back is noticed soon; each is cut by up to a half at random, so that the workers of all hosts do
 not come back in step.
 """
@@ -26,8 +26,8 @@ _PASSING = {
     *(errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ENOTCONN),
     *(errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ESHUTDOWN),
 }
-# In what pyarrow says of object stores, whose errors have no number. All else is tried again: what it is, nobody
-# knows beforehand; and to try again in vain costs a minute, where to give up too soon would cost the training.
+# Parts of pyarrow's messages about object stores, whose errors have no number. All other errors are tried again: they
+# are not known beforehand, and trying in vain costs a minute, while giving up too soon would cost the training.
 _REFUSALS = re.compile(
     r"ACCESS_DENIED|NO_SUCH_BUCKET|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE_DOES_NOT_MATCH|MALFORMED"
     r"|UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION|PERMISSION_DENIED|UNAUTHENTICATED|INVALID_ARGUMENT|NOT_SIGNED_UP"
@@ -36,7 +36,7 @@ _REFUSALS = re.compile(
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether asking again may help. What loaderd itself has found out, it need not find out again."""
+    """Whether asking again may help. For an error that loaderd itself has raised, it does not."""
     if isinstance(error, LoaderdError):
         return False
     if isinstance(error, OSError) and error.errno is not None:
@@ -47,9 +47,9 @@ def may_pass(error: BaseException) -> bool:
 
 
 def insist(ask: Callable[[], _Answer], retry_s: float, on_retry: Callable[[], None]) -> _Answer:
-    """The answer to ``ask``, which is asked again for ``retry_s`` where it raises what may pass.
+    """What ``ask`` returns. It is called again, for up to ``retry_s``, while it raises errors that may pass.
 
-    Raises what it raised last. ``on_retry`` is called in front of each pause.
+    Raises its last error. ``on_retry`` is called before each pause.
     """
     until_s, pause_s = time.monotonic() + retry_s, FIRST_PAUSE_S
     while True:

@@ -1,8 +1,8 @@
-"""What a shard is to those who read it: where it is, how it was when it was listed, and what can be wrong with that.
+"""What readers know of a shard: where it is, its size and time when it was listed, and the errors for what is wrong.
 
 Two errors are kept apart. A **ShardReadError** is about the shard: it is gone, or it is not the one that was indexed;
 its records are damaged. A **StorageError** is about the place: it does not answer, or it refuses; the records are
-there, and whoever asks again may get them. What raises one is never counted as damage.
+there, and asking again may get them. A StorageError is never counted as damage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HINT_CHANGED = "Make a new loader: it will index the file as it is now."
 
 
 Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz"]
-"""How a shard wraps its records: the first three are those of TFRecord; those of records of fixed size: ``fixed``."""
+"""How a shard wraps its records: the first three are of TFRecord; ``fixed`` has those of fixed records."""
 
 
 class ShardFile(NamedTuple):
@@ -49,12 +49,12 @@ class ShardFile(NamedTuple):
         return unquote(self.uri.partition("?")[0]) if is_remote(self.uri) else self.uri
 
     def is_at(self, path: str) -> bool:
-        """Whether its path ends with this one, of a file below any folder."""
+        """Whether its path ends with ``path``, from the beginning of a folder's or file's name on."""
         return f"/{self.path}".endswith(f"/{path}")
 
     @property
     def has_version(self) -> bool:
-        """Whether its size and time tell it from another object in its place: of others, no index is kept."""
+        """Whether its size and time tell it from another object in its place; if not, no index of it is kept."""
         return not is_remote(self.uri) or self.mtime_ns != 0
 
 
@@ -87,7 +87,7 @@ class OpenFile(Readable, Protocol):
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name is a URI of storage that is not among the paths of this machine."""
+    """Whether a name is a URI of storage far away, and not of a path of this machine (``file://``)."""
     return "://" in name and not name.startswith("file://")
 
 
@@ -98,7 +98,7 @@ def unreadable(uri: str, why: str, hint: str = "") -> ShardReadError:
 
 
 def version(size_bytes: int, mtime_ns: int) -> str:
-    """In words: which state of a file it is."""
+    """A state of a file in words: its size, and when it was written."""
     seconds, rest_ns = divmod(mtime_ns, 1_000_000_000)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     return f"{size_bytes} bytes, written {written}" + (f".{rest_ns:09}" if rest_ns else "")

@@ -7,7 +7,7 @@ middle: each healthy stretch of it is one block.
 ::
 
     offsets        (blocks,)  where the block starts, in bytes of the (decompressed) stream
-    num_bytes      (blocks,)  frames and all
+    num_bytes      (blocks,)  bytes of the block, frames included
     counts         (blocks,)  records
     first_records  (blocks,)  number of the block's first record in the shard
     runs           (…)        for each block, one behind the other: 0, then the bytes of each run of 32 records but
@@ -15,9 +15,9 @@ middle: each healthy stretch of it is one block.
 
 Each is an array of the smallest unsigned integers that hold it: the daemon keeps the indexes of all shards.
 
-Where a record starts is known only from the one before, so a reader would have to go from one to the next. From
-the **anchors** of a block, the offsets in it of every 32nd record, it takes 32 times fewer steps, all of a block's
-(or of several blocks') at a time. They are the sums of its runs.
+Where a record starts is known only from the one before, so a reader would have to go from one to the next. The
+**anchors** of a block are the offsets in it of every 32nd record; they are the sums of its runs. A reader goes on
+from all anchors of a block (or of several blocks) at once, and so takes 32 times fewer steps.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def decode_index(data: bytes) -> ShardIndex:
             tuple(Damage(**damage) for damage in fields["damages"]),
             *[np.frombuffer(data, dtype=f"<u{item_bytes}") for item_bytes, data in map(fields.__getitem__, _ARRAYS)],
         )
-    except (LookupError, TypeError) as error:  # of another version, whatever it says of itself
+    except (LookupError, TypeError) as error:  # of another version, whatever number it has
         raise ValueError(f"it is no index: {error!r}") from None
 
 
@@ -177,7 +177,7 @@ def build_index(
 
 
 def _place(ended: Damage, next_record: int, damages: list[Damage]) -> Damage:
-    """The record that the end of a compressed stream takes away: the one that it cuts, or the next."""
+    """The damage that ends a compressed stream, with its record: the one that is cut, or the next."""
     if damages and damages[-1].offset + damages[-1].lost_bytes == ended.offset:
         cut = damages.pop()
         return replace(ended, record=cut.record, offset=cut.offset)
@@ -230,7 +230,7 @@ class _Blocks:
         return 0 if num_bytes >= MAX_BLOCK_BYTES else self._block_records - count
 
     def arrays(self) -> tuple[Uints, ...]:
-        """Everything in :class:`ShardIndex` that is an array, in its order."""
+        """The arrays of :class:`ShardIndex`, in its order."""
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
         anchors = np.concatenate([*self._anchors, np.zeros(0, dtype=np.uint32)])
         runs = np.diff(anchors, prepend=np.uint32(0))

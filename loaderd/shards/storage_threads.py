@@ -1,7 +1,7 @@
 """Threads that ask storage, so that a worker need not wait for one answer before it asks the next question.
 
-They are daemon threads, and no pool of ``concurrent.futures``: that one's are waited for when a process ends, and
-storage may let a thread wait for ever.
+They are daemon threads, and no pool of ``concurrent.futures``: a process that ends waits for the threads of such a
+pool, and storage may let a thread wait for ever.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Askers:
         self._crew = _Crew(most)
 
     def ask(self, question: Callable[[], _Answer]) -> Future[_Answer]:
-        """Have ``question`` called in one of the threads, after those that were there before."""
-        from concurrent.futures import Future  # for those whose shards are far away
+        """Have ``question`` called in one of the threads, after those that were asked before."""
+        from concurrent.futures import Future  # needed only for shards that are far away
 
         answer: Future[_Answer] = Future()
         with self._lock:
@@ -38,14 +38,14 @@ class Askers:
         return answer
 
     def abandon(self) -> None:
-        """Leave all threads to what they were asked: new threads take what is asked from now on."""
+        """Leave all threads with what they were asked; new threads take what is asked from now on."""
         with self._lock:
             before, self._crew = self._crew, _Crew(self._most)
             before.end()
 
 
 class _Crew:
-    """Threads that take from one queue, and count what of it is open: so those that are abandoned count for none."""
+    """Threads of one queue, and a count of its open questions: abandoned threads do not count for a new crew."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -63,7 +63,7 @@ class _Crew:
             threading.Thread(target=self._work, name="loaderd-storage", daemon=True).start()
 
     def end(self) -> None:
-        """Each thread ends, when all that was asked before has been taken."""
+        """Have each thread end once all that was asked before has been taken."""
         for _ in range(self._threads):
             self._asked.put(None)
 
@@ -75,7 +75,7 @@ class _Crew:
                     answer.set_result(question())
                 except BaseException as error:
                     answer.set_exception(error)
-            answer, question, asked = None, None, None  # type: ignore[assignment]  # or kept until the next one comes
+            answer, question, asked = None, None, None  # type: ignore[assignment]  # or kept until the next question
             with self._lock:
                 self._open -= 1
 

@@ -1,4 +1,4 @@
-"""Where in a tar its members of records are.
+"""Finds the members of a tar that hold records.
 
 **The rule:** members that are files and whose names end in ``.gz`` or ``.zst`` hold records, and all others are
 skipped: folders, links, a LICENSE. The tar itself must not be compressed, so that a member can be read where it is.
@@ -29,7 +29,7 @@ class Member(NamedTuple):
 def find_members(
     shard: str, file: OpenFile, size_bytes: int, on_skipped: Callable[[str], None] | None = None
 ) -> Iterator[Member | Damage]:
-    """The members that hold records, in the tar's order; in the end the damage where the tar itself is not whole.
+    """The members that hold records, in the tar's order; at the end a Damage if the tar itself is not whole.
 
     ``on_skipped`` is told the names of the others. Raises ShardReadError and StorageError.
     """
@@ -40,20 +40,20 @@ def find_members(
     try:
         with tarfile.open(fileobj=reader, mode="r:") as tar:
             while (info := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # it would keep one for each game
+                tar.members.clear()  # type: ignore[attr-defined]  # else it keeps one for each game
                 offset = tar.offset
                 if info.isreg() and info.name.endswith(_ENDINGS):
                     left = size_bytes - info.offset_data
                     yield Member(info.name, info.offset_data, min(info.size, left))
                     if info.size > left:
-                        return  # a member that is cut says so itself
+                        return  # reading the member shows that it is cut
                 elif on_skipped is not None:
                     on_skipped(info.name)
     except LoaderdError:
         raise
     except (tarfile.TarError, OSError) as error:
         why = f", {error}"
-    # The library ends quietly at a header that is none.
+    # ``tarfile`` ends without an error at an invalid header.
     end = bytearray(tarfile.BLOCKSIZE)
     got = file.read_at(offset, memoryview(end)) if offset < size_bytes else 0
     if got < len(end) or any(end):

@@ -11,7 +11,7 @@ from loaderd.stages import Spent, Stage
 
 
 class TimedFile:
-    """A file whose reads are counted."""
+    """A file; the time that its reads take is added to ``spent``."""
 
     def __init__(self, file: Readable, spent: Spent) -> None:
         self._file = file

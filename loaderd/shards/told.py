@@ -45,7 +45,7 @@ def tell_records(file: ShardFile, access: Access | None = None) -> FixedRecords 
 
 
 def tell_schema(file: ShardFile, access: Access | None = None) -> Told | None:
-    """The schema of the records of fixed size that a shard holds; None: TFRecord, or what nobody knows.
+    """The schema of the records of fixed size that a shard holds; None: TFRecord, or nothing known.
 
     Costs opening the file and some reads. Raises ShardReadError where it cannot be opened, and StorageError.
     """
@@ -61,7 +61,7 @@ def tell_schema(file: ShardFile, access: Access | None = None) -> Told | None:
 def _tell_stream(opened: OpenFile, file: ShardFile) -> Told | None:
     known = lc0()
     assert known.records is not None
-    # As if the size were that of whole records: this is not to refuse any file.
+    # With the size of a whole record in place of its own, no file is refused here.
     wrapping = detect_wrapping(file.uri, opened, known.records.record_bytes, known.records)
     if wrapping == "none" and file.size_bytes % known.records.record_bytes:
         return None

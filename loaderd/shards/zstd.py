@@ -1,4 +1,4 @@
-"""A zstd file from front to back, by pyarrow: imported when a shard is one."""
+"""Reads a zstd file from front to back, by pyarrow, which is imported only for such a shard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def decompress(data: memoryview) -> bytes:
 
 
 class FileReader(io.RawIOBase):
-    """A file that is open for reading at any offset, as Python's libraries want one."""
+    """A ``Readable`` as a file object, for Python's libraries."""
 
     def __init__(self, file: Readable, size_bytes: int) -> None:
         self._file, self._size_bytes, self._offset = file, size_bytes, 0
@@ -47,7 +47,7 @@ class FileReader(io.RawIOBase):
 
 
 class ZstdStream:
-    """As ``InflatedStream``. What comes before damage is got by reading less and less, from the start each time."""
+    """As ``InflatedStream``. To get all that is before damage, it begins again, in ever shorter steps."""
 
     def __init__(self, shard: str, file: Readable, size_bytes: int, on_read: OnRead) -> None:
         self._shard = shard
@@ -70,9 +70,9 @@ class ZstdStream:
         while self.damage is None:
             try:
                 data = self._stream.read(min(self._most, len(view)))
-            except LoaderdError:  # of the file
+            except LoaderdError:  # from reading the file
                 raise
-            except OSError as error:  # as pyarrow says of all damage
+            except OSError as error:  # pyarrow raises it for all damage
                 self._step_back(str(error))
                 continue
             view[: len(data)] = data
@@ -82,7 +82,7 @@ class ZstdStream:
         return 0
 
     def _step_back(self, said: str) -> None:
-        """Go back to where the step began, for a shorter one; a step of a byte is damage."""
+        """Go back to where the failed step began, to try a shorter one; a byte that cannot be read is damage."""
         if self._most == 1:
             expected = f"valid compressed data behind compressed byte {self._reader.tell()}"
             self.is_garbled = "Truncated" not in said
