@@ -26,19 +26,19 @@ _Any = TypeVar("_Any", bound="BaseLoader")
 
 
 class BaseLoader(Standing):
-    """A :class:`~loaderd.Loader`, a :class:`~loaderd.ServedLoader`, or one of ``loaderd.testing``."""
+    """The base of :class:`~loaderd.Loader`, :class:`~loaderd.ServedLoader` and the loaders of ``loaderd.testing``."""
 
     sharing: Sharing = "independent"
     """How it shares its data set with other consumers; see ``loaderd.connect``."""
 
     def __init__(self, described: Described, stream: Stream, start: Position) -> None:
-        """``stream`` is of what is ``described``, opened at ``start``."""
+        """``stream`` delivers what ``described`` describes, and was opened at ``start``."""
         super().__init__(stream, described.options, described.grows, start)
         self.schema = described.schema
         self._repeated: list[Batch] = []
         self._most_repeated = 0
         self._metrics_ends: list[Callable[[], object]] = []
-        self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last
+        self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last (inf: no end)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -50,10 +50,10 @@ class BaseLoader(Standing):
     # -------------------------------------------------------------------------------------- consuming
 
     def __iter__(self) -> Iterator[Batch]:
-        """A new pass. An iterator of an older pass still works, but each change between the two costs a new start.
+        """Begin a new pass. An older pass's iterator still works, but each change between the two costs a new start.
 
-        Where data sets grow, each epoch is a pass of its own, of the shards that there are when it begins. After an
-        exception, the iterator goes on: behind a batch that could not be delivered.
+        Where data sets grow, each epoch is a pass of its own, made of the shards that there are when it begins. The
+        iterator can be used after an exception: if a batch could not be delivered, it goes on with the next one.
         """
         return self.iterate()
 
@@ -62,21 +62,21 @@ class BaseLoader(Standing):
 
         ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that it can begin what
         takes time; the function that it returns is called when the batch is taken. :attr:`position` counts batches
-        that were taken. If either raises, no batch is lost: it is the next one. Either may call
+        that were taken. If either function raises, no batch is lost: the same batch comes next. Either may call
         :meth:`count_device_wait`.
         """
         return _Iteration(self, self._stream, hand_over, ahead)
 
     def count_device_wait(self, waited_ns: int, ahead: int) -> None:
-        """For :meth:`iterate`: the consumer waited ``waited_ns`` for a copy, of which ``ahead`` are begun early."""
+        """Count that the consumer waited ``waited_ns`` for a copy to a device; ``ahead`` copies are begun early."""
         self._stream.count_device_wait(waited_ns, ahead)
 
     def fetch(self, pass_: Pass, step: int, copy_ns: int = 0) -> Batch | None:
-        """Batch ``step`` of a pass (from 0, where that pass would begin as a whole); None behind its last.
+        """Batch ``step`` of a pass, or None behind its last one. Step 0 is where the whole pass would begin.
 
-        Any step can be asked for at any time, and is always the same batch. Steps in order are fast; at any other one
-        the workers have to begin anew. Raises the error of a batch that cannot be delivered. Whoever asks by step
-        keeps count of them: there is no :attr:`position` afterwards. ``copy_ns``: how long the caller will take to
+        Any step can be asked for at any time, and always gives the same batch. Steps in order are fast; for any other
+        one the workers have to begin anew. Raises the error of a batch that cannot be delivered. The caller keeps
+        count of the steps: there is no :attr:`position` afterwards. ``copy_ns``: how long the caller will take to
         copy the batch to a device.
         """
         with self._stream.lock:
@@ -92,16 +92,16 @@ class BaseLoader(Standing):
         return found
 
     def glimpse(self, num_records: int) -> Glimpse:
-        """Ask for a copy of the first records of the next batch; it is there once that batch has been taken."""
+        """Ask for a copy of the next batch's first ``num_records`` records; it is there once the batch is taken."""
         glimpse = Glimpse(as_count(num_records, "num_records"))
         self._stream.glimpses.append(glimpse)
         return glimpse
 
     def headroom(self, batches: int = 10) -> None:
-        """From now on, give copies of the next ``batches`` over and over, from memory, and never wait for data.
+        """From now on, give copies of the next ``batches`` batches again and again, from memory, without any wait.
 
         This shows how fast a training could be at most. It is for measuring only: the training sees the same few
-        batches all the time. 0 ends it, and the data go on at the batch where they would stand without it.
+        batches all the time. ``batches=0`` ends it; the data go on at the batch where they would stand without it.
         """
         require(self.sharing != "shared", "sharing", "another one than shared, for headroom", self.sharing)
         batches = as_count(batches, "batches", "a number of batches, or 0", least=0)
@@ -122,12 +122,12 @@ class BaseLoader(Standing):
                 self._repeated.append(found.copy())
             return found
         self._stream.check()
-        return self._repeated[step % self._most_repeated].copy()  # who gets it may write there
+        return self._repeated[step % self._most_repeated].copy()  # the consumer may write to it
 
     # ------------------------------------------------------------------------------------------ facts
 
     def __len__(self) -> int:
-        """Batches of the next pass (fewer than of others if it begins in the middle); TypeError if it has no end."""
+        """Batches of the next pass, fewer if it begins in the middle. TypeError: it has no end, or data sets grow."""
         pass_, step = self._next
         num_steps = None if self.grows else self.num_steps(pass_)
         if num_steps is None:
@@ -137,7 +137,7 @@ class BaseLoader(Standing):
     def __repr__(self) -> str:
         facts = self._stream.facts
         at = ""
-        if self._here is not None:  # else something takes batches ahead, and nobody knows
+        if self._here is not None:  # else batches were taken by step: see fetch
             at = f"; at batch {self.position.batch} of epoch {self.position.epoch}"
         return (
             f"<{type(self).__name__} of {facts['num_records']:,} records in {facts['num_shards']:,} shards: "
@@ -146,7 +146,7 @@ class BaseLoader(Standing):
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches of a whole epoch, on every host (``remainder="carry"``: of the first), of the data as they are."""
+        """Batches of a whole epoch of the data in use, on every host (``remainder="carry"``: of the first epoch)."""
         return self._stream.course.batches(self._next[0]).steps_per_epoch
 
     @property
@@ -156,7 +156,7 @@ class BaseLoader(Standing):
 
     @property
     def held_batches(self) -> int:
-        """How many batches may be held at a time before there are copies."""
+        """How many batches the consumer may hold at a time before it gets copies."""
         return self._options.held_batches
 
     @property
@@ -168,7 +168,7 @@ class BaseLoader(Standing):
 
     def statistics(self) -> Statistics:
         """Counts so far, and sizes."""
-        from loaderd.statistics import Statistics  # as diagnose: not every loader is asked
+        from loaderd.statistics import Statistics  # imported late: few programs ask for it
 
         stream, counts, watched = self._stream, self._stream.counts, self._stream.watched
         now = None if watched is None else watched.now()
@@ -191,9 +191,9 @@ class BaseLoader(Standing):
         )
 
     def diagnose(self) -> Diagnosis:
-        """Whether the training waits for data, why, and what would help: by the last five seconds. Waits for nothing.
+        """Whether the training waits for data, why, and what would help, judged by the last five seconds.
 
-        Within three seconds of a start, and where no batches are taken, that is "nothing yet".
+        Does not wait. Within three seconds of a start, and where no batches are taken, that is "nothing yet".
         """
         from loaderd.diagnosis import diagnose_samples, nothing_yet
 
@@ -203,12 +203,12 @@ class BaseLoader(Standing):
         return diagnose_samples(watched.samples(), watched.facts)
 
     def serve_metrics(self, port: int, host: str = "") -> int:
-        """Give the figures of :meth:`statistics` to Prometheus at a port of this process.
+        """Serve the figures of :meth:`statistics` to Prometheus at a port of this process, and return the port.
 
-        ``port``: 0 is one that is free; returns it. ``host``: the address to listen at; "": all. A thread answers,
-        until :meth:`close`, or until nobody has the loader. Raises OptionError where the port cannot be had.
+        ``port``: 0 chooses one that is free. ``host``: the address to listen at; "": all. A thread answers until
+        :meth:`close`, or until the loader is garbage. Raises OptionError where the port cannot be had.
         """
-        from loaderd.client.exporter import serve_metrics  # few need it, and it takes 50 ms
+        from loaderd.client.exporter import serve_metrics  # few need it, and the import takes 50 ms
 
         port, end = serve_metrics(port, host, self)
         self._metrics_ends.append(end)
@@ -217,7 +217,7 @@ class BaseLoader(Standing):
     # -------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
-        """End the daemon and its workers; from any thread, at any time. Batches that are held stay valid.
+        """End the daemon and its workers. From any thread, at any time. Batches that are held stay valid.
 
         A :meth:`fetch` that waits in another thread raises ClosedError.
         """
@@ -227,7 +227,7 @@ class BaseLoader(Standing):
 
     @property
     def closed(self) -> bool:
-        """Whether it gives no batches any more: since :meth:`close`, or an error that ended it."""
+        """Whether the loader delivers no more batches, because of :meth:`close` or of an error that ended it."""
         return self._stream.is_over
 
     def __enter__(self: _Any) -> _Any:
@@ -238,7 +238,7 @@ class BaseLoader(Standing):
 
 
 class _Iteration(Iterator[Any]):
-    """One pass; where data sets grow, as many as an iteration has. Of several threads, each batch goes to one."""
+    """One pass, or all passes of an iteration where data sets grow. Threads may share it: each batch goes to one."""
 
     def __init__(self, loader: BaseLoader, stream: Stream, hand_over: HandOver, ahead: int) -> None:
         self._loader = loader
@@ -246,7 +246,7 @@ class _Iteration(Iterator[Any]):
         self._hand_over = hand_over
         self._ahead = ahead
         self._begun = self._passes = 0
-        # What was read and is not taken yet, each with the place behind it; and the place behind all of them.
+        # What was read and is not taken yet, each with the place behind it. _at: the place behind all of them.
         self._ready: tuple[tuple[Callable[[], Any] | LoaderdError, tuple[Pass, int]], ...] = ()
         self._at: tuple[Pass, int] | None = None
         if not loader.grows:
@@ -263,7 +263,7 @@ class _Iteration(Iterator[Any]):
         return at
 
     def _read(self) -> bool:
-        """Read one batch more; False where the next one is of another pass than those that are to be taken."""
+        """Read one more batch. False where it is of a later pass, and batches of this one are still to be taken."""
         while True:
             if self._at is None:
                 if self._ready:
@@ -276,7 +276,7 @@ class _Iteration(Iterator[Any]):
                 continue
             item = found if isinstance(found, LoaderdError) else self._hand_over(found)
             behind = pass_, step + 1
-            # No call between the two: so no interrupt, either.
+            # Nothing is called between these two assignments, so Ctrl-C cannot come between them.
             self._ready = (*self._ready, (item, behind))
             self._at = behind
             return True
@@ -295,13 +295,13 @@ class _Iteration(Iterator[Any]):
                 self._ready = self._ready[1:]
                 self._loader._here = behind
         except BaseException as caught:
-            if taken is not None and self._loader._here is behind:  # Ctrl-C, and the consumer does not have it yet
+            if taken is not None and self._loader._here is behind:  # Ctrl-C came before the consumer had the batch
                 self._ready = (taken, *self._ready)
                 self._loader._here = before
             if isinstance(caught, ProgramEnds):
                 raise caught.for_thread() from None
             raise
-        # Nothing is called from here on, so an interrupt comes when the consumer has the batch.
+        # Nothing is called from here on, so Ctrl-C can only come when the consumer has the batch.
         if error is not None:
             raise error
         return element

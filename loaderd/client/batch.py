@@ -1,15 +1,15 @@
 """A batch and the lease on the slot that it lies in.
 
-The arrays of a batch are views of a shared-memory slot. They all hold on to one lease; when the last of them (and of
-what was made from them without a copy: slices, tensors) is gone, so is the lease, and its slot can go back to the
-daemon. Nobody has to say that a batch is not needed any more.
+The arrays of a batch are views of a shared-memory slot, and all of them hold on to one lease. When the last of them
+is gone, and the last slice or tensor that was made of them without a copy, the lease ends, and a worker can fill the
+slot again. Nobody has to say that a batch is not needed any more.
 
-When the last reference goes, in whatever thread, no Python code runs but ``deque.append``. So Ctrl-C cannot come in
-between, and lose a slot.
+When the last reference goes, in whatever thread, only ``deque.append`` runs, and no Python code. So Ctrl-C cannot
+come in between, and lose a slot.
 
-The slots of a group have several readers, and are filled again as soon as the daemon knows that a reader's connection
-has ended. So before it ends, the reader makes the slots of the batches that are still held its own
-(:meth:`SlotReader.make_private`): a copy takes the place of their pages, and every array stays where it is.
+The slots of a group have several readers. When a reader's connection has ended, its slots are filled again as soon as
+the daemon knows. So before it ends, the reader makes the slots whose batches are still held its own
+(:meth:`SlotReader.make_private`): copies take the place of their memory pages, and every array stays where it is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
     def writable(self, name: str) -> npt.NDArray[Any] | None:
         """The same memory as ``self[name]``, as an array that may be written to, or None if others read it too.
 
-        It starts at a multiple of 64 bytes. This is what DLPack and those who take memory over by it ask for.
+        It starts at a multiple of 64 bytes. DLPack, and libraries that take memory over by it, ask for such an array.
         """
         array: npt.NDArray[Any] = self._fields[name].view()
         try:
@@ -80,7 +80,7 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
 
 
 HandOver = Callable[[Batch], Callable[[], Any]]
-"""Begins to make of a batch what the consumer gets; the function that it returns gives that, or waits for it."""
+"""Begins to turn a batch into what the consumer gets; the function that it returns gives that, or waits for it."""
 
 
 def as_it_is(batch: Batch) -> Callable[[], Batch]:
@@ -89,7 +89,7 @@ def as_it_is(batch: Batch) -> Callable[[], Batch]:
 
 
 class _Lease:
-    """Stands for a slot in the eyes of numpy, which keeps it alive as the base of every view."""
+    """What numpy takes for a slot's memory, and keeps alive as the base of every view."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_is_private", "_memory", "_place")
 
@@ -104,7 +104,7 @@ class _Lease:
         """See :meth:`SlotReader.make_private`."""
         if not self._is_private:
             make_private(*self._place)
-            self._is_private = True  # not before: another thread that is told so may end the connection
+            self._is_private = True  # last: another thread that reads it may end the connection
 
 
 class _LeaseEnd(weakref.ref[_Lease]):
@@ -116,7 +116,7 @@ class _LeaseEnd(weakref.ref[_Lease]):
 
 
 class SlotReader:
-    """Makes batches of slots. Nothing but the memory is held by a batch that outlives it.
+    """Makes batches of slots. A batch that outlives the reader keeps only the memory alive.
 
     About 8 µs a batch of three fields.
     """
@@ -125,7 +125,7 @@ class SlotReader:
         self._memory = memory
         self._lent: dict[int, weakref.ref[_Lease]] = {}
         self.ended: deque[Any] = deque()
-        """Leases of slots that :meth:`take_back` will return."""
+        """The ends of leases whose slots :meth:`take_back` will return."""
         self._address = memory.__array_interface__["data"][0]
         self._slot_bytes = layout.slot_bytes
         self._fields = [
@@ -139,13 +139,13 @@ class SlotReader:
         return len(self._lent) - len(self.ended)
 
     def leases(self) -> list[_Lease]:
-        """What a slot's batch is held by, for each slot that something refers to. From any thread."""
+        """The lease of each slot that something refers to. From any thread."""
         return [lease for end in self._lent.copy().values() if (lease := end()) is not None]
 
     def make_private(self) -> None:
-        """Have the batches that are held stay as they are, whoever writes to their slots. From any thread, and again.
+        """Keep the batches that are held as they are, whoever writes to their slots. From any thread, more than once.
 
-        What is lent after that may be anything. Raises DaemonError where there is not enough memory.
+        Batches that are lent later are not protected. Raises DaemonError where there is not enough memory.
         """
         for lease in self.leases():
             lease.make_private()

@@ -23,7 +23,7 @@ from loaderd.schema import Schema
 
 
 class Described(Protocol):
-    """What a stream is of."""
+    """What a stream delivers, and whether its data sets grow."""
 
     schema: Schema
     options: StreamOptions
@@ -32,7 +32,7 @@ class Described(Protocol):
 
 @dataclass
 class Counts:
-    """What all daemons of a loader did, one after the other: fields of ``Statistics``."""
+    """What all daemons that a loader has had did together: fields of ``Statistics``."""
 
     batches: int = 0
     records: int = 0
@@ -47,23 +47,23 @@ class Counts:
 
 
 class Glimpse:
-    """Of the next batch that somebody takes, a copy of the first records: no slot is held, and no batch is taken."""
+    """A copy of the first records of the next batch that is taken. It holds no slot, and takes no batch itself."""
 
     def __init__(self, num_records: int) -> None:
         self._num_records = num_records
         self.fields: dict[str, npt.NDArray[np.generic]] | None = None
-        """By name, (records, …): ``num_records``, or as many as the batch has. None: no batch was taken yet."""
+        """By name, (records, …): at most ``num_records`` of the batch. None: no batch was taken yet."""
 
     def see(self, batch: Batch) -> None:
-        """This batch is taken."""
+        """Copy from ``batch``, which the consumer takes."""
         self.fields = {name: array[: self._num_records].copy() for name, array in batch.items()}
 
 
 class Stream(Ending, ABC):
-    """One thread at a time, holding ``lock``; but :meth:`close` from any, at any time, without it."""
+    """For one thread at a time, which holds ``lock``. Any thread may call :meth:`close` at any time, without it."""
 
     course: Course
-    """The arithmetic for the data in use."""
+    """The arithmetic of passes and positions, for the data in use."""
 
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
@@ -88,9 +88,9 @@ class Stream(Ending, ABC):
 
     @abstractmethod
     def course_of(self, of: Pass | Position) -> Course:
-        """The arithmetic for the data that a pass or a position is of. Raises LoaderdError.
+        """The :attr:`course` of the data that a pass or a position belongs to. Raises LoaderdError.
 
-        May list shards, which changes the data in use, unless :meth:`has_course_of` says that it need not.
+        Where :meth:`has_course_of` returns False, it may list shards, which changes the data in use.
         """
 
     def has_course_of(self, of: Pass | Position) -> bool:
@@ -99,7 +99,7 @@ class Stream(Ending, ABC):
 
     @abstractmethod
     def list_shards(self, listing: Listing | None) -> None:
-        """Have the data be made of the shards that there are now, or of those of ``listing``, where sets grow.
+        """Where data sets grow, use the shards that there are now, or those of ``listing``.
 
         Raises LoaderdError; then nothing has changed.
         """
@@ -109,7 +109,7 @@ class Stream(Ending, ABC):
         """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one."""
 
     def count_device_wait(self, waited_ns: int, ahead: int) -> None:
-        """The consumer has waited so long for a copy to a device, where ``ahead`` of them are begun in advance."""
+        """Count that the consumer waited ``waited_ns`` for a copy to a device; ``ahead`` copies are begun early."""
         self.counts.device_wait_s += waited_ns / 1e9
         if self.watched is not None:
             words = self.watched.page.words

@@ -31,11 +31,11 @@ from loaderd.tls import TLS
 
 
 class ServedLoader(BaseLoader):
-    """Batches of a data set that a server has, from :func:`loaderd.connect`: to use as a :class:`~loaderd.Loader`."""
+    """Batches of a server's data set, from :func:`loaderd.connect`; to be used as a :class:`~loaderd.Loader`."""
 
 
 class SharedLoader(ServedLoader):
-    """One of the consumers that take batches by turns, each the next one when it asks.
+    """The loader of a consumer that takes batches by turns: whoever of the group asks gets the next one.
 
     An iteration joins the pass that the group is in, and ends with it. :attr:`position` is that of the group: all
     batches before it are used up, by one consumer or another.
@@ -45,7 +45,7 @@ class SharedLoader(ServedLoader):
     _stream: SharedStream
 
     def iterate(self, hand_over: HandOver = as_it_is, ahead: int = 0) -> Iterator[Any]:
-        """``ahead`` is of no effect: each batch is asked for when it is needed."""
+        """``ahead`` has no effect: each batch is asked for when it is needed."""
         return SharedIteration(self._stream, hand_over)
 
     @property
@@ -96,33 +96,32 @@ def connect(
     tls: TLS | None = None,
     name: str | None = None,
 ) -> ServedLoader:
-    """A loader of a data set that ``loaderd serve`` has. The order of its batches is that of an embedded Loader.
+    """A loader of a data set that ``loaderd serve`` has. Its batches come in the same order as a Loader's.
 
     - ``address``: on this machine ``"unix:///path"``, or ``"unix:"`` for where a server listens by default. On the
-      network ``"grpc+tls://host:port"`` (``"grpc://…"`` of a server without TLS), or a list of these, or a function
-      that returns one and is asked again every few seconds: any of the servers may come, go and die meanwhile.
-    - ``dataset``: which, of those that the server has. Its schema, shuffle, seed and on_corrupt are the server's.
+      network ``"grpc+tls://host:port"`` (``"grpc://…"`` of a server without TLS), a list of these, or a function that
+      returns such a list, and is called again every few seconds: servers may come, go and die meanwhile.
+    - ``dataset``: the name of a data set of the server's, which has its own schema, shuffle, seed and on_corrupt.
     - ``batch_size``, ``epochs``, ``remainder``, ``held_batches``, ``start``, ``report``: as in
-      :class:`~loaderd.Loader`; ``workers`` too, for the network: they ask the servers for packed records, and unpack
-      them here.
-    - ``sharing``: how it goes with other consumers of the data set. ``"independent"``: each has its own order and
+      :class:`~loaderd.Loader`. ``workers``, too, but only on the network: these ask the servers for packed records,
+      and unpack them here.
+    - ``sharing``: how this consumer shares the data set with others. ``"independent"``: each has its own order and
       position. ``"split"``: this is consumer i of n, ``shard=(i, n)``; together they get each record once an epoch.
       On one machine also ``"shared"``: each batch goes to one consumer of the group, whoever asks next; and
       ``"mirrored"``: each consumer of the group gets all batches, which are made once; the fastest waits for the
       slowest. None: ``"split"`` where a shard is given, else ``"independent"``.
     - ``consumers``: how many there are in the group (``"shared"``, ``"mirrored"``). ``group``: its name, where there
-      are several. Who does not agree with the group in the options of the order, or has a shard that is taken, is
-      refused.
+      are several. A consumer is refused if its options of the order differ from the group's, or its shard is taken.
     - ``stall_timeout``: seconds of silence after which the connection is given up; None: never.
-    - ``reconnect_timeout``: for how many seconds to call servers that are away, now or later. When one is back, the
-      loader goes on with exactly the next batch.
+    - ``reconnect_timeout``: for how many seconds to go on calling servers that are away. (At first, a server on this
+      machine is called only once.) When one is back, the loader goes on with exactly the next batch.
     - ``compression``: ``"lz4"`` or ``"zstd"``, over the network.
     - ``token``: what servers ask of consumers on the network; None: ``$LOADERD_TOKEN``. ``tls``: certificates.
     - ``name``: what servers call this consumer; None: the name of the program.
 
-    A server that cannot be reached or refuses (its token, limits, version; a data set that it does not have) raises
-    ServerError, here or in the middle of an iteration. With ``"shared"``, the batches that a consumer held when it
-    died go to another one; so these may come twice, all others once; there is no ``len()``, ``fetch`` or ``seek``.
+    Raises ServerError, here or in the middle of an iteration, if a server cannot be reached or refuses (its token,
+    limits, version; a data set that it does not have). With ``"shared"``, the batches that a consumer held when it
+    died go to another one, so these may come twice, all others once; there is no ``len()``, ``fetch`` or ``seek``.
     """
     first = checked_start(start)
     if isinstance(dataset, (Dataset, Concat, Mix)):
@@ -169,7 +168,7 @@ def connect(
 def _subscription(
     sharing: Sharing | None, shard: tuple[int, int] | None, name: str | None, **options: Any
 ) -> Subscription:
-    """What a server on this machine is asked for, where None is chosen for the consumer. Raises OptionError."""
+    """What a server is asked for, with a choice in place of each None. Raises OptionError."""
     if sharing == "split" and shard is None:
         raise OptionError('sharing="split" needs shard=(i, n): this is consumer i of n')
     is_part = shard is not None and tuple(shard) != (0, 1)
@@ -182,7 +181,7 @@ def _subscription(
 
 
 def _network_addresses(addresses: Any, subscription: Subscription) -> tuple[str, ...]:
-    """Those of servers that have what is asked for. Raises OptionError."""
+    """The addresses, checked. Raises OptionError, also for a group: servers on the network have none."""
     if subscription.is_group:
         raise OptionError(
             f"sharing={subscription.sharing!r} is for consumers of one machine, at its server's Unix socket",
@@ -207,12 +206,12 @@ def ask_status(
 ) -> dict[str, Any]:
     """What a server says of itself: data sets, consumers, limits (``protocol.messages.Status``).
 
-    ``address``, ``token`` and ``tls`` as of :func:`connect`. Raises ServerError where it says nothing for
-    ``timeout_s`` seconds, OptionError.
+    ``address``, ``token`` and ``tls`` as in :func:`connect`. Raises OptionError, and ServerError where the server
+    says nothing for ``timeout_s`` seconds.
     """
     require(isinstance(address, str), "address", '"unix:", "grpc+tls://host:port" or the like', address)
     if unix_path(address) is None:
-        from loaderd.remote.calls import Calls, OutOfReach  # Arrow Flight, for those who need it
+        from loaderd.remote.calls import Calls, OutOfReach  # imports Arrow Flight: only for the network
 
         calls = Calls(address, network_settings([address], token, tls, None, "status"))
         try:

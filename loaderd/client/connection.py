@@ -2,7 +2,7 @@
 
 It has no thread. The caller's thread takes one batch at a time (see ``intake``), and gives back the slots that
 nothing refers to any more; there are enough slots for the workers even while a consumer holds as many as it may.
-(Of a member of a group that has left its loop, another thread gives them back: see ``returner``.)
+(When a member of a group has left its loop, another thread gives its slots back: see ``returner``.)
 
 **Interrupts.** Ctrl-C may come at any bytecode. While we sleep for a batch, it does no harm. Anywhere else, a message
 may get lost or be read by half. So ``torn`` is set before anything is touched, and reset when all is in order again.
@@ -55,17 +55,17 @@ _logger = logging.getLogger("loaderd")
 
 
 class Connection(Conversation):
-    """A stream that somebody serves."""
+    """The connection to what serves a stream: a private daemon or a server."""
 
     _intake: Intake
-    """Since the stream is open."""
+    """Set when the stream is open."""
 
     def __init__(self, source: Source, counts: Counts) -> None:
         """:meth:`open` comes next."""
         super().__init__(source)
         self._generation = 0
         self.watched: Watched | None = None
-        """The page, and what it is of; None in a group, whose members do not see that of their stream."""
+        """The stream's page and facts; None in a group, whose members do not see them."""
         self._skips: dict[int, Skipped] = {}
         self._reader: SlotReader | None = None
         self._opened: Opened | None = None
@@ -113,7 +113,7 @@ class Connection(Conversation):
     # -------------------------------------------------------------------------------------- speaking
 
     def open(self, start: str, on_progress: Callable[[int, int], None]) -> None:
-        """Wait until the stream is there; ``start`` as in Open. Torn until the data are taken over."""
+        """Open the stream at ``start`` (as in Open), and wait. Torn until the caller has taken the data over."""
         self._on_progress = on_progress
         self._greet(start)
         if self._opened is None:
@@ -139,10 +139,10 @@ class Connection(Conversation):
         self._poll.register(bells[0], select.POLLIN)
 
     def list_shards(self, listing: Listing | None) -> None:
-        """Have the daemon use the shards that there are now, or those of ``listing``, where sets grow.
+        """Where data sets grow, have the daemon use the shards that there are now, or those of ``listing``.
 
-        Drops what was on its way, and needs a :meth:`start`. It stays torn until the data are taken over. Raises
-        LoaderdError; then nothing has changed.
+        Drops batches that were on their way; :meth:`start` must come next. The connection stays torn until the caller
+        has taken the data over. Raises LoaderdError; then the data are the same as before.
         """
         self.torn = True
         self._drop(0)
@@ -163,7 +163,7 @@ class Connection(Conversation):
         self.torn = False
 
     def join(self, pass_: Pass, step: int, taken: Collection[int]) -> None:
-        """Join the pass of a group; drops what was on its way. The arguments are what we know of it, as in Start.
+        """Join the pass of a group; drops what was on its way. The arguments, as in Start, are what we know of it.
 
         Waits until the server has said where the group is. Leaves the connection torn.
         """
@@ -179,7 +179,7 @@ class Connection(Conversation):
         return self._joined.which, self._joined.step
 
     def want(self, count: int) -> None:
-        """Ask for so many batches of the group's. Leaves the connection torn."""
+        """Ask for ``count`` more batches of the group. Leaves the connection torn."""
         self.torn = True
         self._send(Want(count))
 
@@ -192,7 +192,7 @@ class Connection(Conversation):
         self._intake.begin(self._generation, step)
 
     def tell_news(self) -> None:
-        """Pass on what the source has to say; to be called between batches."""
+        """Send what the source has to tell the other end, if anything; to be called between batches."""
         if (news := self._source.news()) is not None:
             self.torn = True
             self._send(news)
@@ -224,9 +224,9 @@ class Connection(Conversation):
         return waited_ns
 
     def next_batch(self) -> tuple[int, int] | LoaderdError | None:
-        """(slot, records) of the next batch, the slot being ours; or why it cannot be had; None: the pass is over.
+        """(slot, records) of the next batch; or the error that comes in its place; or None: the pass is over.
 
-        Leaves the connection torn, until the caller has made a batch of the slot.
+        The slot is the consumer's then. Leaves the connection torn, until the caller has made a batch of the slot.
         """
         self.torn = True
         reader = self.reader
@@ -253,11 +253,11 @@ class Connection(Conversation):
         self.torn = False
 
     def release(self, slot: int) -> None:
-        """Give back a slot that was not lent on."""
+        """Give back a slot of which no lease was made."""
         self._intake.give_back([slot])
 
     def _sleep(self, limit_s: float) -> list[int]:
-        """As :meth:`_arrived`, while a batch is waited for. Slots go back; Ctrl-C leaves nothing torn."""
+        """As :meth:`_arrived`, but gives slots back first, and Ctrl-C in the sleep leaves nothing torn."""
         intake = self._intake
         self.torn = True
         intake.give_back(self.reader.take_back())

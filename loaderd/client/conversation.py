@@ -1,8 +1,8 @@
-"""What is said over a link, and heard: the waits of a consumer, each of which ends.
+"""What a consumer says over a link, and hears there. Each of its waits ends.
 
-A wait ends by what it is for; or by LinkLost, when the other end dies, says goodbye, gives up, or is silent for
-longer than ``stall_timeout`` although it was asked for a sign of life. Nobody listens between waits: messages stay in
-the socket until then.
+A wait ends when what it is for has come; or with LinkLost, when the other end dies, says goodbye, gives up, or
+is silent for longer than ``stall_timeout`` although it was asked for a sign of life. Between waits, nobody listens:
+messages stay in the socket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _logger = logging.getLogger("loaderd")
 
 
 class Conversation(ABC):
-    """With what ``source`` links to. What is heard beyond the usual goes to :meth:`_handle`."""
+    """The conversation with the daemon or server of ``source``. Messages about the stream go to :meth:`_handle`."""
 
     def __init__(self, source: Source) -> None:
         """Start the daemon, or connect to the server."""
@@ -43,16 +43,16 @@ class Conversation(ABC):
         self._bye: Bye | None = None
 
     def _greet(self, start: str) -> None:
-        """Say what the source wants to have, from ``start`` on, and wait for a first word."""
+        """Say what the source wants, from ``start`` on, and wait for the first message."""
         for message in self._source.greeting(start):
             self._send(message)
         limit_s = self._stall_timeout
-        # Until it says something it may be importing, from a slow file system or on a busy core.
+        # Before its first message, a daemon may be importing, from a slow file system or on a busy core.
         start_limit_s = None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S)
         self._wait(self.link.what, lambda: self._heard, start_limit_s)
 
     def _send(self, message: Message) -> None:
-        """Raises nothing where the daemon is gone: the next wait reads its last words, and finds out."""
+        """Raises nothing where the daemon is gone: the next wait reads its last messages, and finds out."""
         try:
             self._channel.send(message)
         except ChannelClosed:
@@ -65,9 +65,9 @@ class Conversation(ABC):
         limit_s: float | None,
         sleep: Callable[[float], list[int]] | None = None,
     ) -> None:
-        """Wait for ``what``, for ``limit_s`` seconds of silence at most; ``sleep`` in place of :meth:`_arrived`.
+        """Wait until ``is_there()``; ``what`` says in words for what. ``sleep`` takes the place of :meth:`_arrived`.
 
-        Whether it is there is asked when something has come, or ``sleep`` has returned.
+        Raises LinkLost, also after ``limit_s`` seconds of silence (None: never). Asks ``is_there`` after each sleep.
         """
         patience = Patience(limit_s)
         while True:
@@ -94,7 +94,7 @@ class Conversation(ABC):
                 self._send(Ask())
 
     def _arrived(self, limit_s: float) -> list[int]:
-        """Which descriptors can be read, within so long."""
+        """Wait for up to ``limit_s`` seconds; return the descriptors that can be read."""
         return [fd for fd, _ in self._poll.poll(1000 * limit_s)]
 
     def _hear(self, message: Message) -> None:
@@ -113,7 +113,7 @@ class Conversation(ABC):
 
     @abstractmethod
     def _handle(self, message: Message) -> None:
-        """Take in what is about the stream."""
+        """Take in a message about the stream."""
 
     def _give_up(self, error: LoaderdError) -> None:
         self.link.close()

@@ -1,8 +1,8 @@
-"""Every damaged record once: counted on for the statistics, and written to a file if the user asks for one.
+"""Lists each damaged record once: for the statistics, and in a file if the user asks for one.
 
 The file holds a JSON object a line: the fields of :class:`~loaderd.errors.Damage`, and ``when`` it was found:
-``"index"``, before it could be in a batch, or ``"epoch"``, when its batch was taken. Each line is written when that
-is learned. A file that exists is continued, and records that it names already are not named again.
+``"index"``, before it could be in a batch, or ``"epoch"``, when its batch was taken. Each line is written as soon as
+the damage is known. A file that exists is continued; records that it names already are not written again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DamageReport:
 
     def __init__(self, path: str | None = None) -> None:
         self.first: list[Damage] = []
-        """The first ``MAX_FIRST`` damages that came, of whatever file."""
+        """The first ``MAX_FIRST`` damages that came, also those that the file named already."""
         self._path = path
         self._known: set[_Key] = set()
         self._written: set[_Key] = set()
@@ -49,7 +49,7 @@ class DamageReport:
             ) from None
 
     def add(self, when: Literal["index", "epoch"], damages: Iterable[Damage]) -> None:
-        """Take in what was found. A file that cannot be written any more is a warning, and the end of the report."""
+        """Take in damage that was found. If the file cannot be written any more, warn, and leave it as it is."""
         lines = []
         for damage in damages:
             key = (damage.shard, damage.record, damage.offset)
@@ -79,5 +79,5 @@ def _key_in(line: bytes) -> _Key | None:
 def _append(path: str, text: str) -> None:
     with open(path, "a+b") as file:
         if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-            text = "\n" + text  # a line that was cut
+            text = "\n" + text  # the last line was cut
         file.write(text.encode())

@@ -1,8 +1,7 @@
-"""Which servers there are: a function of the user's is asked again and again.
+"""Finds out which servers there are, by calling a function of the user's again and again.
 
-It may ask DNS, or a registry, and so be slow, or fail. Each question has a daemon thread of its own, which is over
-with the answer: no batch waits for it, and neither does the end of the program. What it came to is said in the thread
-that takes batches.
+The function may ask DNS, or a registry, and so be slow, or fail. Each call has a daemon thread of its own: neither a
+batch nor the end of the program waits for it. The thread that takes batches picks up the answer, or logs a failure.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _logger = logging.getLogger("loaderd")
 
 
 class Discovery:
-    """``ask`` has been asked just now."""
+    """``ask``: the user's function, which the caller has just called."""
 
     def __init__(self, ask: Callable[[], Sequence[str]]) -> None:
         self._ask = ask
         self._asked_s = time.monotonic()
         self._thread: threading.Thread | None = None
         self._answers: deque[tuple[str, ...] | str] = deque()
-        """At most one, that nobody has heard: addresses, or why there are none."""
+        """At most one answer that :meth:`news` has not returned yet: addresses, or why there are none."""
         self._fails = False
 
     def news(self) -> tuple[str, ...]:
-        """The servers that there are by an answer that has come since the last call; (): none has. Does not wait."""
+        """The addresses in an answer that has come since the last call; (): none has, or it failed. Does not wait."""
         is_asking = self._thread is not None and self._thread.is_alive()
         if self._answers:
             return self._heard(self._answers.popleft())

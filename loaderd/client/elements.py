@@ -1,7 +1,7 @@
 """The batches of a loader as elements of another library's arrays: what the bindings have in common.
 
-A binding says how an array becomes one of its library's; this says what an element looks like, and where in the data
-a consumer stands.
+A binding says how an array becomes an array of its library; this module says what an element looks like, and where in
+the data a consumer stands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Structure = Any
 
 
 class Elements(Iterable[Any]):
-    """The batches of ``loader`` in a structure; each iteration is one of the loader."""
+    """The batches of ``loader``, packed in a structure. Each iteration is an iteration of the loader."""
 
     def __init__(self, loader: BaseLoader, structure: Structure) -> None:
         """``structure`` as :func:`checked_structure` returned it."""
@@ -38,7 +38,7 @@ class Elements(Iterable[Any]):
         return {"position": self.loader.position.to_json()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Have the next iteration begin where the consumer stood. Raises OptionError where that is of other data."""
+        """Have the next iteration begin where ``state_dict()`` says. Raises OptionError if that is of other data."""
         is_state = isinstance(state_dict, Mapping) and isinstance(state_dict.get("position"), str)
         require(is_state, "state_dict", "what state_dict() returned", state_dict)
         self.loader.seek(Position.from_json(state_dict["position"]))
@@ -51,7 +51,7 @@ def check_loader(loader: Any) -> None:
 
 
 def checked_structure(structure: Structure, schema: Schema) -> Structure:
-    """``structure`` of plain dicts, lists and tuples (and of named tuples as they are). Raises OptionError."""
+    """``structure``, made of plain dicts, lists, tuples, and named tuples of the same types. Raises OptionError."""
     if structure is None:
         return {name: name for name in schema.fields}
     checked = _checked(structure, schema)
@@ -91,7 +91,7 @@ def _leaves(part: Structure) -> Iterator[str]:
 
 
 def packer(structure: Structure) -> Callable[[Mapping[str, Any]], Any]:
-    """What makes an element of arrays by name; ``structure`` as it was checked. 1 µs, where ``tf.nest`` takes 20."""
+    """A function that packs arrays, given by name, in a checked ``structure``. 1 µs, where ``tf.nest`` takes 20."""
     if isinstance(structure, str):
         return operator.itemgetter(structure)
     if isinstance(structure, dict):
@@ -103,7 +103,7 @@ def packer(structure: Structure) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def _maker(part: Any) -> Callable[[list[Any]], Any]:
-    """What makes a sequence like ``part`` of a list."""
+    """A function that makes a sequence of the type of ``part`` of a list."""
     if hasattr(part, "_fields"):
         make: Callable[[list[Any]], Any] = type(part)._make
         return make

@@ -1,4 +1,4 @@
-"""The end: of a stream, and of the program that reads it. Nobody else ends anything.
+"""How a stream ends, and how streams end with the program.
 
 ::
 
@@ -6,20 +6,20 @@
     the loader is garbage       ├─►  marked ──► woken ──► drained ──► reaped
     the program ends           ─┘
 
-- **Marked**: the stream is over. No daemon is started for it any more, and whoever asks for a batch is told.
+- **Marked**: the stream is over. No daemon is started for it any more, and a thread that asks for a batch is told so.
 - **Woken**: its socket is shut down, so that a thread that waits for a batch finds that out.
-- **Drained**: at the end of the program, until nobody asks for a batch, and every thread that Python has not made has
-  left Python and sleeps. Once the interpreter finalizes, a thread that wants the GIL never gets it. Whoever waits for
-  such a thread, as a ``tf.data`` iterator does when it is destroyed, would wait for ever; and where TensorFlow's own
-  code wants the GIL, the program is aborted ("terminate called without an active exception"). So the threads of
-  TensorFlow that are on their way to us must have come, been told that this is the end, and gone to sleep, and so
+- **Drained**: at the end of the program, we wait until nobody asks for a batch, and every thread that Python has not
+  made has left Python and sleeps. Once the interpreter finalizes, a thread that wants the GIL never gets it. Whoever
+  waits for such a thread would wait for ever, as the end of a ``tf.data`` iterator does; and where TensorFlow's own
+  code wants the GIL, the program is aborted ("terminate called without an active exception"). So threads of
+  TensorFlow that are about to ask for a batch must first ask, be told that the program ends, and go to sleep; and so
   must a daemon thread of Python's that is in a call of TensorFlow's.
 - **Reaped**: the processes are waited for, all at the same time, and killed if that takes long.
 
-The program ends when the threads that Python waits for have ended, too (``atexit``): one that trains gets all of its
-batches, whether the main thread is over or not. What a thread is told that asks for a batch after that depends on
-whose it is (``ProgramEnds.for_thread``): nothing may be printed, and nobody may take the end of the program for the
-end of the data.
+The program ends when the threads that Python waits for have ended, too (``atexit``): such a thread gets all of its
+batches, even if the main thread has ended before. What other threads are told when they ask for a batch after that
+depends on who made them (``ProgramEnds.for_thread``): nothing may be printed, and no training may take the end of the
+program for the end of the data.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from loaderd.errors import ClosedError
 
 _DRAIN_S = 0.8
 _DRAIN_LIMIT_S = 8.0  # on a busy machine
-_SCHEDULED_S = 0.05  # Linux counts what a thread computes every few milliseconds
+_SCHEDULED_S = 0.05  # Linux updates the CPU time of a thread only every few milliseconds
 _LOOK_EVERY_S = 0.002
 _QUIET_LOOKS = 15
-_QUIET_LOOKS_IN_PYTHON = 100  # while a function of the user's sleeps in a thread of TensorFlow's; it may for ever
+_QUIET_LOOKS_IN_PYTHON = 100  # while a user's function sleeps in a thread of TensorFlow's, maybe for ever
 _REAP_S = 0.3
 
 
@@ -54,10 +54,11 @@ class ProgramEnds(ClosedError):
         super().__init__("the program has ended, and its loaders with it", hint="Take what you need before that.")
 
     def for_thread(self) -> BaseException:
-        """What to raise in the thread that runs.
+        """What to raise in the current thread.
 
-        In a thread of TensorFlow's, the end of the data: an error would be printed. A thread of Python's ends,
-        silently, as the interpreter ends daemon threads; it must not go on as if it had had all batches.
+        In a thread of TensorFlow's, StopIteration: an error would be printed. In a thread of Python's, SystemExit:
+        the thread ends silently, as the interpreter ends daemon threads, and does not go on as if it had had all
+        batches.
         """
         thread = threading.current_thread()
         if thread is threading.main_thread():
@@ -75,7 +76,7 @@ class Ending:
         _streams.add(weakref.ref(self, _streams.discard))
 
     def end(self, why: str | type[ProgramEnds]) -> None:
-        """Mark it and wake whoever waits; without waiting for anything, and again if need be."""
+        """Mark it as over, and wake threads that wait for it. Does not wait, and may be called again."""
         self._over = self._over or why
 
     @property
@@ -91,15 +92,15 @@ class Ending:
             raise ProgramEnds
 
     def close(self) -> None:
-        """End it, and give back what it has; from any thread. A wait in another one raises ClosedError."""
+        """End it, and give back what it has. From any thread; a wait in another one raises ClosedError."""
         self.end("the loader is closed")
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """Those that end with it."""
+        """The processes that end with it."""
         return []
 
     def leave_to_parent(self) -> None:
-        """This process is a fork, and the stream its parent's."""
+        """For a fork of the process: the stream is the parent's."""
         self.lock = threading.Lock()  # a thread that held it is not in the fork
 
 
@@ -113,15 +114,15 @@ def _living_streams() -> list[Ending]:
 
 
 def program_has_ended() -> bool:
-    """Whether nothing may be started any more."""
+    """Whether the program has ended, so that nothing may be started any more."""
     return _program_ended
 
 
 def reap(processes: Iterable[subprocess.Popen[bytes]]) -> bool:
-    """Wait for the end of ``processes``, which have been told; kill them if it takes long.
+    """Wait for the end of ``processes``, which were told to end; kill them if it takes long.
 
-    Returns whether Ctrl-C has cut the wait short; then they are killed. Whoever is called at a moment in which an
-    exception would be printed, and change nothing, may ignore that.
+    Returns whether Ctrl-C has cut the wait short; then they are killed. A caller may ignore that where an exception
+    would only be printed, and change nothing.
     """
     waiting = list(processes)
     try:
@@ -141,7 +142,7 @@ def reap(processes: Iterable[subprocess.Popen[bytes]]) -> bool:
 
 
 def _wait_for_end(process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """As ``process.wait``, which looks every 50 ms, and so takes half of that longer than need be."""
+    """As ``process.wait``, which only looks every 50 ms, and so returns 25 ms late on average."""
     with contextlib.suppress(OSError):  # it has been waited for by another thread
         handle = os.pidfd_open(process.pid)
         try:
@@ -156,7 +157,7 @@ def _wait_for_end(process: subprocess.Popen[bytes], limit_s: float) -> None:
 def _end_all() -> None:
     global _program_ended
     _program_ended = True
-    # Kept until they are reaped: a thread of TensorFlow's that had the last reference would wait for the processes.
+    # Kept until they are reaped: a thread of TensorFlow's that drops the last reference would wait for the processes.
     kept = _living_streams()
     for stream in kept:
         stream.end(ProgramEnds)
@@ -164,7 +165,7 @@ def _end_all() -> None:
         return
     with contextlib.suppress(KeyboardInterrupt):
         _drain()
-    # Once more: a thread may have been making a new link when it was told.
+    # Once more: a thread may have been making a new link the first time.
     for stream in _living_streams():
         stream.end(ProgramEnds)
     reap([process for stream in _living_streams() for process in stream.processes()])
@@ -174,9 +175,9 @@ def _end_all() -> None:
 
 
 def _drain() -> None:
-    """Wait until no thread of TensorFlow's is in Python, or on its way: until all of them sleep.
+    """Wait until no thread of TensorFlow's is in Python, or about to enter it: until all of them sleep.
 
-    One that waits for the GIL sleeps, too; but it gets that while we sleep, which is why one look is not enough.
+    A thread that waits for the GIL sleeps, too; but it gets the GIL while we sleep, so one look is not enough.
     """
     limit = _Limit()
     for stream in _living_streams():
@@ -193,7 +194,7 @@ def _drain() -> None:
 
 
 class _Limit:
-    """How long threads are waited for: 0.8 s, and as long again as one of them waits for a core; 8 s at most."""
+    """How long threads are waited for: 0.8 s, and longer by the time in which one waits for a core; 8 s at most."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
@@ -205,7 +206,7 @@ class _Limit:
         return max(0.0, min(self._until_s, self._last_s) - time.monotonic())
 
     def extend(self, running: dict[str, int | None]) -> None:
-        """By the time in which one of the ``running`` threads computed for less than half of it."""
+        """Extend it by the time since the last look, if one of ``running`` computed for less than half of that."""
         now_s = time.monotonic()
         passed_s = now_s - self._since_s
         if passed_s < _SCHEDULED_S:
@@ -225,9 +226,9 @@ def _foreign_thread_is_in_python() -> bool:
 
 
 def _running_foreign_threads() -> dict[str, int | None]:
-    """What runs, or could, that Python has not made, or that is in a call of TensorFlow's.
+    """The threads that run, or could, and that Python has not made, or that are in a call of TensorFlow's.
 
-    For each thread the nanoseconds that it has computed; None if it waits for a disk, or Linux does not say.
+    For each the nanoseconds that it has computed; None if it waits for a disk, or Linux does not say.
     """
     threads = set(os.listdir("/proc/self/task"))
     threads.discard(str(os.getpid()))  # the main thread: in a fork, Python 3.11 has the parent's native_id for it
@@ -249,7 +250,7 @@ def _running_foreign_threads() -> dict[str, int | None]:
 
 
 def _is_in_tensorflow(frame: FrameType | None) -> bool:
-    """Such a call runs pipelines of ``tf.data`` in the thread that asks, Python functions among them."""
+    """Whether it is a call of TensorFlow's, which may run a ``tf.data`` pipeline, and Python functions, here."""
     return frame is not None and str(frame.f_globals.get("__name__")).startswith("tensorflow.")
 
 

@@ -1,4 +1,4 @@
-"""The figures of a loader of our own for Prometheus, over HTTP: named and labelled as a server's are."""
+"""Serves the figures of a loader to Prometheus, over HTTP, with the names and labels of a server's figures."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _HasStatistics(Protocol):
 
 
 def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Callable[[], object]]:
-    """Answer at a port (0: any that is free), in a thread; returns the port, and a function that ends it.
+    """Answer at a port (0: any that is free), in a thread; return the port, and a function that ends it.
 
-    It ends when ``loader`` is garbage, too. Raises OptionError where the port is taken.
+    It also ends when ``loader`` is garbage. Raises OptionError where the port is taken.
     """
     registry = CollectorRegistry()
     registry.register(_Collector(loader))
@@ -56,37 +56,37 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def answer(self) -> None:
-        """Until :meth:`end`."""
+        """Answer requests until :meth:`end`."""
         while not self._ended:
             self.handle_request()
         self.socket.close()
 
     def end(self) -> None:
-        """Listen no more: at once, and without waiting for the thread, as this may be any thread, that one too.
+        """Listen no more. Does not wait for the thread that answers, because that may be the caller.
 
-        A fork has the socket, which it shares, and not the thread.
+        A fork of the process shares the socket, but has no such thread: it only closes its descriptor.
         """
         self._ended = True
         if os.getpid() != self._maker:
             self.socket.close()
             return
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # the thread's wait ends
+            self.socket.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
 
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, *line: Any) -> None:
-        """A training prints nothing of requests."""
+        """Print nothing about requests: standard error is the training's."""
 
 
 class _Collector:
-    """What a registry takes."""
+    """The collector that a registry asks for figures."""
 
     def __init__(self, loader: _HasStatistics) -> None:
         self._loader = weakref.ref(loader)
 
     def describe(self) -> Iterable[Metric]:
-        """Names need not be known before anything is asked."""
+        """Nothing: names need not be known in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:

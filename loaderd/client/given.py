@@ -1,6 +1,6 @@
-"""A loader of batches that are in memory: for tests, in which nothing shall be written, read or started.
+"""A loader of batches that are in memory, for tests that shall not write, read or start anything.
 
-Passes, positions and the end are those of any loader: only what would come from workers is given.
+Passes, positions and the end are those of any loader; only the batches are given, not made by workers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GivenLoader(BaseLoader):
 
 
 def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> Batch:
-    """Raises OptionError for what is no batch of this schema."""
+    """``given`` as a batch. Raises OptionError where it is no batch of this schema."""
     arrays = {name: np.asarray(array) for name, array in given.items()}
     what = f"batches[{number}]"
     require(arrays.keys() == schema.specs.keys(), what, f"of the fields {list(schema.specs)}", list(arrays))
@@ -61,7 +61,7 @@ def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> B
 
 
 class _GivenStream(Stream):
-    """A stream whose batches are there, and what it is of."""
+    """A stream whose batches are given. It is also the ``Described`` of its loader."""
 
     grows = False
 
@@ -96,7 +96,7 @@ class _GivenStream(Stream):
         raise AssertionError("what is given does not grow")
 
     def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
-        """In memory of its own each time: who gets it may write there."""
+        """A copy each time: the consumer may write to it."""
         self.check()
         plan = self.course.batches(pass_)
         if plan.num_steps is not None and step >= plan.num_steps:

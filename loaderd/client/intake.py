@@ -1,4 +1,4 @@
-"""Batches as they come by the page of a stream, or by the one that a member of a group has of its own.
+"""Takes batches by a page: that of a stream, or the one that each member of a group has of its own.
 
 The socket carries only what is rare: which records a batch lacks, and which batches cannot be made. The page counts
 these messages, so that each is read before its batch is taken.
@@ -25,19 +25,19 @@ from loaderd.memory.taking import Taker, TurnTaker
 from loaderd.protocol.messages import Broken, Ended
 
 Found = tuple[int, int] | Broken | None
-"""(slot, records), the slot being ours; or why the batch cannot be had; or None: the pass is over."""
+"""(slot, records), and the slot is ours then; or why the batch cannot be had; or None: the pass is over."""
 
 
 class Intake:
-    """Takes batches of one generation at a time, in order. 3 µs a batch.
+    """Takes batches of one generation at a time, in order. Takes 3 µs a batch.
 
-    ``fds``: the bells of the consumer, of the daemon, of each seat. It owns them.
+    ``fds``: the bells of the consumer, of the daemon, and of each seat, which it owns.
     """
 
     def __init__(self, page: Page, fds: Sequence[int], taker: type[Taker] = Taker) -> None:
         self._bell, daemon_bell, *bells = fds
         self.step = 0
-        """That of the batch which was taken last."""
+        """The step of the batch that was taken last."""
         self._fds = fds
         self._page = page
         self._taker = taker(page, daemon_bell, bells)
@@ -45,7 +45,7 @@ class Intake:
         self._broken: dict[int, Broken] = {}
 
     def begin(self, generation: int, step: int) -> None:
-        """Give back what was not taken; what is taken from here on belongs to this generation."""
+        """Give back what was not taken. From here on, take batches of this generation, from ``step`` on."""
         words = self._page.words
         words[CONSUMER_PID], words[CONSUMER_THREAD] = os.getpid(), threading.get_native_id()
         self._generation = generation
@@ -72,34 +72,34 @@ class Intake:
         return self._taker.take()
 
     def give_back(self, slots: Sequence[int]) -> None:
-        """The consumer uses these no more."""
+        """Give back slots that the consumer uses no more."""
         for slot in slots:
             self._taker.release(slot)
 
     def broken(self, message: Broken) -> None:
-        """A batch cannot be had, maybe one of an older generation."""
+        """Take in that a batch, maybe one of an older generation, cannot be had."""
         if message.generation == self._generation:
             self._broken[message.step] = message
 
     def ended(self, message: Ended) -> None:
-        """The pass is over: of no effect where the consumer knows how long it is."""
+        """The pass is over. Nothing to do: the consumer knows how long the pass is."""
 
     def noted(self) -> None:
         """One of the messages that CONSUMER_NEWS counts has come."""
         self._news += 1
 
     def fall_asleep(self) -> bool:
-        """Go to sleep until a batch may be there; False: it is."""
+        """Say on the page that the consumer sleeps. False: it need not, as a batch is there."""
         return self._taker.fall_asleep()
 
     def wake_up(self, waited_ns: int) -> None:
-        """The end of :meth:`fall_asleep`."""
+        """Undo :meth:`fall_asleep`, after ``waited_ns``."""
         self._taker.wake_up()
         self._page.words[CONSUMER_WAITED_NS] += waited_ns
         silence(self._bell)
 
     def waited(self, waited_ns: int) -> None:
-        """A wait is over, in which it may have slept several times."""
+        """Count a wait that is over, in which the consumer may have slept several times."""
         self._page.words[WAITS + wait_class(waited_ns)] += 1
 
     def storage_counts(self) -> list[int]:
@@ -107,14 +107,14 @@ class Intake:
         return [self._page.total(counter) for counter in STORAGE_COUNTERS]
 
     def close(self) -> None:
-        """It is not used any more."""
+        """Close the bells."""
         for fd in self._fds:
             os.close(fd)
         self._fds = []
 
 
 class TurnIntake(Intake):
-    """Takes the batch that was asked for, whichever it is; the server says when the pass is over."""
+    """Takes batches by turns: whichever batch comes when one was asked for. The server says when the pass is over."""
 
     def __init__(self, page: Page, fds: Sequence[int]) -> None:
         super().__init__(page, fds, TurnTaker)

@@ -1,6 +1,6 @@
-"""The way to what makes the batches: a channel, and the process at its other end, where that is ours.
+"""The link to a daemon or a server: a channel, and the process at its other end, where that is ours.
 
-Who wants an answer from a server and no batches uses :func:`ask_server`.
+To ask a server something without taking batches, use :func:`ask_server`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from loaderd.version import VERSION
 
 Answer = TypeVar("Answer", bound=Message)
 
-_CONNECT_TIMEOUT_S = 5.0  # as long as the server's queue of connections is full
+_CONNECT_TIMEOUT_S = 5.0  # how long we wait if the server's queue of connections is full
 _MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
 
 
 class LinkLost(Exception):
-    """What makes the batches is gone, or out of reach; it may come back.
+    """The daemon or the server is gone, or out of reach; it may come back.
 
-    ``failure``: what it said last, if it ended for a reason that would come again.
+    ``failure``: the error that it reported last, if it ended for a reason that would come again.
     """
 
     def __init__(self, how: str, failure: LoaderdError | None = None) -> None:
@@ -44,19 +44,19 @@ class LinkLost(Exception):
 
 
 class Link:
-    """A socket to ``what``, and its ``process``, if it is a child of ours: that ends with the link."""
+    """A socket to ``what`` (in words), and its ``process``, if it is a child of ours, which ends with the link."""
 
     def __init__(self, what: str, sock: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self.what = what
         self.channel = Channel(sock)
         self.process = process
         self.before_end: list[Callable[[], object]] = []
-        """Is called before the other end can notice that the link ends, in whichever way, and maybe several times."""
+        """Called before the other end can notice that the link ends, in whichever way; maybe several times."""
         self._end = weakref.finalize(self, _end, self.channel, process, os.getpid(), self.before_end)
-        self._end.atexit = False  # client.end sees to that
+        self._end.atexit = False  # at exit, client.end ends links
 
     def receive(self) -> list[Message]:
-        """As the channel's. Raises LinkLost at the end, ServerError where what comes is no message."""
+        """As ``Channel.receive``. Raises LinkLost at the end, ServerError where what comes is no message."""
         try:
             return self.channel.receive()
         except ChannelClosed:
@@ -69,7 +69,7 @@ class Link:
             ) from None
 
     def how_it_ended(self) -> str:
-        """In words, when nothing more comes; the link is closed then."""
+        """Close the link, by which nothing more comes; return how the other end ended, in words."""
         self.close()
         if self.process is None:
             return f"{self.what} closed the connection"
@@ -78,7 +78,7 @@ class Link:
         )
 
     def wake(self) -> None:
-        """Have a wait end, and the process at the other end find out that it is over; without waiting for that."""
+        """End waits for the other end, and let it find out that the link is over. Does not wait for that."""
         _call(self.before_end)
         if self.process is None:
             _say_bye(self.channel)
@@ -86,18 +86,18 @@ class Link:
             self.channel.socket.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> str:
-        """End it, whatever the other end is at; returns what became of that. Children of a process end with it."""
+        """End it, whatever the other end does; return what became of that. A process of ours and its children die."""
         if self.process is not None:
             self.process.kill()
         self.close()
         return "was left" if self.process is None else "was killed"
 
     def close(self) -> None:
-        """End it, and wait for a process's end; from any thread. A wait in another one ends, too."""
-        _call(self.before_end)  # here as well: Ctrl-C may come before _end is called, and that is not called again
-        ending = self._end.detach()  # not called: finalizers do nothing any more while the interpreter ends
+        """End it, and wait for the end of our process. From any thread; a wait in another one ends, too."""
+        _call(self.before_end)  # also here: if Ctrl-C comes before _end below, _end is never called
+        ending = self._end.detach()  # and call it: a finalizer does nothing any more while the interpreter ends
         if ending is None:
-            self.channel.close()  # Ctrl-C may have come before it was
+            self.channel.close()  # Ctrl-C may have come before it was closed
         elif _end(*ending[2]):
             raise KeyboardInterrupt
 
@@ -108,10 +108,10 @@ def _end(
     creator: int,
     before_end: list[Callable[[], object]],
 ) -> bool:
-    """End the process, and wait for that; returns whether Ctrl-C has cut the wait short.
+    """End the process, and wait for its end; return whether Ctrl-C has cut the wait short.
 
-    That is not raised: where garbage is collected, it would be printed, and change nothing. A fork of the training
-    process inherits this, and must not end its parent's process.
+    KeyboardInterrupt is not raised: where garbage is collected, it would be printed, and change nothing. A fork of
+    the training process inherits this finalizer, and must not end its parent's process.
     """
     if os.getpid() != creator:
         return False
@@ -140,19 +140,19 @@ def _say_bye(channel: Channel) -> None:
 
 
 def limit_sending(sock: socket.socket, limit_s: float) -> None:
-    """Have a connect or a send that takes longer fail; 0: it may take for ever."""
+    """Have a connect or a send fail that takes longer than ``limit_s``; 0: it may take for ever."""
     limit_us = int(1e6 * min(limit_s, _MAX_SEND_LIMIT_S)) or (limit_s > 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *divmod(limit_us, 1_000_000)))
 
 
 def link_to_daemon() -> Link:
-    """A daemon of our own. Raises DaemonError."""
+    """Start a daemon of our own. Raises DaemonError."""
     process, sock = start_process("loaderd.daemon.private_daemon")
     return Link("the daemon process", sock, process)
 
 
 def link_to_server(address: str) -> Link:
-    """A server on this machine. Raises LinkLost where nobody listens, ServerError if it is somebody else's."""
+    """Connect to a server on this machine. Raises LinkLost where nobody listens, ServerError for another user's."""
     what, path = f"the server at {address}", unix_path(address)
     assert path is not None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -176,10 +176,11 @@ def link_to_server(address: str) -> Link:
 def ask_server(
     address: str, kind: type[Answer], *questions: Message, dataset: str = "", timeout_s: float = 10.0
 ) -> tuple[Answer, int | None]:
-    """The answer of that kind, and the descriptor that came with it, which the caller owns then.
+    """Send ``questions``; return the answer of type ``kind``, and the descriptor that came with it, or None.
 
-    ``dataset``: what Hello names. Raises the error with which the server refuses; LinkLost where it is away, ends, or
-    says nothing for ``timeout_s`` seconds; ServerError where it is no server of this user's.
+    The caller owns the descriptor. ``dataset``: what Hello names. Raises the error with which the server refuses;
+    LinkLost where it is away, ends, or says nothing for ``timeout_s`` seconds; ServerError where it is no server of
+    this user's.
     """
     link = link_to_server(address)
     with contextlib.closing(link):

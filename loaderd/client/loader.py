@@ -43,18 +43,18 @@ class Loader(BaseLoader):
     - ``stall_timeout``: seconds without progress after which a process of loaderd is replaced; None: never.
     - ``report``: a file to which every damaged record is written, a JSON object a line; see
       "When something breaks" in the documentation (docs/failures.md).
-    - ``storage``: a :class:`~loaderd.Storage`: for how long what fails is tried again, how many requests are under
-      way at a time, a cache on a local disk.
+    - ``storage``: a :class:`~loaderd.Storage`: for how long failed requests are tried again, how many requests are
+      under way at a time, a cache on a local disk.
     - ``start``: a :class:`~loaderd.Position` to go on from.
 
-    Each ``iter(loader)`` is a **pass** of ``epochs`` epochs, and goes on counting epochs where the one before would
+    Each ``iter(loader)`` is a **pass** of ``epochs`` epochs. It goes on counting epochs where the pass before would
     have ended, so that each is shuffled in its own way. Making a loader starts a daemon and its workers and indexes
     the shards; :meth:`close`, or leaving the ``with`` block, ends them. Raises exceptions of :mod:`loaderd.errors`.
 
     With ``start``, the first pass goes from there to where it would have ended. The position behind a pass is where
     the next one begins; so a training of ``epochs`` epochs is finished where ``start.epoch >= epochs``. A position of
-    another number of hosts or another batch size will do: what of its epoch was left is then shared out anew, and
-    nothing of it comes twice. One of other data is refused with an OptionError that says what differs.
+    another number of hosts or another batch size will do: what was left of its epoch is then shared out anew, and
+    nothing of it comes twice. A position of other data is refused with an OptionError that says what differs.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ _REPORT_AFTER_S = 30.0
 class Patience:
     """For one wait. ``stall_timeout``: seconds of silence after which it is over; None: never.
 
-    ``limit_s`` is that, and ``tick_s`` how long to wait at a time, in seconds.
+    ``limit_s`` is the same (None: inf), and ``tick_s`` how long to wait at a time, in seconds.
     """
 
     def __init__(self, stall_timeout: float | None) -> None:

@@ -12,7 +12,7 @@ class IndexProgress:
     """Called with bytes done and bytes in all; shows a bar from the first call on."""
 
     def __init__(self, show: bool | None, doing: str = "indexing shards") -> None:
-        """``show``: True, False, or None for "if standard error is a terminal". A service may have none at all.
+        """``show``: True, False, or None for "if standard error is a terminal". A service may have no standard error.
 
         ``doing``: what stands beside the bar.
         """

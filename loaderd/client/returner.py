@@ -1,9 +1,9 @@
-"""Gives back what a member of a group lets go of when it has left its loop, and asks for no batch any more.
+"""Gives back the slots of a member of a group that has left its loop, and asks for no more batches.
 
-In a loop, a slot goes back with the question for the next batch; but who has left it may never ask again, and the
-others would wait for that at the end of the pass. So a thread waits for the end of iterations, and then for the ends
-of the batches that are still held. What wakes it is C code alone (``SimpleQueue.put``), which may be called wherever
-garbage is collected, and lets no Ctrl-C come in between. Where batches are taken, it costs nothing.
+In a loop, slots go back with the request for the next batch. A consumer that has left its loop may never ask again,
+and the others would wait for its slots at the end of the pass. So a thread waits for the end of iterations, and then
+for the ends of the batches that are still held. Only C code wakes it (``SimpleQueue.put``), which may be called
+wherever garbage is collected, and lets no Ctrl-C come in between. Taking batches costs no more for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Returner:
-    """Of a stream; its thread ends with that, or with :meth:`end`."""
+    """Gives back slots of ``stream``; its thread ends with that, or with :meth:`end`."""
 
     def __init__(self, stream: SharedStream) -> None:
         self._ends: SimpleQueue[Any] = SimpleQueue()
@@ -30,7 +30,7 @@ class Returner:
         threading.Thread(target=self._run, name="loaderd-returner", daemon=True).start()
 
     def watch(self, iteration: SharedIteration) -> None:
-        """When this is gone, and every other one is, too, what the consumer lets go of goes back."""
+        """When this and all other iterations are over or gone, what the consumer lets go of goes back."""
         self._iterations.add(weakref.ref(iteration, self._ends.put))
 
     def end(self) -> None:
@@ -42,14 +42,14 @@ class Returner:
             pass
 
     def _return_after(self, end: weakref.ref[Any] | None) -> bool:
-        """An iteration, or a batch that has outlived one, is gone; False: the stream is."""
+        """Handle the end of an iteration, or of a batch that outlived one. False: the stream has ended."""
         stream = self._stream()
         if end is None or stream is None or stream.is_over:
             return False
         self._iterations.discard(end)
         self._leases.discard(end)
         with stream.lock:
-            if not self._is_in_loop():  # nor takes a batch now: it would need the lock
+            if not self._is_in_loop():  # nor is it taking a batch now, as that needs the lock
                 self._leases.update(weakref.ref(lease, self._ends.put) for lease in stream.give_back())
         return True
 

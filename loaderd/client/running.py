@@ -28,7 +28,7 @@ _LINK = f"/memfd:loaderd-{PAGE_NAME} "
 
 @dataclass(frozen=True)
 class RunningStream:
-    """A stream of ``daemon``, which is a private one or a server; ``command`` is that of its consumer."""
+    """A stream of process ``daemon``, a private daemon or a server. ``command``: its consumer's command line."""
 
     daemon: int
     inode: int
@@ -43,20 +43,20 @@ class RunningStream:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The same for as long as the stream is there."""
+        """Stays the same for as long as the stream is there."""
         return self.daemon, self.inode
 
 
 def running_streams(pids: frozenset[int] = frozenset()) -> list[RunningStream]:
-    """All of this user; or those of which the consumer or the daemon is one of ``pids``. Not other versions'.
+    """This user's streams; only those whose consumer or daemon is one of ``pids``, if any. Sorted by consumer.
 
-    Of a server, those that a consumer takes itself: a group's are taken by the server, and how its members wait is
-    not in the page. In the order of their consumers' process numbers.
+    Those of other versions of loaderd are left out, and so are a server's streams of groups: the server takes their
+    batches itself, and how the members wait is not in the page.
     """
     found: dict[int, RunningStream] = {}
     for daemon in _own_daemons():
         for number in _numbers(_PROC / f"{daemon}/fd"):
-            with suppress(OSError, DaemonError):  # it is over; or a page of another version
+            with suppress(OSError, DaemonError):  # the stream is over, or its page is of another version
                 stream = _open(daemon, number)
                 if stream is not None and (not pids or {stream.consumer, daemon} & pids):
                     found[stream.inode] = stream  # a descriptor that is being sent is there twice

@@ -32,7 +32,7 @@ _logger = logging.getLogger("loaderd")
 
 
 class RemoteSource(OwnDaemon):
-    """Servers elsewhere, of which its workers ask for rows. ``ask``: is asked again and again which there are."""
+    """Servers elsewhere, which our daemon's workers ask for rows. ``ask`` says, again and again, which there are."""
 
     def __init__(self, wanted: RemoteStream, ask: Callable[[], Sequence[str]] | None) -> None:
         super().__init__(wanted)
@@ -69,7 +69,7 @@ class Known:
         self.said: dict[str, Any] = {}
 
     def take_over(self, source: Source, found: dict[str, Any]) -> None:
-        """Have ``source`` be of it. Raises ServerError where it differs from what was said before, OptionError."""
+        """Set up ``source`` with what was ``found``. Raises ServerError where that has changed since, OptionError."""
         self.said = self.said or found
         differing = [name for name, value in self.said.items() if found.get(name) != value]
         if differing:
@@ -139,7 +139,7 @@ class ServedSource(Source):
             raise ServerError(str(lost), hint=HOW_TO_START)
         if fruitful:
             self._end_outage()
-        if self._called_s is not None:  # in vain
+        if self._called_s is not None:  # in vain: no Welcome came
             self._tried_s += time.monotonic() - self._called_s
             self._called_s = None
         if self._tried_s >= self._timeout_s:
@@ -151,7 +151,7 @@ class ServedSource(Source):
         if not self._away:
             self._away = True
             _logger.warning("%s; calling it for up to %g s, to go on at %s", str(lost), self._timeout_s, at)
-        pause_s = self._pause_s * random.uniform(0.5, 1)  # of many consumers, not all at once
+        pause_s = self._pause_s * random.uniform(0.5, 1)  # many consumers shall not call all at once
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         self._tried_s += pause_s
         return pause_s

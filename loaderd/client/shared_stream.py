@@ -6,16 +6,16 @@
       ▲                                                                     │
       └────────── with what we have had since the mark ◄── the link is lost ┘
 
-Everything before the mark is used up, by one consumer or another. What this one has had behind it is in ``taken``,
-and is told to the server when it joins: to one that was started anew, which knows nothing else of it. A batch is used
-up when its slot is released, or when it was copied. A slot that the consumer uses no more is released with the
-question for the next batch, or when the consumer has left its loop (``returner``). A server lends what a consumer
-still had, when that goes, to another one. So each batch comes at least once to somebody, and only what was under way
-when somebody went may come twice.
+Everything before the mark is used up, by one consumer or another. The batches from the mark on that this one has had
+are in ``_taken``. When it joins, it tells the server of them: a server that was started anew cannot know of them
+otherwise. A batch is used up when its slot is released, or when it was copied. A slot that the consumer uses no more
+is released when it asks for the next batch, or when it has left its loop (``returner``). When a consumer goes, the
+server lends the batches that it still had to another one. So each batch comes at least once to somebody, and only
+what was under way when a consumer went may come twice.
 
-A batch is asked for when it is needed, and none ahead: the server takes the question to mean that this consumer has
-used what it had. Else the pass could be over while somebody still uses its last batch, and that batch would be lost
-if they died.
+A batch is asked for when it is needed, and none ahead: the server takes the request to mean that this consumer has
+used what it had. Else the pass could be over while a consumer still uses its last batch, and that batch would be lost
+if the consumer died.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SharedStream(SupervisedStream):
         return self._pass, self._mark
 
     def take(self, of: Pass | None) -> tuple[Pass, int, Batch | LoaderdError] | None:
-        """The next batch of the pass ``of``, or why it cannot be had, and which one it is; None: the pass is over.
+        """(pass, step, batch) of the next batch of the pass ``of``, or an error in its place; None: the pass is over.
 
         ``of`` None: of whichever pass the group is at. The stream is torn until :meth:`keep`.
         """
@@ -85,23 +85,23 @@ class SharedStream(SupervisedStream):
                 return None
 
     def keep(self, step: int) -> None:
-        """The consumer has what :meth:`take` gave."""
+        """The consumer has batch ``step``, which :meth:`take` returned."""
         self._taken.add(step)
         self._now.torn = False
 
     def give_up(self, step: int) -> None:
-        """The consumer does not get what :meth:`take` gave: the server must lend it again."""
+        """The consumer does not get batch ``step``, which :meth:`take` returned: the server must lend it again."""
         self._now.torn = True
         self._taken.discard(step)
 
     def watch(self, iteration: SharedIteration) -> None:
-        """What the consumer still has when its iterations are gone goes back when it lets go of it."""
+        """When its iterations are over or gone, slots go back as soon as the consumer lets go of them."""
         self._returner.watch(iteration)
 
     def give_back(self) -> Sequence[object]:
-        """Give back what the consumer has let go of; returns what its other batches are held by."""
+        """Give back slots that the consumer has let go of; return the leases of those that it holds."""
         connection = self._now
-        if connection.torn:  # the next one knows of no slots
+        if connection.torn:  # another one replaces it, and its slots are of no use then
             return []
         held = connection.reader.leases()
         connection.give_back()
@@ -134,7 +134,7 @@ class SharedStream(SupervisedStream):
 
 
 class SharedIteration(Iterator[Any]):
-    """What of a pass this consumer gets. Of several threads, each batch goes to one."""
+    """The batches of a pass that this consumer gets. Several threads may share it: each batch goes to one."""
 
     def __init__(self, stream: SharedStream, hand_over: HandOver) -> None:
         self._stream = stream
@@ -157,12 +157,12 @@ class SharedIteration(Iterator[Any]):
                 taken = step
                 self._stream.keep(taken)
         except BaseException as error:
-            if taken is not None:  # Ctrl-C came after the stream had noted that the batch is ours
+            if taken is not None:  # Ctrl-C came before the consumer had the batch
                 self._stream.give_up(taken)
             if isinstance(error, ProgramEnds):
                 raise error.for_thread() from None
             raise
-        # Nothing is called from here on, so an interrupt comes when the consumer has the batch.
+        # Nothing is called from here on, so Ctrl-C can only come when the consumer has the batch.
         if error is not None:
             raise error
         return element

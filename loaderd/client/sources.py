@@ -6,10 +6,10 @@
     RemoteSource       servers elsewhere    start a daemon           Open                ◄── Welcome, Listed, Opened
     ServedSource       a server here        connect to its socket    Hello, Subscribe    ◄── Welcome, Listed, Opened
 
-After Opened all of them speak alike (``connection``). A source also knows how long to go on trying when the
-link is lost (``pause_s``): a daemon that died is replaced at once, but three in a row that delivered nothing are the
-end; a server that is away may be started again, so it is called at growing intervals until ``reconnect_timeout``.
-Servers elsewhere are called by the workers of our own daemon, and not from here.
+After Opened, all three speak alike (``connection``). A source also knows how long to go on trying when the link is
+lost (``pause_s``): a daemon that died is replaced at once, but not after three in a row that delivered nothing; a
+server that is away may be started again, so it is called at growing intervals until ``reconnect_timeout``. Servers
+elsewhere are called by the workers of our own daemon, and not from here.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _logger = logging.getLogger("loaderd")
 
 
 class Source(ABC):
-    """See the module's docstring. Of one stream; ``options`` are those that its order follows from.
+    """What one stream's batches come from: see the module's docstring. Their order follows from ``options``.
 
-    What a server decides of them, and ``schema``, ``row_bytes`` and ``grows``, is known when the stream is open.
+    The options that a server decides, ``schema``, ``row_bytes`` and ``grows`` are known when the stream is open.
     """
 
     options: StreamOptions
@@ -45,7 +45,7 @@ class Source(ABC):
     row_bytes: int
     grows: bool
     takes_turns = False
-    """Whether batches come to whoever of a group asks for one."""
+    """Whether each batch goes to whoever of a group asks next."""
 
     @property
     def window_records(self) -> int:
@@ -64,7 +64,7 @@ class Source(ABC):
         """A server says what the data set is. Raises LoaderdError where that is not what it was."""
 
     def may_pass(self, failure: LoaderdError) -> bool:
-        """Whether it is worth trying again after this answer."""
+        """Whether it is worth trying again after ``failure``, which the other end has reported."""
         return False
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Source(ABC):
         """A daemon has found these shards, as in Found."""
 
     def news(self) -> Message | None:
-        """What the other end should hear, if there is something; is asked now and then."""
+        """A message that the other end should get, or None; is asked for now and then."""
         return None
 
     def is_back(self, at: str) -> None:  # noqa: B027 - a daemon of our own is back at once, and says nothing
@@ -120,7 +120,7 @@ class OwnDaemon(Source):
 
 
 class EmbeddedSource(OwnDaemon):
-    """Shards that its workers read."""
+    """Shards that the workers of our own daemon read."""
 
     def __init__(self, description: StreamDescription) -> None:
         super().__init__(description, description.dataset)
@@ -130,6 +130,6 @@ class EmbeddedSource(OwnDaemon):
 
 
 def check_remainder(grows: bool, remainder: str) -> None:
-    """Raise OptionError for what data that grow cannot have."""
+    """Raise OptionError for a remainder that data that grow cannot have."""
     if grows and remainder == "carry":
         raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')

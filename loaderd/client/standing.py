@@ -12,7 +12,7 @@ from loaderd.plan.positions import Position
 
 
 class Standing:
-    """Of a loader: the pass that comes next, and the batch that the consumer will take next."""
+    """Where a loader stands: the pass that comes next, and the batch that the consumer will take next."""
 
     def __init__(self, stream: Stream, options: StreamOptions, grows: bool, start: Position) -> None:
         self._stream = stream
@@ -51,8 +51,8 @@ class Standing:
     def position(self) -> Position:
         """Where the consumer stands: the batch that it will take next. What was read ahead does not count.
 
-        Raises OptionError where a ``tf.data.Dataset`` takes the batches: it takes them ahead, and so does whatever is
-        made of it.
+        Raises OptionError where a ``tf.data.Dataset`` takes the batches: it, and whatever is made of it, takes them
+        ahead.
         """
         if self._here is None:
             raise OptionError(
@@ -64,19 +64,19 @@ class Standing:
 
     @property
     def next_position(self) -> Position:
-        """Where the next pass will begin; and so, before an iteration, where that does."""
+        """Where the next pass will begin, and so the next iteration."""
         return self._stream.course_of(self._next[0]).position(*self._next)
 
     @property
     def next_is_whole(self) -> bool:
-        """Whether the next pass begins where a pass begins, and so is as long as those behind it."""
+        """Whether the next pass begins at its first step, and is as long as those behind it."""
         return self._stream.course.is_whole(*self._next)
 
     def seek(self, position: Position) -> None:
         """Have the next pass begin at ``position``, and end where it would have ended.
 
-        Raises OptionError where it is of other data, or does not exist. A position from the middle of an epoch on
-        another number of hosts is for ``Loader(…, start=position)`` alone: it may take more memory.
+        Raises OptionError where the position is of other data, or does not exist. One from the middle of an epoch on
+        another number of hosts can only be given as ``Loader(…, start=position)``: it may take more memory.
         """
         _require_position(position)
         with self._stream.lock:
@@ -92,20 +92,20 @@ class Standing:
             self._next = self._here = pass_, step
 
     def after(self, position: Position, batches: int) -> Position:
-        """The position so many batches after ``position``, one pass following the other."""
+        """The position ``batches`` batches after ``position``, one pass following the other."""
         _require_position(position)
-        # Without the lock, where it need not be: a signal's handler may ask, in the middle of a fetch.
+        # Without the lock, if possible: the handler of a signal may ask in the middle of a fetch.
         if self._stream.has_course_of(position):
             return self._stream.course_of(position).after(position, batches)
         with self._stream.lock:
             return self._stream.course_of(position).after(position, batches)
 
     def pass_to_json(self, pass_: Pass) -> str:
-        """A pass as text that says what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""
+        """A pass as text, with what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""
         return self._stream.course.pass_to_json(pass_)
 
     def pass_from_json(self, text: str | bytes) -> Pass:
-        """The pass of that text; a new pass will begin behind it. Raises OptionError where it is of other data."""
+        """The pass that ``text`` says; a new pass will begin behind it. Raises OptionError if it is of other data."""
         pass_ = self._stream.course.pass_from_json(text)
         with self._stream.lock:
             if pass_.first_epoch >= self._next[0].first_epoch:

@@ -6,14 +6,14 @@
          └──► wait ──► the daemon died, or says nothing ──► another one, on the same data, from this batch on ──┘
 
 Nothing of a daemon need be saved: all that it does follows from the description, the pass and the step; with a
-server, from what the consumer subscribed to. The next one is opened at a position in the same data, and refuses if it
-finds other data. It has memory of its own; batches that the consumer still holds keep that of the old one (see
-``batch``, where other consumers read that, too). So an
-interrupt (``Connection.torn``) costs a new daemon, or a new connection, and nothing else.
+server, from what the consumer subscribed to. The next daemon is opened at a position in the same data, and refuses if
+it finds other data. It has memory of its own; batches that the consumer still holds keep the memory of the old one
+(for a group's, see ``batch``). So an interrupt (``Connection.torn``) costs a new daemon, or a new connection, and
+nothing else.
 
-An error that the daemon itself reports (Failed) is final, as it would come again, unless the source knows better.
-After any other end, the source says how long to go on trying (``sources``). Between two attempts, :meth:`close` and
-Ctrl-C end the wait.
+An error that the daemon itself reports (Failed) is final, as it would come again, unless the source says that it may
+pass. After any other end, the source says how long to go on trying (``sources``). Between two attempts, :meth:`close`
+and Ctrl-C end the wait.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _MOST_COURSES = 64
 
 
 class SupervisedStream(Stream):
-    """The batches of a source, of which there is another link when one is lost.
+    """The batches of a source. When a link to it is lost, another one replaces that.
 
-    One thread at a time, holding ``lock``; but :meth:`close` from any, at any time, without it. After an exception,
-    KeyboardInterrupt included, the next call goes on. Of no use in a fork of the process.
+    Threads as in ``Stream``. After an exception, KeyboardInterrupt included, the next call goes on. Of no use in a
+    fork of the process.
     """
 
     data: Listed
@@ -61,7 +61,7 @@ class SupervisedStream(Stream):
         self._source = source
         self._progress = progress
         self._courses: dict[Listing | None, Course] = {}
-        """Of the last listings, the one in use at the end."""
+        """The courses of the last listings; the one in use is the last of them."""
         self._expected: tuple[Pass, int] | None = None
         self._connection: Connection | None = None
         self._fruitful = False  # whether a batch has come since the source was asked last how long to go on trying
@@ -91,7 +91,7 @@ class SupervisedStream(Stream):
 
     def course_of(self, of: Pass | Position) -> Course:
         course = self.course if of.listing is None else self._courses.get(of.listing)
-        if course is None:  # maybe since it was asked whether it is there
+        if course is None:  # it may have been dropped since has_course_of was asked
             self.list_shards(of.listing)
             course = self.course
         return course
@@ -174,7 +174,7 @@ class SupervisedStream(Stream):
         if found is None or isinstance(found, LoaderdError):
             return found
         batch = self._lend(connection, *found)
-        if self._over is not None:  # close() in another thread may not have seen this batch, and its slot is free
+        if self._over is not None:  # close() in another thread may have missed this batch, whose slot is free then
             self.check()
         return self._delivered(batch)
 
@@ -202,7 +202,7 @@ class SupervisedStream(Stream):
         """Replace the daemon by one for this pass: on the same data, with the memory that the pass needs."""
         place = Position(listing=pass_.listing, of=self.data.of)
         course = self._courses.get(pass_.listing)
-        if course is None:  # nothing of it was ever delivered
+        if course is None:  # no batch of this listing was ever delivered
             self._open(place, end)
         else:
             at = course.position(pass_, step)
@@ -214,7 +214,7 @@ class SupervisedStream(Stream):
     def _open(self, place: Position, end: LinkLost | None, at: str = "the beginning of the pass") -> None:
         """Replace the connection by a new one, opened at ``place``.
 
-        ``end``: how the one before was lost; None: we gave it up. ``at``: in words, where it stood.
+        ``end``: how the connection before was lost; None: we gave it up. ``at``: where it stood, in words.
         """
         self._expected = None
         self._room_for = ()
@@ -286,7 +286,7 @@ class SupervisedStream(Stream):
 
 
 def _held_lock() -> threading.Lock:
-    """What can be waited for with a limit, and given up in a signal's handler too, as an Event cannot."""
+    """A held lock, to wait for with a limit. A signal's handler may release it, which an Event does not allow."""
     lock = threading.Lock()
     lock.acquire()
     return lock

@@ -1,9 +1,9 @@
 """Anonymous memory that processes share by file descriptor.
 
 A memfd has no name in any file system (nothing in /dev/shm, so a container's limit on that does not apply) and is
-gone with the last process that has it open or mapped, however that process ends. Its pages are taken when they are
-first written, and that cannot fail: if there are none left, the kernel kills somebody. Huge pages were tried: filling
-slots took as long with them as without.
+gone with the last process that has it open or mapped, however that process ends. The kernel allocates a memory page
+of it at the first write, which cannot fail: if there is no memory left, the kernel kills a process. Huge pages were
+tried: filling slots took as long with them as without.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SharedMemory:
         fd = -1
         try:
             fd = os.memfd_create(f"loaderd-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(fd, max(size, 1))  # nothing cannot be mapped
+            os.ftruncate(fd, max(size, 1))  # an empty file cannot be mapped
             # Nobody may make it shorter: a process that reads behind the end dies of SIGBUS.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except OSError as error:
@@ -75,11 +75,11 @@ class SharedMemory:
         if fd >= 0:
             os.close(fd)
 
-    __del__ = close_fd  # of what was made when an exception came
+    __del__ = close_fd  # for an object that an exception has left behind
 
 
 def mapped(*fds: int) -> list[SharedMemory]:
-    """What these are descriptors of; all of them are closed then, also where one cannot be mapped: DaemonError."""
+    """Map the memories of these descriptors, and close all of them, even where one cannot be mapped: DaemonError."""
     rest = deque(fds)
     memories = []
     try:
@@ -94,10 +94,10 @@ def mapped(*fds: int) -> list[SharedMemory]:
 
 
 def make_private(address: int, size: int) -> None:
-    """Have whole pages of a mapping be this process's alone, with what is in them now. Raises DaemonError.
+    """Put a private copy in the place of whole pages of a mapping. Raises DaemonError.
 
-    They stay at their address, and go with the mapping. Another thread that reads them sees nothing of it:
-    the kernel puts the copy in the place of the pages in one step.
+    The copy has their contents and their address, and goes with the mapping. Another thread that reads them sees
+    nothing of it: the kernel exchanges the pages in one step.
     """
     copy = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if copy != _FAILED:

@@ -59,7 +59,8 @@ writes RELEASED and then looks whether the worker SLEEPS. :func:`barrier` serves
 member that gets batches by turns takes any batch of its generation, not only the one at POSITION.
 
 **Deaths.** A worker that dies between writing KEY and FILLED leaves a claim: the daemon withdraws it, and another
-worker makes the batch. One that dies after FILLED has delivered. When a daemon or a consumer dies, the page goes too.
+worker makes the batch. One that dies after FILLED has delivered it. When a daemon or a consumer dies, the page goes
+too.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def barrier() -> None:
         _lock.acquire(False)
         barrier()
         return
-    _lock.acquire(False)  # if another thread was quicker, Python has changed over to it and back: a barrier, too
+    _lock.acquire(False)  # if another thread was quicker, Python has switched to it and back: a barrier, too
 
 
 def ring(bell: int) -> None:
@@ -182,7 +183,7 @@ def new_bell() -> int:
 
 
 class Page:
-    """The words of a stream of ``num_slots`` slots and ``num_seats`` workers in ``memory``, zeroed when it is new."""
+    """The words of a stream's page, in ``memory``: uint8, which must be zeroed when it is new."""
 
     def __init__(self, memory: npt.NDArray[np.uint8], num_slots: int, num_seats: int) -> None:
         self.num_slots = num_slots
@@ -192,7 +193,7 @@ class Page:
         stride = _lines(num_slots)
         self._key, self._records, self._filled, self._released = range(first, first + 4 * stride, stride)
         self._first_sample = first + 4 * stride
-        # Of the daemon, which reads back none of its own words: a consumer may write anything there.
+        # The daemon's own counts. It never reads them from the page, where a consumer may write anything.
         self._news = [0] * num_seats
         self._consumer_news = self._num_samples = 0
         self._keys, self._all_filled, self._all_released = (
@@ -279,7 +280,7 @@ class Page:
         return self.words[self._of_seat(seat) + _NEWS]
 
     def add_news(self, seat: int) -> None:
-        """Daemon: one more is on its way."""
+        """Daemon: one more Granted or Withdrawn is on its way to a seat."""
         self._news[seat] += 1
         self.words[self._of_seat(seat) + _NEWS] = self._news[seat]
 
@@ -314,7 +315,7 @@ class Page:
         self._add(self._of_seat(seat) + _COUNTERS + counter, amount)
 
     def _add(self, word: int, amount: int) -> None:
-        """To a word that only rises. Where it cannot, a consumer has written there what only harms itself."""
+        """Add to a word that only rises. It overflows only where a consumer has written there, which harms itself."""
         total = self.words[word] + amount
         self.words[word] = total if total <= NEVER else 0
 
@@ -342,7 +343,7 @@ class Page:
         return list(map(sum, zip(*of_seats, strict=True)))
 
     def add_sample(self, values: Sequence[int]) -> None:
-        """Daemon: write a sample. What no word can hold, as a consumer may have written it, is cut."""
+        """Daemon: write a sample. Values too large for a word are cut: they come from what a consumer has written."""
         sample = self.sample(self._num_samples)
         for word, value in enumerate(values):
             sample[word] = max(~NEVER, min(value, NEVER))
@@ -351,7 +352,7 @@ class Page:
         self.words[SAMPLES] = self._num_samples
 
     def sample(self, number: int) -> memoryview[int]:
-        """The words of a sample, which replaces an older one."""
+        """The words of sample ``number``, in the place of an older one."""
         begin = self._first_sample + number % NUM_SAMPLES * SAMPLE_WORDS
         return self.words[begin : begin + SAMPLE_WORDS]
 

@@ -14,7 +14,7 @@ class ArenaSegment(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Batches ``first`` to ``stop - 1``: ``segments`` of the first, of whose rows ``omit`` are left out."""
+    """Batches ``first`` to ``stop - 1``. ``segments``: of the first; ``omit``: numbers of rows that are left out."""
 
     first: int
     stop: int
@@ -31,7 +31,7 @@ class Run(NamedTuple):
 
     @property
     def num_records(self) -> int:
-        """Of each of its batches."""
+        """Records of each batch."""
         return sum(stop - start for _, start, stop in self.segments) - len(self.omit)
 
 

@@ -195,6 +195,6 @@ def spent_of(counted: Sequence[int], fields: Sequence[str]) -> tuple[dict[str, f
     if len(fields) > MAX_FIELDS:
         names[-1] = f"{names[-1]} and {len(fields) - MAX_FIELDS} more"
     return (
-        {name: max(0, ns) / 1e9 for name, ns in stage_ns.items()},  # a worker counts the whole behind its parts
+        {name: max(0, ns) / 1e9 for name, ns in stage_ns.items()},  # a worker counts the parts before the whole
         {name: by_field[number] / 1e9 for number, name in enumerate(names)},
     )

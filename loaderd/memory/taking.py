@@ -19,9 +19,9 @@ from loaderd.memory.page import (
 
 
 class Taker:
-    """For one thread at a time. ``daemon_bell`` and ``bells``, one of each seat, stay the caller's.
+    """For one thread at a time. The caller keeps ``daemon_bell`` and ``bells``, one of each seat, and closes them.
 
-    2 µs a batch.
+    Takes 2 µs a batch.
     """
 
     def __init__(self, page: Page, daemon_bell: int, bells: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ class Taker:
 
     @property
     def step(self) -> int:
-        """That of the batch which is taken next."""
+        """The step of the batch that is taken next."""
         return split_key(self._key)[1]
 
     def begin(self, generation: int, step: int) -> None:
@@ -61,14 +61,14 @@ class Taker:
         return self._found >= 0
 
     def _slot_of(self, key: int) -> int:
-        """Where this batch is; -1: it is not there."""
+        """The slot of the batch with this key; -1: it is not there."""
         keys = self._page.keys()
         slot = -1
         for _ in range(keys.count(key)):
             slot = keys.index(key, slot + 1)
             if not self._page.is_free(slot):
                 barrier()
-                if self._page.key_in(slot) == key:  # a claim may change until its slot is not free
+                if self._page.key_in(slot) == key:  # a worker may change its claim until the slot is filled
                     return slot
         return -1
 
@@ -113,11 +113,11 @@ class Taker:
 
 
 class TurnTaker(Taker):
-    """Takes any batch of its generation, in a page where each comes to whoever asks."""
+    """Takes any batch of its generation, on the page of a member that gets batches by turns."""
 
     @property
     def step(self) -> int:
-        """That of the batch which is there; 0: none is."""
+        """The step of the batch that is there; 0: none is."""
         return split_key(self._page.key_in(self._found))[1] if self._found >= 0 else 0
 
     def begin(self, generation: int, step: int) -> None:

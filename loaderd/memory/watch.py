@@ -20,7 +20,7 @@ class Watched(NamedTuple):
 
     @classmethod
     def of(cls, memory: npt.NDArray[np.uint8]) -> Watched:
-        """Of a page of which nothing else is known. Raises DaemonError where it is of another version."""
+        """Of the page in ``memory``. Raises DaemonError where that is of another version."""
         return cls(*open_page(memory))
 
     def now(self) -> Snapshot:
@@ -28,5 +28,5 @@ class Watched(NamedTuple):
         return snapshot(self.page, self.facts)
 
     def samples(self) -> list[Snapshot]:
-        """What the daemon has found in the last seconds, one a second, the oldest first."""
+        """What the daemon has counted and measured in the last seconds, one or two samples a second, oldest first."""
         return read_samples(self.page, self.facts)

@@ -13,5 +13,5 @@ _CHESS_LANES, _FLOAT_BYTES = 24, 4
 
 
 def compile_loops() -> None:
-    """Have them compiled, so that forks of this process need not; where nothing can be compiled, that is all."""
+    """Compile them, so that forks of this process need not. Does nothing where nothing can be compiled."""
     compile_together(select_loop(_CHESS_LANES, _FLOAT_BYTES), MIX_LOOP, WALK_LOOP, SEAM_LOOP, PUT_LOOP)

@@ -45,12 +45,12 @@ _MAX_PROBED = 1000
 
 
 def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | None = None) -> FilesFound:
-    """Raises as ``list_shards``."""
+    """The shards that a task asks for. Raises as ``list_shards``."""
     return FilesFound(task.task, list_shards(task.shards, on_name, access))
 
 
 def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:
-    """Raises ShardReadError and StorageError."""
+    """Make the index of a shard, and keep it in the cache. Raises ShardReadError and StorageError."""
     access = access or Access()
     records = pickle.loads(task.records)
     index = make_index(task.file, records, task.block_records, on_read, access)
@@ -60,7 +60,7 @@ def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access |
 
 
 class Executor:
-    """The tasks of one stream, on its two memories."""
+    """Does the tasks of one stream, in its two memories."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Executor:
         slots: SharedMemory,
         spent: memoryview[int] | None = None,
     ) -> None:
-        """``rows``: where windows are loaded from. ``spent``: as ``Page.spent`` has it, if somebody wants to know."""
+        """``rows``: where windows are loaded from. ``spent``: the words of ``Page.spent``; None: count no time."""
         schema = description.schema
         self.rows = rows
         self._decoder = BatchDecoder(schema, None if spent is None else spent[len(Stage) :], MAX_FIELDS)
@@ -87,24 +87,24 @@ class Executor:
         self.rows.close()
 
     def probe(self, task: ProbeTask) -> Probed:
-        """See whether records fit.
+        """See whether records of a block fit the schema.
 
-        Raises RecordMismatchError where the first record that is left of a block does not fit the schema; or, if the
-        task asks whether any of them does, where none of the first thousand fits.
+        Raises RecordMismatchError where the first one that is in the data set does not; or, if the task asks whether
+        any of them fits, where none of the first thousand does.
         """
         self.rows.check_fits(task, _MAX_PROBED if task.any_fits else 1)
         return Probed(task.task, self._decoder.kernels)
 
     def load(self, task: LoadTask) -> Loaded:
         """Bring records into a window."""
-        # The rows of the slices follow each other: asking for the places of all at once costs a quarter.
+        # The slices' rows are consecutive: to ask for all their places at once takes a quarter of the time.
         last = task.slices[-1]
         places = task.order.places(task.slices[0].row, last.row + last.stop - last.first)
         faults = self.rows.load(task, places, self._windows[task.arena])
         return Loaded(task.task, [LoadFault(of_error, to_wire(error)) for of_error, error in faults])
 
     def fill(self, slot: int, segments: Sequence[ArenaSegment], omit: Sequence[int]) -> None:
-        """Decode a batch into its slot, but for the rows ``omit`` of it."""
+        """Decode a batch into its slot, without its rows ``omit``."""
         self._decode(self._slots[slot], segments, omit)
 
     def try_out(self, task: TrialTask) -> TriedOut:

@@ -1,4 +1,4 @@
-"""Loading a window from shards that this process reads itself: from slices, to blocks."""
+"""Loads windows from shards that this process reads itself: finds the blocks that slices are in."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class FileRows:
         return not reader.fetches or reader.are_there([block for block, _ in self._wanted(task.slices, task.places)])
 
     def use_servers(self, addresses: tuple[str, ...]) -> None:
-        """It has none."""
+        """Nothing to do: it has no servers."""
 
     def load(self, task: LoadTask, places: Places, window: Bytes2D) -> Faults:
         """As :meth:`read`."""
         return self.read(task.slices, task.places, places, window)
 
     def read(self, slices: Sequence[Slice], from_: Sequence[FilePlace], places: Places, window: Bytes2D) -> Faults:
-        """Write the rows of ``slices`` (each read ``from_`` where it is) to ``window``, uint8 (max_rows, row_bytes).
+        """Write the rows of ``slices``, each read where ``from_`` says, to ``window``, uint8 (max_rows, row_bytes).
 
-        They go to ``places``. Returns those that could not be written, and why.
+        They go to ``places``. Returns the places that could not be written, and why.
         """
         first_row = slices[0].row
         parts = []
@@ -76,7 +76,7 @@ class FileRows:
     def _wanted(
         self, slices: Sequence[Slice], from_: Sequence[FilePlace]
     ) -> Iterator[tuple[Block, slice | npt.NDArray[np.int64]]]:
-        """Of each slice what must be read of its block, and which of the records in that are wanted."""
+        """For each slice, the part of its block that must be read, and which records of that part are wanted."""
         for (_, first, stop, _, _), place in zip(slices, from_, strict=True):
             block = place.block
             if place.left is None:
@@ -89,6 +89,6 @@ class FileRows:
                 yield found, numbers - (found.first_record - block.first_record)
 
     def check_fits(self, task: ProbeTask, most: int) -> None:
-        """Raise RecordMismatchError where none of the first ``most`` records left of a block fit the schema."""
+        """Raise RecordMismatchError where none of a block's first ``most`` records in the data set fit the schema."""
         assert task.place is not None
         self._loader.check_fits(task.place.block, _numbers_of(task.place)[:most])

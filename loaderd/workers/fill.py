@@ -1,4 +1,4 @@
-"""A worker's end of a page: which batch it makes next, and in which of its slots. The essay is in ``memory.page``."""
+"""A worker's end of a page: which batch it makes next, and in which of its slots. See ``memory.page`` for how."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Claim(NamedTuple):
 
 
 class Filler:
-    """What the worker of ``seat`` may make of a stream. ``consumer_bell`` stays the caller's.
+    """Says what the worker of ``seat`` makes of a stream. The caller keeps ``consumer_bell``, and closes it.
 
-    ``news``: how many Granted and Withdrawn it need not wait for.
+    ``news``: how many Granted and Withdrawn were sent to the seat before; it does not wait for these.
     """
 
     def __init__(self, page: Page, seat: int, news: int, consumer_bell: int) -> None:
@@ -48,7 +48,7 @@ class Filler:
         self._slots = list(page.slots_of(seat))
         """The one that was used last comes first: it is the most likely one to be in the cache still."""
         self._parked = {key: slot for slot, key in page.unfinished(seat)}
-        """By key, slots of batches that nobody may make now, kept for them: they may be made later."""
+        """By key, slots that are kept for batches that nobody may make now, but perhaps later."""
 
     # ------------------------------------------------------------------------------------ what it is told
 
@@ -107,7 +107,7 @@ class Filler:
             page.claim(slot, 0)  # another worker has claimed it at the same moment
 
     def _free_slot(self) -> int:
-        if self._parked:  # another worker may have made the batch at the same time
+        if self._parked:  # another worker may have made such a batch meanwhile
             position = self.page.words[POSITION]
             for key in [key for key in self._parked if key < position]:
                 self._unpark(key)
@@ -130,7 +130,7 @@ class Filler:
         return None
 
     def made(self, claim: Claim) -> None:
-        """The batch is there."""
+        """The batch is ready in its slot: say so on the page."""
         page = self.page
         page.say_makes(self.seat, 0)
         if page.words[POSITION] > claim.key:  # the consumer has begun elsewhere meanwhile

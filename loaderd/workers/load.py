@@ -1,8 +1,8 @@
 """From shards to a window: read records, check them, parse them, and write each row to its shuffled place.
 
-The hot path takes all plain blocks of a task at once and is for records with which nothing is wrong. Where anything
-is, the blocks of the task are gone through again one by one, and what is wrong is named; the rows that are fine are
-then written a second time, to the same places.
+The hot path reads many blocks together, and is for records with which nothing is wrong. Where anything is, the blocks
+that were read together are gone through again one by one, and what is wrong is named; the rows that are fine are then
+written a second time, to the same places.
 
 A record of 240 bytes costs, in ns, in tasks of 4,096: read 35, find frames 40, check CRCs 45, parse and put 200
 (on another machine half of that).
@@ -40,7 +40,7 @@ from loaderd.stages import Stage
 _HINT_CORRUPT = 'Restore the file, or pass on_corrupt="skip_record" or "skip_shard" to go on without it.'
 _HINT_MISMATCH = "Change the schema to what the records hold, or give the feature a default."
 
-# In 8 MiB the games of a tar take 5 % longer, and in 32 no less time.
+# With 8 MiB, the games of a tar take 5 % longer; with 32 MiB, they take no less time.
 _MAX_TOGETHER_BYTES = 16 << 20
 
 Bytes2D = npt.NDArray[np.uint8]
@@ -49,9 +49,9 @@ Faults = list[tuple[list[int], LoaderdError]]
 
 
 class Part(NamedTuple):
-    """The records of ``block`` and where their rows go: ``places``, intp, (count,); -1: that one is not wanted.
+    """The records of ``block`` and where their rows go: ``places``, intp, (count,); -1: not wanted.
 
-    ``key``: 64 bits, of the shard and the epoch; the keys of its records are drawn from it.
+    ``key``: 64 bits, of the shard and the epoch, from which the keys of its records are drawn.
     """
 
     block: Block
@@ -70,7 +70,7 @@ class Part(NamedTuple):
 
 
 def _groups(parts: list[Part], reader: Reader) -> Iterator[list[Part]]:
-    """Parts whose blocks are read together: where few records of each are wanted, a task has very many."""
+    """Groups of parts that are read together: where few records of each block are wanted, a task has very many."""
     group: list[Part] = []
     num_bytes = 0
     for part in parts:
@@ -104,7 +104,7 @@ class WindowLoader:
         reading = reading or Reading()
         self._files, self._spent = files, reading.spent
         self.reader: Reader
-        """What reads blocks; those that are far away may be begun ahead."""
+        """What reads blocks; it can begin ahead to fetch those that are far away."""
         self._parser: RowParser | FixedParser
         if schema.records is None:
             self.reader = BlockReader(files, compressions, reading)
@@ -123,7 +123,7 @@ class WindowLoader:
     def load(self, parts: Sequence[Part], window: Bytes2D) -> Faults:
         """Write the rows of ``parts`` to ``window``, uint8 (max_rows, row_bytes).
 
-        Returns the places that could not be written, and why. Raises StorageError: then nothing is known of them.
+        Returns the places that could not be written, and why. After a StorageError, nothing is known of the rows.
         """
         alone = [part for part in parts if not self.reader.can_read_together(part.block)]
         can_be_together = [part for part in parts if self.reader.can_read_together(part.block)]
@@ -135,7 +135,7 @@ class WindowLoader:
     def check_fits(self, block: Block, numbers: npt.NDArray[np.int64]) -> None:
         """Raise RecordMismatchError where none of the records ``numbers`` (from 0, rising) of a block fit the schema.
 
-        Damage tells nothing of the schema.
+        Where all of them are damaged, it raises nothing: damage tells nothing of the schema.
         """
         places = np.full(block.num_records, -1)
         places[numbers] = np.arange(len(numbers))
@@ -186,7 +186,7 @@ class WindowLoader:
                 else:
                     faults += self._load_piece(part, found, window)
         except ShardReadError as error:
-            # Each is named, so that a batch counts those that it lacks, and no others.
+            # Each record is named, so that a batch counts those that it lacks, and no others.
             numbers = (wanted + block.first_record).tolist()
             return [
                 ([place], _at_record(error, number, block.offset))

@@ -91,7 +91,7 @@ class _Stream:
 
 
 class Worker:
-    """Answers each task with Done or TaskFailed, and says of a batch only that it cannot be made."""
+    """Answers each task with Done or TaskFailed. Of batches, it only reports those that cannot be made."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -112,7 +112,7 @@ class Worker:
     # ------------------------------------------------------------------------------------ what it is told
 
     def _listen(self, timeout_ms: float) -> None:
-        """Handle what the daemon has said, or says within so long. Raises ChannelClosed when it is gone."""
+        """Handle what the daemon says, waiting for up to ``timeout_ms``. Raises ChannelClosed when it is gone."""
         arrived = [fd for fd, _ in self._poll.poll(timeout_ms)]
         if self._bell in arrived:
             silence(self._bell)
@@ -152,7 +152,7 @@ class Worker:
     def _access_of(self, pickled: bytes) -> Access:
         """One for all tasks and streams with the same options: they share its threads and its connections.
 
-        A file system need not be equal to another one that came from the same bytes.
+        Equal bytes are enough: file systems that came from the same bytes need not compare as equal.
         """
         if pickled not in self._accesses:
             storage: Storage = pickle.loads(pickled)
@@ -237,7 +237,7 @@ class Worker:
     # --------------------------------------------------------------------------------------- what it does
 
     def run(self) -> None:
-        """Until the daemon closes the channel."""
+        """Work until the daemon closes the channel, which raises ChannelClosed."""
         self._channel.send(Attached())
         while True:
             if not self._work():
@@ -252,7 +252,7 @@ class Worker:
             self._do_task(there)
             return True
         for stream in list(self._turns):
-            if stream.filler.has_news:  # it is on its way; but others need not wait for it
+            if stream.filler.has_news:  # the message is on its way; other streams need not wait for it
                 self._listen(_MOST_SLEEP_MS if len(self._turns) == 1 else 0)
             if stream.filler.has_news or self._streams.get(stream.number) is not stream:
                 continue
@@ -262,13 +262,13 @@ class Worker:
                 self._turns.append(stream)
                 self._make(stream, claim)
                 return True
-        if there is not None and there in self._tasks:  # else its stream is over, as was heard meanwhile
+        if there is not None and there in self._tasks:  # else its stream has ended meanwhile
             self._do_task(there)
             return True
         return False
 
     def _sleep(self) -> None:
-        """Until there may be something to do."""
+        """Sleep until there may be something to do."""
         for stream in self._turns:
             stream.filler.page.say_sleeps(self._seat, True)
         barrier()
@@ -279,7 +279,7 @@ class Worker:
             began_ns = time.monotonic_ns()
             self._listen(_MOST_SLEEP_MS)
             slept_ns = time.monotonic_ns() - began_ns
-            if waiting and waiting[0] in self._tasks:  # storage says itself when it has been silent for too long
+            if waiting and waiting[0] in self._tasks:  # not stalled: storage limits its own silence
                 self._task = waiting[0].task
                 self._tell(0)
         on_their_way = {task.stream for task in waiting}
@@ -298,17 +298,17 @@ class Worker:
             page.count(self._seat, Counter.WINDOW_WAIT_NS, slept_ns)
 
     def _is_due(self, task: AnyTask) -> bool:
-        """Whether it comes before batches."""
+        """Whether the task must be done before more batches are made."""
         if not isinstance(task, LoadTask):
             return True
         return self._streams[task.stream].filler.page.words[POSITION] >= task.due
 
     def _is_there(self, task: AnyTask) -> bool:
-        """Whether it need not wait for storage. Until then, there are others, and batches to be made."""
+        """Whether the task need not wait for storage. Until then, the worker does others, and makes batches."""
         return not isinstance(task, LoadTask) or self._streams[task.stream].executor.rows.is_there(task)
 
     def _make(self, stream: _Stream, claim: Claim) -> None:
-        """Make a batch."""
+        """Make a batch, and say so on the page; or tell the daemon why it cannot be made."""
         began_ns = time.monotonic_ns()
         error = self._error_of(lambda: stream.executor.fill(claim.slot, claim.segments, claim.run.omit), "a batch")
         page = stream.filler.page
@@ -363,7 +363,7 @@ class Worker:
         return executor.try_out(task)
 
     def _error_of(self, do: Callable[[], object], what: str) -> LoaderdError | None:
-        """Do it; whatever goes wrong becomes an error of loaderd's."""
+        """Call ``do``; return what goes wrong as an error of loaderd's, or None."""
         try:
             do()
         except LoaderdError as error:
@@ -380,7 +380,7 @@ class Worker:
 def main(sock: socket.socket) -> None:
     """What a worker process does; it speaks with the daemon through ``sock``."""
     be_killed_first()
-    if "numpy.random" in sys.modules:  # a fork's state is that of all other workers
+    if "numpy.random" in sys.modules:  # all workers are forks, with the same random state
         sys.modules["numpy.random"].seed()
     with contextlib.suppress(ChannelClosed):
         Worker(Channel(sock)).run()
