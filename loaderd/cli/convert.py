@@ -56,6 +56,11 @@ class _Plan:
     lots: list[Lot]
     damages: list[Damage]
 
+    @property
+    def unreadable(self) -> list[LoaderdError]:
+        """Why sources are left out whole; each is one of ``damages``."""
+        return [index.error for index in self.indexes if index.error is not None]
+
 
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
@@ -115,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 1 if records are damaged or do not fit; 2 if the conversion cannot be done."""
     began_s = time.monotonic()
     try:
-        found, num_damages = _convert(arguments)
+        found, plan = _convert(arguments)
     except (NoShardsError, StorageError, OptionError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -129,18 +134,22 @@ def run(arguments: argparse.Namespace) -> int:
     if not any(written.records for written, _ in found):
         sys.stderr.write(_nothing_in(found))
         return 2
-    _tell_total(found, num_damages, time.monotonic() - began_s, arguments)
+    _tell_total(found, plan, time.monotonic() - began_s, arguments)
     return 0
 
 
-def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]], int]:
-    """The shards, each with whether it was there before; and how many damages the sources have."""
+def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]], _Plan]:
+    """The shards, each with whether it was there before; and what they were made of."""
     processes = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--processes")
     if arguments.compression not in COMPRESSIONS[arguments.format]:
         known = ", ".join(COMPRESSIONS[arguments.format])
         raise OptionError(f"--compression of {arguments.format} must be one of {known}, got {arguments.compression}")
     plan = _plan(arguments)
     _tell_damages(plan.damages, arguments.json)
+    if plan.unreadable:
+        named = "".join(f"\n  {error.message}" for error in plan.unreadable[:_MOST_NAMED])
+        left_out = f"{len(plan.unreadable)} of {count(len(plan.files), 'source')}"
+        sys.stderr.write(f"{left_out} cannot be read, and left out:{named}\n")
     task = Task(
         tuple(plan.files),
         tuple(index.compression for index in plan.indexes),
@@ -159,7 +168,7 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
             found.append((written, was_there))
             if arguments.json:
                 say(json.dumps({"kind": "shard", **asdict(written), "was_there": was_there}))
-    return found, len(plan.damages)
+    return found, plan
 
 
 # ---------------------------------------------------------------------------------------------- the plan
@@ -252,7 +261,7 @@ def _nothing_in(found: list[tuple[Written, bool]]) -> str:
 
 
 def _tell_total(
-    found: list[tuple[Written, bool]], num_damages: int, seconds: float, arguments: argparse.Namespace
+    found: list[tuple[Written, bool]], plan: _Plan, seconds: float, arguments: argparse.Namespace
 ) -> None:
     every = [written for written, _ in found]
     total = {
@@ -260,7 +269,8 @@ def _tell_total(
         "were_there": sum(was_there for _, was_there in found),
         "records": sum(written.records for written in every),
         "bytes": sum(written.num_bytes for written in every),
-        "left_out": num_damages + sum(written.left_out for written in every),
+        "left_out": len(plan.damages) - len(plan.unreadable) + sum(written.left_out for written in every),
+        "sources_left_out": len(plan.unreadable),
         "without_score": sum(written.without for written in every),
     }
     if arguments.json:
@@ -270,7 +280,8 @@ def _tell_total(
     if total["were_there"]:
         say(f"{total['were_there']:,} of these shards were there already")
     if total["left_out"]:
-        say(f"{count(total['left_out'], 'record')} left out: damaged, or do not fit the schema")
+        what = "record" if plan.indexes else "game"
+        say(f"{count(total['left_out'], what)} left out: damaged, or do not fit the schema")
     if total["without_score"]:
         say(f"{count(total['without_score'], 'position')} left out: without a score")
     say(f"{seconds:.1f} s, {arguments.to}/")

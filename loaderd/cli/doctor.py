@@ -88,6 +88,11 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
         access = access_of(arguments)
         return [case for target in targets for case in _of_server(target, *access)]
     wrong = [target for target in targets if not target.isdigit()]
+    if wrong and len(wrong) < len(targets):
+        raise OptionError(
+            f"TARGETs must be numbers of processes, or addresses of servers, got {' and '.join(map(repr, targets))}",
+            hint="Ask for each kind by a command of its own.",
+        )
     if wrong:
         is_path = glob.glob(wrong[0]) or os.path.exists(wrong[0])
         hint = "Shards need --schema MODULE:NAME." if is_path else "`loaderd top` shows the numbers of processes."

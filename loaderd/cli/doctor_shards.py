@@ -13,6 +13,7 @@ from loaderd.cli.schemas import SCHEMA_HELP, load_schema
 from loaderd.client.loader import Loader
 from loaderd.diagnosis import Diagnosis
 from loaderd.errors import OptionError
+from loaderd.options import as_seconds
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ def examine(arguments: argparse.Namespace) -> int:
 
 def measure(arguments: argparse.Namespace) -> Capacity:
     """Load the shards for ``--seconds``, from the first batch on. Raises LoaderdError."""
+    seconds = as_seconds(arguments.seconds, "--seconds", "a number of seconds")
+    step_ms = arguments.step_ms
+    if step_ms is not None:
+        step_ms = as_seconds(step_ms, "--step-ms", "a positive number of milliseconds", sys.float_info.min)
     loader = Loader(
         arguments.targets,
         load_schema(arguments.schema),
@@ -69,18 +74,16 @@ def measure(arguments: argparse.Namespace) -> Capacity:
         until_s = math.inf
         for _ in loader:
             now_s = time.monotonic()
-            until_s = min(until_s, now_s + arguments.seconds)
+            until_s = min(until_s, now_s + seconds)
             if now_s > until_s:
                 break
         found, workers = loader.diagnose(), loader.statistics().workers
     if found.verdict == "nothing yet":
-        raise OptionError(
-            f"--seconds {arguments.seconds:g} is too short: {found.cause}", hint="Give it more seconds."
-        )
+        raise OptionError(f"--seconds {seconds:g} is too short: {found.cause}", hint="Give it more seconds.")
     busy_ns = sum(ns for stage, ns in found.stage_ns.items() if stage not in ("slot", "window"))
     needed = None
-    if arguments.step_ms is not None:
-        needed = max(1, math.ceil(busy_ns * arguments.batch_size / (arguments.step_ms * 1e6)))
+    if step_ms is not None:
+        needed = max(1, math.ceil(busy_ns * arguments.batch_size / (step_ms * 1e6)))
     return Capacity(workers, arguments.batch_size, found, needed)
 
 

@@ -59,7 +59,10 @@ def add_to(commands: Commands) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("shards", metavar="SHARD", nargs="+", help="a path or a URI; of several, the first is shown")
     parser.add_argument(
-        "--record", type=int, metavar="N", help="the number of the record to show, from 0; default with --schema: 0"
+        "--record",
+        type=int,
+        metavar="N",
+        help="the number of the record to show, from 0; default with --schema: the first healthy one",
     )
     parser.add_argument("--schema", metavar="MODULE:NAME", help=SCHEMA_HELP)
     parser.add_argument(
@@ -257,8 +260,7 @@ def _number(arguments: argparse.Namespace) -> int | None:
 
 
 def _show_record(file: ShardFile, arguments: argparse.Namespace, schema: Schema | None) -> None:
-    number = _number(arguments) or 0
-    record = find_record(file, number)
+    number, record = find_record(file, _number(arguments))
     features = list_features(record)
     if isinstance(features, RecordFault):
         raise mismatch(file, number, features)

@@ -85,17 +85,18 @@ def take_sample(file: ShardFile, num_records: int) -> Sample:
     return sample
 
 
-def find_record(file: ShardFile, wanted: int) -> bytes:
-    """One record, by its number in the shard. Raises OptionError where it is not there, or is damaged."""
+def find_record(file: ShardFile, wanted: int | None) -> tuple[int, bytes]:
+    """(number, bytes) of record ``wanted``; None: the first healthy one. Raises OptionError if it is not healthy."""
     last = -1
     healthy = (found for found in records_of(file) if not isinstance(found, Damage))
-    for number, record in itertools.takewhile(lambda found: found[0] <= wanted, healthy):
-        if number == wanted:
-            return record
+    for number, record in itertools.takewhile(lambda found: wanted is None or found[0] <= wanted, healthy):
+        if wanted in (None, number):
+            return number, record
         last = number
+    if wanted is None:
+        raise OptionError(f"{file.name} has no healthy record", hint="loaderd verify names the damage.")
+    before = f"The last healthy one before it is {last}" if last >= 0 else "No record before it is healthy"
     raise OptionError(
         f"--record must be a healthy record of {file.name}, got {wanted}",
-        hint=f"The last healthy one before it is {last}; loaderd verify names damaged ones."
-        if last >= 0
-        else "It has none.",
+        hint=f"{before}; loaderd verify names damaged ones.",
     )

@@ -187,6 +187,7 @@ class _EverySoOften:
         self._left -= 1
         if self._left:
             return 0
+        self._left = self._gap  # in case this call raises, so that it has no end
         self._began_ns = time.monotonic_ns()
         return self._gap
 

@@ -138,12 +138,12 @@ def _of_reading(found: Rates) -> Remedy:
     busy_s = found.busy_s - found.stage_s["read"]
     local = Remedy("", "Copy the shards to a local disk.", _gain(found, busy_s, facts.workers))
     far = [kind for kind in facts.storage if kind in _MOUNTED or "fuse" in kind]
-    buckets = [kind for kind in facts.storage if kind and kind.isalnum() and kind in _BUCKETS]
+    buckets = [kind for kind in facts.storage if kind in _BUCKETS]
     workers = _more_workers(found)
     if "servers" in facts.storage:
         return Remedy(
             "the servers, or the network to them, give records more slowly than they are used",
-            'Add a server, if theirs are at work all the time; else send fewer bytes: compression="zstd".',
+            'Add a server, if the servers are busy all the time; else send fewer bytes: compression="zstd".',
         )
     if buckets or far:
         cause = f"a slow bucket ({', '.join(buckets)})" if buckets else f"a slow mount ({', '.join(far)})"
@@ -168,7 +168,7 @@ def _of_reading(found: Rates) -> Remedy:
     return Remedy("", "Copy the shards to a faster disk.", local.gain)
 
 
-_COMPILED = {"unpack": 1 / 2, "frames": 1 / 2, "parse": 1 / 3}
+_COMPILED = {"unpack": 1 / 2, "check": 1 / 3, "parse": 1 / 4}
 """By stage, the share of its time that compiled code saves."""
 _BUCKETS = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
 

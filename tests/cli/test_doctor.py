@@ -63,6 +63,11 @@ def test_what_is_no_target(arguments: tuple[str, ...], hint: str):
     assert done.returncode == 2 and "TARGET must be" in done.stderr and hint in done.stderr
 
 
+def test_processes_and_addresses_are_asked_for_apart():
+    done = doctor("unix:x.sock", str(os.getpid()))
+    assert done.returncode == 2 and "numbers of processes, or addresses of servers" in done.stderr
+
+
 def test_shards_without_a_training(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]):
     write_numbered([3000])
     (tmp_path / "mine.py").write_text(
@@ -81,3 +86,6 @@ def test_shards_without_a_training(tmp_path: Path, write_numbered: Callable[[Seq
     assert done.returncode == 2 and "--seconds 0.5 is too short" in done.stderr
     done = doctor("shards/*.tfrecord", "--schema", "mine:nothing", folder=tmp_path)
     assert done.returncode == 2 and "--schema mine:nothing cannot be loaded" in done.stderr
+    for option, value in (("--step-ms", "0"), ("--step-ms", "-1"), ("--seconds", "nan")):
+        done = doctor(*of_shards, option, value, folder=tmp_path)
+        assert done.returncode == 2 and f"{option} must be a" in done.stderr

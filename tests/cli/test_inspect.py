@@ -74,6 +74,20 @@ def test_damage_and_what_is_no_example_are_said(tmp_path: Path):
     assert "1 damage, the first:" in inspect(path).stdout
 
 
+def test_the_first_healthy_record_is_shown_unless_another_is_asked_for(tmp_path: Path):
+    arrays = {"number": np.arange(3)}
+    (path,) = testing.write_shards(tmp_path, arrays)
+    (tmp_path / "counted.py").write_text(
+        "import numpy, loaderd.testing\nschema = loaderd.testing.schema_of({'number': numpy.arange(3)})\n"
+    )
+    command = [path, "--schema", "counted:schema"]
+    testing.damage(path, record=0)
+    assert f"{path}: record 1, " in inspect(*command, folder=tmp_path).stdout
+    assert "No record before it is healthy" in inspect(path, "--record", 0).stderr
+    path.write_bytes(b"")
+    assert f"{path.name} has no healthy record" in inspect(*command, folder=tmp_path).stderr
+
+
 def test_a_record_is_shown_as_it_is_stored_and_as_it_is_delivered(shard: Path, tmp_path: Path):
     stored = json.loads(inspect(shard, "--record", 7, "--json").stdout)["features"]
     assert stored["move"] == [21, 22, 23] and stored["number"] == [7] and stored["id"] == [b"game-0".hex()]

@@ -182,6 +182,16 @@ def test_damage_stops_it_before_anything_is_written_or_is_left_out(
     assert skipped.returncode == 0 and "3,999 records" in skipped.stdout and "1 record left out" in skipped.stdout
 
 
+def test_a_source_that_cannot_be_read_is_named_when_it_is_left_out(folder: Path):
+    (folder / "from" / "00002.tfrecord").write_bytes(b"ARROW1\0\0")
+    options = [*OPTIONS, "--to", "new", "--on-corrupt", "skip_record", "--processes", 1]
+    done = run(folder, *options)
+    assert "3,000 records" in done.stdout and "left out" not in done.stdout
+    assert "1 of 4 sources cannot be read, and left out:\n" in done.stderr and "00002.tfrecord" in done.stderr
+    total = json.loads(run(folder, *options, "--json").stdout.splitlines()[-1])
+    assert (total["left_out"], total["sources_left_out"]) == (0, 1)
+
+
 def test_two_conversions_do_not_write_to_one_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -26,6 +26,12 @@ def test_a_call_that_is_timed_stands_for_those_that_are_not():
     assert sum(weights) == 16 * 5 + 1 and weights.count(0) == 15 * 5
 
 
+def test_a_timed_call_that_raises_does_not_end_the_timing():
+    clock = _EverySoOften()
+    assert clock.begin() == 1  # and no end: the function of a derived field raised
+    assert clock.begin() == 1
+
+
 def test_long_calls_are_all_timed():
     clock = _EverySoOften()
     for _ in range(3):
