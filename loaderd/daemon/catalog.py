@@ -1,8 +1,8 @@
 """What a server serves: the data sets of the user's modules, by name, each with its data.
 
-A data set is named as uvicorn names an app, ``mypackage.datasets:train``, and is known to consumers as ``train``. So
-nothing executable comes from outside. Its shards are listed once, when the server starts: all consumers are to see
-the same data. (Where data sets grow, each epoch lists them again.)
+The command line names a data set by module and attribute, ``mypackage.datasets:train``; consumers know it as
+``train``. So no code comes from outside. The shards of a data set are listed once, when the server starts, so that
+all consumers see the same data. (Where data sets grow, each epoch lists them again.)
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from loaderd.subscription import Subscription
 
 TYPICAL_BATCH_SIZE = 512
 _MOST_LISTED = 4
-_MOST_PREPARED = 16  # workers do something for each of them in turn
+_MOST_PREPARED = 16  # at a time: each takes its share of the workers' time
 _LISTED_ANEW_S = 2.0
-_WAITED_FOR_S = 30.0  # who waits asks again within a second or so
+_WAITED_FOR_S = 30.0  # who waits for a listing asks again within 5 s: see ``remote.servers``
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 
 
 @dataclass
 class Served:
-    """A data set of that name. ``options`` are those that it sets itself."""
+    """The data set ``name``. ``options``: those that it sets itself, and how many workers there are."""
 
     name: str
     dataset: AnyDataset
     options: StreamOptions
     preparation: LocalPreparation
     _listed: dict[LocalPreparation, float] = field(default_factory=dict)
-    """Of a data set that grows, what was asked for, and when last (``time.monotonic``); the latest is the last."""
+    """Of a data set that grows: the listings asked for, and when last (``time.monotonic``), the latest at the end."""
     _failure: LoaderdError | None = None
-    """Of the last preparation that is over."""
+    """The error of the last preparation that is finished; None: it succeeded, or none is finished."""
     _retry_at_s: float = 0.0
     _retry_s: float = _FIRST_RETRY_S
 
     def advance(self, workforce: Workforce) -> list[str]:
-        """Go on with what is being prepared; returns what people should hear of it."""
+        """Go on with all preparations; returns their warnings."""
         for each in (self.preparation, *self._listed):
             each.advance()
         found = [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
@@ -71,7 +71,7 @@ class Served:
         return found
 
     def _retry_if_failed(self, workforce: Workforce) -> None:
-        """Try again, more and more rarely: storage comes back, and shards that were missing are brought."""
+        """Prepare again after a failure, less and less often: storage may come back, or missing shards be added."""
         now_s = time.monotonic()
         failure, before = self.preparation.error, self._failure
         self._failure = failure
@@ -86,16 +86,16 @@ class Served:
     def prepare(
         self, description: StreamDescription, workforce: Workforce
     ) -> tuple[LocalPreparation, Prepare | None]:
-        """The preparation of a stream's data; and what makes another one, where they grow."""
+        """The preparation of a stream's data; and, if the data set grows, a function that makes another one."""
         if not self.dataset.grows:
             return self.preparation, None
         prepare = partial(LocalPreparation, description.dataset, description.options, workforce)
         return prepare(listing_in(description.start)), prepare
 
     def data(self, listing: Listing | None, workforce: Workforce) -> tuple[DataIs, SharedMemory | None]:
-        """The data, pickled, in memory: :func:`data_of` is the way back; or why they are not there yet.
+        """The data of ``listing`` (None: of the shards there are now) in memory, pickled: see :func:`data_of`.
 
-        Raises LoaderdError where they cannot be had. Those of ``listing``, or those there are now.
+        With None in place of memory, DataIs says why the data are not there yet. Raises LoaderdError if they failed.
         """
         found = self._prepared(listing, workforce)
         if found is None:
@@ -105,13 +105,13 @@ class Served:
         if not found.finished:
             return DataIs(0, f"data set {self.name} is being {found.doing}"), None
         data = pickled((self.dataset, self.options, found.sets, found.indexes), self.dataset)
-        # Apart, for it is needed first: what is pickled by name is imported from there.
+        # ``data`` is a pickle in a pickle: unpickling it imports modules, so ``sys.path`` must be set before.
         path = [each for each in sys.path if isinstance(each, str)]
         contents = pickle.dumps((path, data))
         return DataIs(len(contents), ""), SharedMemory.holding("data", contents)
 
     def _prepared(self, listing: Listing | None, workforce: Workforce) -> LocalPreparation | None:
-        """Of a listing; None: there are too many already."""
+        """The preparation of a listing, begun if there is none; None: too many others are under way."""
         if not self.dataset.grows:
             return self.preparation
         found = next((each for each in self._listed if each.listing == listing and _lasts(each)), None)
@@ -125,7 +125,7 @@ class Served:
         return found
 
     def _drop_unwanted(self) -> None:
-        """Forget what nobody waits for, those that were asked for last left out."""
+        """Drop listings that nobody waits for, the oldest first, while there are more than ``_MOST_LISTED``."""
         since_s = time.monotonic() - _WAITED_FOR_S
         unwanted = [each for each, asked_s in self._listed.items() if asked_s < since_s or not _lasts(each)]
         for each in unwanted[: max(0, len(self._listed) - _MOST_LISTED)]:
@@ -138,7 +138,7 @@ class Served:
         return welcome_to(self.dataset, unpacking_schema(schema), schema.row_bytes)
 
     def stream(self, wanted: Subscription, start: str | None, max_memory: int | None) -> StreamDescription:
-        """The stream that a consumer asks for."""
+        """The stream that a consumer asks for. Raises OptionError where its options are not for data that grow."""
         dataset = self.dataset
         if wanted.packed:
             dataset = with_schema(dataset, packed_schema(dataset.leaves()[0].schema))
@@ -148,7 +148,7 @@ class Served:
             epochs=wanted.epochs,
             remainder=wanted.remainder,
             shard=wanted.shard,
-            # Where several have one stream, each may hold other batches of it than the others, and wait for one more.
+            # The members of a group may all hold different batches, and each may wait for one more.
             held_batches=(wanted.held_batches + wanted.is_group) * wanted.consumers,
         )
         if dataset.grows and wanted.remainder == "carry":
@@ -158,7 +158,7 @@ class Served:
         return StreamDescription(dataset, options, start, several_readers=wanted.is_group, max_memory=max_memory)
 
     def report(self) -> dict[str, Any]:
-        """For people to read."""
+        """What ``loaderd status`` shows of the data set: plain values."""
         preparation, state = self.preparation, "ready"
         num_shards, num_records = 0, 0
         if self._failure is not None:
@@ -182,7 +182,7 @@ class Served:
         }
 
     def _typical_bytes(self) -> int:
-        """Memory that a consumer takes with batches of usual size, if the data set is larger than a window."""
+        """Bytes that a consumer takes with batches of a usual size, if the data set is larger than a window."""
         schema = self.dataset.leaves()[0].schema
         options = replace(self.options, batch_size=TYPICAL_BATCH_SIZE)
         slots = options.num_slots * SlotLayout(schema.specs, TYPICAL_BATCH_SIZE).slot_bytes
@@ -190,19 +190,19 @@ class Served:
 
 
 def _lasts(prepared: LocalPreparation) -> bool:
-    """Whether it may be given to others as well: shards that there are now, and errors, only for a moment."""
+    """Whether it may answer further questions. Errors, and the shards there are now, may do so only for a moment."""
     return prepared.age_s < _LISTED_ANEW_S or (prepared.listing is not None and prepared.error is None)
 
 
 def data_of(contents: bytes) -> tuple[AnyDataset, Data]:
-    """What :meth:`Served.data` made, in a process of the same server, which imports from the same places then."""
+    """The way back from :meth:`Served.data`. Sets ``sys.path`` to the daemon's: modules are imported from there."""
     sys.path[:], data = pickle.loads(contents)
     dataset, options, sets, indexes = pickle.loads(data)
     return dataset, Data(dataset, options, sets, indexes.__getitem__)
 
 
 def load_catalog(targets: Sequence[str], workers: int | None, workforce: Workforce) -> dict[str, Served]:
-    """Import the data sets of ``targets``, and begin to prepare them. Raises ServerError where one is none."""
+    """Import the data sets of ``targets``, and begin to prepare them. Raises ServerError if one cannot be served."""
     catalog: dict[str, Served] = {}
     for target in targets:
         name, dataset = _imported(target)
@@ -248,7 +248,7 @@ def _imported(target: str) -> tuple[str, AnyDataset]:
 
 
 def _data_sets_of(module: ModuleType) -> str:
-    """What there is in a module, for whoever asked for something else."""
+    """A hint for a user who named something else: the data sets in a module."""
     names = sorted(name for name, value in vars(module).items() if isinstance(value, (Dataset, Concat, Mix)))
     if names:
         return f"The data sets in {module.__name__} are {', '.join(names)}."

@@ -6,9 +6,9 @@
       ▲                                                                                                         │
       └─────────────────────────────────────────────────────────────────────────────────────────────────────────┘
 
-The **parent** is the process that started the daemon: the only consumer of a private daemon (``private_daemon``), the
-supervisor of one that many share (``server_daemon``). One thread; it waits in ``select`` alone. When the parent is
-gone, the daemon ends; what the daemon itself fails of is sent to the parent as Failed, and is its end too.
+The **parent** is the process that started the daemon: the only consumer of a private daemon (``private_daemon``), or
+the supervisor of a server's (``server_daemon``). The daemon has one thread, which waits only in ``select``. It ends
+when the parent is gone, and on an error of its own, which it sends to the parent as Failed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARENT = -1
 
 
 class Daemon(ABC):
-    """Serves until it is over, or its parent is gone. Raises ProcessLookupError where that is gone already."""
+    """Runs the loop until the end. The constructor raises ProcessLookupError if the parent is gone already."""
 
     def __init__(self, parent: Channel, parent_pid: int, pool: WorkerPool) -> None:
         self._parent_fd = os.pidfd_open(parent_pid)
@@ -51,7 +51,7 @@ class Daemon(ABC):
         self._ticked_s = time.monotonic()
 
     def run(self) -> None:
-        """Until it is over."""
+        """Serve until the end; then close all channels, and end the workers."""
         try:
             while not self._over:
                 self._round()
@@ -72,7 +72,7 @@ class Daemon(ABC):
         self._go_on()
 
     def _received(self, number: int, messages: list[Message] | None) -> None:
-        """None: the other end is gone."""
+        """Handle the messages from ``number``; None: the other end is gone."""
         if number == BELL or number >= FIRST_WORKER:
             self._workforce.received(number, messages)
         elif number == PARENT and messages is None:
@@ -88,7 +88,7 @@ class Daemon(ABC):
         if passed_s >= tick_s:
             self._ticked_s = now_s
             self._workforce.tick()
-            self._tick(now_s, min(passed_s, 2 * tick_s))  # while this process is stopped, no time passes
+            self._tick(now_s, min(passed_s, 2 * tick_s))  # a suspension of this process does not count
         self._prepare()
         for do in (Session.advance, Session.hand_over):
             for session in list(self._sessions.values()):
@@ -112,11 +112,11 @@ class Daemon(ABC):
 
     @abstractmethod
     def _from_parent(self, message: Message) -> None:
-        """Do what the parent says. What is raised here is the end of the daemon."""
+        """Do what the parent says. An exception raised here ends the daemon."""
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Go on with data that no session has yet."""
+        """Go on with preparations that no session takes care of."""
 
     @abstractmethod
     def _session_failed(self, session: Session, error: LoaderdError) -> None:
@@ -124,19 +124,19 @@ class Daemon(ABC):
 
     @abstractmethod
     def _warn(self, text: str) -> None:
-        """Say what a worker has said, or that one is replaced."""
+        """Pass on what a worker says, or that a worker is replaced."""
 
     def _tick(self, now_s: float, passed_s: float) -> None:
         for session in self._sessions.values():
             session.tick(passed_s)
 
     def describe(self) -> str:
-        """Who waits for whom."""
+        """Who waits for whom, as lines of text."""
         return describe(self._workforce, list(self._sessions.values()))
 
 
 def as_loaderd_error(error: Exception) -> LoaderdError:
-    """``error``, or what is said of one that nobody expected."""
+    """``error``, or a DaemonError that describes it if it is of another class."""
     if isinstance(error, LoaderdError):
         return error
     text = f"the daemon failed: {type(error).__name__}: {error}"
@@ -144,7 +144,7 @@ def as_loaderd_error(error: Exception) -> LoaderdError:
 
 
 def run_daemon(name: str, kind: type[Daemon]) -> None:
-    """What the process ``name`` does: see ``protocol.starting.start_process``."""
+    """Run a daemon as the process ``name``, which ``protocol.starting.start_process`` has started."""
     sock, parent = enter_process(name)
     pool = WorkerPool(ForkServer(work, leave=sock))
     try:
@@ -153,7 +153,7 @@ def run_daemon(name: str, kind: type[Daemon]) -> None:
         return
 
     def explain(*_: object) -> None:
-        # The terminal may be gone, and what is described may be half made where the signal comes.
+        # The terminal may be gone; and the signal may come while what is described is half made.
         with contextlib.suppress(Exception):
             print(daemon.describe(), file=sys.stderr, flush=True)
 

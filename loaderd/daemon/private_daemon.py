@@ -11,7 +11,7 @@
            ◄─Listed─
            ──Start──► LoadTask …, Granted …                      Stream
 
-What goes wrong with the stream is the end of the daemon.
+An error of the stream ends the daemon.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class PrivateDaemon(Daemon):
     """See the module's docstring."""
 
     _asking: RemotePreparation | None = None
-    """Until the servers have said what the data set is."""
+    """Of a data set on servers, until these have said what it is."""
     _remote: RemoteStream
     _start: str | None
     _preparation: LocalPreparation | None = None
-    """Until the consumer has been told which shards were found."""
+    """Of shards that are read here, until the consumer has been told which were found."""
 
     def _from_parent(self, message: Message) -> None:
         if isinstance(message, Open):
@@ -84,7 +84,7 @@ class PrivateDaemon(Daemon):
             self._asking = self._ask(listing)
 
     def _ask(self, listing: Listing | None) -> RemotePreparation:
-        # Here, as few have their records elsewhere.
+        # Imported only here: few streams have their records elsewhere.
         from loaderd.daemon.preparing.remote_preparation import RemotePreparation
 
         return RemotePreparation(lambda: self._remote, self._workforce, listing)
@@ -139,9 +139,9 @@ def main() -> None:
     status = 0
     try:
         run_daemon("loaderd-daemon", PrivateDaemon)
-    except SystemExit as end:  # its workers are lost
+    except SystemExit as end:  # the fork server is dead, and so are the workers
         status = end.code if isinstance(end.code, int) else 1
-    # All is given back. The interpreter's own end takes 50 ms, for which whoever closes a loader would wait.
+    # All is given back. The interpreter's own end would take 50 ms, and a loader that is closed would wait for it.
     with contextlib.suppress(OSError):
         sys.stdout.flush()  # a user's module may have printed
     os._exit(status)

@@ -19,17 +19,17 @@ from loaderd.version import VERSION
 
 _HELLO_LIMIT_S = 10.0
 _MESSAGE_LIMIT_S = 10.0
-# What was said to a consumer that does not read. Batches are not among it: they are bounded by its slots.
+# What a consumer may leave unread of the messages to it. Batches do not count: its slots bound them.
 _MAX_POSTED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a consumer may take, as the supervisor has checked it. None: as much as it wants.
+    """What consumers may take; the supervisor has checked the values. None: as much as they want.
 
-    ``max_consumers``: at a time. ``max_held_batches``: its option ``held_batches``, and so its slots. ``max_memory``:
-    bytes of windows and batches, of a group all together.
-    ``idle_timeout``: seconds in which it takes none of the batches that are there for it.
+    ``max_consumers``: how many there may be at a time. ``max_held_batches``: the most that the option
+    ``held_batches`` may be. ``max_memory``: bytes of the windows and slots of a stream, which a group has in common.
+    ``idle_timeout``: seconds after which a consumer must go if it takes none of the batches that are there for it.
     """
 
     max_consumers: int = 64
@@ -38,7 +38,7 @@ class Limits:
     idle_timeout: float | None = None
 
     def check_room(self, num_consumers: int) -> None:
-        """Raise BusyError where there is no room for one more than so many."""
+        """Raise BusyError where there is no room for another one beside ``num_consumers``."""
         if num_consumers >= self.max_consumers:
             raise BusyError(
                 f"there are {self.max_consumers} consumers, and may be no more",
@@ -52,7 +52,7 @@ class Limits:
                 f"held_batches must be at most {self.max_held_batches} here, got {wanted.held_batches}",
                 hint="The server was started with that limit: --max-held-batches.",
             )
-        if wanted.consumers > self.max_consumers:  # for each of whom there would be slots
+        if wanted.consumers > self.max_consumers:  # each of them would get slots
             raise ServerError(
                 f"consumers must be at most {self.max_consumers} here, got {wanted.consumers}",
                 hint="The server was started with that limit: --max-consumers.",
@@ -77,14 +77,14 @@ class Consumer:
 
     @classmethod
     def accepted(cls, number: int, sock: socket.socket) -> Consumer:
-        """Whoever connected to the Unix socket; raises ServerError where it is another user's process."""
+        """The process that connected to the Unix socket; raises ServerError unless it is this user's or root's."""
         pid, uid = peer_of(sock)
         channel = UntrustedChannel(sock)
         if uid not in (os.getuid(), 0):
             channel.close()
             raise ServerError(f"process {pid} of user {uid} may not connect: the server is user {os.getuid()}'s")
         pidfd = None
-        with contextlib.suppress(OSError):  # it may be in another container, and have no number here
+        with contextlib.suppress(OSError):  # a process in another container may have no pid here
             pidfd = os.pidfd_open(pid)
         return cls(number, channel, pid, pidfd)
 
@@ -93,7 +93,7 @@ class Consumer:
         return f"{own}(process {self.pid})" if own.strip() else f"process {self.pid}"
 
     def greet(self, hello: Hello) -> None:
-        """Take its first message. Raises ServerError where it is none, or of another version."""
+        """Take its first message. Raises ServerError if that comes again, or is of another protocol."""
         if hello.protocol != PROTOCOL:
             raise ServerError(
                 f"this server is loaderd {VERSION} and speaks protocol {PROTOCOL}; "
@@ -106,18 +106,18 @@ class Consumer:
 
     @property
     def is_member(self) -> bool:
-        """Whether it is one of a group, whose members must all be with the same daemon."""
+        """Whether it is a member of a group. All members of a group must be connected to the same daemon."""
         return self.wanted is not None and self.wanted.is_group
 
     def is_beside(self, other: Consumer) -> bool:
-        """Whether the two are of one group: the data set, the kind of sharing and the name are the same."""
+        """Whether it has a session, and the same data set, kind of sharing and group as ``other``."""
         if self is other or self.session is None or self.wanted is None or other.wanted is None:
             return False
         ours, theirs = self.wanted, other.wanted
         return (self.dataset, ours.sharing, ours.group) == (other.dataset, theirs.sharing, theirs.group)
 
     def overdue(self, now_s: float, limits: Limits) -> ServerError | None:
-        """Why this consumer has to go, if it has to: it is too slow, does not read, or says nothing."""
+        """Why this consumer must go: it is too slow, does not read, or says nothing; None: it may stay."""
         if self.session is not None and self.session.has_moved(self.number):
             self.heard_s = now_s
         if self.channel.fault is not None:
@@ -140,7 +140,7 @@ class Consumer:
         return None
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """For people to read: see ``status``."""
+        """What ``loaderd status`` shows of the consumer: plain values."""
         session, wanted = self.session, self.wanted
         found: dict[str, Any] = {
             "number": self.number,
@@ -164,6 +164,6 @@ class Consumer:
 
 
 def asked_once(messages: list[Message]) -> list[Message]:
-    """Without questions that came several times at once: one is two bytes, and takes milliseconds to answer."""
+    """The messages, each question once and at the end: one of two bytes takes milliseconds to answer."""
     questions = {type(message): message for message in messages if isinstance(message, (Ask, AskStatus))}
     return [message for message in messages if type(message) not in questions] + list(questions.values())

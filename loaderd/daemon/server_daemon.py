@@ -5,8 +5,8 @@
     supervisor ──Serve──► import the data sets, begin to index them ──Status──► supervisor
     consumer ──connects──► Hello ──► Welcome ──► Subscribe ──► Session (its own, or its group's) ──► Opened …
 
-It keeps nothing that could be lost: each consumer knows where it stands. What goes wrong with one consumer, or with
-its stream, ends that one, with a reason, and nobody else.
+The daemon keeps nothing that could be lost: each consumer knows where it stands. An error of a consumer, or of a
+stream, ends only the connection of that consumer, or of that stream's consumers; they are told the reason.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _logger = logging.getLogger("loaderd")
 
 
 class ServerDaemon(Daemon):
-    """Serves until the supervisor says that it is enough, or is gone."""
+    """Serves until the supervisor sends Stop or is gone, or, after Drain, until the last consumer is gone."""
 
     def __init__(self, parent: Channel, parent_pid: int, pool: WorkerPool) -> None:
         super().__init__(parent, parent_pid, pool)
@@ -123,7 +123,7 @@ class ServerDaemon(Daemon):
             self._say_goodbye(message.text)
 
     def _tell_supervisor(self) -> None:
-        """The report, and those of consumers that have left since the last one, so that none is missed."""
+        """Send the report, and one of each consumer that has left since the report before, so that none is missed."""
         self._wires.post(PARENT, Status({**self.report(), "left": self._left}))
         self._left = []
 
@@ -181,7 +181,7 @@ class ServerDaemon(Daemon):
         self._next_consumer += 1
         self._consumers[number] = consumer
         self._wires.add(number, consumer.channel, consumer.pidfd)
-        if len(self._consumers) > 2 * self._limits.max_consumers:  # of which at most half have asked for a data set
+        if len(self._consumers) > 2 * self._limits.max_consumers:  # at most half of them have asked for a data set
             self._part(consumer, ServerError("too many connections"))
 
     def _from_consumer_safely(self, consumer: Consumer, message: Message) -> None:
@@ -228,7 +228,7 @@ class ServerDaemon(Daemon):
         wanted = Subscription.from_wire(message.options)
         self._limits.check(wanted)
         consumer.wanted = wanted
-        if wanted.is_group and self._listener is None:  # else it would be alone here, and the others elsewhere
+        if wanted.is_group and self._listener is None:  # the rest of the group will be with the next daemon
             self._say_bye(_RELOADED, [consumer])
             return
         group = [other for other in self._consumers.values() if other.is_beside(consumer)]
@@ -294,10 +294,10 @@ class ServerDaemon(Daemon):
         self._forget(consumer, has_ended=error is None)
 
     def _forget(self, consumer: Consumer, has_ended: bool) -> None:
-        """Have a consumer be none any more.
+        """Remove a consumer, and close its session if it was the last one in it.
 
-        Unless its connection ``has_ended``, it may read what it has until it hears of it. In a group, where others
-        would get its slots, these stay its own until then.
+        Unless the connection ``has_ended``, the consumer may read its slots until it hears that it is removed. Where
+        others of its group would get these slots, they stay lent to it until its connection has ended.
         """
         number, session = consumer.number, consumer.session
         del self._consumers[number]
@@ -323,7 +323,7 @@ class ServerDaemon(Daemon):
         self._wires.remove(consumer.number)
         if consumer.pidfd is not None:
             os.close(consumer.pidfd)
-        if consumer.session is not None and consumer.session.present:  # else nobody would get its slots
+        if consumer.session is not None and consumer.session.present:  # otherwise nobody needs its slots
             consumer.session.give_back_all(consumer.number)
 
     # ------------------------------------------------------------------------------------- after events

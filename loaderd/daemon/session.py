@@ -6,8 +6,8 @@
          ▲                                                                                │
          └──────────────────── List, where data sets grow ────────────────────────────────┘
 
-Its consumers are its **members**. One that has the stream to itself takes batches of the stream's page; each member
-of a group has a page of its own, to which the daemon hands what it takes of the stream's (see ``groups.lane``).
+Its consumers are its **members**. A member that has the stream to itself takes batches from the stream's page. Each
+member of a group has its own page, by which the daemon hands on what it takes from the stream's (``groups.lane``).
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Session:
     """See the module's docstring.
 
     ``pickled``: ``description``, as Attach has it. ``tell`` sends a message, with descriptors, to a member.
-    ``prepared``: the preparation of its data. ``prepare`` makes another one, for a listing: then they are its own,
-    and else shared with other streams. ``group`` makes, of the stream, what shares it among its members; None: it has
-    one member, which reads its page. What goes wrong for good is its ``error``, and concerns all members.
+    ``prepared``: the preparation of the data. ``prepare`` makes another one, for a listing; None: other streams use
+    ``prepared``, too. ``group`` makes what shares the stream among its members; None: there is one member, which
+    reads the stream's page. ``error``: why the stream cannot go on, for any member.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Session:
         self.members: Members | None = None
         self.present: set[int] = set()
         self.held_batches = description.options.held_batches
-        """That each member may hold."""
+        """How many batches each member may hold."""
         self._description = description
         self._pickled = pickled
         self._record_bytes = description.schema.record_bytes
@@ -98,20 +98,20 @@ class Session:
 
     @property
     def preparation(self) -> Preparation | None:
-        """What the stream waits for, before there are data."""
+        """The preparation of data that the stream waits for; None: it waits for none."""
         return self._preparation
 
     # ------------------------------------------------------------------------------------------ members
 
     def join(self, member: int) -> None:
-        """One consumer more."""
+        """Add a member."""
         self.present.add(member)
         if self.members is not None:
             self.members.join(member)
             self._introduce(member)
 
     def leave(self, member: int) -> None:
-        """A consumer gets nothing more. What it has stays lent to it."""
+        """Give a member nothing more. The slots that it has stay lent to it."""
         self.present.discard(member)
         if self.members is not None:
             self.members.leave(member)
@@ -119,16 +119,16 @@ class Session:
             self._lanes.pop(member).close()
 
     def holds(self, member: int) -> bool:
-        """Whether slots are lent to a consumer, which may have left."""
+        """Whether slots are lent to a member, which may have left."""
         return self.members is not None and self.members.held_by(member) > 0
 
     def give_back_all(self, member: int) -> None:
-        """A consumer that has left reads nothing any more."""
+        """Take all slots back from a member that has left, and reads nothing any more."""
         if self.members is not None:
             self.members.give_back_all(member)
 
     def received(self, member: int, message: Message) -> None:
-        """A message of a member. Raises LoaderdError or ValueError where it is not for now."""
+        """Handle a message of a member. Raises LoaderdError or ValueError where the message may not come now."""
         members = self.members
         if members is None:
             raise DaemonError(f"{type(message).__name__} came before the stream was there")
@@ -153,7 +153,7 @@ class Session:
             self._tell(member, message, ())
 
     def warn(self, text: str) -> None:
-        """Tell all members."""
+        """Send a warning to all members."""
         self._tell_all(Warned(redacted(text), self._workforce.pool.restarts))
 
     # ------------------------------------------------------------------------------------------- phases
@@ -190,7 +190,7 @@ class Session:
             self._tell_all(self.opened.listed_message(error))
 
     def _use(self, preparation: Preparation) -> None:
-        """The data are there: plan, and have the workers know of them."""
+        """Open the stream with the data that are there, or go on with them; and attach the workers."""
         if preparation.error is not None:
             raise preparation.error
         data, workforce = preparation.data, self._workforce
@@ -257,7 +257,7 @@ class Session:
             self.members.tick(seconds)
 
     def hand_over(self) -> None:
-        """Tell the members what there is to tell, and the workers."""
+        """Take slots back, look at the page, and send members and workers what there is to tell."""
         if self.members is None or self.opened is None or self._granting is None or self._sampler is None:
             return
         for member, lane in self._lanes.items():
@@ -273,7 +273,7 @@ class Session:
         self._tell_away(self.members, self.opened.stream)
 
     def _tell_away(self, members: Members, stream: Stream) -> None:
-        """Those who wait when storage fails to give it are told so; who comes to wait later, when it fails again."""
+        """Tell members that sleep now that storage has failed; those that wait later are told if it fails again."""
         error = stream.away.error
         if error is None:
             return
@@ -296,7 +296,7 @@ class Session:
             if item.omission is not None:
                 self._tell_of_damage(member, _skipped(generation, item.omission))
             lane = self._lanes[member]
-            assert isinstance(lane, Lane)  # batches of a whole stream are taken, and not handed over
+            assert isinstance(lane, Lane)  # whoever has a stream to itself takes batches itself
             lane.fill(generation, item)
         elif isinstance(item, Omission):
             self._tell_of_damage(member, _skipped(generation, item))
@@ -314,7 +314,7 @@ class Session:
         self._announce(member, message)
 
     def _announce(self, member: int, message: Message) -> None:
-        """Have a member read a message before it takes what comes behind it."""
+        """Send a message that the member must read before it takes the batches behind it."""
         self._lanes[member].announce()
         self._tell(member, message, ())
 
@@ -331,7 +331,7 @@ class Session:
     # ----------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
-        """Have nothing more done for it, and give its memory back."""
+        """Stop all work for the stream, and give its memory back."""
         workforce = self._workforce
         if self._own is not None:
             self._own.cancel()
@@ -351,17 +351,17 @@ class Session:
 
     @property
     def memory_bytes(self) -> int:
-        """Of windows and slots."""
+        """Bytes of windows and slots."""
         return 0 if self.opened is None else self.opened.memories.num_bytes
 
     def waits_for(self, member: int) -> str:
-        """Who a member waits for, or who waits for it."""
+        """What a member waits for, in words."""
         if self._preparation is not None:
             return f"waits for the data set to be {self._preparation.doing}"
         return "waits for the stream to begin" if self.members is None else self.members.describe(member)
 
     def report(self, member: int) -> dict[str, Any]:
-        """Of a member, for people to read: where it stands, what it had, what it holds."""
+        """What ``loaderd status`` shows of a member: where it stands, what it has taken, what it holds."""
         had = self._lanes[member].had if member in self._lanes else Had()
         plan = None if self.opened is None else self.opened.stream.plan
         epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
@@ -370,7 +370,7 @@ class Session:
         now = None if watched is None else watched.now()
         diagnosis = None
         if watched is not None and self._group is None:
-            from loaderd.diagnosis import diagnose_samples  # for those who ask
+            from loaderd.diagnosis import diagnose_samples  # imported only when somebody asks
 
             diagnosis = asdict(diagnose_samples(watched.samples(), watched.facts))
         return {
@@ -383,7 +383,7 @@ class Session:
             "slots_lent": held,
             "state": self.waits_for(member),
             "stream": self.number,
-            "stage_s": {} if now is None else {**now.stage_s, **now.field_s},  # of the stream
+            "stage_s": {} if now is None else {**now.stage_s, **now.field_s},  # of the whole stream
             "waiting_seconds": 0.0 if now is None else now.wait_s,
             "diagnosis": diagnosis,
         }

@@ -6,8 +6,8 @@
                                        └─ failed ──► free
 
 All cells have the same size. Makers write to them, and the gateway sends from them without a copy; only the gateway
-knows which cell holds what. Where it needs a cell, it takes the one that was not sent for the longest time. Where all
-cells are being sent, the server is full.
+knows which cell holds what. When it needs a cell and none is free, it takes the one that was asked
+for least recently and that nobody waits for or sends. When there is none, the server is full.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NotReady(Exception):
 
 @dataclass(eq=False)
 class Answer:
-    """``num_rows`` rows of ``row_bytes`` in cell ``cell``; ``faults``: those that could not be had, as msgpack."""
+    """``num_rows`` rows of ``row_bytes`` in cell ``cell``; ``faults``: the rows that could not be had, as msgpack."""
 
     cell: int
     users: int = 0
@@ -45,11 +45,11 @@ class Answer:
     made: threading.Event = field(default_factory=threading.Event)
     failed: bool = False
     kept: bool = True
-    """Whether it is given to whoever sends the same ticket."""
+    """Whether others who send the same ticket get it, too."""
 
 
 class Answers:
-    """From any thread. ``num_bytes``: of memory; it is taken when it is first used."""
+    """For use from any thread. ``num_bytes``: the size of the memory, which is taken when it is first written."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_cells = max(_MIN_CELLS, num_bytes // CELL_BYTES)
@@ -60,9 +60,9 @@ class Answers:
         self._lock = threading.Lock()
 
     def get(self, ticket: bytes, make: Callable[[Answer], None]) -> tuple[Answer, bool]:
-        """The answer to ``ticket``, and whether it was there; it stays where it is until :meth:`rows` are dropped.
+        """(the answer to ``ticket``, whether it was there). It keeps its cell until its :meth:`rows` are dropped.
 
-        ``make`` fills a new one. Raises NotReady, and what ``make`` raises.
+        ``make`` fills a new answer. Raises NotReady, and what ``make`` raises.
         """
         answer, is_new = self._find(ticket)
         if not is_new:
@@ -85,10 +85,10 @@ class Answers:
         return answer, False
 
     def rows(self, answer: Answer) -> npt.NDArray[np.uint8]:
-        """uint8, (bytes of the rows,): to be sent; the cell may be used again when this is dropped."""
+        """The rows to send: uint8, (bytes,). When this array is dropped, the cell may be used again."""
         start = answer.cell * CELL_BYTES
         rows: npt.NDArray[np.uint8] = self.memory.bytes[start : start + answer.num_rows * answer.row_bytes]
-        # Not taken back here: this may run wherever garbage is collected, where the lock is held, too.
+        # The finalizer takes no lock: it may run wherever garbage is collected, even in a thread that holds the lock.
         weakref.finalize(rows, self._ended.append, answer)
         return rows
 

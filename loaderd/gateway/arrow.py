@@ -54,7 +54,7 @@ def _arrow_field(name: str, spec: FieldSpec) -> pa.Field:
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    # "V4" or "S5" have no name that numpy.dtype() takes; bfloat16 has no string.
+    # numpy.dtype() does not take the names of dtypes such as "V4" or "S5", nor the string of bfloat16.
     has_name = dtype.kind not in "SUV" or dtype.type.__module__ != "numpy"
     return str(dtype.name if has_name else dtype.str)
 
@@ -68,9 +68,9 @@ def _value_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def record_batch(schema: pa.Schema, arrays: Mapping[str, AnyArray], num_records: int) -> pa.RecordBatch:
-    """The fields of a batch, each (num_records, …), C-contiguous, as columns of ``schema`` (:func:`arrow_schema`).
+    """A record batch of ``schema`` (:func:`arrow_schema`) made of ``arrays``: each (num_records, …), C-contiguous.
 
-    They keep the arrays alive, and so the slot that these lie in.
+    Its columns keep the arrays alive, and so the slot in which the arrays lie.
     """
     columns = []
     for field in schema:

@@ -1,10 +1,10 @@
-"""How fast batches may go to a consumer: so many bytes a second, with a second's worth at once."""
+"""How fast a gateway may send: so many bytes a second; those of one second may go at once."""
 
 from __future__ import annotations
 
 
 class Bandwidth:
-    """A token bucket. ``now_s`` is any clock's, in seconds."""
+    """A token bucket. ``now_s``: the time of any clock, in seconds."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -22,6 +22,6 @@ class Bandwidth:
         return max(0.0, -self._free_bytes / self._bytes_per_s)
 
     def used(self, num_bytes: int, now_s: float) -> None:
-        """So much was sent: more than what is free is waited for."""
+        """``num_bytes`` were sent. If fewer were free, the next call has to wait."""
         self._refill(now_s)
         self._free_bytes -= num_bytes

@@ -1,8 +1,8 @@
 """Batches for a Flight client that knows nothing of loaderd.
 
-It asks with a ticket, a JSON object of a :class:`Ticket`'s fields, of which all but "dataset" may be missing, and
-gets record batches (:mod:`loaderd.gateway.arrow`). The ``app_metadata`` of each is a JSON object, the position behind
-it: given as "start", it has the batches go on from there.
+The client sends a ticket: a JSON object of fields of a :class:`Ticket`, of which only "dataset" must be there. It
+gets record batches (:mod:`loaderd.gateway.arrow`). The ``app_metadata`` of each is the position behind it, as a JSON
+object. A ticket with this position as "start" goes on from there.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from loaderd.subscription import Subscription
 
 _DEFAULT_BATCH_SIZE = 1024
 _STALL_TIMEOUT_S = 120.0
-# Of a daemon that is replaced: another client would rather be told.
+# For how long a daemon that is being replaced is called: a client that is not loaderd's is told sooner.
 _RECONNECT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What is wanted: fields of the same names as the options of ``loaderd.connect``. Raises OptionError.
+    """A request for batches. Fields mean what options of ``loaderd.connect`` of these names do. Raises OptionError.
 
-    ``batch_size`` null: 1,024, or as many as there are. ``shard`` [i, n]: part i of n. ``packed``: the fields as they
-    travel to a consumer that unpacks them itself.
+    ``batch_size`` null: 1,024, or the number of records if that is less. ``shard`` [i, n]: part i of n. ``packed``:
+    the fields come packed, for a client that unpacks them itself (``schema.packed``).
     """
 
     dataset: str
@@ -65,7 +65,7 @@ class Ticket:
 
     @classmethod
     def parse(cls, text: bytes) -> Ticket:
-        """The way back from :meth:`to_json`; of anybody. Raises OptionError."""
+        """The ticket that :meth:`to_json` wrote; ``text`` may come from anybody. Raises OptionError."""
         wanted = parse_object(text, "a ticket")
         known = {each.name for each in fields(cls)}
         if "dataset" not in wanted or not set(wanted) <= known:
@@ -74,7 +74,7 @@ class Ticket:
 
     @classmethod
     def described(cls, descriptor: flight.FlightDescriptor) -> Ticket:
-        """A path is the name of a data set, a command a ticket. Raises OptionError."""
+        """The ticket of a descriptor: its command is a ticket, or its path names a data set. Raises OptionError."""
         if descriptor.descriptor_type == flight.DescriptorType.CMD:
             return cls.parse(descriptor.command)
         path = descriptor.path or []
@@ -87,7 +87,7 @@ class Ticket:
 
     @property
     def subscription(self) -> Subscription:
-        """What this is to the daemon."""
+        """The options that the daemon is told."""
         options = {
             "batch_size": self.batch_size or _DEFAULT_BATCH_SIZE,
             "epochs": self.epochs,
@@ -95,22 +95,22 @@ class Ticket:
             "packed": self.packed,
         }
         is_part = isinstance(self.shard, (list, tuple)) and tuple(self.shard) != (0, 1)
-        sharing = {"sharing": "split", "group": secrets.token_hex(4)} if is_part else {}  # of nobody else's group
+        sharing = {"sharing": "split", "group": secrets.token_hex(4)} if is_part else {}  # a new group
         return Subscription.from_wire({**options, **sharing, "name": "Flight"})
 
     @property
     def position(self) -> Position | None:
-        """Where to begin, if that was said."""
+        """Where to begin; None: at the start."""
         return None if self.start is None else Position.from_json(json.dumps(self.start))
 
     def sized(self, num_records: int) -> Ticket:
-        """With a batch size, of a data set with so many records."""
+        """The same ticket with a batch size, for a data set of ``num_records`` records."""
         return (
             self if self.batch_size is not None else replace(self, batch_size=min(_DEFAULT_BATCH_SIZE, num_records))
         )
 
     def specs(self, unpacking: Schema) -> Specs:
-        """The fields of the batches, of the schema that unpacks them (``schema.packed``)."""
+        """The fields of the batches. ``unpacking``: the schema that unpacks these (``schema.packed``)."""
         return stored_specs(unpacking) if self.packed else unpacking.specs
 
 
@@ -136,7 +136,7 @@ def batches_of(address: str, ticket: Ticket, schema: pa.Schema) -> Iterator[tupl
 
 
 class _Source(ServedSource):
-    """Whose batches may be packed, and stay so."""
+    """A source whose batches, if they come packed, stay packed."""
 
     def welcomed(self, welcome: Welcome) -> None:
         super().welcomed(welcome)

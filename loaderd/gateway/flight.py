@@ -4,17 +4,17 @@
 DoGet           rows of a data set, for a consumer of loaderd: :mod:`loaderd.gateway.row_answers`
                 batches, for any Flight client: :mod:`loaderd.gateway.batch_streams`
 ListFlights     the data sets
-GetFlightInfo   of a data set: a path of its name, or a command that is the ticket wanted; GetSchema as well
+GetFlightInfo   of the data set that a path names, or of a ticket, given as a command; GetSchema likewise
 DoAction        "table": what a data set holds; "status": the server's report as JSON; "healthz": "ok"
 ==============  =====================================================================================================
 
-Every call needs the token. Rows are made by processes of the gateway's own (:mod:`loaderd.gateway.maker`), which ask
-the daemon at its Unix socket what the data sets are. Neither holds anything that anybody would miss: an answer
-follows from its ticket. So any of them may be killed and started again.
+Every call needs the token, if there is one. Rows are made by makers, processes of the gateway's own
+(:mod:`loaderd.gateway.maker`), which ask the daemon at its Unix socket what the data sets are. The gateway and its
+makers keep nothing that could be lost: an answer follows from its ticket. So each may be killed and started again.
 
-The supervisor starts it with Gateway (settings: "unix", "host", "port", "tls_cert", "tls_key", "tls_client_ca",
-"token", "makers", "cache", "max_bandwidth", "log_format"), and hears Status or Failed. The process ends at once,
-without the shutdown of Flight, which may crash at the interpreter's end.
+The supervisor starts the gateway with the message Gateway (settings: "unix", "host", "port", "tls_cert", "tls_key",
+"tls_client_ca", "token", "makers", "cache", "max_bandwidth", "max_consumers", "log_format"), and gets Status or
+Failed. When the process is to end, it does so at once: shutting Flight down may crash at the interpreter's end.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from loaderd.remote.tickets import (
 
 _TABLE_CELL = -1
 _NO_TOKEN = "the token is missing, or wrong"
-# Above what it has at its start: gRPC takes requests of any size before anybody has looked at them.
+# Beyond what the process has at its start. gRPC takes requests of any size before we can look at them.
 _MAX_MEMORY_BYTES = 2 << 30
 
 _logger = logging.getLogger("loaderd")
 
 
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]  # of pyarrow, which has no types
-    """Who calls; ``has_token``: whether with the right token, if there is one."""
+    """Who calls; ``has_token``: whether with the right token, or none is needed."""
 
     def __init__(self, name: str, has_token: bool) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Caller(flight.ServerMiddleware):  # type: ignore[misc]  # of pyarrow, whi
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of pyarrow, which has no types
-    """Looks at the token of each call; :meth:`GatewayServer._admitted`, which knows where it comes from, refuses."""
+    """Looks at the token of each call. :meth:`GatewayServer._admitted` refuses: it knows where a call comes from."""
 
     def __init__(self, token: str | None, tally: Tally) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of p
 
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> _Caller:
         has_token = self._token is None or is_bearer(_only(headers, AUTHORIZATION), self._token)
-        if not has_token and info.method == flight.FlightMethod.GET_SCHEMA:  # whose errors pyarrow does not translate
+        if not has_token and info.method == flight.FlightMethod.GET_SCHEMA:  # pyarrow translates no errors of this
             self._tally.refused(SOMEWHERE, _NO_TOKEN)
             raise flight.FlightUnauthenticatedError(_NO_TOKEN)
         return _Caller(_only(headers, CONSUMER)[:200], has_token)
@@ -104,7 +104,7 @@ def _only(headers: dict[str, list[str | bytes]], name: str) -> str:
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """Raise errors as Flight's; their ``extra_info`` is the error, which a consumer of loaderd raises again."""
+    """Turn errors into Flight's. Their ``extra_info`` is the error that a consumer of loaderd raises again."""
     try:
         yield
     except flight.FlightError:
@@ -120,7 +120,7 @@ def _in_words() -> Iterator[None]:
 
 
 class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarrow, which has no types
-    """Listens from when it is made on. Raises OptionError where it cannot."""
+    """Listens once it is made. Raises OptionError if it cannot, DaemonError without enough memory or processes."""
 
     def __init__(self, settings: dict[str, Any], tally: Tally) -> None:
         self._daemon = f"unix://{settings['unix']}"
@@ -137,7 +137,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         if settings["tls_client_ca"] is not None:
             options |= {"verify_client": True, "root_certificates": read_pem(settings["tls_client_ca"])}
         _check_free(settings["host"], settings["port"])
-        # Before it listens: consumers may have waited for that.
+        # Made before it listens, as consumers may be waiting to call.
         self._answers = Answers(settings["cache"])
         self._makers = Makers(settings["makers"], settings, self._answers.memory)
         try:
@@ -152,7 +152,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
     @contextlib.contextmanager
     def _admitted(self, context: flight.ServerCallContext) -> Iterator[str]:
-        """Around all that a call does: the name of who calls, or an error for who may not."""
+        """Around all that a call does: yields the caller's name, or raises FlightUnauthenticatedError."""
         caller = context.get_middleware("caller")
         if caller is None or not caller.has_token:
             self.tally.refused(_host_of(context.peer()), _NO_TOKEN)
@@ -195,7 +195,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
             made = self._makers.make(Make(text, answer.cell))
             answer.num_rows, answer.row_bytes, answer.faults = made.num_rows, made.row_bytes, made.faults
 
-        # By a digest: answers are kept, and a ticket may be longer than its answer.
+        # Answers are kept by a digest of the ticket, which may be longer than its answer.
         answer, was_there = self._answers.get(sha256(text).digest(), make)
         rows = self._answers.rows(answer)
         self.tally.answered(reader, ticket.dataset, answer.num_rows, rows.size, was_there)
@@ -206,11 +206,11 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         return flight.GeneratorStream(schema, iter([(batch, answer.faults)]), _options(ticket.compression))
 
     def report(self) -> dict[str, Any]:
-        """For the supervisor."""
+        """What the supervisor is told in a Status: plain values."""
         return {"address": self.address, "makers_restarted": self._makers.restarts, **self.tally.report()}
 
     def _hold_back(self, num_bytes: int) -> None:
-        """Wait until the limit of bandwidth lets so many bytes go."""
+        """Wait until the limit of bandwidth allows to send more, and count ``num_bytes`` as sent."""
         if self._bandwidth is None:
             return
         with self._sending:
@@ -279,13 +279,13 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
 
 def _not_too_long(text: bytes) -> bytes:
-    """A ticket, or the body of an action. Raises OptionError."""
+    """``text``, a ticket or the body of an action. Raises OptionError if it is too long."""
     require(len(text) <= MAX_REQUEST_BYTES, "a ticket", f"of at most {MAX_REQUEST_BYTES:,} bytes", len(text))
     return text
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raise OptionError where one cannot listen there: gRPC does not say why."""
+    """Raise OptionError, with the reason, if nobody can listen there: gRPC does not say why."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
@@ -294,7 +294,7 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _host_of(peer: str) -> str:
-    """Of gRPC's "ipv4:10.0.0.7:51234", what stays the same from one connection to the next."""
+    """gRPC's "ipv4:10.0.0.7:51234" without the port, which is another one for each connection."""
     return peer.rpartition(":")[0]
 
 
@@ -308,7 +308,7 @@ def _address_of(host: str, port: int) -> str:
 
 def main() -> None:
     """Entry point of the gateway process: see ``protocol.starting.start_process``."""
-    os.environ["GRPC_VERBOSITY"] = "NONE"  # its log is of another form, and anybody can fill it
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # gRPC's log has another form, and any caller can fill it
     sock, parent = enter_process("loaderd-gateway")
     channel = Channel(sock)
     with contextlib.suppress(ProcessLookupError, ChannelClosed):  # the supervisor ended
@@ -317,7 +317,7 @@ def main() -> None:
 
 
 def _serve(channel: Channel, parent_fd: int) -> None:
-    """Until the supervisor says so, or has ended."""
+    """Serve until the supervisor says Stop, or has ended."""
     server: GatewayServer | None = None
     poll = select.poll()
     poll.register(channel, select.POLLIN)
@@ -326,7 +326,7 @@ def _serve(channel: Channel, parent_fd: int) -> None:
         for message in channel.receive():
             if isinstance(message, Stop):
                 if server is not None:
-                    channel.send(Status(server.report()))  # what came since the last one
+                    channel.send(Status(server.report()))  # what was counted since the last one
                 return
             if isinstance(message, Gateway):
                 tally = Tally()
@@ -344,7 +344,7 @@ def _serve(channel: Channel, parent_fd: int) -> None:
 
 
 def _bound_memory() -> None:
-    """A request that takes too much is the end of this process, and of no other; another one takes its place."""
+    """Have a request that takes too much memory end this process alone, which the supervisor then starts anew."""
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     limit = used + _MAX_MEMORY_BYTES
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]

@@ -1,8 +1,8 @@
-"""TLS handshakes that fail. gRPC only writes a line about each to standard error, as often as anybody makes it.
+"""Counts TLS handshakes that fail. gRPC only writes a line to standard error for each, however many a caller makes.
 
 ::
 
-    gRPC, and what makers print ──► standard error, now a pipe ──┬── a failed handshake ──► counted, and told at times
+    gRPC, and what makers print ──► standard error, now a pipe ──┬── a failed handshake ──► counted, at times logged
                                                                  ├── the rest of gRPC's log ──► nowhere
     the log of this process ─────────────────────────────────────┴── other lines ──► where standard error went before
 """
@@ -30,7 +30,7 @@ _OF_GRPC = re.compile(rb"[IWE]\d{4} \d\d:|WARNING: All log messages before absl"
 
 def watch_handshakes(refused: Refused) -> None:
     """Have ``refused`` called, in another thread, for each handshake that fails from now on."""
-    os.environ.pop("GRPC_VERBOSITY", None)  # at any level that this can name, gRPC does not say it, or says too much
+    os.environ.pop("GRPC_VERBOSITY", None)  # at each level that it can name, gRPC omits these lines, or says too much
     before = os.dup(2)
     sys.stderr = os.fdopen(before, "w", buffering=1, errors="backslashreplace")
     read_fd, write_fd = os.pipe()
@@ -48,7 +48,7 @@ def _read(read_fd: int, before: int, refused: Refused) -> None:
             begun = b""
         for line in lines:
             if not _OF_GRPC.match(line):
-                with contextlib.suppress(OSError):  # a full disk; who writes to this pipe must not wait
+                with contextlib.suppress(OSError):  # the disk is full: go on, or those who write to the pipe wait
                     os.write(before, line + b"\n")
             elif found := _FAILED.search(line):
                 refused(SOMEWHERE, f"the TLS handshake failed: {found[1].decode(errors='replace').strip()}")

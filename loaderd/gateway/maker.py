@@ -27,14 +27,14 @@ _logger = logging.getLogger("loaderd")
 
 
 class Maker:
-    """Of the server whose daemon is at ``daemon``, an address ``unix:…``."""
+    """Makes answers from the data sets of the daemon at ``daemon``, an address ``unix:…``; rows go to ``memory``."""
 
     def __init__(self, daemon: str, memory: SharedMemory) -> None:
         self._sets = ServedSets(daemon)
         self._memory = memory
 
     def answer(self, wanted: Make) -> Made:
-        """Whatever goes wrong is in it."""
+        """The answer; or, if anything goes wrong, what it was. Raises nothing."""
         try:
             return self._table(wanted) if wanted.cell < 0 else self._rows(wanted)
         except (NotReady, LinkLost) as error:
@@ -61,8 +61,8 @@ class Maker:
 
 
 def _end_with(parent: int) -> None:
-    """Have this process end when the gateway has, in the middle of an answer too, which may be one without an end."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended before
+    """Have this process end when the gateway has, even in the middle of an answer, which might take for ever."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
         select.select([os.pidfd_open(parent)], [], [])
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The processes that make answers for a gateway: one thread of it speaks with one of them at a time."""
+"""The processes that make answers for a gateway. Each of them serves one thread of the gateway at a time."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _logger = logging.getLogger("loaderd")
 
 
 def calls_per_maker(took_s: float) -> int:
-    """How many calls a maker may have, where it needs ``took_s`` for each: the last one waits as long as all of them.
+    """How many calls a maker may have if each takes ``took_s`` seconds: the last one waits for all the others.
 
-    A consumer has several requests a worker on their way. One that is refused comes again after 0.05 s or later, and
-    one that waits for a second is asked of another server as well.
+    Each worker of a consumer has several requests on their way. One that is refused comes again after 0.05 s or
+    later, and one that waits for a second is sent to another server as well.
     """
     return max(_FEWEST_CALLS, min(_MOST_CALLS, int(_LONGEST_WAIT_S / took_s))) if took_s else _MOST_CALLS
 
 
 class _Maker:
-    """One process. Raises DaemonError where it cannot be started."""
+    """One process. Raises DaemonError if it cannot be started."""
 
     def __init__(self, settings: dict[str, Any], memory: SharedMemory) -> None:
         self.process, sock = start_process("loaderd.gateway.maker")
@@ -50,7 +50,7 @@ class _Maker:
         self.channel.send(Making(settings), (memory.fd,))
 
     def ask(self, wanted: Make) -> Made:
-        """Raises ChannelClosed where it ends meanwhile, or says nothing for too long."""
+        """Its answer. Raises ChannelClosed if the process ends meanwhile, or says nothing for 60 s."""
         self.channel.send(wanted)
         while self._poll.poll(1000 * _LIMIT_S):
             for message in self.channel.receive():
@@ -59,7 +59,7 @@ class _Maker:
         raise ChannelClosed(f"said nothing for {_LIMIT_S:g} s")
 
     def end(self) -> str:
-        """How it ended; it is killed if it has not."""
+        """Kill the process if it still runs; returns how it ended, in words."""
         self.channel.close()
         with contextlib.suppress(Exception):
             self.process.wait(0.1)
@@ -68,7 +68,7 @@ class _Maker:
 
 
 class Makers:
-    """``number`` processes that write to ``memory``. From any thread."""
+    """``number`` processes that write to ``memory``. For use from any thread."""
 
     def __init__(self, number: int, settings: dict[str, Any], memory: SharedMemory) -> None:
         self.restarts = 0
@@ -86,9 +86,9 @@ class Makers:
     def make(self, wanted: Make) -> Made:
         """A maker's answer. Raises NotReady, and the error that the maker has met.
 
-        Raises WorkerError where three makers, one after the other, have died while they made it.
+        Raises WorkerError if three makers have died while they made it.
         """
-        digest = sha256(wanted.text).digest()  # deaths are remembered, and a ticket may be long
+        digest = sha256(wanted.text).digest()  # to count deaths by: a ticket may be long
         if self._deaths[digest] >= _MAX_DEATHS:
             raise WorkerError(
                 f"{_MAX_DEATHS} processes of the server were lost at the making of these rows",

@@ -1,8 +1,8 @@
-"""Answers to tickets for rows: what a worker of a consumer elsewhere would read, if the shards were there.
+"""Answers to tickets for rows: what a consumer's worker on another machine would read if it had the shards.
 
 A ticket's records are read and checked as for a consumer on this machine, and then packed: features travel as they
 are stored where that takes fewer bytes than the fields, and fields that only this side can make are finished
-(``schema.packed``). A record that cannot be had is named, and the others are not lost.
+(``schema.packed``). A record that cannot be had is named; the others are sent.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
 from loaderd.workers.file_rows import FileRows
 
-# What is decoded of so many is still in the cache when it is put into its rows.
+# The fields of so many records are still in the cache when they are copied into rows.
 _ROWS_AT_A_TIME = 512
 
 Rows = npt.NDArray[np.uint8]
 
 
 class ServedSet:
-    """A data set that this process can read, and what it says of it (``remote.tables``)."""
+    """A data set that this process can read, and its table for consumers (``remote.tables``)."""
 
     def __init__(self, dataset: AnyDataset, data: Data) -> None:
         self.dataset = dataset
@@ -44,16 +44,16 @@ class ServedSet:
             damages=data.damages,
         )
         self.row_bytes = unpacking_schema(dataset.leaves()[0].schema).row_bytes
-        """Of a row that is sent."""
+        """Bytes of a row as it is sent."""
         self._counts = np.concatenate(data.counts)
 
     @cached_property
     def maker(self) -> RowMaker:
-        """What makes its rows."""
+        """Makes its rows; created at the first use."""
         return RowMaker(self)
 
     def check(self, ticket: RowsTicket) -> None:
-        """Raise ServerError where the ticket is for other data, OptionError where it asks for what is not there."""
+        """Raise ServerError if the ticket is for other data, OptionError if it asks for records that do not exist."""
         if ticket.data != self.digest:
             raise ServerError(
                 f"this server has other data {ticket.dataset!r} than are asked for: digest {self.digest}, "
@@ -89,13 +89,13 @@ class RowMaker:
     def make(self, ticket: RowsTicket, out: Rows) -> list[Fault]:
         """Write the rows to ``out``, uint8, (ticket.num_rows, row bytes), C-contiguous.
 
-        Returns places of rows that could not be had, with why. These are 0.
+        Returns which rows could not be had, and why. The bytes of these are 0.
         """
         slices, row = [], 0
         for epoch, block, first, stop in ticket.rows:
             slices.append(Slice(block, first, stop, row, epoch))
             row += stop - first
-        if len(self._window) < row:  # kept: new pages for each ticket would cost 34 ns a record
+        if len(self._window) < row:  # kept: fresh memory for each ticket would cost 34 ns a record
             self._window = np.empty((row, self._schema.row_bytes), np.uint8)
         places = self._served.data.places(slices, self._seed)
         faults = self._files.read(slices, places, np.arange(row), self._window)
@@ -104,18 +104,18 @@ class RowMaker:
         for before, stop in itertools.pairwise([-1, *lost, row]):
             for first in range(before + 1, stop, _ROWS_AT_A_TIME):
                 faults += self._pack(first, min(first + _ROWS_AT_A_TIME, stop), found)
-        for gap in self._gaps:  # what an earlier answer has left there is nobody's business
+        for gap in self._gaps:  # nobody may see what an earlier answer has left there
             out[:, gap] = 0
         for numbers, _ in faults:
             out[numbers] = 0
         return [Fault(numbers, to_wire(error)) for numbers, error in faults]
 
     def _pack(self, first: int, stop: int, found: npt.NDArray[np.void]) -> list[tuple[list[int], LoaderdError]]:
-        """Write these rows of the window, packed, to ``found``; returns those that a function refused."""
+        """Write these rows of the window, packed, to ``found``; returns those at which a function failed, and why."""
         columns = {name: column[: stop - first] for name, column in self._columns.items()}
         try:
             self._decoder.decode(self._window[first:stop], columns)
-        except Exception as error:  # of a function of the user's: halves show at which record
+        except Exception as error:  # in a user's function: find the record by halving
             if stop - first == 1:
                 return [([first], _of_function(error))]
             middle = (first + stop) // 2

@@ -17,16 +17,17 @@ _MOST_LISTINGS = 4
 
 
 class ServedSets:
-    """Of the daemon at ``daemon``, an address ``unix:…``."""
+    """The data sets of the daemon at ``daemon``, an address ``unix:…``."""
 
     def __init__(self, daemon: str) -> None:
         self._daemon = daemon
         self._found: OrderedDict[tuple[str, Listing | None], ServedSet] = OrderedDict()
 
     def get(self, dataset: str, listing: Listing | None, is_new: bool = False) -> ServedSet:
-        """The data set, of these shards where it grows; ``is_new``: of those that there are now.
+        """The data set; if it grows, with the shards of ``listing``, or None: those that there are now.
 
-        Raises NotReady, LinkLost, and the error with which the daemon refuses.
+        ``is_new``: ask the daemon which these are, even if it has said so before. Raises NotReady, LinkLost, and the
+        error with which the daemon refuses.
         """
         known = self._found.get((dataset, listing))
         if known is not None and not (is_new and listing is None and known.dataset.grows):
@@ -42,7 +43,7 @@ class ServedSets:
 
 
 def ask_data(daemon: str, dataset: str, listing: Listing | None) -> bytes:
-    """What ``daemon.catalog.Served.data`` gives. Raises NotReady, LinkLost, LoaderdError."""
+    """The pickled data set of ``daemon.catalog.Served.data``. Raises NotReady, LinkLost, LoaderdError."""
     question = AskData(dataset, listing)
     answer, fd = ask_server(daemon, DataIs, question, timeout_s=_ANSWER_TIMEOUT_S)
     if fd is None:

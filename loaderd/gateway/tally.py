@@ -13,7 +13,7 @@ _OTHERS = "(others)"
 _SAY_EVERY_S = 10.0
 
 SOMEWHERE = "somewhere"
-"""The host of a call of which nobody says where it came from."""
+"""The host of a call whose origin nobody knows."""
 
 Reader = tuple[str, str]
 """The name that a consumer gives itself, and the host that it calls from."""
@@ -22,7 +22,7 @@ _logger = logging.getLogger("loaderd")
 
 
 class Tally:
-    """From any thread. All of it only rises."""
+    """Counts that only rise. For use from any thread."""
 
     def __init__(self) -> None:
         self._refused = 0
@@ -32,7 +32,7 @@ class Tally:
         self._lock = threading.Lock()
 
     def reads(self, reader: Reader, dataset: str) -> None:
-        """A consumer begins to read; the log is told the first time."""
+        """A consumer begins to read; the log says so the first time."""
         with self._lock:
             is_new = (reader, dataset) not in self._readers and len(self._readers) < _MOST_CONSUMERS
             if is_new:
@@ -51,7 +51,7 @@ class Tally:
             counts.update(requests=1, records=num_rows, bytes=num_bytes, cache_hits=int(is_hit))
 
     def refused(self, host: str, why: str) -> None:
-        """Somebody was sent away; the log is told, but not each time."""
+        """A call was refused; the log says so, at most every 10 s."""
         with self._lock:
             self._refused += 1
             now_s = time.monotonic()
@@ -61,7 +61,7 @@ class Tally:
         _logger.warning("a call from %s was refused: %s; %d calls were refused so far", host, why, self._refused)
 
     def report(self) -> dict[str, Any]:
-        """Plain values."""
+        """All counts, as plain values."""
         with self._lock:
             remote = [
                 {"dataset": dataset, "consumer": consumer, **counts}

@@ -9,7 +9,7 @@ batch is its **step**. ``remainder`` says what becomes of an epoch's last rows, 
 - ``"carry"``: the next epoch's first rows complete their batch; only the last batch of the pass may be smaller.
 
 All hosts have the same number of batches. A host that has one row less than another, and would have one batch less,
-takes a row from its last batch but one to make a last batch. (Where a host has fewer rows than batches, its last ones
+takes a row from its last batch but one to make a last batch. (If a host has fewer rows than batches, its last batches
 are empty.)
 """
 
@@ -63,7 +63,7 @@ class BatchPlan:
             return self.first
         if self.remainder != "carry":
             return self._whole[self.first.host]
-        # A row more goes to another host each time, so that in the whole pass they differ by a row at most.
+        # In each epoch other hosts get a row more, so that over the whole pass hosts differ by a row at most.
         return self._whole[(self.first.host - self._all_rows_before(epoch)) % self.first.num_hosts]
 
     @cached_property
@@ -83,7 +83,7 @@ class BatchPlan:
         return split_evenly(self.first.rest.size, self.first.num_hosts, host) + (epoch - 1) * self._whole[host].size
 
     def _epoch_of_row(self, row: int, host: int) -> int:
-        """The epoch of the pass that row ``row`` of ``host`` is in: the last one with no more rows in front of it."""
+        """The epoch of the pass that row ``row`` of ``host`` is in: the last with at most ``row`` rows before it."""
         if self.remainder == "carry":
             first, size, row = self.first.rest.size, self.first.rest.num_records, row * self.first.num_hosts + host
         else:
@@ -116,10 +116,10 @@ class BatchPlan:
         return self._first_steps + (self.epochs - 1) * self.steps_per_epoch
 
     def place_of(self, step: int) -> tuple[int, int]:
-        """(epoch of the pass, number of the batch in it) of ``step``; a batch belongs to where it begins.
+        """(epoch of the pass, number of the batch in it) of ``step``. A batch belongs to the epoch where it begins.
 
-        (With "carry": where it begins on host 0, so that it is the same on all.) ``num_steps`` itself is the place
-        behind the pass: batch 0 of the epoch after its last.
+        (With "carry": where it begins on host 0, so that all hosts agree.) ``num_steps`` has the place behind the
+        pass: batch 0 of the epoch after its last.
         """
         if self.remainder != "carry":
             if step < self._first_steps:
@@ -128,7 +128,7 @@ class BatchPlan:
             return 1 + epoch, batch
         epoch = self._epoch_of_row(step * self.batch_size, host=0)
         if self.epochs is not None:
-            epoch = min(epoch, self.epochs)  # behind a last batch that is short, and larger than an epoch
+            epoch = min(epoch, self.epochs)  # behind a short last batch, that row may lie further on
         return epoch, step - self._first_step_of(epoch)
 
     def step_at(self, epoch: int, batch: int) -> int:
@@ -161,7 +161,7 @@ class BatchPlan:
         return self._rows_of_batch(batch, self.share_of(epoch).size, num_batches)
 
     def _rows_of_batch(self, batch: int, size: int | None, num_batches: int | None) -> tuple[int, int]:
-        """The rows (start, stop) of ``batch`` where ``size`` rows make ``num_batches``: see the module."""
+        """The rows (start, stop) of ``batch`` if ``size`` rows make ``num_batches``: see the module's docstring."""
         start, stop = batch * self.batch_size, (batch + 1) * self.batch_size
         if size is None or num_batches is None or self.remainder == "drop":
             return start, stop
@@ -171,7 +171,7 @@ class BatchPlan:
         return min(start, size), min(stop, size)
 
     def taken_of(self, epoch: int, step: int) -> tuple[int, int]:
-        """(host of the share, rows of it) that are taken of an epoch of the pass when ``step`` is the next batch."""
+        """(host whose share of an epoch this host has, rows taken of that share) when ``step`` is the next batch."""
         share = self.share_of(epoch)
         rows = self.rows_of(step)[0] - self._rows_before(epoch, self.first.host)
         return share.host, min(max(rows, 0), share.size)
@@ -239,8 +239,8 @@ class BatchPlan:
         most = (self.batch_size + smallest - 2) // smallest + 1
         if not self.first.rest.parts:
             return most
-        # Parts may be small, so each place where a batch can begin is looked at; from the first epoch it reaches into
-        # the next ones with "carry" only, which is counted as often as it can be.
+        # Parts may be small, so each window in which a batch can begin is looked at. Only with "carry" does a batch
+        # reach from the first epoch into the next ones: then the most that it can touch there are added.
         ends = list(accumulate(self.first.size_of(window) for window in range(self.first.num_windows)))
         in_first = [bisect_right(ends, end - 2 + self.batch_size) - window + 1 for window, end in enumerate(ends)]
         return max([most, *[min(count, len(ends) - at) for at, count in enumerate(in_first)]]) + (

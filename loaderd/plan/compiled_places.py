@@ -1,4 +1,4 @@
-"""A compiled way to permute by mixing (see ``permutation``): one loop that mixes each number until it is one."""
+"""Permuting by mixing (see ``permutation``), compiled: a loop that mixes each word until it is below ``count``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MIX_LOOP = Loop(_CODE, "mix", (NUMBER,) * 5 + (ADDRESS, NUMBER, ADDRESS))
 def mix_by_compiled_code(
     start: int, stop: int, count: int, bits: int, draws: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.int64] | None:
-    """As ``permutation.places``; None where nothing can be compiled.
+    """As ``permutation.places``; None if nothing can be compiled here.
 
     ``draws``: uint32, (rounds, 2), C-contiguous: factors, which are odd, and summands.
     """
@@ -71,7 +71,7 @@ def mix_by_compiled_code(
     if loop is None:
         return None
     out = np.empty(stop - start, np.int64)
-    if len(out):  # the loop ends behind a number
+    if len(out):  # the loop makes one number at least
         half = (bits + 1) // 2
         loop(start, len(out), count, (1 << bits) - 1, half, draws.ctypes.data, len(draws), out.ctypes.data)
     return out

@@ -1,6 +1,6 @@
 """The order of one epoch: which record is in which row.
 
-An epoch is a sequence of **rows**, one a healthy record. With shuffling, the blocks of all shards are permuted
+An epoch is a sequence of **rows**, one for each healthy record. With shuffling, the blocks of all shards are permuted
 (another permutation each epoch) and laid end to end; without, they lie in the files' own order. Then the rows of each
 **window**, a run of consecutive rows, are permuted among themselves (:class:`WindowOrder`). Both permutations are
 functions of (seed, epoch), so any process can say where a record goes without asking another.
@@ -84,7 +84,7 @@ class WindowOrder(NamedTuple):
     def places(self, begin: int = 0, end: int | None = None) -> Int64s:
         """int64, (end - begin,): the places of rows ``begin`` to ``end - 1`` (None: the last).
 
-        -1: the place was delivered before.
+        -1: the row was delivered before.
         """
         end = self.size if end is None else end
         found = np.arange(begin, end) if self.key is None else places(self.key, self.size, begin, end)

@@ -20,14 +20,14 @@ from loaderd.plan.shares import Window
 _MAX_PAIRS = 1 << 20
 
 Listing = tuple[tuple[str, str, int, str] | None, ...]
-"""Of each set that grows, the shards of an epoch: the first one's name, the last one's, how many, their digest."""
+"""For each set: (path of an epoch's first shard, path of its last, number, digest); None: the set does not grow."""
 
 Past = tuple[tuple[int, ...], ...]
-"""Rows that each host took of the first epoch before: a tuple for each change of the number of hosts."""
+"""How many rows each host took of the first epoch: a tuple for each change of the number of hosts."""
 
 
 def listing_of(values: Any) -> Listing | None:
-    """A listing that came as lists. Raises OptionError for what is none: it may come from another machine."""
+    """A listing that came as lists. It may come from another machine: raises OptionError if it is none."""
     if values is None:
         return None
     require(isinstance(values, (list, tuple)), "a listing", "a list", values)
@@ -38,12 +38,12 @@ def listing_of(values: Any) -> Listing | None:
 
 
 def past_of(values: Any) -> Past:
-    """A past (see :class:`Pass`) that came as lists. Raises OptionError for what is none."""
+    """A past (see :class:`Pass`) that came as lists. Raises OptionError if it is none."""
     is_past = isinstance(values, (list, tuple)) and all(
         isinstance(taken, (list, tuple)) and taken and all(is_count(rows, 0) for rows in taken) for taken in values
     )
     require(is_past, "past", "of each change, how many rows each host had taken", values)
-    # To plan what is left takes a microsecond for each pair of hosts, and others may wait for whoever plans.
+    # Planning what is left takes a microsecond for each pair of hosts, and other consumers may wait for it.
     pairs = sum(len(taken) ** 2 for taken in values)
     require(pairs <= _MAX_PAIRS, "past", "once of 1,024 hosts, 16 times of 256, …", [*map(len, values)])
     return tuple(map(tuple, values))
@@ -52,8 +52,8 @@ def past_of(values: Any) -> Past:
 class Pass(NamedTuple):
     """Which pass: of ``epochs`` epochs (None: for ever) from ``first_epoch`` on.
 
-    ``past``: what other numbers of hosts took of the first epoch before, one behind the other: how many rows each of
-    the hosts took of its share. ``listing``: where data sets grow, the shards that the pass is made of.
+    ``past``: for each change of the number of hosts in the first epoch, how many rows each of the hosts until then
+    took of its share. ``listing``: if data sets grow, the shards that the pass is made of.
     """
 
     first_epoch: int
@@ -63,9 +63,9 @@ class Pass(NamedTuple):
 
 
 def pass_of(values: Any) -> Pass:
-    """A pass of anybody, or one that came as a list. Raises OptionError for what is none.
+    """A pass that came as a list, maybe from another machine. Raises OptionError if it is none.
 
-    Whether a course has it, ``Course.batches`` says.
+    It does not check that the data have such a pass: ``Course.batches`` does.
     """
     require(isinstance(values, (list, tuple)) and len(values) == 4, "a pass", "its four fields", values)
     first_epoch, epochs, past, listing = values
@@ -108,12 +108,12 @@ class PassPlan:
     def _find(self, window: int) -> tuple[int, Window]:
         epoch, number = self.batches.locate(window)
         found = self.batches.share_of(epoch).window(number)
-        if not self._shuffle:  # a part of it is a window too, and nothing else need be read
+        if not self._shuffle:  # then a part is itself a window, and the rest need not be read
             found = Window(found.start + found.first, found.num_places, 0, found.num_places)
         return self._first_epoch + epoch, found
 
     def rows_of(self, window: int) -> int:
-        """Rows to be loaded for ``window``: more than its places, if others have used a part of it."""
+        """Rows to be loaded for ``window``: more than its places, if other hosts have delivered a part of it."""
         return self._locate(window)[1].size
 
     def slices_of(self, window: int) -> list[Slice]:

@@ -2,8 +2,8 @@
 
 **By sorting**, for few numbers: each of them gets 32 pseudo-random bits (splitmix64: Steele, Lea, Flood 2014, "Fast
 splittable pseudorandom number generators"); sorting the numbers by them, stably, permutes them. A stable sort has one
-answer, so there is no room for the version of a library to matter, as there is in a library's own shuffle. Two equal
-draws (a hundred pairs in a million numbers) leave two numbers in their order, which no batch will notice.
+answer, so the version of a library cannot matter, as it could with a library's own shuffle. Two equal draws
+(a hundred pairs in a million numbers) leave two numbers in their order, which no batch will notice.
 
 **By mixing**, for many: where number i goes is computed from i alone, so whoever needs the places of some numbers
 computes those and no others. In words of b bits, the fewest that hold all numbers, each of these steps can be undone,
@@ -22,7 +22,7 @@ from loaderd.randomness import splitmix64
 
 
 def random_words(key: int, count: int, first: int = 0) -> npt.NDArray[np.uint64]:
-    """uint64, (count,): numbers of the splitmix64 generator that starts at ``key``, from its ``first`` on."""
+    """uint64, (count,): numbers of the splitmix64 generator that starts at ``key``, from number ``first`` on."""
     return splitmix64(np.uint64(key), np.arange(first, first + count, dtype=np.uint64))
 
 
@@ -39,15 +39,15 @@ def permutation(key: int, count: int) -> npt.NDArray[np.int64]:
 
 
 _ROUNDS = 5
-# Below this the mixed words have too few bits to be mixed well, and sorting costs nothing.
+# Up to this count, the mixed words have too few bits to be mixed well, and sorting costs nothing.
 _SORTED_COUNT = 4096
 
 
 def places(key: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
     """int64, (stop - start,): where a permutation of 0 to count - 1 puts the numbers ``start`` to ``stop - 1``.
 
-    4 to 15 ns a number, and half of that where it is compiled; up to 4,096 numbers are all sorted, for 12 ns each,
-    whatever part is asked for.
+    4 to 15 ns a number, and half of that if compiled. Where ``count`` is at most 4,096, all numbers are sorted, for
+    12 ns each, whatever part is asked for. Raises ValueError if ``count`` is above 2**32.
     """
     if count <= _SORTED_COUNT:
         return permutation(key, count)[start:stop]

@@ -35,17 +35,17 @@ class Position:
     epoch: int = 0
     batch: int = 0
     hosts: int | None = field(default=None, repr=False)
-    """For how many hosts ``batch`` counts; None: for as many as there are."""
+    """The number of hosts with which ``batch`` was counted; None: that of the loader."""
     batch_size: int | None = field(default=None, repr=False)
-    """In batches of how many records; None: of as many as there are."""
+    """The batch size with which ``batch`` was counted; None: that of the loader."""
     first_epoch: int | None = field(default=None, repr=False)
-    """The epoch with which the pass began, where it matters; None: the ``epochs`` epochs that this one is among."""
+    """The epoch with which the pass began, if it matters; None: passes begin at the multiples of ``epochs``."""
     past: Past = field(default=(), repr=False)
-    """Rows that each host took of epoch ``first_epoch`` before: a tuple for each change of the number of hosts."""
+    """How many rows each host took of epoch ``first_epoch``: a tuple for each change of the number of hosts."""
     listing: Listing | None = field(default=None, repr=False)
     """Where data sets grow: the shards that the epoch is made of; None: those that there are when it begins."""
     of: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What it belongs to: the shards, the schema's stored features, the seed, …; empty: not to be compared."""
+    """What it belongs to: the shards, the schema's stored features, the seed, …; empty: nothing is compared."""
 
     def __post_init__(self) -> None:
         for what in ("epoch", "batch"):
@@ -98,7 +98,7 @@ class Course:
     ) -> None:
         """``of``: what a position's ``of`` is compared with.
 
-        ``listing``: the shards that ``num_records`` is of, where data sets grow; then each epoch is a pass alone.
+        ``listing``: if data sets grow, the shards with these ``num_records``; then each epoch is a pass of its own.
         """
         self._options = options if listing is None else replace(options, epochs=1)
         self.listing = listing
@@ -115,7 +115,7 @@ class Course:
         return BatchPlan(share, self._options.batch_size, self._options.remainder, pass_.epochs)
 
     def _rest_after(self, past: Past) -> Rest:
-        """What hosts have left of an epoch. Raises OptionError where they cannot have taken that."""
+        """What is left of an epoch after ``past``. Raises OptionError if the hosts cannot have taken that."""
         rest = Rest(self._num_records)
         for taken in past:
             all_have = all(rows <= split_evenly(rest.size, len(taken), host) for host, rows in enumerate(taken))
@@ -126,11 +126,11 @@ class Course:
         return rest
 
     def pass_to_json(self, pass_: Pass) -> str:
-        """A pass as text, with what its steps mean."""
+        """A pass as text, with what its steps depend on: the data, the hosts, the batch size."""
         return json.dumps({"pass": pass_, "of": self._counted})
 
     def pass_from_json(self, text: str | bytes) -> Pass:
-        """The pass that :meth:`pass_to_json` wrote. Raises OptionError where its steps do not count here."""
+        """The pass that :meth:`pass_to_json` wrote. Raises OptionError if its steps are other batches here."""
         values = json.loads(text)
         _compare(values["of"], self._counted)
         return pass_of(values["pass"])
@@ -145,7 +145,7 @@ class Course:
         return following if self.listing is None else following._replace(listing=None)
 
     def _pass_from(self, epoch: int, past: Past) -> Pass:
-        """From ``epoch`` to where the pass ends that it belongs to: passes have ``epochs`` epochs, from 0 on."""
+        """From ``epoch`` to the end of its pass. Passes have ``epochs`` epochs each, from epoch 0 on."""
         epochs = self._options.epochs
         return Pass(epoch, None if epochs is None else epochs - epoch % epochs, past, self.listing)
 
@@ -154,7 +154,7 @@ class Course:
         return 0 if epochs is None else epoch - epoch % epochs
 
     def is_whole(self, pass_: Pass, step: int) -> bool:
-        """Whether all of a pass, and as much as any, comes from ``step`` on."""
+        """Whether all batches of the pass come from ``step`` on, and the pass has all of its ``epochs`` epochs."""
         return step == 0 and not pass_.past and pass_.epochs == self._options.epochs
 
     # -------------------------------------------------------------------------------------- to a position
@@ -164,7 +164,7 @@ class Course:
         num_hosts, batch_size = self._options.shard[1], self._options.batch_size
         epoch, batch = self.batches(pass_).place_of(step)
         here = Position(pass_.first_epoch + epoch, batch, num_hosts, batch_size, of=self._of)
-        # Where batches go on over the ends of epochs, it matters where they began, also to who goes on for longer.
+        # If batches go on over the ends of epochs, it matters where they began, also to a loader with more epochs.
         carries = self._options.remainder == "carry"
         if epoch == pass_.epochs:  # behind the pass: the next one begins here
             return replace(here, first_epoch=here.epoch) if carries else here
@@ -173,7 +173,10 @@ class Course:
         return replace(here, first_epoch=pass_.first_epoch, past=past) if past or carries else here
 
     def after(self, position: Position, batches: int) -> Position:
-        """The position so many batches later, passes following each other. Raises OptionError as :meth:`find`."""
+        """The position so many batches later, maybe in a later pass.
+
+        Raises OptionError as :meth:`find`; for data that grow, also if it lies inside a later epoch.
+        """
         pass_, step = self.find(position)
         step += batches
         while (num_steps := self.batches(pass_).num_steps) is not None and step >= num_steps:

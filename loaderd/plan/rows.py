@@ -1,7 +1,7 @@
 """The rows of each epoch of a data set, of several that are mixed, and of several in a row.
 
-Whatever it is made of, an epoch is a sequence of rows, and whoever wants a window of it asks which records are in
-rows ``start`` to ``stop - 1``. A mix takes the rows of each of its sets in that set's own order, epoch after epoch,
+Whatever it is made of, an epoch is a sequence of rows. To load a window of it, one asks which records are in rows
+``start`` to ``stop - 1``. A mix takes the rows of each of its sets in that set's own order, epoch after epoch,
 so each set is used up evenly::
 
     set 0 (weight 0.75)   epoch 0 ──────────────────► │ epoch 1 ────────────────► │ …
@@ -9,7 +9,7 @@ so each set is used up evenly::
     mix                   epoch 0 ──────────────────────────► │ epoch 1 ─────────────────────────► │ …
                           rows 0 … 9,999: the next 7,500 rows of set 0 and the next 2,500 rows of set 1
 
-In what order they come is for the window's permutation to say.
+The order in which these rows are delivered follows from the window's permutation.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 Int64s = npt.NDArray[np.int64]
 
-# Epochs that a set can begin in one epoch of a mix, so that no two of all are the same.
+# The most epochs that a set can begin in one epoch of a mix: so each of them has a number of its own.
 _MOST_EPOCHS_OF_A_SET = 1 << 32
 
 
 class Rows(Protocol):
-    """What a pass is made of."""
+    """The rows of all epochs of one or more data sets."""
 
     @property
     def num_records(self) -> int:
@@ -44,7 +44,7 @@ class Rows(Protocol):
         """Blocks, numbered through all sets."""
 
     def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
-        """What rows ``start`` to ``stop - 1`` of an epoch consist of; rows of the slices count from 0."""
+        """What rows ``start`` to ``stop - 1`` of an epoch consist of; in the slices, rows count from 0."""
 
 
 class SetRows:
@@ -62,7 +62,7 @@ class SetRows:
 
 
 class ConcatRows:
-    """Several data sets: an epoch is one of each, one behind the other."""
+    """Several data sets in a row: an epoch consists of an epoch of each, one behind the other."""
 
     def __init__(self, sets: Sequence[Rows]) -> None:
         self._sets = sets
@@ -83,7 +83,7 @@ class ConcatRows:
 
 
 class Proportions(NamedTuple):
-    """How many of the first rows of an epoch are of each set: in exact proportion, and never fewer for more rows."""
+    """How many of the first rows of an epoch come from each set, in exact proportion to ``weights``."""
 
     weights: tuple[Fraction, ...]
 
@@ -113,7 +113,7 @@ class MixRows:
         weights: Mapping[int, Sequence[Fraction]],
         anew: Sequence[bool],
     ) -> None:
-        """``weights``: from which epoch of the mix on (0 at least) which weights hold, one a set, that sum to 1.
+        """``weights``: by the epoch of the mix from which they hold (0 among them), one for each set, with sum 1.
 
         ``anew``: for each set, whether it begins a new epoch with each epoch of the mix, even if its last one was not
         used up.

@@ -6,8 +6,8 @@ All keep the records' order, so what is left of a block is a range of its record
 leaves out. The daemon counts what is left; a worker finds out which records these are, from a :data:`Condition` for
 each hash.
 
-A hash depends on the shard's name and the record's number in it alone, so a record stays on its side of a split when
-shards are added, or moved to another folder.
+A hash depends only on the shard's name and on the record's number in the shard. So a record stays on its side of a
+split when shards are added, or moved to another folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loaderd.randomness import key_of
 Int64s = npt.NDArray[np.int64]
 
 HASHES = 1 << 32
-# So many hashes fit in a core's own cache, and in memory that is not fetched from the kernel anew each time.
+# So many hashes fit in a core's own cache, and in memory that need not be fetched from the kernel each time.
 _CHUNK_RECORDS = 1 << 14
 
 Condition = tuple[int, int, int]
@@ -51,7 +51,7 @@ class Hashed(NamedTuple):
         return f'the part from {part} of split(by="{self.by}", seed={self.seed})'
 
     def condition(self, shard: str) -> Condition:
-        """What it asks of the records of the shard of that name, or (``by="shard"``) of its number 0 alone."""
+        """The condition for the records of the shard of that name; with ``by="shard"``, for its number 0 alone."""
         return key_of("split", self.by, self.seed, self.level, shard), self.start, self.stop
 
     def has_shard(self, shard: str) -> bool:
@@ -61,7 +61,7 @@ class Hashed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """A range of the list; called as the method of ``loaderd.Dataset`` that makes it, which errors name."""
+    """A range of the list. In errors, it has the name of the method of ``loaderd.Dataset`` that makes it."""
 
     count: int
 

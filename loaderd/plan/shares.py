@@ -72,7 +72,7 @@ class Rest:
         return self.num_begun + self.num_tail
 
     def after(self, taken: Sequence[int], window_records: int) -> Rest:
-        """What is left when of ``len(taken)`` hosts each has taken so many rows of its share."""
+        """What is left when host i of ``len(taken)`` hosts has taken ``taken[i]`` rows of its share."""
         shares = [HostShare(self, host, len(taken), window_records) for host in range(len(taken))]
         begun = max(share.rounds_begun(rows) for share, rows in zip(shares, taken, strict=True))
         parts = [
@@ -199,7 +199,7 @@ class HostShare:
 
     @cached_property
     def _tail_host(self) -> int:
-        """The host that this one is in the tail: whoever got a row more of the parts gets no row more of it."""
+        """The number of this host in the tail: hosts that got a row more of the parts get no row more of the tail."""
         return (self.host - self.rest.num_begun) % self.num_hosts
 
     @cached_property
@@ -213,12 +213,12 @@ class HostShare:
 
     @cached_property
     def _num_rounds(self) -> int:
-        """The same on all hosts."""
+        """Rounds of the tail: the same number on all hosts."""
         wanted = -(-split_evenly(self.rest.num_tail, self.num_hosts, 0) // self.window_records)
         return min(wanted, max(1, self.rest.num_tail // self.num_hosts))
 
     def rounds_begun(self, rows: int) -> int:
-        """Of how many rounds this host has taken a row, ``rows`` being all that it took."""
+        """Of how many rounds this host has taken rows, if it has taken ``rows`` rows in all."""
         return 0 if rows <= self._part_ends[-1] else self.find(rows - 1)[0] - self.num_parts + 1
 
     def round_start(self, number: int) -> int:

@@ -22,7 +22,7 @@ MAX_MESSAGE_BYTES = 256 << 20
 _RECEIVE_BYTES = 1 << 16
 _MAX_FDS = 253  # the kernel's own limit
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
-_CUT_SHORT = int(socket.MSG_CTRUNC)  # to ask the enum takes 1 µs
+_CUT_SHORT = int(socket.MSG_CTRUNC)  # an int: the enum takes 1 µs
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of socket(7): pid, uid, gid
 
 
@@ -31,23 +31,22 @@ class ChannelClosed(Exception):
 
 
 class Channel:
-    """Sends and receives messages. Not for several threads at once, but for :meth:`send` of small messages.
+    """Sends and receives messages. Not for several threads at once, except :meth:`send` of small messages.
 
-    A message below some kilobytes is one write, which the kernel does not mix with another's.
+    A message below some kilobytes is one write, which the kernel does not mix with another thread's.
 
-    A fork of the process has no part in its channels: there they are closed. Otherwise the other end would not notice
-    the process's death while a fork of it lives, and the garbage that a fork collects would give slots back which the
-    process still reads.
+    In a fork of the process, its channels are closed. Otherwise the other end would not notice the process's death
+    while the fork lives, and garbage collection in the fork would give back slots that the process still reads.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = socket_above_standard(sock)
         self.posted_bytes = 0
-        """What waits for the other end to read it."""
+        """Bytes that were posted and are not sent yet."""
         _channels.add(self)
         self._unpacker = msgpack.Unpacker(
             max_buffer_size=MAX_MESSAGE_BYTES,
-            read_size=_RECEIVE_BYTES,  # its buffer: without, a MiB, of which more and more is used
+            read_size=_RECEIVE_BYTES,  # its buffer; else that has 1 MiB, of which more and more is used
             unicode_errors=UNICODE_ERRORS,
         )
         self._fds: deque[int] = deque()
@@ -58,7 +57,7 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Send all of it, waiting while the other end is busy; raises ChannelClosed."""
+        """Send all of a message, waiting while the other end is busy; raises ChannelClosed."""
         rest = memoryview(encode(message))
         try:
             if fds:
@@ -70,20 +69,21 @@ class Channel:
     def post(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send what can be sent without waiting, and leave the rest to :meth:`flush`; raises ChannelClosed.
 
-        For one who must not wait for the other end: it may be waiting for him. Not to be mixed with :meth:`send`.
+        For a process that must not wait for the other end, which may be waiting for it. Not to be mixed with
+        :meth:`send`.
         """
         encoded = memoryview(encode(message))
         self.posted_bytes += len(encoded)
         self._posted.append((encoded, fds))
         if len(self._posted) == 1:
             self.flush()
-        if self._posted and self._posted[-1][1]:  # who posts may close his own before these are sent
+        if self._posted and self._posted[-1][1]:  # the caller may close its own before these are sent
             self._posted[-1] = encoded, tuple(os.dup(fd) for fd in fds)
             self._own_fds.update(self._posted[-1][1])
 
     @property
     def has_posted(self) -> bool:
-        """Whether something waits for the other end to read."""
+        """Whether something was posted and is not sent yet."""
         return bool(self._posted)
 
     def flush(self) -> None:
@@ -111,7 +111,7 @@ class Channel:
     def receive(self) -> list[Message]:
         """Wait for bytes and return the messages that they complete (maybe none); raises ChannelClosed at the end.
 
-        Raises DaemonError where a descriptor came that this process may not have, with so many files open.
+        Raises DaemonError if a descriptor came and this process may not open any more files.
         """
         try:
             data, ancillary, flags, _ = self.socket.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)

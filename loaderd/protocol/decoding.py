@@ -1,7 +1,7 @@
 """From plain values, as msgpack has them, to the named tuples that messages and their fields are.
 
-msgpack writes a named tuple as an array of its fields. The way back follows the annotations: of named tuples, of
-lists and tuples of them, and of these or None. Everything else stays as it came; what comes is not checked.
+msgpack writes a named tuple as an array of its fields. Decoding follows the annotations: named tuples, lists and
+tuples of them, and unions with one of these. All other values stay as they came. Nothing is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Decoder = Callable[[Any], Any]
 
 
 def decoder_of(kind: Any) -> Decoder | None:
-    """What makes a ``kind`` of plain values; None: they are one already."""
+    """A function that makes a ``kind`` of plain values; None: they are one already."""
     origin, parts = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and hasattr(kind, "_fields"):
         return _of_named_tuple(kind)
@@ -31,7 +31,7 @@ def decoder_of(kind: Any) -> Decoder | None:
 
 
 def message_decoder_of(kind: Any) -> Decoder:
-    """What makes a named tuple of plain values; it raises TypeError for too few of them, or too many."""
+    """A function that makes a named tuple of plain values. It raises TypeError for too few of them, or too many."""
     typed = _typed_fields(kind)
 
     def decode(values: list[Any]) -> Any:
@@ -44,7 +44,7 @@ def message_decoder_of(kind: Any) -> Decoder:
 
 
 def _of_named_tuple(kind: Any) -> Decoder:
-    """Of one within a message, that has all of its fields."""
+    """For a named tuple within a message: all of its fields must be there."""
     typed = _typed_fields(kind)
     new: Decoder = partial(tuple.__new__, kind)  # 0.1 µs; a call of the class takes three times that
 
@@ -64,7 +64,7 @@ def _typed_fields(kind: Any) -> list[tuple[int, Decoder]]:
 
 
 def _of_one_of(decoders: list[Decoder]) -> Decoder | None:
-    """Of a union, in which at most one kind comes as an array."""
+    """For a union, of which at most one kind comes as an array."""
     if not decoders:
         return None
     (decoder,) = decoders

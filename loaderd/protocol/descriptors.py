@@ -1,7 +1,7 @@
-"""Descriptors of ours stay out of 0, 1 and 2, also where a program has none of its own there.
+"""Keeps loaderd's descriptors away from 0, 1 and 2, even if the program has nothing open there.
 
 A service may be started without a standard error. Then the next file that is opened becomes number 2, and whatever
-writes to standard error, as TensorFlow's C++ does, writes into it. That must not be one of our sockets.
+writes to standard error, as TensorFlow's C++ does, writes into that file. It must not be a socket of loaderd's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FIRST = 3
 
 
 def above_standard(fd: int) -> int:
-    """``fd``, or where it is 0, 1 or 2, another number for the same; that one is closed. Raises OSError."""
+    """``fd``; if it is 0, 1 or 2, a duplicate with a higher number, and ``fd`` is closed. Raises OSError."""
     if fd >= _FIRST:
         return fd
     try:
@@ -32,7 +32,7 @@ def socket_above_standard(sock: socket.socket) -> socket.socket:
 
 @contextlib.contextmanager
 def standard_is_taken() -> Iterator[None]:
-    """0, 1 and 2 are taken meanwhile, for what chooses a number by itself, as ``mmap`` does for its duplicate."""
+    """Keep 0, 1 and 2 in use while code runs that chooses a number itself, as ``mmap`` does when it duplicates."""
     taken = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)]
     while taken[-1] < _FIRST:
         taken.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
@@ -44,7 +44,7 @@ def standard_is_taken() -> Iterator[None]:
 
 
 def is_open(fd: int) -> bool:
-    """Whether this process has a file of that number."""
+    """Whether this process has a file open with that number."""
     try:
         fcntl.fcntl(fd, fcntl.F_GETFD)
     except OSError:

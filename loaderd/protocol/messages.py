@@ -17,8 +17,9 @@
     gateway     ◄── maker    Made
 
 On the wire a message is a msgpack array: its number in ``MESSAGES``, then its fields in order. Bulk data does not go
-this way: it lies in shared memory, whose file descriptors travel beside Opened and Attach. ``Open.description`` and
-``Attach.description`` are pickles; they go from a process to its own child only. A server takes none.
+this way: it lies in shared memory, whose file descriptors come with messages such as Opened and Attach.
+``Open.description`` and ``Attach.description`` are pickles: a consumer sends them only to its own daemon, a daemon
+only to its workers. A server accepts none.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from loaderd.protocol.worker_messages import Done, WorkerMessage
 UNICODE_ERRORS = "surrogatepass"
 
 
-# Of what consumers and servers say to each other. Another one is refused.
+# The version of what consumers and servers say to each other. A server refuses any other.
 PROTOCOL = 3
 
 
 class Hello(NamedTuple):
-    """Consumer, first: which ``PROTOCOL`` and version of loaderd it is of, and which data set it is about.
+    """Consumer's first message: its ``PROTOCOL``, its version of loaderd, and the data set that it wants.
 
-    ``dataset`` is "" where only the status is wanted. This message and Failed are the same in every protocol.
+    ``dataset`` is "" if it wants no batches. This message and Failed are the same in every protocol.
     """
 
     protocol: int
@@ -52,7 +53,7 @@ class Hello(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Daemon: the stream is at its end, for this reason."""
+    """Daemon: the stream cannot go on, for this reason. To a supervisor: the process cannot."""
 
     error: dict[str, Any]
 
@@ -89,20 +90,20 @@ class Joined(NamedTuple):
 
 
 class Bye(NamedTuple):
-    """Server: it ends now, or is another process, for this reason. What it has delivered stays valid.
+    """Server: it ends, or another process takes its place, for this reason. What it has delivered stays valid.
 
-    Consumer: it needs no more.
+    Consumer: it needs nothing more.
     """
 
     text: str
 
 
 class AskStatus(NamedTuple):
-    """Consumer or supervisor: how are you?"""
+    """Consumer or supervisor: send a Status."""
 
 
 class Status(NamedTuple):
-    """Server: what it serves, to whom, and how it goes (``ServerDaemon.report``)."""
+    """Server: what it serves, to whom, and how it goes (``ServerDaemon.report``, ``GatewayServer.report``)."""
 
     report: dict[str, Any]
 
@@ -114,14 +115,14 @@ class Serve(NamedTuple):
 
 
 class AskData(NamedTuple):
-    """Gateway: what are the data, now, or those of ``listing`` (``plan.passes``)? A set that grows is listed anew."""
+    """Maker: send the data of ``listing`` (``plan.passes``). None: those there are now; what grows is listed anew."""
 
     dataset: str
     listing: Listing | None
 
 
 class DataIs(NamedTuple):
-    """Daemon: they come along, in memory (``daemon.catalog.Served.data``); or ``why_not`` they are not there yet."""
+    """Daemon: the data come along, in memory (``daemon.catalog.Served.data``); or ``why_not``: why not yet."""
 
     num_bytes: int
     why_not: str
@@ -134,14 +135,17 @@ class Making(NamedTuple):
 
 
 class Make(NamedTuple):
-    """Gateway: the rows that the ticket ``text`` asks for, into cell ``cell``; or with ``cell`` -1, a table."""
+    """Gateway: write the rows that the ticket ``text`` asks for to cell ``cell``; or if that is -1, send a table."""
 
     text: bytes
     cell: int
 
 
 class Made(NamedTuple):
-    """Maker: rows are there; ``faults``: those that could not be had, as msgpack. Or a ``table``, or why not."""
+    """Maker: the rows are in the cell, but for ``faults``, as msgpack; or it sends a ``table``.
+
+    ``error``: why this cannot be made; ``why_not``: why not now.
+    """
 
     num_rows: int = 0
     row_bytes: int = 0
@@ -170,9 +174,9 @@ class Gateway(NamedTuple):
 class Open(NamedTuple):
     """Consumer: make a stream of this (a pickle of ``dataset.StreamDescription`` or ``remote.source.RemoteStream``).
 
-    ``start``: the JSON of the position from which on it is wanted, in place of the description's; it says what the
-    data must be, and how much memory the first pass needs. None: from the start, of whatever the data are.
-    ``shards``: as in Found, where a daemon has listed them before; what has come since then is left out.
+    ``start``: the position, as JSON, from which on it is wanted; it replaces the description's. It says which data
+    are needed, and how much memory the first pass needs. None: from the beginning, of the data that there are.
+    ``shards``: as in Found, if a daemon has listed them before; shards that have come since then are left out.
     """
 
     description: bytes
@@ -181,7 +185,7 @@ class Open(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Daemon of one consumer: the URIs of the shards of each set; None of one that grows. It comes before Opened."""
+    """Daemon of one consumer: the URIs of the shards of each set; None: the set grows. Comes before Opened."""
 
     shards: list[list[str] | None]
 
@@ -194,13 +198,13 @@ class Progress(NamedTuple):
 
 
 class List(NamedTuple):
-    """Consumer: of sets that grow, use the shards that there are now, or those of ``listing`` (``plan.passes``)."""
+    """Consumer: of sets that grow, use the shards of ``listing`` (``plan.passes``); None: those there are now."""
 
     listing: Listing | None
 
 
 class Listed(NamedTuple):
-    """Daemon: the data are these; or, with an ``error``, they could not be had, and are what they were.
+    """Daemon: which data the stream has. With an ``error``: others could not be had, so these are as before.
 
     ``facts`` are fields of ``Statistics``; ``of`` and ``listing`` are what positions are to say
     (``plan.positions.Position``); ``damages`` (dicts of Damage) is what the index pass left out.
@@ -214,17 +218,17 @@ class Listed(NamedTuple):
 
 
 class PageSize(NamedTuple):
-    """Of the page by which batches come (``memory.page``)."""
+    """The size of the page by which batches come (``memory.page``)."""
 
     num_slots: int
     num_seats: int
 
 
 class Opened(NamedTuple):
-    """Daemon: the stream exists; the memory of its slots comes with this message.
+    """Daemon: the stream exists. Listed has come before.
 
-    ``facts`` are fields of ``Statistics``. Listed has come before it. The memory of its page comes along, and the
-    bells: the consumer's, the daemon's, and one of each seat.
+    ``facts`` are fields of ``Statistics``. The memory of the slots and of the page comes along, and the bells: the
+    consumer's, the daemon's, and one of each seat.
     """
 
     facts: dict[str, Any]
@@ -234,8 +238,8 @@ class Opened(NamedTuple):
 class Start(NamedTuple):
     """Consumer: deliver the batches of a pass from ``step`` on.
 
-    Whatever carries an older ``generation`` is void. ``taken``: of a "shared" stream, the batches from ``step`` on
-    that this consumer has had already (``step_sets``).
+    Messages with an older ``generation`` are void. ``taken``: of a "shared" stream, the batches from ``step`` on that
+    this consumer has had already (``step_sets``).
     """
 
     generation: int
@@ -259,7 +263,7 @@ class Ended(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Consumer: is anybody there, and what do I wait for?"""
+    """Consumer: send a State, to show that you live and what I wait for."""
 
 
 class State(NamedTuple):
@@ -276,7 +280,7 @@ class Warned(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Daemon: ``num_records`` records are left out of batch ``step``, for these reasons; it comes in front of it."""
+    """Daemon: ``num_records`` records are left out of batch ``step``, for these reasons. Comes before the batch."""
 
     generation: int
     step: int
@@ -285,13 +289,13 @@ class Skipped(NamedTuple):
 
 
 class Away(NamedTuple):
-    """Daemon: the batch that is waited for needs storage that does not answer; it goes on trying."""
+    """Daemon: the batch that the consumer waits for needs storage that does not answer. The daemon goes on trying."""
 
     generation: int
     error: dict[str, Any]
 
 
-# In the order of their numbers. A new one is the last here, also if it is a worker's, or PROTOCOL becomes another.
+# In the order of their numbers. Add a new message at the end, even a worker's; or else change PROTOCOL.
 Message = (
     Hello
     | Failed
@@ -333,13 +337,13 @@ _NUMBER_OF = {cls: number for number, cls in enumerate(MESSAGES)}
 
 
 def encode(message: Message) -> bytes:
-    """The message as bytes; it is its own frame."""
+    """The message as bytes, which need no frame: msgpack shows where they end."""
     packed: bytes = msgpack.packb([_NUMBER_OF[type(message)], *message], unicode_errors=UNICODE_ERRORS)
     return packed
 
 
 def decode(values: list[Any]) -> Message:
-    """The message of an unpacked array."""
+    """The message in an unpacked array."""
     message: Message = _decoder_of(values[0])(values[1:])
     return message
 

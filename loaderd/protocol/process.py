@@ -1,4 +1,4 @@
-"""What a process of ours does first, and how it ends; ``starting`` is how it is started."""
+"""What a process of loaderd's does first, and how it ended. ``starting`` starts it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PR_SET_NAME = 15
 def enter_process(name: str) -> tuple[socket.socket, int]:
     """The child's side of ``starting.start_process``: its end of the socket, and the parent's process number."""
     raise_max_open_files()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, nobody could tell how children end
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may ignore it, and then nobody can tell how children end
     name_process(name)
     sock = socket.socket(fileno=int(sys.argv[2]))
     sock.set_inheritable(False)  # a program that a user's function starts must not hold the socket open
@@ -25,19 +25,19 @@ def enter_process(name: str) -> tuple[socket.socket, int]:
 
 
 def name_process(name: str) -> None:
-    """What ``ps`` and ``top`` call it: at most 15 characters."""
+    """Set the name that ``ps`` and ``top`` show for this process: at most 15 characters."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the *thread* that started this process ends: only for children of a single-threaded process."""
+    """Be killed when the *thread* that started this process ends: only for children of processes with one thread."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def how_it_ended(code: int) -> str:
-    """In words; ``code``: an exit status, or minus the number of a signal, as ``subprocess`` has it."""
+    """How a process ended. ``code``: its status, or minus the number of a signal, as ``subprocess`` has it."""
     if code >= 0:
         return f"ended with status {code}"
     try:

@@ -1,8 +1,9 @@
-"""Starting a process of ours, so that it ends when the one that started it does.
+"""Starting a process of loaderd's, which ends when the process that started it does.
 
-A child is a fresh interpreter with its end of a socket pair; it is not forked (threads of TensorFlow would be lost
-half-way through what they hold) and not spawned by ``multiprocessing`` (that would run the user's main script, and
-import TensorFlow, once more). Workers are forks, but of what has nothing to lose: ``daemon.pool.fork_server``.
+A child is a fresh interpreter with its end of a socket pair. It is not forked (TensorFlow's threads would be missing
+there, and what they hold would stay locked) and not spawned by ``multiprocessing`` (that would run the user's main
+script, and import TensorFlow, once more). Workers are forks of a process that has no such threads
+(``daemon.pool.fork_server``).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from loaderd.protocol.descriptors import is_open, socket_above_standard
 
 _SYS_PATH = "LOADERD_SYS_PATH"
 
-# The child imports from where its parent does, whatever folder it starts in. What it has imported is there to stay:
-# the collector of garbage need not look at it, neither meanwhile nor later.
+# The child imports from where its parent does, whatever folder it starts in. What it imports stays for good: the
+# garbage collector need not look at it, neither meanwhile nor later.
 _BOOT = (
     f"import gc,os,sys;gc.disable();sys.path[:]=os.environ[{_SYS_PATH!r}].split('\\n');"
     "import importlib;module=importlib.import_module(sys.argv[1]);gc.freeze();gc.enable();module.main()"
 )
 
-# A worker computes in one thread, and sees no GPU: what imports TensorFlow in it must not take the memory of one.
+# A worker computes in one thread, and sees no GPU: a module that imports TensorFlow must not take a GPU's memory.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -36,20 +37,19 @@ _ENVIRONMENT = {
 
 
 def start_process(module: str, output: int | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Run ``main()`` of ``module`` in a new process; returns it and our end of the socket between us.
+    """Run ``main()`` of ``module`` in a new process; returns the process, and our end of the socket to it.
 
-    ``output``: where its standard output and error go; None: where ours do.
-
-    Raises DaemonError where the machine lets us have no more processes or files.
+    ``output``: the descriptor to which its standard output and error go; None: where ours go. Raises DaemonError if
+    the process cannot be started.
     """
-    # Not os.pathsep: a folder's name may hold a colon. What is no string, the import system passes over too.
+    # Not os.pathsep: a folder's name may hold a colon. The import system, too, skips entries that are no strings.
     path = "\n".join(entry or _working_directory() for entry in sys.path if isinstance(entry, str))
     try:
         ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
         _ends_of_children.add(theirs)
     except OSError as error:
         raise _not_started(module, error) from None
-    # What a child writes there, without one of its own, would go into the file that it opens next.
+    # Where we have none open, it gets /dev/null: else its output would go into the file that it opens next.
     stdout, stderr = (output or (None if is_open(fd) else subprocess.DEVNULL) for fd in (1, 2))
     unbuffered = {} if output is None else {"PYTHONUNBUFFERED": "1"}  # as on a terminal: a line when it is printed
     try:
@@ -74,7 +74,7 @@ def start_process(module: str, output: int | None = None) -> tuple[subprocess.Po
 
 
 def _working_directory() -> str:
-    """ "": it is deleted, and nothing can be imported from there."""
+    """The working directory; "" if it is deleted, so that nothing can be imported from there."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def _working_directory() -> str:
 
 
 def _not_started(module: str, error: OSError) -> DaemonError:
-    if error.filename is not None:  # of Popen, and then it is the program that cannot be run
+    if error.filename is not None:  # from Popen: the program cannot be run
         return DaemonError(
             f"cannot start a process for {module}: sys.executable must be a Python that can be run, "
             f"got {sys.executable!r}: {error.strerror}"
@@ -91,11 +91,11 @@ def _not_started(module: str, error: OSError) -> DaemonError:
 
 
 _ends_of_children: WeakSet[socket.socket] = WeakSet()
-"""Those that are open here until the child has them."""
+"""The children's ends of sockets, which are open here until the child has them."""
 
 
 def _leave_ends_to_parent() -> None:
-    """In a fork of another thread's: if it kept them, the child's death would not be noticed while it lives."""
+    """In a fork that another thread makes, close them: else a child's death goes unnoticed while the fork lives."""
     for end in _ends_of_children:
         end.close()
 

@@ -1,4 +1,4 @@
-"""A set of steps as text, in a message: a bit for each step, in hexadecimal digits, eight steps in two of them."""
+"""A set of steps as text, for messages: a bit for each step, in hexadecimal digits, two for eight steps."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 
 MAX_SPAN = 1 << 20
-"""Steps that the text can reach over; it is as long then as a text may be that comes from a consumer."""
+"""How many steps the text can cover: it is then as long as a consumer's text may be."""
 
 
 def text_of(steps: Iterable[int], first: int) -> str:
-    """Those of ``steps`` that are ``first`` or behind it; without those that are ``MAX_SPAN`` or more behind it."""
+    """The text for those of ``steps`` that are in ``first`` .. ``first + MAX_SPAN - 1``; others are left out."""
     places = np.array([step - first for step in steps], np.int64)
     places = places[(places >= 0) & (places < MAX_SPAN)]
     bits = np.zeros(places.max(initial=-1) + 1, bool)
@@ -20,6 +20,6 @@ def text_of(steps: Iterable[int], first: int) -> str:
 
 
 def steps_in(text: str, first: int) -> list[int]:
-    """The way back, in rising order. Raises ValueError where there are no such steps."""
+    """The steps that :func:`text_of` wrote, in rising order. Raises ValueError for any other text."""
     bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))
     return [first + place for place in np.flatnonzero(bits).tolist()]

@@ -1,8 +1,8 @@
-"""What consumers send to a server: they may be of another version, broken, or mean harm.
+"""What consumers send to a server. They may be of another version, broken, or mean harm: nothing is trusted.
 
-Nothing of what comes is believed. Where a message ends is found out by passing over its bytes, which makes no object,
-however large or deep it says it is; only what has come in full and is small enough is unpacked; and then each field
-must be of the type that the message says. Whoever sends anything else gets :class:`MalformedMessage`, and no more.
+To find the end of a message, its bytes are passed over, which makes no object, however large or deep it claims to be.
+It is unpacked only when it has come in full and is small enough. Then each field must have the type that the
+message's class names. Everything else raises :class:`MalformedMessage`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ CONSUMER_MESSAGES: tuple[type[Message], ...] = (
 )
 
 MAX_MESSAGE_BYTES = 1 << 20
-# A position has some hundred characters, a message some ten values. An empty list is a byte here, and 64 in memory.
+# A position has some hundred characters, a message some ten values. An empty list takes a byte here, 64 in memory.
 _MAX_TEXT_BYTES = 1 << 18
 _MAX_ITEMS = 1 << 14
 _MAX_KEYS = 64
 _MAX_CONTAINERS = 1 << 12
 _MAX_DEPTH = 5
-# Less than of those we trust: many small messages at once would keep the others waiting while they are decoded.
+# Less than in Channel: while many small messages are decoded at once, all other consumers wait.
 _RECEIVE_BYTES = 1 << 10
 
 Check = Callable[[Any], bool]
 
 
 class MalformedMessage(ChannelClosed):
-    """What came is no message that may come here, and nothing more is taken from there.
+    """What came is no message that a consumer may send. The connection must be closed.
 
     The text is short, and holds nothing of what came.
     """
@@ -65,9 +65,9 @@ class UntrustedChannel(Channel):
         self._began = bytearray()
         self._passed_bytes = 0
         self.unfinished_since: float | None = None
-        """When the message began of which a part has come, in seconds of ``time.monotonic``; None: there is none."""
+        """Since when a message is there in part, in seconds of ``time.monotonic``; None: none is."""
         self.fault: MalformedMessage | None = None
-        """What was wrong with what came."""
+        """What was wrong with a message, if anything was."""
         self._is_ignored = False
 
     def ignore(self) -> None:
@@ -75,7 +75,7 @@ class UntrustedChannel(Channel):
         self._is_ignored = True
 
     def receive(self) -> list[Message]:
-        """As of a channel. Raises MalformedMessage too; then the channel is to be closed."""
+        """As in Channel. Also raises MalformedMessage; then the caller must close the channel."""
         try:
             return self._receive()
         except MalformedMessage as fault:
@@ -115,7 +115,7 @@ class UntrustedChannel(Channel):
         return found
 
     def _pass_over_message(self) -> bool:
-        """Whether one has come in full. What was passed over once is not looked at again."""
+        """Pass over the next message if it has come in full; returns whether it has. No byte is looked at twice."""
         try:
             self._unpacker.skip()
         except msgpack.OutOfData:
@@ -126,11 +126,11 @@ class UntrustedChannel(Channel):
 
 
 def decode_strict(data: bytes) -> Message:
-    """The message of a consumer (``CONSUMER_MESSAGES``) that is encoded in all of ``data``.
+    """The message of a consumer (``CONSUMER_MESSAGES``) in ``data``, which must hold nothing else.
 
     Fields have exactly the types that the class names; integers have 64 bits. ``Any`` is None, a bool, an integer,
-    text, or some lists and dicts of these. Fields at the end may be missing if they have a default. Raises
-    MalformedMessage for everything else.
+    text, or lists and dicts of these, at most five deep. Fields at the end may be missing if they have a default.
+    Raises MalformedMessage for everything else.
     """
     values = _unpack(data)
     if type(values) is not list or not values:
@@ -190,17 +190,17 @@ def _is_plain(value: Any, depth: int = _MAX_DEPTH) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """For people to read: nothing that moves the cursor, nothing that cannot be written to a log."""
+    """Whether it is text that people can read: without characters that move the cursor or that a log cannot take."""
     return type(value) is str and value.isprintable()
 
 
 def _is_name(value: Any) -> bool:
-    """Of a file: anything."""
+    """Whether it can be the name of a file: any text."""
     return type(value) is str
 
 
 def _check_of(kind: Any, is_text: Check = _is_text) -> Check:
-    """Whether a value is, or can be made, of the type that a field is annotated with."""
+    """A function that says whether a value is of the type ``kind``, or can be decoded to it."""
     if kind is Any or kind == dict[str, Any]:
         return lambda value: (kind is Any or type(value) is dict) and _is_plain(value)
     if kind is int:
@@ -219,7 +219,7 @@ def _check_of(kind: Any, is_text: Check = _is_text) -> Check:
 
 
 def _all_of(checks: list[Check]) -> Check:
-    """A list of so many values, each of which is right."""
+    """For a list of as many values as ``checks``, of which each passes its check."""
 
     def is_right(value: Any) -> bool:
         is_list = type(value) is list and len(value) == len(checks)
@@ -229,7 +229,7 @@ def _all_of(checks: list[Check]) -> Check:
 
 
 def _fields_of(cls: type[Message]) -> tuple[list[tuple[str, str, Check]], int]:
-    """Of each field its name, its type as text, and the check of it; and how many fields have no default."""
+    """For each field (its name, its type as text, its check); and how many fields have no default."""
     kinds = get_type_hints(cls)
     checks = [(name, _named(kinds[name]), _check_of(kinds[name])) for name in cls._fields]
     return checks, len(cls._fields) - len(cls._field_defaults)

@@ -1,7 +1,7 @@
 """The channels that a daemon listens to and speaks on. None of them can make it wait.
 
-The process at the other end may be stopped, or busy sending to us: what it does not read at once is kept, and sent
-when it does.
+The process at the other end may be stopped, or busy sending to the daemon: what it does not read at once is kept, and
+sent when it reads again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Wires:
         self._watched: dict[int, socket.socket | int] = {}
 
     def add(self, number: int, channel: Channel, death_fd: int | None) -> None:
-        """Listen to ``channel``. ``death_fd``, a pidfd that stays the caller's, says when the process there is dead.
+        """Listen to ``channel``. ``death_fd``: a pidfd that shows when the process at the other end dies, or None.
 
-        The channel alone does not say so: a fork may still have its other end open. None: there is no pidfd.
+        The channel alone does not show it: a fork may still have its other end open. The pidfd stays the caller's.
         """
         self._channels[number] = channel
         self._selector.register(channel, selectors.EVENT_READ, number)
@@ -48,12 +48,12 @@ class Wires:
         channel.close()
 
     def watch(self, number: int, what: socket.socket | int) -> None:
-        """Have :meth:`wait` tell, as messages of which there are none, that a socket or a descriptor can be read."""
+        """Have :meth:`wait` yield ``(number, [])`` when a socket or a descriptor can be read."""
         self._watched[number] = what
         self._selector.register(what, selectors.EVENT_READ, number)
 
     def unwatch(self, number: int) -> None:
-        """The end of :meth:`watch`; what was watched stays the caller's."""
+        """End what :meth:`watch` began; what was watched stays the caller's."""
         self._selector.unregister(self._watched.pop(number))
 
     def post(self, number: int, message: Message, fds: tuple[int, ...] = ()) -> None:
@@ -69,7 +69,7 @@ class Wires:
             self._selector.modify(channel, events, number)
 
     def wait(self, timeout_s: float) -> Iterator[tuple[int, list[Message] | None]]:
-        """What has come, by number; None where the other end is gone, and the channel is to be removed."""
+        """Yield (number, what has come); None: the other end is gone, and the caller is to remove the channel."""
         for key, events in self._selector.select(timeout_s):
             number = key.data
             channel = self._channels.get(number)
@@ -92,7 +92,7 @@ class Wires:
                 yield number, messages
 
     def finish(self, number: int) -> None:
-        """Send what is left for ``number``, as far as it is read within 5 s."""
+        """Send what is left for ``number``, as far as the other end reads it within 5 s."""
         channel = self._channels[number]
         until_s = time.monotonic() + _LAST_WORDS_S
         with contextlib.suppress(ChannelClosed):

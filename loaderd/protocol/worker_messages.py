@@ -7,8 +7,8 @@
     daemon  ◄── worker   Attached, Advanced, Said, TaskFailed, FillFailed,
                          FilesFound, TableFound, Indexed, Probed, Loaded, TriedOut
 
-Tasks are numbered by the daemon, streams too: a worker has a place for each stream that it is attached to. Batches
-are no tasks: of what is granted, each worker makes the next one that nobody has begun (see ``memory.page``).
+The daemon numbers tasks, and streams: a worker may be attached to several. Batches are no tasks: each worker makes
+the next batch that is granted and that nobody has begun (see ``memory.page``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Shards(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Of the records of a block, those in the data set: numbers ``low`` to ``high - 1`` that meet ``conditions``."""
+    """A block's records in the data set: of the shard's ``low`` to ``high - 1``, those that meet ``conditions``."""
 
     low: int
     high: int
@@ -62,7 +62,7 @@ class LoadFault(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """Daemon, first: the worker has this seat. Its bell comes along, an eventfd that is rung while it sleeps."""
+    """Daemon's first message: the worker has this seat. Its bell comes along, an eventfd that is rung to wake it."""
 
     seat: int
 
@@ -71,9 +71,9 @@ class Attach(NamedTuple):
     """Daemon: what a worker needs for a stream; ``description`` as in Open.
 
     The memory of its windows, of its slots and of its page comes along, and the bell of its consumer.
-    ``source``: of a stream whose records are elsewhere, a pickle of ``remote.source.RemoteRows``.
+    ``source``: the shards; if servers have the records, a pickle of ``remote.source.RemoteRows``.
     ``num_slots`` and ``num_seats`` are the page's; ``news``: how many Granted and Withdrawn were sent to the seat
-    before. It may come again for the same stream, with other files.
+    before. This message may come again for the same stream, with other files.
     """
 
     stream: int
@@ -92,9 +92,9 @@ class Detach(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """Daemon: these batches may be made, beside those granted before in the same generation; older ones may not.
+    """Daemon: these batches may be made, besides those granted before in this generation; older ones may not.
 
-    No run: look again.
+    Without any run, it only wakes the worker, to look at the page again.
     """
 
     stream: int
@@ -119,7 +119,7 @@ class ListTask(NamedTuple):
 
 
 class AskTask(NamedTuple):
-    """Daemon: ask servers what a data set is: a pickle of ``remote.source.RemoteSet``. ``listing`` as in a ticket."""
+    """Daemon: ask servers for a table. ``of``: a pickled ``remote.source.RemoteSet``; ``listing`` as in a ticket."""
 
     task: int
     of: bytes
@@ -127,15 +127,16 @@ class AskTask(NamedTuple):
 
 
 class UseServers(NamedTuple):
-    """Consumer, daemon: these are the addresses of the servers from now on."""
+    """Consumer to daemon, daemon to workers: from now on, the servers are at these addresses."""
 
     addresses: list[str]
 
 
 class IndexTask(NamedTuple):
-    """Daemon: index this file, and keep that in the cache (``options.index_cache``).
+    """Daemon: index this file, and keep the index in the cache (``options.index_cache``).
 
-    ``storage`` as in ListTask. ``records``: how those of fixed size are stored (``FixedRecords``, or None), pickled.
+    ``storage`` as in ListTask. ``records``: a pickle of how records of a fixed size are stored (``FixedRecords``), or
+    of None.
     """
 
     task: int
@@ -147,9 +148,9 @@ class IndexTask(NamedTuple):
 
 
 class ProbeTask(NamedTuple):
-    """Daemon: see whether the first record of ``block`` fits the schema; ``num_records`` of it are in the data set.
+    """Daemon: see whether the first record of ``block`` fits the schema; with ``any_fits``, any of its first records.
 
-    ``any_fits``: whether any of its first records does. ``place`` as those of LoadTask; None where servers read it.
+    ``num_records`` of the block are in the data set. ``place``: as those of LoadTask; None if servers read it.
     """
 
     task: int
@@ -163,8 +164,8 @@ class ProbeTask(NamedTuple):
 class LoadTask(NamedTuple):
     """Daemon: bring ``slices`` into the window in ``arena``, each row to where ``order`` says.
 
-    ``due``: the key to which POSITION comes when this should be done before more batches are made. ``places``: of
-    each slice, where it is read; none where servers read it.
+    ``due``: when POSITION has come to this key, the task comes before batches. ``places``: where each slice is read;
+    empty if servers read it.
     """
 
     task: int
@@ -177,7 +178,7 @@ class LoadTask(NamedTuple):
 
 
 class TrialTask(NamedTuple):
-    """Daemon: decode a batch, of ``segments`` and without the rows ``omit`` (as in Granted), and forget it."""
+    """Daemon: decode the batch of ``segments``, without the rows ``omit`` (as in Granted), and discard it."""
 
     task: int
     stream: int
@@ -186,7 +187,7 @@ class TrialTask(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """Worker: it has done what Attach says; the first one: it has started."""
+    """Worker: it has done what Attach says. The first one says that it has started."""
 
 
 class Advanced(NamedTuple):
@@ -213,7 +214,7 @@ class TableFound(NamedTuple):
 class Indexed(NamedTuple):
     """Worker: an IndexTask is done.
 
-    ``encoded``: the index; ``unkept``: why it could not be kept. ``asked``: of storage, as ``StorageCounts``.
+    ``encoded``: the index; ``unkept``: why it could not be kept, or None; ``asked``: the fields of ``StorageCounts``.
     """
 
     task: int
@@ -223,14 +224,14 @@ class Indexed(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """Worker: a ProbeTask is done; batches are decoded with these."""
+    """Worker: a ProbeTask is done; this worker decodes batches with ``kernels``."""
 
     task: int
     kernels: Kernels
 
 
 class Loaded(NamedTuple):
-    """Worker: a LoadTask is done, but for what ``faults`` name."""
+    """Worker: a LoadTask is done, except for the places in ``faults``."""
 
     task: int
     faults: list[LoadFault]
@@ -288,4 +289,4 @@ WorkerMessage = (
     | UseServers
     | Said
 )
-"""In the order of their numbers (see ``messages.Message``), and what is only in ``Done`` comes behind."""
+"""In the order of their numbers (see ``messages.Message``). Those that are only in ``Done`` come later there."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from loaderd.errors import OptionError
 
 TOKEN_VARIABLE = "LOADERD_TOKEN"
-"""The environment's variable that holds a consumer's token, and a server's."""
+"""The environment variable that holds the token, of a consumer and of a server."""
 
 Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
 
@@ -18,14 +18,14 @@ _NETWORK_SCHEMES = {"grpc": False, "grpc+tls": True}
 
 
 def default_socket_path() -> str:
-    """Where a server listens that was told nothing else: in ``$XDG_RUNTIME_DIR``, or in a folder of ours in /tmp."""
+    """Where a server listens by default: in ``$XDG_RUNTIME_DIR``; without that, in a folder of loaderd's in /tmp."""
     return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/loaderd-{os.getuid()}", "loaderd.sock")
 
 
 def unix_path(address: str) -> str | None:
-    """The path of an address ``unix:///path``, or ``unix:`` for the default; None: it is one of the network.
+    """The path of an address ``unix:///path``, or the default path for ``unix:``; None for a network address.
 
-    Raises OptionError where it is neither.
+    Raises OptionError for anything else.
     """
     scheme, colon, rest = str(address).partition(":")
     if scheme == "unix" and colon and (not rest.startswith("//") or rest.startswith("///")):
@@ -41,7 +41,7 @@ def network_address(address: str) -> tuple[str, int, bool]:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
         is_plain = not (parts.username or parts.path.strip("/") or parts.query)
-    except (ValueError, AttributeError):  # a port that is no number, a bracket that stays open, what is no text
+    except (ValueError, AttributeError):  # a port that is no number, an open bracket, no string
         host, port, is_plain = None, None, False
     if not (is_plain and host and port and parts.scheme in _NETWORK_SCHEMES):
         raise OptionError(
@@ -52,7 +52,7 @@ def network_address(address: str) -> tuple[str, int, bool]:
 
 
 def checked_addresses(found: Any) -> tuple[str, ...]:
-    """The addresses of servers on the network, each once. Raises OptionError where one is none, or there is none."""
+    """The network addresses in ``found``, each once. Raises OptionError if one is not valid, or there is none."""
     if isinstance(found, str) or not hasattr(found, "__iter__"):
         raise OptionError(f"the addresses of servers must be a list, got {found!r:.200}")
     addresses = tuple(dict.fromkeys(found))

@@ -18,11 +18,11 @@ _Answer = TypeVar("_Answer")
 
 
 def wait_telling(answer: futures.Future[_Answer], tell: Callable[[int], None]) -> _Answer:
-    """The answer, or its error, when it is there; ``tell`` is called twice a second until then."""
+    """Wait for the answer; return it, or raise its error. Meanwhile, ``tell`` is called twice a second."""
     while True:
         with contextlib.suppress(futures.TimeoutError):
             return answer.result(_TELL_EVERY_S)
-        if answer.done():  # with an error of that very kind
+        if answer.done():  # its own error is a TimeoutError
             return answer.result()
         tell(0)
 
@@ -33,7 +33,7 @@ def ask_table(
     tell: Callable[[int], None],
     say: Callable[[str], None],
 ) -> bytes:
-    """What servers say of a data set (``remote.tables``). Raises ServerError as ``Servers.ask``."""
+    """The encoded table of a data set (``remote.tables``), from one of its servers. Raises as ``Servers.ask``."""
     servers = Servers(of.addresses, of.settings, say)
     body = to_json(TableRequest(of.name, listing))
     pool = futures.ThreadPoolExecutor(1)

@@ -1,4 +1,4 @@
-"""Calls to one server on the network, and what is said where they fail."""
+"""Calls to one server on the network, and what users read when they fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Rows = npt.NDArray[np.uint8]
 class OutOfReach(Exception):
     """The server is away, too slow, or too busy now: another one may answer, or this one later.
 
-    ``unconnected``: there is not even a connection.
+    ``unconnected``: whether not even a connection could be made.
     """
 
     def __init__(self, why: str) -> None:
@@ -33,9 +33,9 @@ class OutOfReach(Exception):
 
 
 class Calls:
-    """Calls to the server at ``address``, over one connection. From any thread. Raises OptionError.
+    """Calls to the server at ``address``, over one connection, from any thread. Raises OptionError.
 
-    Each raises OutOfReach, or the LoaderdError with which the server refuses.
+    Each call raises OutOfReach, or the LoaderdError with which the server refuses.
     """
 
     def __init__(self, address: str, settings: Settings) -> None:
@@ -50,8 +50,8 @@ class Calls:
         self._client = flight.FlightClient(
             f"grpc{'+tls' if is_secure else ''}://{host}:{self._port}",
             generic_options=[
-                ("grpc.enable_http_proxy", 0),  # that of the environment is for the web
-                ("grpc.use_local_subchannel_pool", 1),  # else all connections to an address would be one
+                ("grpc.enable_http_proxy", 0),  # the environment's proxy is for the web
+                ("grpc.use_local_subchannel_pool", 1),  # else all Calls to an address would share a connection
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 2000),
             ],
@@ -59,7 +59,7 @@ class Calls:
         )
 
     def rows(self, ticket: bytes, timeout_s: float) -> tuple[Rows, list[Fault]]:
-        """What a ``RowsTicket`` asks for: uint8, (rows, row_bytes), and those of them that could not be had."""
+        """The rows of a ``RowsTicket``, uint8, (rows, row_bytes); and which of them could not be had."""
         with self._in_words():
             reader = self._client.do_get(flight.Ticket(ticket), self._options(timeout_s))
             found, metadata = [], None
@@ -77,7 +77,7 @@ class Calls:
             return b"".join(result.body.to_pybytes() for result in results)
 
     def why_not(self) -> str:
-        """Why the server cannot be reached, in words; "" if it can. Raises ServerError: a wrong certificate."""
+        """Why the server cannot be reached, in words; "" if it can. Raises ServerError if a certificate is wrong."""
         try:
             probe(self._host, self._port, self._tls)
         except ConnectionError as error:
@@ -116,14 +116,14 @@ def _rows_of(batch: pa.RecordBatch) -> Rows:
 
 
 def _refusal(error: flight.FlightError, address: str) -> LoaderdError:
-    """The error that the server means, with what it says there."""
+    """The error that the server sent along, or one with gRPC's words."""
     with contextlib.suppress(ValueError, TypeError, KeyError, msgpack.UnpackException):
         return from_wire(msgpack.unpackb(error.extra_info))
     return ServerError(f"the server at {address} failed: {_words_of(error)}")
 
 
 def _words_of(error: BaseException) -> str:
-    """What gRPC says, without its own diary."""
+    """What gRPC says, without its details for debugging."""
     words = str(error).split(". gRPC client debug context")[0].split(". Detail: ")[0]
     return words.split(", with message: ")[-1][:500]
 

@@ -1,7 +1,7 @@
-"""Loading a window from servers: rows that somebody else has read, checked and packed, put where they belong.
+"""Loading a window from servers, which read, check and pack its rows.
 
-A load asks for its rows in several requests at a time, spread over the servers (``remote.servers``). Reading and
-checking are the servers' work; what is left here is to receive rows, and to put them into their places.
+A load sends several requests at a time, spread over the servers (``remote.servers``), receives the rows, and writes
+them to their places in the window.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Answer = futures.Future[tuple[Rows, list[Fault]]]
 
 @dataclass
 class Request:
-    """``ranges``: as in a RowsTicket."""
+    """What is asked for at a time. ``ranges``: as in a RowsTicket."""
 
     ranges: list[Range] = field(default_factory=list)
     num_rows: int = 0
 
 
 def requests_of(slices: Sequence[Slice], most_rows: int) -> Iterator[Request]:
-    """What is asked for at a time: ``slices``, in order, of up to ``most_rows`` rows together.
+    """Requests for ``slices``, in order, each of at most ``most_rows`` rows.
 
-    A slice is cut only where it is too large for a request: a server reads a cut block once for each part.
+    A slice is cut only if it is too large for one request: the server reads its block again for each part.
     """
     request = Request()
     for block, first, stop, _, epoch in slices:
@@ -67,8 +67,8 @@ def requests_of(slices: Sequence[Slice], most_rows: int) -> Iterator[Request]:
 class RowFetcher:
     """Loads windows from servers.
 
-    ``tell``: is called now and then while an answer is waited for; ``wake``, when one has come, in another thread.
-    ``spent``: where the ns of that wait are added up, as READ.
+    ``tell`` is called now and then during the wait for an answer, ``wake`` when an answer has come (in another
+    thread), ``say`` with what the user should hear. ``spent``: where the ns of the waits are added up, as READ.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class RowFetcher:
         self._servers.use(addresses)
 
     def begin(self, task: LoadTask) -> None:
-        """Ask for the rows of a load that is to come, so that they are there by then."""
+        """Ask for the rows of a load ahead of time, so that they are there when :meth:`load` is called."""
         while len(self._ahead) >= _MOST_AHEAD:  # loads that were called off
             self._ahead.popitem(last=False)
         self._ahead[task.task] = self._ask(task.slices)
 
     def is_there(self, task: LoadTask) -> bool:
-        """Whether a load need not wait for its rows."""
+        """Whether all answers that :meth:`begin` asked for have come."""
         return all(answer.done() for _, answer in self._ahead.get(task.task, ()))
 
     def load(self, task: LoadTask, places: Places, window: Rows) -> Faults:
@@ -136,7 +136,7 @@ class RowFetcher:
             raise mismatches[0]
 
     def _ask(self, slices: Sequence[Slice]) -> list[tuple[int, Answer]]:
-        """(number of its first row in the slices, answer) of each request that they make."""
+        """Send the requests for ``slices``; returns of each (number of its first row in the slices, answer)."""
         asked: list[tuple[int, Answer]] = []
         first_row = 0
         for request in requests_of(slices, self._most_rows):

@@ -26,7 +26,7 @@ _TLS_ALERT = b"\x15"
 def read_token(path: str | os.PathLike[str] | None) -> str | None:
     """The token in a file, or, without one, in the environment; None if there is neither. Raises OptionError.
 
-    Space around it does not count. The file must be for its owner alone.
+    Space around the token is ignored. Nobody but its owner may have access to the file.
     """
     if path is None:
         token = os.environ.get(TOKEN_VARIABLE)
@@ -45,7 +45,7 @@ def read_token(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def check_token(token: Any, where: str) -> str:
-    """``token`` without the space around it; raises OptionError unless it can be one."""
+    """``token`` without the space around it; raises OptionError, which names ``where``, if it is none."""
     stripped = token.strip() if isinstance(token, str) else ""
     if not stripped or not stripped.isascii() or not stripped.isprintable() or " " in stripped:
         raise OptionError(
@@ -56,12 +56,12 @@ def check_token(token: Any, where: str) -> str:
 
 
 def bearer(token: str) -> str:
-    """What the header "authorization" says."""
+    """The value of the header "authorization"."""
     return f"Bearer {token}"
 
 
 def is_bearer(header: str, token: str) -> bool:
-    """Whether the header says ``token``; how long this takes does not tell where it differs."""
+    """Whether the header holds ``token``. The time that this takes does not reveal where they differ."""
     return hmac.compare_digest(header.encode(errors="replace"), bearer(token).encode())
 
 
@@ -75,7 +75,7 @@ def trusted_roots(tls: TLS) -> bytes:
 
 
 def read_pem(path: str | os.PathLike[str]) -> bytes:
-    """What is in a file of certificates or of a key; raises OptionError."""
+    """The contents of a file of certificates or of a key. Raises OptionError if it cannot be read."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -83,9 +83,10 @@ def read_pem(path: str | os.PathLike[str]) -> bytes:
 
 
 def probe(host: str, port: int, tls: TLS | None) -> None:
-    """See whether a server is there whose certificate is right. Raises ConnectionError if none answers.
+    """Check that a server answers, and that its certificate is right. Raises ConnectionError if none answers.
 
-    Raises ServerError where the certificate is wrong: gRPC's own words for that do not say what.
+    Raises ServerError, with the reason, if the certificate is wrong: gRPC does not say why it is. Raises OptionError
+    if the certificates in ``tls`` cannot be used.
     """
     try:
         raw = socket.create_connection((host, port), timeout=_PROBE_TIMEOUT_S)
@@ -98,7 +99,7 @@ def probe(host: str, port: int, tls: TLS | None) -> None:
         context = _context_of(tls)
         try:
             with context.wrap_socket(raw, server_hostname=tls.server_name or host) as secured:
-                # A server of HTTP/2 speaks first. One that misses our certificate ends it now, not in the handshake.
+                # An HTTP/2 server speaks first. If it needs a certificate and got none, it closes now, not before.
                 has_spoken = bool(secured.recv(1))
         except ssl.SSLError as error:
             raise _handshake_error(error, host, port, tls) from None
@@ -115,7 +116,7 @@ def _context_of(tls: TLS) -> ssl.SSLContext:
         context.set_alpn_protocols(["h2"])
         if tls.cert is not None:
             context.load_cert_chain(tls.cert, tls.key)
-    except OSError as error:  # which ssl.SSLError is
+    except OSError as error:  # the base class of ssl.SSLError
         raise OptionError(f"the certificates of {tls} cannot be used: {error}") from None
     return context
 
@@ -141,7 +142,7 @@ def _handshake_error(error: ssl.SSLError, host: str, port: int, tls: TLS) -> Ser
 
 
 def _check_speaks_plainly(sock: socket.socket, host: str, port: int) -> None:
-    """Raise ConnectionError where what listens does not answer plain HTTP/2."""
+    """Raise ConnectionError if the other end does not answer in plain HTTP/2."""
     try:
         sock.sendall(_HTTP2_PREFACE)
         has_spoken = sock.recv(1) not in (b"", _TLS_ALERT)

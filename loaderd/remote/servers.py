@@ -1,4 +1,4 @@
-"""Which of several servers is asked: the one that is likely to answer first, and another one where that fails.
+"""Chooses which of several servers to ask: one that is likely to answer soon, and another one if that fails.
 
 ::
 
@@ -7,8 +7,9 @@
 
 The server is drawn at random. Its weight is the inverse of the time that it would need for the requests that are on
 their way to it and for one more, judged by how long its last answers took. So a slow server gets fewer requests, a
-new one gets its share at once, and a server that was slow once is tried again. Each attempt that fails makes the next
-one wait longer: a slow answer is better than none. Where the request itself is wrong, no other server is asked.
+new one gets its share at once, and a server that was slow once is tried again. After each attempt that fails,
+the next one is given more time: a slow answer is better than none. If the request itself is wrong, no other server is
+asked.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _ATTEMPTS_S = (1.0, 5.0, 10.0, 20.0, 40.0)
 _ONE_IN_TIME = 4
 _WEIGHT_OF_LAST = 0.2
 MOST_DRAWN = 8
-"""Servers of which one is drawn, where there are more."""
+"""If there are more servers, so many are chosen at random, and one of these is drawn by its weight."""
 MOST_CONNECTED = 32
-"""Servers that are called, where there are more: each is a connection, for us and for it."""
+"""The most servers that are called: each takes a connection, on both sides."""
 
 _Answer = TypeVar("_Answer")
 
@@ -46,7 +47,7 @@ class _Way:
     calls: Calls | None = None
     on_the_way: int = 0
     answer_s: float = 0.0
-    """How long an answer took of late; 0: it has given none yet."""
+    """How long its last answers took, averaged; 0: it has given none yet."""
     away_s: float = _FIRST_AWAY_S
     until_s: float = 0.0
     refusal: LoaderdError | None = None
@@ -64,7 +65,7 @@ def draw(ways: Sequence[tuple[int, float]], rng: random.Random | ModuleType) -> 
 
 
 class Servers:
-    """From any thread. ``addresses``: of servers that have the same data; none yet is no error."""
+    """For use from any thread. ``addresses``: of servers with the same data, maybe none. ``say`` tells the user."""
 
     def __init__(self, addresses: tuple[str, ...], settings: Settings, say: Callable[[str], None]) -> None:
         self._settings = settings
@@ -85,10 +86,10 @@ class Servers:
                 self._ways.append(_Way(self._spare.pop()))
 
     def ask(self, call: Callable[[Calls, float], _Answer], limit_s: float) -> _Answer:
-        """What the first server says that answers ``call(calls, timeout_s)``.
+        """What ``call(calls, timeout_s)`` returns for the first server that answers.
 
-        Raises ServerError where none does for ``limit_s`` seconds, or where all refuse; and what is wrong with the
-        request.
+        Raises ServerError if none answers for ``limit_s`` seconds, a server's reason if all refuse, and at once the
+        error of a request that is wrong itself.
         """
         began_s = time.monotonic()
         failures = 0
@@ -118,10 +119,10 @@ class Servers:
         )
 
     def _choose(self, all_of_them: bool) -> _Way | None:
-        """One of those that are not set aside, or of all."""
+        """Draw one of those that are not set aside, or of all; None: there is none."""
         now_s = time.monotonic()
         with self._lock:
-            # To draw one of a thousand takes 90 µs, which is 44 ns for each of 2,048 records; one of eight, 2 µs.
+            # Drawing one of a thousand takes 90 µs, which is 44 ns for each of 2,048 records; one of eight, 2 µs.
             for ways in (random.sample(self._ways, min(MOST_DRAWN, len(self._ways))), self._ways):
                 there = [way for way in ways if all_of_them or way.until_s <= now_s]
                 if there:
@@ -157,7 +158,7 @@ class Servers:
         return found
 
     def _why(self, way: _Way, error: OutOfReach) -> LoaderdError | str:
-        """What is wrong with the way there: gRPC's own words for that do not say it."""
+        """Why the server did not answer. If it cannot be reached, a probe finds out why: gRPC does not say it."""
         calls = way.calls or Calls(way.address, self._settings)
         try:
             return (error.unconnected and calls.why_not()) or str(error)
@@ -167,7 +168,7 @@ class Servers:
     def _set_aside(self, way: _Way, why: LoaderdError | str, lost_s: float) -> None:
         """Do not ask this server for a while.
 
-        Where there are others: several times ``lost_s``, the seconds of the attempt that failed.
+        If there are others: for two to four times ``lost_s``, the seconds of the failed attempt, or longer.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -176,16 +177,16 @@ class Servers:
             if isinstance(why, LoaderdError):
                 way.refusal, way.until_s = why, now_s + _REFUSED_S
             else:
-                way.calls = None  # where nobody says that a connection is dead, another one must be made
+                way.calls = None  # the connection may be dead without a sign: make another one
                 away_s = way.away_s if is_only else max(way.away_s, _ONE_IN_TIME * lost_s)
-                way.until_s = now_s + away_s * random.uniform(0.5, 1)  # of many consumers, not all at once
+                way.until_s = now_s + away_s * random.uniform(0.5, 1)  # so that many consumers do not come at once
                 way.away_s = min(2 * way.away_s, _MOST_AWAY_S)
                 self._replace(way)
-        if is_first and not (is_only and isinstance(why, LoaderdError)):  # that is raised
+        if is_first and not (is_only and isinstance(why, LoaderdError)):  # that refusal is raised
             self._say(f"{why}; {'it is asked again' if is_only else 'others are asked, and it again'}")
 
     def _replace(self, way: _Way) -> None:
-        """Call another server instead, if there is one that is not called."""
+        """Call a spare server instead of this one, if there is one."""
         if self._spare and way in self._ways:
             self._ways[self._ways.index(way)] = _Way(self._spare.pop(0))
             self._spare.append(way.address)

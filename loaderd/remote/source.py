@@ -1,6 +1,6 @@
 """Where a consumer elsewhere finds its data.
 
-Its processes tell each other by pickles, which only its own daemon and that one's workers read.
+The consumer sends these as pickles, which only its own daemon and workers read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class RemoteSet:
-    """Data set ``name`` of the servers at ``addresses``. Those that are away are called for ``limit_s`` seconds."""
+    """Data set ``name`` of the servers at ``addresses``. If none answers, they are called for ``limit_s`` seconds."""
 
     addresses: tuple[str, ...]
     settings: Settings
@@ -35,7 +35,7 @@ class RemoteSet:
 
 @dataclass(frozen=True)
 class RemoteRows:
-    """Rows of a remote set: of the data whose digest is ``data``, ``row_bytes`` each; ``listing`` as in a ticket."""
+    """Rows of a remote set, ``row_bytes`` each. ``data``: the digest of its data; ``listing``: as in a ticket."""
 
     of: RemoteSet
     data: str
@@ -45,7 +45,7 @@ class RemoteRows:
 
 @dataclass(frozen=True)
 class RemoteStream:
-    """A stream of a remote set, before the servers have said what that is: they decide on the order."""
+    """A stream of a remote set, before the servers have said what the set is. They decide on the order."""
 
     of: RemoteSet
     options: StreamOptions

@@ -1,8 +1,8 @@
 """What a server says of a data set: all that a consumer elsewhere needs to plan epochs of it, and no more.
 
-How the sets are joined, how many records of each block are in the data set, and what positions in it belong to. Of a
-million blocks, 20 KB where they are alike, and 1.3 MB of a split by records. Where the records are, only servers
-know; a consumer names them by block (``remote.tickets``).
+It says how the sets are joined, how many records of each block are in the data set, and what positions in it belong
+to. For a million blocks it takes 20 KB if they are alike, and 1.3 MB after a split by records. Only servers know
+where the records are; a consumer names them by block (``remote.tickets``).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _MAX_BLOCKS_BYTES = 1 << 30
 class Table:
     """``dataset``: its leaves have the schema that unpacks rows, and no shards that could be read here.
 
-    ``counts``: of each leaf, int64, (blocks,): the records of each block. ``of``, ``listing``: what positions say.
-    ``row_bytes``: of a row where the records are; windows are as large as there. ``digest`` tells data apart.
+    ``counts``: of each leaf, int64, (blocks,): the records of each block. ``of``, ``listing``: as in positions.
+    ``row_bytes``: of a row on the server, from which the size of windows follows, so that both sides have the same.
+    ``digest`` differs where data do.
     """
 
     dataset: AnyDataset
@@ -54,7 +55,7 @@ class Table:
 
     @property
     def schema(self) -> Schema:
-        """What unpacks rows."""
+        """The schema that unpacks rows."""
         return self.dataset.leaves()[0].schema
 
 
@@ -74,7 +75,7 @@ def table_to_wire(
     listing: Listing | None,
     damages: list[Damage],
 ) -> tuple[bytes, str]:
-    """(table, its digest) of a data set whose records are here. Raises SchemaError where its schema cannot travel."""
+    """(table, its digest) of a data set whose records are here. Raises SchemaError if its schema cannot be sent."""
     leaf = dataset.leaves()[0]
     identity = {
         "tree": _tree_to_wire(dataset),
@@ -98,7 +99,7 @@ def table_to_wire(
 
 
 def table_from_wire(data: bytes, where: str) -> Table:
-    """The way back; ``where``: what stands for the shards. Raises ServerError where it is none."""
+    """The table in ``data``, with ``where`` as the name of its shards. Raises ServerError if it is none."""
     try:
         wire = msgpack.unpackb(data, strict_map_key=False)
         schema = schema_from_wire(wire["schema"])
@@ -148,7 +149,7 @@ def _order_to_wire(leaf: Dataset) -> dict[str, Any]:
 
 
 def _weights_of(mix: Mix) -> Iterator[tuple[int, dict[str, Any]]]:
-    """As they were given: the order follows from them, to the last bit."""
+    """(epoch, weights), exactly as they were given: the order depends on their last bits."""
     by_epoch = mix.weights if all(isinstance(each, Mapping) for each in mix.weights.values()) else {0: mix.weights}
     for epoch, weights in by_epoch.items():
         yield int(epoch), {name: _weight_to_wire(weight) for name, weight in weights.items()}

@@ -25,18 +25,18 @@ from loaderd.plan.passes import Listing, listing_of
 
 Compression = Literal["lz4", "zstd"] | None
 Range = tuple[int, int, int, int]
-"""(epoch of the block's set, block, first, stop): of the records of a block that are in the data set, some."""
+"""(its set's epoch, block, first, stop): of the block's records in the data set, ``first`` to ``stop - 1``."""
 
 TABLE = "table"
 COLUMN = "row"
 AUTHORIZATION = "authorization"
 CONSUMER = "loaderd-consumer"
 REMOTE_PROTOCOL = 1
-"""Of what consumers and servers say to each other over the network. Another one is refused."""
+"""The version of this protocol. A TableRequest names it, but servers do not compare it."""
 
 MAX_RANGES = 1 << 16
 MAX_ROWS = 1 << 16
-MAX_REQUEST_BYTES = 4 << 20  # of MAX_RANGES ranges with large numbers, and a listing
+MAX_REQUEST_BYTES = 4 << 20  # enough for MAX_RANGES ranges of large numbers, and a listing
 _COMPRESSIONS = (None, "lz4", "zstd")
 _MAX_EPOCH = 1 << 62
 
@@ -45,10 +45,9 @@ _Request = TypeVar("_Request", bound="RowsTicket | TableRequest")
 
 @dataclass(frozen=True)
 class RowsTicket:
-    """These records of a data set. Raises OptionError.
+    """A request for records of a data set. Raises OptionError.
 
-    ``data``: the digest of the data that are meant (``remote.tables``); ``listing``: of a data set that grows, its
-    shards, as in a position.
+    ``data``: the digest of its data (``remote.tables``); ``listing``: if it grows, its shards, as in a position.
     """
 
     dataset: str
@@ -80,7 +79,7 @@ class RowsTicket:
 
 @dataclass(frozen=True)
 class TableRequest:
-    """What there is of a data set; ``listing`` as in RowsTicket, None: of what there is now. Raises OptionError."""
+    """A request for a data set's table. ``listing`` as in RowsTicket; None: what there is now. Raises OptionError."""
 
     dataset: str
     listing: Listing | None = None
@@ -97,7 +96,7 @@ def to_json(request: RowsTicket | TableRequest) -> bytes:
 
 
 def parse(cls: type[_Request], text: bytes) -> _Request:
-    """The way back; of anybody. Raises OptionError."""
+    """What :func:`to_json` wrote; ``text`` may come from anybody. Raises OptionError."""
     found = parse_object(text, "a ticket")
     known = {each.name for each in fields(cls)}
     if not set(found) <= known:
@@ -109,7 +108,7 @@ def parse(cls: type[_Request], text: bytes) -> _Request:
 
 
 def parse_object(text: bytes, what: str) -> dict[str, Any]:
-    """A JSON object; raises OptionError."""
+    """The JSON object in ``text``. Raises OptionError, which names ``what``."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -120,7 +119,7 @@ def parse_object(text: bytes, what: str) -> dict[str, Any]:
 
 
 class Fault(NamedTuple):
-    """Rows of an answer that could not be had: their numbers in it; and why, as ``errors.to_wire`` says it."""
+    """Rows that could not be had: their numbers in the answer; and why, as ``errors.to_wire`` says it."""
 
     rows: list[int]
     error: dict[str, Any]
@@ -133,12 +132,12 @@ def faults_to_wire(faults: list[Fault]) -> bytes:
 
 
 def faults_from_wire(metadata: bytes) -> list[Fault]:
-    """The way back."""
+    """What :func:`faults_to_wire` encoded."""
     return [Fault(*fault) for fault in msgpack.unpackb(metadata)] if metadata else []
 
 
 def check_compression(value: Any) -> Compression:
-    """``value``, if it is one; else raises OptionError."""
+    """``value``, if it names a compression, or is None; else raises OptionError."""
     require(value is None or value in _COMPRESSIONS, "compression", 'None, "lz4" or "zstd"', value)
     return cast(Compression, value)
 

@@ -19,7 +19,7 @@ Line = tuple[int, str]
 
 
 def datasets(report: Mapping[str, Any], told: dict[str, str]) -> list[Line]:
-    """What is new about the data sets of a Status; ``told``: what was logged of each, by name, which this updates."""
+    """What has changed in the data sets of a Status. Updates ``told``: by name, what was logged of each last."""
     lines: list[Line] = []
     for dataset in report["datasets"]:
         name, state = dataset["name"], dataset["state"]
@@ -62,6 +62,6 @@ def network(address: Address, options: ServerOptions) -> list[Line]:
 
 
 def _connect(address: str, options: ServerOptions, note: str) -> Line:
-    name = options.targets[0].partition(":")[2]  # there may be no daemon at the moment that would say it
+    name = options.targets[0].partition(":")[2]  # from the options: no daemon may be running to ask
     call = f'loaderd.connect("{address}", dataset="{name}", batch_size={TYPICAL_BATCH_SIZE})'
     return logging.INFO, f"connect with {call}{note}"

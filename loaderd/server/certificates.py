@@ -14,7 +14,7 @@ _SHORT_TOKEN = 16
 
 
 def check_secrets(options: ServerOptions) -> list[str]:
-    """Warnings for the operator. Raises OptionError if the network could not be served."""
+    """Check the token and the certificates. Returns warnings; raises OptionError if the network cannot be served."""
     warnings = []
     if options.token is not None and len(options.token) < _SHORT_TOKEN:
         warnings.append(
@@ -32,7 +32,7 @@ def check_secrets(options: ServerOptions) -> list[str]:
 def _check_readable(path: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
-    except OSError as error:  # the base of ssl.SSLError
+    except OSError as error:  # the base class of ssl.SSLError
         raise OptionError(f"{path} must be a certificate, PEM: {_reason(error)}") from None
 
 
@@ -55,7 +55,7 @@ def _reason(error: OSError) -> str:
 
 
 def _expiry(cert: str) -> list[str]:
-    # Python has no public way to read a certificate without a connection; this one is as old as its ssl module.
+    # Python has no public way to read a certificate without a connection; this function is as old as ssl.
     found: dict[str, Any] = ssl._ssl._test_decode_cert(cert)  # type: ignore[attr-defined]
     left_s = ssl.cert_time_to_seconds(found["notAfter"]) - time.time()
     if left_s > _SOON_S:

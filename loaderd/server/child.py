@@ -20,9 +20,10 @@ Heard = Callable[[Report | None, Report], None]
 
 
 class Child:
-    """A process and its channel. ``message`` tells it what to do; ``heard`` gets each report and the one before it.
+    """A process and its channel. ``message`` is the first message to it, which tells it what to do.
 
-    ``captures``: what it prints goes to the log. Raises DaemonError if the process cannot be started.
+    ``heard`` is called with the report before (or None) and the new one. ``captures``: whether what the process
+    prints goes to the log. Raises DaemonError if the process cannot be started.
     """
 
     def __init__(
@@ -48,17 +49,17 @@ class Child:
         self.error: LoaderdError | None = None
         """Why it gave up, if it said so."""
         self.silent_s = 0.0
-        """Seconds for which it has not answered a question, or its start."""
+        """For how many seconds the last question, or the first message, has had no answer."""
         self.patience_s = 30.0
         """After so many silent seconds, the log says that it is still starting."""
-        self._is_asked = True  # the first message is a question, too
+        self._is_asked = True  # the first message is answered with a Status, too
         self.tell(message, fds)
 
     def __str__(self) -> str:
         return f"{self.name} {self.process.pid}"
 
     def tell(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Send a message. That the process has ended is no error here: ``pid_fd`` tells it."""
+        """Send a message. If the process has ended, nothing is raised: ``pid_fd`` shows that."""
         with contextlib.suppress(ChannelClosed):
             self.channel.send(message, fds)
 
@@ -87,7 +88,7 @@ class Child:
     def bury(self) -> str:
         """Kill the process if it lives, and release what belongs to it; returns how it ended, in words."""
         with contextlib.suppress(ChannelClosed):
-            while select.select([self.channel], [], [], 0)[0]:  # not until its end: forks of it may keep it open
+            while select.select([self.channel], [], [], 0)[0]:  # not to its end: forks of the child may keep it open
                 self.hear()
         self.channel.close()
         self.process.kill()

@@ -1,9 +1,9 @@
 """The health of a server over HTTP: a few pages for monitoring.
 
 It has no thread and never waits: the supervisor's loop calls :meth:`HealthServer.serve` when a socket is ready. A
-connection carries one request, of which only the first line is read. It is closed if it is slow or too long, and the
-oldest one is closed if there are too many. (``http.server``, and prometheus_client's server, which builds on it, take
-a thread for each connection, without a limit to their number or time.)
+connection carries one request, of which only the first line matters. A connection is closed if it is slow, or if its
+request is too long; if there are too many connections, the oldest one is closed. (``http.server``, on which that of
+prometheus_client builds, takes a thread for each connection, and limits neither their number nor their time.)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Connection:
 
 
 class HealthServer:
-    """Listens at ``address``. ``pages``: by path, a function that makes the page. Raises ServerError."""
+    """Listens at ``address``. ``pages``: functions that make them, by path. Raises ServerError if it cannot."""
 
     def __init__(self, address: Address, pages: Mapping[str, Callable[[], Page]]) -> None:
         self._pages = pages
@@ -61,7 +61,7 @@ class HealthServer:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def fileno(self) -> int:
-        """Becomes readable when :meth:`serve` has something to do."""
+        """A file descriptor that becomes readable when :meth:`serve` has something to do."""
         return self._selector.fileno()
 
     def serve(self) -> None:
@@ -84,7 +84,7 @@ class HealthServer:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it is gone already, or there are too many open files: it is accepted later
+        except OSError:  # the caller is gone already; or too many files are open, and it is accepted later
             return
         if len(self._connections) >= _MAX_CONNECTIONS:
             self._drop(next(iter(self._connections.values())))  # the oldest
@@ -94,7 +94,7 @@ class HealthServer:
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read, connection))
 
     def _drop(self, connection: _Connection) -> None:
-        if self._connections.pop(connection.sock.fileno(), None) is None:  # it had to go earlier in the same round
+        if self._connections.pop(connection.sock.fileno(), None) is None:  # it was dropped earlier in the same round
             return
         self._selector.unregister(connection.sock)
         connection.sock.close()
@@ -145,14 +145,14 @@ def _text(status: int, text: str) -> Page:
 
 
 def livez(is_stuck: bool) -> Page:
-    """Status 200 while the server can help itself, and restarting it from outside would not help; else 503."""
+    """Status 200 while the server can recover by itself, and a restart from outside would not help; else 503."""
     return _text(503, "a process hangs and cannot be killed") if is_stuck else _text(200, "ok")
 
 
 def readyz(not_ready: Mapping[str, str], report: Mapping[str, Any]) -> Page:
     """Status 200 if consumers can be served; else 503. ``not_ready``: processes and data sets that are not, and why.
 
-    A data set that failed does not count, if there are others; one that is being prepared is waited for.
+    Data sets that have failed are ignored, unless all have failed. While one is being prepared, the status is 503.
     """
     states = {each["name"]: each["state"] for each in report["datasets"]}
     has_failed = {name for name, state in states.items() if state.startswith("failed")}

@@ -1,9 +1,9 @@
 """The server's metrics for Prometheus, from the reports of its daemons and gateways.
 
-A daemon counts for each consumer, from its connection on. Consumers and daemons come and go, but a counter of
+A daemon counts for each consumer, from 0 when it connects. Consumers and daemons come and go, but a counter of
 Prometheus must never fall: so each report is compared with the one before, and the difference is added to counters by
-data set and consumer's name. (What workers have spent on a stream is in the report of each member of a group, and
-counts once.) Consumers choose their names: the first ``MAX_NAMES`` names have a counter each, all others share one.
+data set and consumer's name. (The time that workers spend on a group's stream is in the report of each member, and is
+counted once.) Consumers choose their names: the first ``MAX_NAMES`` names have a counter each, all others share one.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Metrics:
         self._names: set[str] = set()
 
     def heard_daemon(self, before: Report | None, report: Report) -> None:
-        """Add what a daemon's ``report`` counts more than the one before, also of consumers that have left."""
+        """Add what a daemon's ``report`` has more than the report ``before``, consumers that have left included."""
         known = {consumer["number"]: consumer for consumer in _reading([before] if before else [])}
         spent = {consumer["stream"]: consumer["stage_s"] for consumer in known.values()}
-        for consumer in [*report.get("left", ()), *_reading([report])]:  # the latest of a stream comes last
+        for consumer in [*report.get("left", ()), *_reading([report])]:  # of each stream, the latest comes last
             last = known.get(consumer["number"], {})
             labels = (consumer["dataset"], self._label_of(consumer["name"]))
             self._of_consumers_seen.add((consumer["dataset"], consumer["sharing"]))
@@ -89,7 +89,8 @@ class Metrics:
     def page(self, is_ready: bool, reports: Sequence[Report], restarts: Mapping[str, int]) -> Page:
         """All metrics as they are now.
 
-        ``reports``: the last of each running daemon. ``restarts``: of processes other than workers and makers.
+        ``reports``: the last one of each running daemon. ``restarts``: how many processes were started anew, by name;
+        without workers and makers.
         """
         registry = CollectorRegistry()
         registry.register(_Collector([*self._of_server(is_ready, reports, restarts), *self._of_consumers(reports)]))
@@ -120,7 +121,7 @@ class Metrics:
 
     def _of_consumers(self, reports: Sequence[Report]) -> Iterator[Metric]:
         consumers = _reading(reports)
-        # Without consumers, 0: a series that vanishes would show as a gap.
+        # Labels that no consumer has any more get a 0: a series that vanishes would show as a gap.
         number: Counter[Labels] = Counter(dict.fromkeys(self._of_consumers_seen, 0))
         slots, lent = number.copy(), number.copy()
         for consumer in consumers:
@@ -143,7 +144,7 @@ class Metrics:
 
 
 def _reading(reports: Sequence[Report]) -> list[Report]:
-    """The consumers that have opened a stream; others have just connected."""
+    """The consumers that have opened a stream; the others have only connected so far."""
     return [consumer for report in reports for consumer in report["consumers"] if "sharing" in consumer]
 
 

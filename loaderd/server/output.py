@@ -69,7 +69,7 @@ class Output:
 
 
 def _write(data: bytes) -> None:
-    """To standard error, if it can be written, and not through a buffer, which would keep what cannot be."""
+    """Write to standard error, if possible; without Python's buffer, which would keep what cannot be written."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(sys.stderr.fileno(), data) :]

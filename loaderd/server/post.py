@@ -1,4 +1,4 @@
-"""A post: the task of the daemon or of the gateway, which one process has at a time, and when to start the next."""
+"""A post: the role of daemon or gateway, which one process has at a time; and when to start the next process."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Post:
     in_vain: int = 0
     restarts: int = 0
     is_renewed: bool = False
-    """Whether the process was told to end, as another is to replace it."""
+    """Whether the process was told to end because another one is to replace it."""
 
     def missed(self, has_served: bool) -> bool:
-        """Plan the next process, as this one has ended or did not start. False: too many in a row never served."""
+        """Plan the next process, as one has ended or did not start. False: too many in a row have never served."""
         self.child = None
         self.in_vain = 0 if has_served else self.in_vain + 1
         if self.in_vain >= _MAX_STARTS_IN_VAIN:

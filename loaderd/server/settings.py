@@ -19,7 +19,7 @@ _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 
 
 
 def parse_bytes(text: str, what: str = "a number of bytes") -> int:
-    """A number of bytes such as "100MB" or "1.5 GiB". Raises OptionError, which names ``what``."""
+    """The number of bytes in ``text``, such as "100MB" or "1.5 GiB". Raises OptionError, which names ``what``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]i?B|B)", text.strip())
     number = round(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
     require(number > 0, what, f"like 100MB, with a unit of {', '.join(_UNITS)}", text)
@@ -35,7 +35,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, what: str = "an address") -> Address:
-        """Of "HOST:PORT", an IPv6 address in brackets. Raises OptionError, which names ``what``."""
+        """The address in ``text``, "HOST:PORT" (IPv6 in brackets). Raises OptionError, which names ``what``."""
         host, colon, port = text.rpartition(":")
         is_port = bool(colon) and port.isascii() and port.isdigit() and int(port) < 1 << 16
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -62,7 +62,7 @@ class Address:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options of the same names as those of ``loaderd serve``; paths are files. Raises OptionError.
+    """Options of the same names as those of ``loaderd serve``; ``tls_…`` are paths of files. Raises OptionError.
 
     ``token``: what every consumer on the network must show. ``makers``: processes that make rows for the network;
     None: as many as workers. ``cache``: bytes of answers that are kept. ``max_bandwidth``: bytes/s over the network,
@@ -134,7 +134,7 @@ class ServerOptions:
             )
 
     def renewed(self) -> ServerOptions:
-        """With the token that is in its file now. Raises OptionError."""
+        """The same options, with the token that is in its file now. Raises OptionError."""
         return self if self.token_file is None else replace(self, token=read_token(self.token_file))
 
     def for_daemon(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class ServerOptions:
         return {"targets": list(self.targets), **{name: getattr(self, name) for name in names}}
 
     def for_gateway(self, listen: Address) -> dict[str, Any]:
-        """The settings of the message Gateway. Certificates go by their paths: a new gateway reads renewed ones."""
+        """The settings of the message Gateway. It holds paths of certificates: a new gateway reads renewed ones."""
         names = ["unix", "tls_cert", "tls_key", "tls_client_ca", "token", "log_format"]
         names += ["max_consumers", "max_bandwidth", "cache"]
         found = {name: getattr(self, name) for name in names}

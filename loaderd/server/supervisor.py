@@ -5,11 +5,11 @@
     supervisor ─┬─ daemon    imports the data sets, has the workers, accepts consumers at the socket
                 ├─ gateway   with --listen: serves the network
                 └─ daemon    after SIGHUP: the next one. When it reports that it is ready, it replaces the first,
-                             which sends the groups there, serves its other consumers to their end, and ends
+                             which sends its groups to it, serves its other consumers until they leave, and ends
 
-It has one thread, which waits in ``select`` for signals (Python writes their numbers into a socket), its children,
-and requests to the health pages. It runs no code of the user's that could bring it down. The listening socket
-outlives the daemons: while there is none, consumers wait in its queue.
+The supervisor has one thread, which waits in ``select`` for signals (Python writes their numbers into a socket), its
+children, and requests to the health pages. It runs no code of the user's, which could bring it down. The listening
+socket outlives the daemons: while no daemon runs, consumers wait in its queue.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Supervisor:
         if self._stopping:
             return
         if self._next_daemon is not None or (current is not None and current.report is None):
-            self._reload_wanted = True  # again when it is ready: it may have read old files
+            self._reload_wanted = True  # when the starting one is ready: it may have read old files
             return
         self._reload_wanted = False
         try:
@@ -188,13 +188,13 @@ class Supervisor:
         return child
 
     def _count_of(self, post: Post) -> Heard:
-        """What the reports of a post are given to."""
+        """The function that counts what is in the reports of a post's processes."""
         if self._metrics is None:
             return lambda before, report: None
         return self._metrics.heard_daemon if post is self._daemon else self._metrics.heard_gateway
 
     def _pass_on(self, output: Output) -> None:
-        if output.is_open and not output.take():  # its process may have been buried in the same round
+        if output.is_open and not output.take():  # its process may have been lost in the same round
             self._selector.unregister(output)
 
     def _fill(self, post: Post) -> None:
@@ -206,13 +206,13 @@ class Supervisor:
             self._missed(post, error)
 
     def _hear(self, child: Child) -> None:
-        if child not in self._children:  # it was buried in the same round
+        if child not in self._children:  # it was lost in the same round
             return
         before = child.report
         try:
             if not child.hear():
                 return
-        except ChannelClosed:  # the process is ending: _lose is called then
+        except ChannelClosed:  # the process is ending: _lose is called when it has
             self._selector.unregister(child.channel)
             return
         assert child.report is not None
@@ -224,7 +224,7 @@ class Supervisor:
             self._reload()
 
     def _promote(self, child: Child) -> None:
-        """The next daemon is ready: it replaces the one before."""
+        """The next daemon is ready: have it replace the current one."""
         before = self._daemon.child
         self._daemon.child, self._daemon.due_s, self._next_daemon = child, None, None
         self._daemon.began_s = time.monotonic()
@@ -245,7 +245,7 @@ class Supervisor:
             lines.append((logging.INFO, f"{child} serves now"))
         if child is not self._daemon.child:
             if is_first and self._listen is not None and not self._is_announced:
-                # With the actual port, if that was 0: the next gateway takes the same one.
+                # The actual port, if the option was 0: the next gateway listens at the same one.
                 self._is_announced = True
                 self._listen = Address.parse(child.report["address"])
                 lines += announce.network(self._listen, self._options)
@@ -262,7 +262,7 @@ class Supervisor:
             systemd.notify("READY=1")
 
     def _lose(self, child: Child) -> None:
-        """A process has ended: as it was told, or it must be replaced."""
+        """A process has ended: clean up after it, and replace it if it is still needed."""
         registered = self._selector.get_map()
         fds = [child.pid_fd, child.channel.fileno(), *([] if child.output is None else [child.output.fileno()])]
         for fd in fds:
@@ -322,7 +322,7 @@ class Supervisor:
             return
         self._ticked_s = now_s
         for child in self._children:
-            child.ask(min(passed_s, _TICK_S))  # no more, if this process was stopped for longer
+            child.ask(min(passed_s, _TICK_S))  # no more: this process itself may have been stopped
             if child.report is None and child.silent_s > child.patience_s:
                 _logger.warning("%s has been starting for %.0f s", child, child.silent_s)
                 child.patience_s *= 2

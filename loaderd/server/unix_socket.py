@@ -1,6 +1,6 @@
 """The Unix socket that a server listens on: a file that only its owner may use.
 
-A server that was killed leaves its file behind; connecting shows whether anybody still listens there. A lock of the
+A server that was killed leaves its file behind; connecting shows whether anybody still listens there. A lock on the
 folder keeps two servers from looking, removing and binding at the same time.
 """
 
@@ -58,9 +58,9 @@ class UnixSocket:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make ``folder``, for this user alone. Raises ServerError if it cannot be, or others may write there.
+    """Make ``folder``, for this user alone. Raises ServerError if that fails, or if others own it or have access.
 
-    For a folder in /tmp, where any user may have made it before.
+    It is meant for a folder in /tmp, where any user may have made it before.
     """
     try:
         with contextlib.suppress(FileExistsError):
@@ -98,10 +98,10 @@ def _locked_folder(path: str) -> Iterator[None]:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a dead server. Raises ServerError if the server lives, or if it is no socket.
+    """Remove the socket of a dead server. Raises ServerError if the server lives, or if ``path`` is no socket.
 
-    What a server had started that was killed has its socket for some moments more, until it ends, too: that is
-    waited for.
+    The processes of a server that was killed keep its socket for some moments, until they end, too. This waits for
+    them, for up to 10 s.
     """
     until_s = time.monotonic() + _DYING_S
     while True:
@@ -114,7 +114,7 @@ def _remove_stale(path: str) -> None:
                 f"cannot listen at {path}: it exists and is no socket", hint="Choose another path with --unix."
             )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)  # do not wait where the queue is full: that server lives
+            probe.setblocking(False)  # do not wait if the queue is full: the server lives
             number = probe.connect_ex(path)
             if number == errno.ECONNREFUSED:
                 os.unlink(path)
@@ -134,6 +134,6 @@ def _remove_stale(path: str) -> None:
 
 
 def _name(pid: int) -> str:
-    """What the process is called, " (loaderd)"; "" where that is not known, as in another container."""
+    """The name of a process, as " (loaderd)"; "" if it is not known, as of one in another container."""
     name = name_of(pid) if pid else ""
     return f" ({name})" if name else ""

@@ -1,10 +1,10 @@
 """What becomes of loads that storage does not answer: they are tried again, and the consumer is told of it.
 
 A load fails after it has been tried for ``Storage.retry_s`` (of servers: ``reconnect_timeout``), or at once where it
-is refused. It rests for some seconds, and is tried again: without the rest, one that is refused would keep workers
-and daemon busy with nothing else. The loads under way fail one after the other for the same reason: the consumer is
-told once, and once more when one of them has failed again. It is told only if it waits in the moment in which a load
-fails: by the time it has taken the batches that there are, storage may be back.
+is refused. It rests for some seconds, and is tried again: without the rest, a load that is refused would keep workers
+and daemon busy with nothing else. The loads under way fail one after the other for the same reason, so the consumer
+is told once, and again only when one of them has failed a second time. It is told only if it is waiting when a load
+fails: as long as it has batches to take, storage may come back before it needs more.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ REST_S = 5.0
 
 
 class Away:
-    """Pure."""
+    """The loads of a stream that storage did not answer. Pure."""
 
     def __init__(self) -> None:
         self.error: NotAnswered | None = None
         """What the consumer should be told now, if it waits."""
         self._failed: set[LoadWork] = set()
         self._resting: list[tuple[LoadWork, float]] = []
-        """For how many seconds yet."""
+        """Each load that rests, and for how many more seconds."""
 
     def failed(self, work: LoadWork, error: NotAnswered) -> None:
         """A load has failed; it rests."""
@@ -42,7 +42,7 @@ class Away:
         return [work for work, left_s in resting if left_s <= 0]
 
     def told(self, somebody_waits: bool) -> None:
-        """Who waits was told of ``error``; if nobody does, the next failure counts, of whichever load."""
+        """The consumers that wait were told of ``error``; if none waits, the next failure of any load is told."""
         self.error = None
         if not somebody_waits:
             self._failed.clear()
@@ -53,7 +53,7 @@ class Away:
         self._failed.clear()
 
     def clear(self) -> None:
-        """No load is wanted."""
+        """No load is wanted any more."""
         self.is_back()
         self._resting.clear()
 

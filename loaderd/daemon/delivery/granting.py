@@ -1,4 +1,4 @@
-"""A stream in the eyes of the workers: what they need, what they may make, what becomes of a dead one's claims."""
+"""A stream in the eyes of the workers: what they need, what they may make, what becomes of a dead worker's claims."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from loaderd.protocol.worker_messages import Attach, Granted, Withdrawn
 class Granting:
     """See the module's docstring, and :class:`~loaderd.daemon.pool.workforce.Attachable`.
 
-    ``tell_consumers`` what there is to tell: of what is wrong with a batch they must know before it can be made.
+    ``tell_consumers`` sends what there is to tell: consumers must know what is wrong with a batch before it is made.
     """
 
     def __init__(self, opened: OpenedStream, workforce: Workforce, tell_consumers: Callable[[], None]) -> None:
         self.number = opened.number
         self.error: LoaderdError | None = None
-        """Why a worker could not take the stream over."""
+        """Why a worker could not be attached to the stream, which cannot go on then."""
         self._opened = opened
         self._stream = opened.stream
         self._workforce = workforce
@@ -37,11 +37,11 @@ class Granting:
         return self._opened.attach_message(seat), self._opened.memories.worker_fds
 
     def attach_failed(self, error: LoaderdError) -> None:
-        """A worker cannot take it over."""
+        """A worker cannot be attached to the stream."""
         self.error = self.error or error
 
     def granted_message(self) -> Granted:
-        """What a worker that comes may make."""
+        """What a worker that is attached now may make. Consumers are told first what there is to tell."""
         self._tell_consumers()
         runs = [grant.run for grant in self._stream.all_granted()]
         return Granted(self.number, self._stream.generation, runs)
@@ -67,17 +67,17 @@ class Granting:
         self._stream.not_made(generation, step, error)
 
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
-        """The worker of a seat is lost: what it was making is for the others, or for nobody."""
+        """The worker of a seat is lost: give up its claims, so that others make these batches, if anybody may."""
         page, stream = self.page, self._stream
         stream.lost_at(page.makes(seat), reason, stalled)
         given_up = [slot for slot, key in page.unfinished(seat) if not stream.keeps_slot(key)]
         page.say_makes(seat, 0)
         page.say_task(seat, None)
         page.say_sleeps(seat, False)
-        self.say()  # what is withdrawn must be known before somebody can claim it again
+        self.say()  # workers must know what is withdrawn before they can claim it again
         for slot in given_up:
             page.claim(slot, 0)
         barrier()
-        stream.grants.append([])  # the others may be asleep
+        stream.grants.append([])  # an empty grant: the others may be asleep, and have to look again
         self.say()
-        ring(self._opened.memories.bell)  # it may have filled a slot, and died before it rang
+        ring(self._opened.memories.bell)  # the worker may have filled a slot, and died before it rang

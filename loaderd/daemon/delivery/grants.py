@@ -1,4 +1,4 @@
-"""Which batches the workers may make: runs of them, each cut from one window like the one before."""
+"""Which batches the workers may make, in runs: batches that lie one behind the other in the same window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loaderd.plan.batches import Segment
 
 
 class Grant(NamedTuple):
-    """Batches ``first.step`` to ``stop - 1`` may be made; behind ``first``, each lies behind the one before."""
+    """Batches ``first.step`` to ``stop - 1`` may be made; the rows of each lie behind those of the one before."""
 
     first: PlannedBatch
     stop: int
@@ -30,38 +30,38 @@ class Grant(NamedTuple):
         return PlannedBatch(step, (segment,), self.first.arenas)
 
     def without(self, step: int) -> list[Grant]:
-        """What is left of them."""
+        """What is left of the grant when batch ``step`` is taken out."""
         front = [Grant(self.first, step)] if self.first.step < step else []
         return [*front, Grant(self.batch(step + 1), self.stop)] if step + 1 < self.stop else front
 
     @property
     def run(self) -> Run:
-        """As workers see it."""
+        """The grant as workers get it."""
         return Run(self.first.step, self.stop, self.first.arena_segments, self.first.omit)
 
 
 class Withdrawal(NamedTuple):
-    """This batch may not be made any more."""
+    """Batch ``step`` may not be made any more."""
 
     step: int
 
 
 class Grants:
-    """All that are in force."""
+    """All grants that are in force."""
 
     def __init__(self) -> None:
         self._grants: list[Grant] = []
 
     def add(self, grants: Iterable[Grant]) -> None:
-        """These too."""
+        """Put more grants in force."""
         self._grants += grants
 
     def clear(self) -> None:
-        """None."""
+        """Forget all grants."""
         self._grants.clear()
 
     def all(self) -> list[Grant]:
-        """In the order in which they were added."""
+        """All, in the order in which they were added."""
         return list(self._grants)
 
     def has(self, step: int) -> bool:
@@ -69,11 +69,11 @@ class Grants:
         return any(grant.has(step) for grant in self._grants)
 
     def drop_before(self, step: int) -> None:
-        """Those that lie in front of a batch are over."""
+        """Forget grants all of whose batches come before ``step``."""
         self._grants = [grant for grant in self._grants if grant.stop > step]
 
     def take_out(self, step: int) -> PlannedBatch:
-        """A batch that may be made, may not be made any more; returns it."""
+        """Take a batch, which must be granted, out of its grant; returns the batch."""
         grant = next(grant for grant in self._grants if grant.has(step))
         self._grants.remove(grant)
         self._grants += grant.without(step)

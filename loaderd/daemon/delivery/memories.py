@@ -1,6 +1,6 @@
 """The memory of one stream: its windows, its slots and its page; and the bell of whoever takes the batches.
 
-Workers write windows and slots, consumers read slots. The daemon maps the page alone.
+Workers write windows and slots, consumers read slots. The daemon itself reads and writes only the page.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _WORKER_BYTES = 40 << 20
 
 
 class Memories:
-    """Of a stream with ``num_arenas`` windows of up to ``max_rows`` rows.
+    """The memories of a stream with ``num_arenas`` windows of up to ``max_rows`` rows.
 
     Raises DaemonError where there is not enough memory, ServerError where the consumer may not have that much.
-    ``facts``: what the page says of the stream, encoded. ``num_running``: workers that run already; ``bell``: the
-    daemon's, where the daemon takes the batches itself.
+    ``facts``: what the page says of the stream, encoded. ``num_running``: how many workers run already. ``bell``: the
+    daemon's, where the daemon takes the batches itself; None: a new one is made for the consumer.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Memories:
         self.slot_bytes = SlotLayout(schema.specs, options.batch_size, description.several_readers).slot_bytes
         slots_bytes = options.num_slots * self.slot_bytes
         self.num_bytes = self.windows_bytes + slots_bytes
-        """Of windows and slots."""
+        """Bytes of windows and slots."""
         _check_limit(self.num_bytes, description.max_memory)
         _check_free(
             {
@@ -60,7 +60,7 @@ class Memories:
         begin(self.page, self._words.bytes, facts)
         self.watched = Watched.of(self._words.bytes)
         self.consumer_fd = _opened_again(self._slots.fd, writable=not description.several_readers)
-        """The descriptor of the slots for a consumer: to write there too, unless they have several readers."""
+        """The descriptor of the slots for a consumer; it is writable unless several consumers read them."""
         self._owns_bell = bell is None
         try:
             self.bell = new_bell() if bell is None else bell
@@ -80,9 +80,9 @@ class Memories:
         return self._windows.fd, self._slots.fd, self._words.fd, self.bell
 
     def close(self) -> None:
-        """Give them back: at once, and not when garbage is collected.
+        """Give the memories back now, and not when garbage is collected.
 
-        A mapping, though nobody reads it here, keeps all of its pages.
+        A mapping keeps all pages of its memory, even if nobody reads it here.
         """
         for memory in (self._windows, self._slots, self._words):
             memory.close_fd()
@@ -119,7 +119,7 @@ def _check_limit(num_bytes: int, max_memory: int | None) -> None:
 def _check_free(needs: Mapping[str, int]) -> None:
     """Raise DaemonError where there is less memory than ``needs``, bytes by what they are for.
 
-    Else the kernel would kill for it, sooner or later. Smaller windows are for the user to choose: if the default
+    Otherwise the kernel would kill a process sooner or later. Smaller windows are the user's choice: if the default
     depended on the memory, the order of the records would depend on the machine.
     """
     memory = available_memory()

@@ -1,4 +1,4 @@
-"""Making a stream of its data: the plan, the memories, the messages."""
+"""Opening a stream when its data are there: the plan, the memories, the messages."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from loaderd.daemon.preparing.remote_data import RemoteData
 
 MIN_ARENAS = 2
-# However many records there are, they are cut into even windows: none is smaller than half a batch.
+# Enough for any number of records: they are cut into even windows, and none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
-# What they need is fetched while the worker does others.
+# What tasks need from far away is fetched while the worker does others.
 _TASKS_FAR_AWAY = 4
 
 
 class OpenedStream:
     """A stream with its data and memory.
 
-    Raises OptionError where the data do not fit the options: a batch larger than the data set, a position of other
-    data; and what :class:`Memories` raises, which says what ``num_running`` and ``bell`` are. ``number``: of the
-    stream, for the workers.
+    Raises OptionError where the data do not fit the options (a batch larger than the data set, a position of other
+    data), and what :class:`Memories` raises. ``num_running``, ``bell``: see there. ``number``: by which workers know
+    the stream.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class OpenedStream:
             tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
         )
         self.kernels: Kernels = "numpy"
-        """What the workers say that they unpack bits with, when they have been asked."""
+        """What the workers unpack bits with: known when the probe is finished."""
 
     def _windows_for(self, start: Pass) -> tuple[int, int]:
-        """(windows that are held at a time, rows of the largest), for a pass and the one behind it."""
+        """(windows that are held at a time, rows of the largest): enough for a pass, and for the one behind it."""
         plans = [self._course.batches(pass_) for pass_ in (start, self._course.next_pass(start))]
         num_arenas = max(MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
         if self._data.listing is not None:
@@ -84,7 +84,7 @@ class OpenedStream:
         return num_arenas, max(plan.largest_window for plan in plans)
 
     def use(self, data: Data | RemoteData) -> None:
-        """Go on with other shards, of sets that grow; workers must be attached again. Raises OptionError."""
+        """Go on with other shards of sets that grow; workers must be attached again. Raises OptionError as above."""
         self._course = self._course_of(data)
         self._data = data
         self.stream.stop()
@@ -119,11 +119,11 @@ class OpenedStream:
 
     @property
     def num_blocks(self) -> int:
-        """Of all sets."""
+        """Blocks of all sets."""
         return self._data.num_blocks
 
     def seen(self) -> dict[Seen, int]:
-        """What a sample says of the stream that nobody counts."""
+        """What a sample says of the stream besides counters."""
         stream, page = self.stream, self.page
         epoch, batch = (0, 0) if stream.plan is None else stream.plan.place_of(split_key(page.words[POSITION])[1])
         return {
@@ -148,7 +148,7 @@ class OpenedStream:
         )
 
     def opened_message(self, index_facts: Mapping[str, Any], num_seats: int) -> Opened:
-        """What a consumer needs, which reads a page of so many seats; descriptors of ``memories`` go with it."""
+        """What a consumer needs to read a page of ``num_seats`` seats; the caller sends the descriptors with it."""
         options, memories = self._description.options, self.memories
         sizes = {
             "workers": options.num_workers,
@@ -161,7 +161,7 @@ class OpenedStream:
         return Opened({**sizes, **index_facts, "kernels": self.kernels}, page)
 
     def listed_message(self, error: LoaderdError | None = None) -> Listed:
-        """What a consumer must know of the data."""
+        """What a consumer must know of the data; ``error``: why the data are still the former ones."""
         data = self._data
         return Listed(
             {"num_shards": data.num_shards, "num_records": data.rows.num_records},
@@ -190,9 +190,9 @@ class OpenedStream:
 
 
 def _check_batch_size(options: StreamOptions, num_records: int) -> None:
-    """Raise OptionError where no batch could be made: each host must have one, of which a record at least is its own.
+    """Raise OptionError unless each host gets a batch with at least one record.
 
-    With "short", that may be an epoch's last batch, and the only one.
+    With ``remainder="short"``, that batch may be smaller than the others, and the only one of an epoch.
     """
     batch_size, num_hosts = options.batch_size, options.shard[1]
     hosts = f" for {num_hosts} hosts" if num_hosts > 1 else ""

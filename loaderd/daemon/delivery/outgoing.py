@@ -1,4 +1,4 @@
-"""What a stream has to say to its consumer beside the batches; and what it hands to one who reads no page."""
+"""What a stream tells its consumer besides batches, and what it hands to a group (which does not read its page)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Omission(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Batch ``step`` is in ``slot``, ``num_records`` of it; something may have been left out."""
+    """Batch ``step``, of ``num_records`` records, is in ``slot``. ``omission``: what is left out of it."""
 
     step: int
     slot: int
@@ -42,9 +42,9 @@ Note = Omission | BrokenBatch
 Outgoing = Delivery | BrokenBatch | PassEnd
 
 _MOST_SAID = 4096
-"""Damages that are named ahead: some 3 MB of messages, where a server lets 4 MiB lie unread."""
+"""How many damages may be named ahead: some 3 MB of messages. (A server lets 4 MiB lie unread.)"""
 _OF_A_BATCH = 16
-"""What a message about a batch counts for, beside the damages that it names."""
+"""A message about a batch counts as so many damages, besides those that it names."""
 
 
 class SaidAhead:
@@ -55,27 +55,27 @@ class SaidAhead:
         self._total = 0
 
     def add(self, step: int, num_damages: int) -> None:
-        """It is told of so many of batch ``step``."""
+        """The consumer is told of ``num_damages`` damages of batch ``step``."""
         self._said.append((step, _OF_A_BATCH + num_damages))
         self._total += _OF_A_BATCH + num_damages
 
     def come_to(self, step: int) -> None:
-        """It takes this batch next, and has read of all before."""
+        """The consumer takes this batch next, and has read what it was told of those before."""
         while self._said and self._said[0][0] < step:
             self._total -= self._said.popleft()[1]
 
     def has_room(self, num_damages: int = 0) -> bool:
-        """Whether it may be told of so many more; of one batch, always."""
+        """Whether the consumer may be told of so many more damages. If nothing lies unread, it always may."""
         return not self._said or self._total + num_damages <= _MOST_SAID
 
     def clear(self) -> None:
-        """It takes none of these any more."""
+        """Forget all: the consumer takes none of these batches any more."""
         self._said.clear()
         self._total = 0
 
 
 def note_of(step: int, num_rows: int, bad: Sequence[Fault], skip_damaged: bool) -> Note:
-    """What there is to say of a batch of ``num_rows`` rows, which ``bad`` ones are among: a fault for each."""
+    """What to say of a batch of ``num_rows`` rows; ``bad``: the fault of each row that cannot be delivered."""
     errors = tuple({id(fault): fault.error for fault in bad}.values())
     if skip_damaged and len(bad) < num_rows:
         return Omission(step, len(bad), errors)
@@ -91,7 +91,7 @@ def num_damages(item: Delivery | BrokenBatch) -> int | None:
 
 
 def _all_in_one(errors: Sequence[LoaderdError]) -> LoaderdError:
-    """The first of the errors of one batch, which names the damages of all."""
+    """One error for all errors of a batch: the first, with the damages of all."""
     first = errors[0]
     if len(errors) == 1:
         return first
@@ -104,7 +104,7 @@ def _all_in_one(errors: Sequence[LoaderdError]) -> LoaderdError:
 
 
 def _nothing_left(step: int, num_rows: int, error: LoaderdError) -> LoaderdError:
-    """An empty batch would make a loss that is no number, so there is none."""
+    """The error in place of an empty batch, of which the loss would be no number."""
     return ShardError(
         f"none of the {num_rows} records of batch {step} is left; the first: {error.message}",
         hint="Ask for the next batch to go on without it.",

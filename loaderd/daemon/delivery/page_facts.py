@@ -1,4 +1,4 @@
-"""What a page says of its stream besides numbers that change."""
+"""The facts that a page holds of its stream, besides the numbers that change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def facts_of(
     description: StreamDescription, data: Data | RemoteData, steps_per_epoch: int, num_windows: int
 ) -> Facts:
-    """Of a stream that is about to be opened."""
+    """The facts of a stream that is about to be opened."""
     schema, options = description.schema, description.options
     made = {name: schema.definition_of(name) for name in schema.made_fields}
     return Facts(

@@ -1,6 +1,6 @@
-"""The daemon's look at its streams and workers, kept in each stream's page (see ``memory.samples``).
+"""What the daemon measures of its streams and workers: samples, kept in each stream's page (see ``memory.samples``).
 
-It wakes once a second at least, and then looks; more often only where it is awake anyway.
+The daemon wakes at least once a second, and then takes a sample; it takes more only while it is awake anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from loaderd.memory.samples import Seen, write_sample
 
 
 class Sampler:
-    """Of one stream."""
+    """Takes the samples of one stream."""
 
     def __init__(self, opened: OpenedStream, use: WorkersUse) -> None:
         self._opened = opened

@@ -7,14 +7,14 @@
                  ▲                                 └─ workers are lost at it ──► on trial ──┘   (see ``trials``)
 
 - Batches are granted in order, as soon as their rows are there. The daemon does not decide which worker makes which
-  of them, and is not told when the consumer takes one: when it is woken, it reads in the page how far that is.
-- What batches lack, and which of them cannot be made, is said before they are granted.
+  batch, and no message tells it that the consumer took one: when it is woken, it reads in the page how far that is.
+- The consumer is told which batches cannot be made, and, before a batch is granted, which records it lacks.
 - Loads of the next window come due while the consumer goes through this one, so that it does not meet a pause where a
   window ends.
 - :meth:`Stream.start` begins anew anywhere. Loads of older generations that are still in flight keep their arenas
   until they are done, and then are forgotten.
 
-The owner says first what is in ``notes``, to the consumer, and then what is in ``grants``, to all workers.
+The owner first sends what is in ``notes`` to the consumer, then what is in ``grants`` to all workers.
 """
 
 from __future__ import annotations
@@ -144,15 +144,15 @@ class Stream(TaskSource):
             self.page.words[WAKE_DAEMON_AT] = wake_at
             barrier()
             if (reached := self._reached()) == self._taken or key_of(self.generation, reached) < wake_at:
-                break  # else the consumer has come there without ringing
+                break  # else the consumer came there before it could see WAKE_DAEMON_AT
 
     def _reached(self) -> int:
-        """The batch that the consumer takes next. It may write anything: what cannot be counts as no step further."""
+        """The batch that the consumer takes next. An impossible number in its page counts as no progress."""
         generation, step = split_key(self.page.words[POSITION])
         return max(self._taken, min(step, self._next)) if generation == self.generation else self._taken
 
     def done(self, task: Task, result: Done) -> None:
-        """A task is done. :meth:`look` comes behind it."""
+        """A task is done. The caller calls :meth:`look` afterwards."""
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
@@ -165,12 +165,12 @@ class Stream(TaskSource):
             self._tried_rows(task.work, None)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        """A task cannot be done: the batches that need it are broken. What storage does not give is tried again."""
+        """A task cannot be done: batches that need it are broken. If storage is the reason, it is tried again."""
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork) and isinstance(error, (StorageError, ServerError)):
-            # After all batches that can be made, so that it delays none of them.
+            # Tried again after all batches that can be made, so that it delays none of them.
             self.away.failed(task.work._replace(due=MAX_STEP), error)
         elif isinstance(task.work, LoadWork):
             self._windows.lost(task.work, lambda _: error)
@@ -183,7 +183,7 @@ class Stream(TaskSource):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the consumer sleeps until the batch is there that is granted next."""
+        """Whether the consumer sleeps until it gets the batch that is granted next."""
         return bool(self.page.words[CONSUMER_SLEEPS_FOR] == key_of(self.generation, self._next))
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
@@ -200,11 +200,11 @@ class Stream(TaskSource):
             self._tried_rows(work, error)
 
     def retry(self, task: Task) -> bool:
-        """A worker died: its task is wanted still unless it is of an older generation."""
+        """Whether the task of a worker that died is still wanted: it is, unless its generation is older."""
         return not self._forget_stale(task)
 
     def next_task(self) -> Task | None:
-        """The most useful work that can begin now. What has failed before comes first: everything waits for it."""
+        """The most useful work that can begin now. Work that failed before comes first: everything waits for it."""
         if self.plan is None:
             return None
         for trial in self._trials.values():
@@ -225,9 +225,9 @@ class Stream(TaskSource):
     # ------------------------------------------------------------------------------------------ batches
 
     def _grant(self, plan: PassPlan) -> int:
-        """Let all batches be made whose rows are there. Returns for which POSITION it must be called again.
+        """Grant all batches whose rows are there. Returns at which POSITION it must be called again.
 
-        But for those with bad rows that nobody could make yet, or of which more would be said than may lie unread.
+        Batches with bad rows wait until they can have a slot, and until the consumer has read enough older notes.
         """
         found: list[Grant] = []
         again_at = NEVER
@@ -255,7 +255,7 @@ class Stream(TaskSource):
     def _grant_of(self, step: int, segments: Sequence[Segment], bad: dict[int, Fault]) -> Grant | None:
         """Batch ``step``, whose rows are there, and those behind it that are cut from the same window; None: broken.
 
-        What is wrong with it, ``bad``, is said.
+        Adds a note of what is wrong with it: ``bad``.
         """
         if bad:
             num_rows = sum(segment.stop - segment.start for segment in segments)
@@ -267,7 +267,7 @@ class Stream(TaskSource):
         return Grant(batch, step + 1 if bad or len(segments) != 1 else self._stop_of_run(step, segments[0]))
 
     def _stop_of_run(self, step: int, segment: Segment) -> int:
-        """Behind the last batch that lies, as large as this one, behind the one before it in the same window."""
+        """The step behind the batches from ``step`` on that lie one behind the other in a window, all of one size."""
         assert self.plan is not None
         last = self.plan.last_step_in(segment.window) - 1
         if last <= step or self._windows.has_bad_rows(segment.window):
@@ -278,11 +278,11 @@ class Stream(TaskSource):
         return last + 1 if is_run else step + 1
 
     def all_granted(self) -> list[Grant]:
-        """What a worker that comes may make."""
+        """What a worker that is attached now may make."""
         return self._granted.all()
 
     def _withdraw(self, step: int) -> PlannedBatch:
-        """Nobody may make a batch; returns it."""
+        """Have nobody make a batch; returns the batch."""
         self.grants.append(Withdrawal(step))
         return self._granted.take_out(step)
 
@@ -300,26 +300,26 @@ class Stream(TaskSource):
             self.notes.append(BrokenBatch(step, error))
 
     def keeps_slot(self, key: int) -> bool:
-        """Whether a claim keeps the slot of a batch on trial: else all could be taken by batches behind it."""
+        """Whether a claim is of a batch on trial. That batch keeps its slot: later ones could take all slots."""
         generation, step = split_key(key)
         return self.plan is not None and generation == self.generation and step in self._trials
 
     def lost_at(self, key: int, reason: str, stalled: bool) -> None:
         """A worker is lost that was making a batch.
 
-        After the third one, find out at which of its records, and go on without them or break the batch. To see a
-        stall takes long: its record is looked for only if the batch can go on without it.
+        After the third one, find out which records are to blame, and make the batch without them, or break it. To
+        notice a stall takes long: after one, this is done only if batches may be made without some of their records.
         """
         step = split_key(key)[1]
         if not self.is_under_way(key):
             return
-        if self.page.keys().count(key) > 1:  # another one makes it, too
+        if self.page.keys().count(key) > 1:  # another worker makes it, too
             return
         self._deaths[step] += 1
         if self._deaths[step] < MAX_DEATHS:
             return
         batch = self._withdraw(step)
-        if batch.num_rows == len(batch.omit):  # it has nothing that they could die of
+        if batch.num_rows == len(batch.omit):  # no record is left in it that they could die of
             self._let([Grant(batch, step + 1)])
             return
         error = WorkerError(
@@ -358,7 +358,7 @@ class Stream(TaskSource):
             return
         again = self._grant_of(batch.step, batch.segments, bad)
         if again is None:
-            self.grants.append(Withdrawal(batch.step))  # whoever keeps a slot for it need not any more
+            self.grants.append(Withdrawal(batch.step))  # a worker that keeps a slot for it may free the slot
         else:
             self._let([Grant(again.first, batch.step + 1)])
 
@@ -373,7 +373,7 @@ class Stream(TaskSource):
 
     @property
     def windows_ready(self) -> int:
-        """Windows that are held, and of which all rows are there."""
+        """How many windows are held whose rows are all there."""
         return self._windows.num_ready
 
     def describe(self) -> list[str]:

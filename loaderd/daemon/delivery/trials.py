@@ -1,9 +1,9 @@
 """Which records of a batch do the workers die of?
 
-Worker after worker was lost at the batch, so its rows are tried apart, half by half, until it is down to single ones.
-Those that are done are acquitted; a single row that costs three more workers is guilty. The halves wait in a queue,
-not on a stack: so a half that is done comes between two that are not, and shows that workers can live here. Nothing
-is delivered of a trial: the batch is made when it is known which rows to leave out.
+Worker after worker was lost at the batch, so its rows are tried in halves, and in halves of those, until only single
+rows are left. Rows that a worker survives are acquitted; a single row that costs three more workers is guilty. The
+halves wait in a queue, not on a stack: so halves that are survived come between others, and show that workers can
+live here. Nothing is delivered of a trial: the batch is made when it is known which rows to leave out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Trial:
         return TrialWork(self.batch, self._waiting.popleft())
 
     def most_deaths(self, work: TrialWork) -> int:
-        """How many workers may be lost at it: a doubt is enough to look closer, but not to find guilty."""
+        """How many workers may be lost at it: one is enough to try halves of it, but not to find a row guilty."""
         return MAX_DEATHS if len(work.rows) == 1 else 1
 
     def done(self) -> None:
@@ -48,7 +48,7 @@ class Trial:
         self.under_way = False
 
     def given_up(self, work: TrialWork, error: WorkerError) -> None:
-        """What was tried is not."""
+        """What was tried is not acquitted: a single row is guilty, several are tried in halves."""
         self.under_way = False
         if len(work.rows) == 1:
             self.guilty[work.rows[0]] = error

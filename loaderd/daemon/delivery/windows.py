@@ -5,8 +5,8 @@
     window   waiting ──open──► loading ──all rows in──► ready ──last batch taken──► (its arena is free)
 
 Windows are opened in order, as arenas come free. A worker may still read from an arena that is free, for a batch that
-was taken meanwhile or that nobody wants any more: what it makes of it is passed over. A window is ready when every
-row is in it; until then its rows may be written by any number of loads at once, never two to one place. Pure.
+was taken meanwhile or that nobody wants any more: the batch that it makes is passed over. A window is ready when all
+of its rows are there; until then, any number of loads may write to it at once, no two to the same place. Pure.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import PassPlan
 
-_ROWS_PER_LOAD = 16_384  # with half as many, the daemon's part of a record costs 38 ns instead of 29
+_ROWS_PER_LOAD = 16_384  # with half as many, the daemon spends 38 ns on a record instead of 29
 
 
 class _Window:
-    """``due``: the batches during which it should be loaded, from one to behind another."""
+    """``due``: (first, stop) of the steps during which it should be loaded."""
 
     def __init__(
         self, arena: int, rows: int, pending: deque[tuple[Slice, ...]], last_step: int, due: tuple[int, int]
@@ -45,7 +45,7 @@ class _Window:
 
 
 class Windows:
-    """The windows of one pass at a time. What older ones still have in flight keeps its arena until it is done."""
+    """The windows of one pass at a time. Loads of older ones keep their arenas until they are done."""
 
     def __init__(self, num_arenas: int, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -63,14 +63,14 @@ class Windows:
         return self._plan
 
     def begin(self, plan: PassPlan, first: int, step: int) -> None:
-        """Open windows of ``plan`` from number ``first`` on, of which batch ``step`` is the first one wanted."""
+        """Open windows of ``plan`` from number ``first`` on; ``step`` is the first batch that is wanted."""
         self._plan = plan
         self._next = first
         self._last_due = self._due = step
         self._open_more()
 
     def stop(self, in_flight: Iterable[Task]) -> None:
-        """Close all; those that tasks ``in_flight`` write to keep their arenas until :meth:`forget`."""
+        """Close all windows; arenas to which tasks ``in_flight`` write come free only by :meth:`forget`."""
         for task in in_flight:
             self._stale_arenas.update(_arenas_of(task))
         self._free_arenas.extend(w.arena for w in self._open.values() if not self._stale_arenas[w.arena])
@@ -106,7 +106,7 @@ class Windows:
 
     @property
     def next_close(self) -> int | None:
-        """Behind which batch an arena comes free that another window waits for; None: none waits."""
+        """The batch behind which an arena comes free for a window that waits for one; None: none waits."""
         last = self.plan.last_window
         if self._free_arenas or not self._open or (last is not None and self._next > last):
             return None
@@ -126,7 +126,7 @@ class Windows:
     # -------------------------------------------------------------------------------------------- loads
 
     def next_load(self) -> LoadWork | None:
-        """The next load there is: the loads of a window are spread over the batches of the one before it."""
+        """The next load, if there is one: the loads of a window are spread over the batches of the one before it."""
         for number, window in self._open.items():
             if window.pending:
                 begin, end = window.due
@@ -137,7 +137,7 @@ class Windows:
         return None
 
     def loaded(self, work: LoadWork, faults: Sequence[Fault]) -> None:
-        """A load is done, but for the places that ``faults`` names."""
+        """A load is done, except for the places that ``faults`` name."""
         window = self._open[work.window]
         window.loaded_rows += work.num_rows
         for fault in faults:
@@ -163,7 +163,7 @@ class Windows:
         return tuple(self._open[segment.window].arena for segment in segments)
 
     def bad_rows(self, segments: Sequence[Segment]) -> dict[int, Fault]:
-        """Rows of a batch, from its start, that cannot be delivered."""
+        """The rows of a batch, counted from its start, that cannot be delivered; and why."""
         bad: dict[int, Fault] = {}
         row = 0
         for segment in segments:
@@ -175,15 +175,15 @@ class Windows:
         return bad
 
     def has_bad_rows(self, window: int) -> bool:
-        """Whether there are any in a window."""
+        """Whether a window has rows that cannot be delivered."""
         return bool(self._open[window].bad_places)
 
     def mark_bad(self, window: int, place: int, error: LoaderdError) -> None:
-        """What lies at ``place`` cannot be delivered."""
+        """The row at ``place`` cannot be delivered, for the reason ``error``."""
         self._open[window].bad_places[place] = Fault((place,), error)
 
     def records_at(self, window: int, start: int, stop: int) -> list[Slice]:
-        """The records whose rows lie at places ``start`` to ``stop - 1`` of a window, one a slice."""
+        """The records whose rows lie at places ``start`` to ``stop - 1`` of a window, each as a slice."""
         order = self.plan.order_of(window)
         found = []
         for part in self.plan.slices_of(window):
@@ -193,11 +193,11 @@ class Windows:
 
     @property
     def num_ready(self) -> int:
-        """Of those that are held."""
+        """How many windows are held whose rows are all there."""
         return sum(window.ready for window in self._open.values())
 
     def describe(self) -> list[str]:
-        """How far the windows are, a line each."""
+        """How far each window is loaded, a line for each."""
         return [f"window {number:<3} {w.loaded_rows} of {w.rows} rows are loaded" for number, w in self._open.items()]
 
 

@@ -12,10 +12,10 @@ from loaderd.plan.passes import Pass, PassPlan
 
 
 class Feed:
-    """What there is for the members lies in ``outbox``, in the order of the batches.
+    """``outbox`` holds what there is for the members, in the order of the batches.
 
-    A slot that lies there no more has **holders**: members, by their numbers, and None for the group itself, which
-    keeps what it has not handed out yet. It is the stream's again when nobody holds it.
+    A slot whose batch has left the outbox has **holders**: members, by their numbers, and None for the group itself,
+    which keeps batches that it has not handed out yet. When nobody holds a slot, it is the stream's again.
     """
 
     def __init__(self, stream: Stream, taker: Taker) -> None:
@@ -34,7 +34,7 @@ class Feed:
 
     @property
     def num_slots(self) -> int:
-        """Of the stream."""
+        """Slots of the stream."""
         return self._stream.page.num_slots
 
     def start(self, generation: int, pass_: Pass, step: int) -> None:
@@ -49,13 +49,13 @@ class Feed:
         """Nothing happens until the next :meth:`start`. What was handed out stays lent."""
         self._stream.stop()
         for item in self.outbox:
-            if isinstance(item, Delivery):  # which nobody will hear of
+            if isinstance(item, Delivery):  # nobody will hear of it
                 self._taker.release(item.slot)
         self.outbox.clear()
         self._omissions.clear()
         self._broken.clear()
         self._ended = True
-        self._taker.begin(self._stream.generation + 1, 0)  # or the workers would go on until no slot is left
+        self._taker.begin(self._stream.generation + 1, 0)  # else what workers make yet would fill all slots
 
     # ------------------------------------------------------------------------------------------- slots
 
@@ -64,7 +64,7 @@ class Feed:
         self._holders.setdefault(slot, set()).add(holder)
 
     def give_back(self, slot: int, holder: int | None) -> bool:
-        """``holder`` has a slot no more; returns whether it is free now. Raises ValueError if it did not have it."""
+        """``holder`` gives back a slot that it has (else: ValueError); returns whether the slot is free now."""
         holders = self._holders.get(slot, set())
         if holder not in holders:
             raise ValueError(f"slot {slot} is not lent to consumer {holder}")
@@ -90,7 +90,7 @@ class Feed:
     # ----------------------------------------------------------------------------------------- batches
 
     def collect(self) -> bool:
-        """Take what is there, if anything is, which it returns; and have the daemon woken when the next batch is."""
+        """Put what is there in the outbox, and return whether anything was. The next batch will wake the daemon."""
         before = len(self.outbox)
         for note in self._stream.notes:
             if isinstance(note, BrokenBatch):
@@ -110,7 +110,7 @@ class Feed:
             self._ended = True
             self.outbox.append(PassEnd())
         elif step in self._broken:
-            if len(self.outbox) >= self.num_slots:  # or a pass of which no batch is left would all lie there
+            if len(self.outbox) >= self.num_slots:  # else a whole pass of broken batches could lie there
                 return False
             self.outbox.append(self._broken.pop(step))
             taker.skip()

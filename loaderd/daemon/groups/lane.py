@@ -1,10 +1,10 @@
 """The page by which a member gets its batches: its own, or the stream's.
 
 A member of a group has a page of its own (:class:`Lane`), which the daemon fills as a worker fills a stream's. The
-batches lie in the slots of the group's stream, and the page says to this member alone which of them it has, and
-under its own generation. It has one seat, the daemon's, which always sleeps: so the daemon's bell is rung whenever
-the member has given a slot back, and when it is past all that it was told of damaged batches. Nothing that the
-member may write is believed: what it could do by writing there concerns the member itself.
+batches lie in the slots of the group's stream. The page tells this member alone which slots it has, and for which
+steps of its own generation. The page has one seat, the daemon's, which always says that it sleeps: so the member
+rings the daemon's bell whenever it gives a slot back. It also rings when it is past the last damaged batch that it
+was told of. The daemon trusts nothing that the member may write: wrong values harm only the member.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Had(NamedTuple):
 
 
 class Lane:
-    """Of one member of a stream of ``num_slots`` slots."""
+    """The page of one member of a group, whose stream has ``num_slots`` slots."""
 
     def __init__(self, num_slots: int, daemon_bell: int) -> None:
         self._words = SharedMemory.create("lane", 8 * words_of(num_slots, 1))
@@ -51,7 +51,7 @@ class Lane:
         self._page.say_sleeps(_SEAT, True)
         self._bell = new_bell()
         self.fds = [self._words.fd, self._bell, daemon_bell, daemon_bell]
-        """What the member needs: see ``Opened``."""
+        """The descriptors that the member needs: see ``Opened``."""
         self.had = Had()
         self._fills: Counter[int] = Counter()
         self._lent: set[int] = set()
@@ -99,7 +99,7 @@ class Lane:
         return self._seen_taken != before
 
     def close(self) -> None:
-        """The member is gone."""
+        """Give page and bell back: the member is gone."""
         self._words.close_fd()
         os.close(self._bell)
         self._page.close()
@@ -107,7 +107,7 @@ class Lane:
 
 
 class WholeStream:
-    """In place of a :class:`Lane`: of a member that has a stream to itself and takes batches by the page of that."""
+    """In place of a :class:`Lane` where a member has the stream to itself: the member reads the stream's page."""
 
     def __init__(self, stream: Stream, fds: list[int]) -> None:
         self._stream = stream
@@ -118,7 +118,7 @@ class WholeStream:
         self._stream.page.add_consumer_news()
 
     def take_back(self) -> list[int]:
-        """None: the workers see in the page what was given back."""
+        """Always empty: the workers see in the page what was given back."""
         return []
 
     @property
@@ -137,4 +137,4 @@ class WholeStream:
         return self._seen_position != before
 
     def close(self) -> None:
-        """The page is the stream's."""
+        """Nothing to do: the page is the stream's."""

@@ -1,18 +1,18 @@
-"""Which consumer of a stream gets which batch: what all ways of sharing have in common, and a stream for one alone.
+"""Which consumer of a stream gets which batch: what all ways of sharing have in common, and a stream for one.
 
 A consumer is a **member**, known by a number. Between the stream and its members stands one of
 
 - :class:`PageReader`: there is one member, and it takes the batches of the page itself;
-- ``mirrored.Mirrored``: every batch goes to every member;
-- ``shared.Shared``: every batch goes to one of them, whoever has asked.
+- ``mirrored_group.Mirrored``: every batch goes to every member;
+- ``shared_group.Shared``: every batch goes to one member that has asked for batches.
 
-All are pure state machines: events in (a member joins, starts, gives slots back, leaves; time passes), and out, by
-``take``, what each of them is to be told. A member counts its own generations, the machine those of the stream: what
-one member does must not make another one's batches void.
+All are pure state machines: events go in (a member joins, starts, gives slots back, leaves; time passes), and
+``take`` returns what each member is to be told. Each member counts its own generations, and the state machine those
+of the stream: what one member does must not make another one's batches void.
 
-**Slots.** A slot that has been handed to a member is lent to it until it gives it back or its connection has ended,
-whatever it starts meanwhile, and also when it has been sent away. A slot that several have is free when the last of
-them has given it back (see ``feed.Feed``).
+**Slots.** A slot that was handed to a member is lent to it until it gives the slot back or its connection has ended:
+also if it starts elsewhere meanwhile, and if it is sent away. A slot that several members have is free when the last
+of them has given it back (see ``feed.Feed``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from loaderd.memory.page import MAX_GENERATION, MAX_STEP, POSITION
 from loaderd.plan.passes import Pass
 
 GRACE_S = 15.0
-"""After a restart of the server, how long a group waits for those who have not come back, after the last who has."""
+"""After a restart of the server, a group begins without the missing members if none comes for so many seconds."""
 _MOST_EPOCHS = 1 << 30
-"""More than anybody has time for. In an epoch of a mix, a set may go through 2**32: a message holds no more."""
+"""More than anybody has time for. An epoch of a mix may be 2**32 epochs of a set, whose numbers have 64 bits."""
 
 PassKey = tuple[int, tuple[tuple[int, ...], ...]]
 
@@ -54,10 +54,10 @@ class Members(Protocol):
     """The consumers of a stream: see the module's docstring."""
 
     def join(self, member: int) -> None:
-        """One member more; there are never more than the group may have."""
+        """Add a member. The caller adds no more of them than the group may have."""
 
     def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
-        """A member wants a pass from ``step`` on; of batches behind it, it has had those in ``taken``.
+        """A member wants a pass from ``step`` on; of the batches from there on, it has had those in ``taken``.
 
         Raises ValueError, or what planning the pass raises, where there is no such batch.
         """
@@ -81,30 +81,30 @@ class Members(Protocol):
         """So much time has passed."""
 
     def take(self) -> list[Handed]:
-        """What the members are to be told, in order. Empties the stream's outbox."""
+        """What the members are to be told now, in order; it is taken out of what the stream has for them."""
 
     def waiting(self) -> list[tuple[int, int]]:
-        """Who gets the batch that the stream makes next, and has been handed all before: (member, generation)."""
+        """(member, generation) of each member that was handed all batches so far, and gets the stream's next one."""
 
     def describe(self, member: int) -> str:
         """Whom a member waits for, in words."""
 
     def has_waiting(self, member: int) -> bool:
-        """Whether there are batches that a member could take, and maybe others wait for it to do so."""
+        """Whether there are batches that a member could take; others may be waiting for it to do so."""
 
     def held_by(self, member: int) -> int:
         """How many slots are lent to a member."""
 
 
 def key_of(pass_: Pass) -> PassKey:
-    """Passes of a stream follow each other in the order of this."""
+    """A key that sorts the passes of a stream as they follow each other."""
     return pass_.first_epoch, pass_.past
 
 
 def require_place(stream: Stream | Feed, pass_: Pass, step: int) -> None:
     """Raise ValueError where a pass has no batch ``step``, or what planning the pass raises.
 
-    To be called when a member asks: an error that the stream meets later would be told to all members.
+    It is called when a member asks: an error that the stream meets only later would be told to all members.
     """
     plan = stream.plan_pass(pass_)
     if step < 0 or (plan.num_steps is not None and step > plan.num_steps):
@@ -121,7 +121,7 @@ class PageReader:
         self._member = 0
 
     def join(self, member: int) -> None:
-        """See :class:`Members`; so are the others."""
+        """See :class:`Members` for this and the other methods."""
         self._member = member
 
     def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
@@ -143,10 +143,10 @@ class PageReader:
         self._stream.stop()
 
     def give_back_all(self, member: int) -> None:
-        """Nobody else would get it."""
+        """Nothing to do: nobody else gets the slots."""
 
     def tick(self, seconds: float) -> None:
-        """It does not matter."""
+        """Nothing to do: nothing depends on time."""
 
     def take(self) -> list[Handed]:
         notes, self._stream.notes = self._stream.notes, deque()

@@ -1,9 +1,9 @@
 """A stream whose members all get every batch, decoded once.
 
-Each member has a **place**: the pass and the step that it gets next. The stream runs at the place of the hindmost of
-those who have asked. Each batch goes to all who are at it, and its slot is free when all of them have given it back.
-A member has at most its **share** of the slots: so the fastest is never more than that ahead of the slowest, and if
-one has come back and is behind, there are slots for it, even if the others wait for it with all that they have.
+Each member has a **place**: the pass and the step that it gets next. The stream runs at the place of the hindmost
+member that has asked for batches. Each batch goes to all members whose place it is, and its slot is free when all of
+them have given it back. A member has at most its **share** of the slots: so the fastest is never more than that ahead
+of the slowest, and a member that has come back and is behind finds slots, even if the others hold all that they may.
 
 ::
 
@@ -12,12 +12,13 @@ one has come back and is behind, there are slots for it, even if the others wait
        └───── the pass is over, or nobody needs what comes next; ──────────────────┘────────┘ or all are ahead
               it goes on when the hindmost has asked
 
-- A member that comes, or starts anew, behind the stream is handed what the others have in their slots still, if that
-  is all it lacks. Else the stream begins again at its place, and the others get nothing until it has come to theirs.
+- A member that comes, or starts anew, behind the stream is handed the batches that others still have in their slots,
+  if it lacks no more than these. Otherwise the stream begins again at the member's place, and the others get nothing
+  until it has come to theirs.
 - A member that has ended a pass stands behind its last batch; so the next pass begins when all have ended this one
   and have asked for it.
-- Places come from the members, so a server that knows nothing of its past goes on where they are. To those who have
-  a past it gives a while to come back, for else it would deliver twice what could be delivered to all at once.
+- Members say where they are, so a new server, which knows nothing, goes on there. If a member has had batches before,
+  the server waits a while for the others: otherwise it would deliver twice what can go to all at once.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _START: Place = (0, ()), 0
 
 @dataclass(eq=False)
 class _Member:
-    """``pass_``: what it has asked for, and gets; None: nothing."""
+    """``pass_``: the pass that it has asked for, and gets; None: it has asked for none."""
 
     generation: int = 0
     pass_: Pass | None = None
@@ -60,11 +61,11 @@ class Mirrored:
         self._begun = False
         self._quiet_s = 0.0
         self._pass: Pass | None = None
-        """What the stream runs."""
+        """The pass that the stream runs."""
         self._next = 0
-        """The batch that it has to say next."""
+        """The batch that comes next from the stream."""
         self._recent: deque[Delivery | BrokenBatch] = deque()
-        """The last ones before that, as far back as all of them are in their slots still."""
+        """The last batches before that, as far back as all of them are still in their slots."""
         self._handed: list[Handed] = []
         self._generations = count(1)
 
@@ -124,7 +125,7 @@ class Mirrored:
     # -------------------------------------------------------------------------------- where the stream is
 
     def _settle(self) -> None:
-        """Have the stream run where the hindmost of those is who have asked."""
+        """Have the stream run at the place of the hindmost member that has asked."""
         asked = [one for one in self._members.values() if one.pass_ is not None]
         if not asked:
             self._halt()
@@ -143,7 +144,7 @@ class Mirrored:
             self._begin(first.pass_, first.place)
 
     def _may_begin(self, place: Place) -> bool:
-        """Whether nobody need be waited for who may have to get batch ``place`` too."""
+        """Whether to begin at ``place``: no member need be waited for that may have to get that batch, too."""
         places = [one.place for one in self._members.values() if one.pass_ is not None]
         if any(one.pass_ is None and one.place < place for one in self._members.values()):
             return False
@@ -166,12 +167,12 @@ class Mirrored:
     # ------------------------------------------------------------------------------------------ batches
 
     def _next_ones(self) -> dict[int, _Member]:
-        """Those who get what the stream says next."""
+        """The members that get what comes next from the stream."""
         here = None if self._pass is None else (key_of(self._pass), self._next)
         return {member: one for member, one in self._members.items() if one.pass_ is not None and one.place == here}
 
     def _full_ones(self) -> list[int]:
-        """Those of them who have to give something back before, or to read what they were told of damage."""
+        """Those of them that must first give slots back, or read what they were told of damage."""
         return [member for member in self._next_ones() if self._is_full(member)]
 
     def _is_full(self, member: int) -> bool:
@@ -194,7 +195,7 @@ class Mirrored:
         one.place = one.place[0], item.step + 1
 
     def _end_pass(self) -> None:
-        """Everybody who is in the pass that the stream has ended has had its last batch."""
+        """The stream has ended its pass, so every member in that pass has had the last batch."""
         assert self._pass is not None
         key = key_of(self._pass)
         for member, one in self._members.items():
@@ -204,9 +205,9 @@ class Mirrored:
         self._halt()
 
     def _hand_recent(self, member: int, one: _Member) -> None:
-        """What others have still, if that is all that ``one`` lacks.
+        """Hand to ``one`` the batches that others still have, if it lacks no more than these.
 
-        Not what it has itself, of an older generation: it would not know which of the two it gives back.
+        Not if it has one of their slots, from an older generation: it would not know which of the two it gives back.
         """
         if self._pass is None or one.place[0] != key_of(self._pass):
             return
@@ -219,7 +220,7 @@ class Mirrored:
                 self._hand(member, one, item)
 
     def _forget_recent(self, slot: int) -> None:
-        """A slot is free: the batch in it cannot be handed to anybody any more, nor then all that is before it."""
+        """A slot is free: its batch, and so all batches before that, cannot be handed to anybody any more."""
         last = max((at for at, item in enumerate(self._recent) if slot in _slots(item)), default=-1)
         for _ in range(last + 1):
             self._recent.popleft()
@@ -247,7 +248,7 @@ class Mirrored:
         return f"waits for the rest of its group: {len(self._members)} of {self._num_members} consumers are here"
 
     def has_waiting(self, member: int) -> bool:
-        return self._is_full(member)  # else it may hold them to use them, and wait for another member
+        return self._is_full(member)  # a member that is not full may be waiting for others
 
     def held_by(self, member: int) -> int:
         return len(self._stream.slots_of(member))

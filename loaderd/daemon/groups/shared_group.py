@@ -6,17 +6,19 @@
                ▲                                        │
                └───── its member left, or started anew ─┘
 
-- What comes back is handed out again before all else, in the slot where it lies. So what was in flight at a member
-  that died comes at least once, and everything else exactly once. A batch that is broken is used up when it is said.
-- **The low mark**: all batches before it are used up. Members are told when it moves, and remember what they have had
-  behind it. So when the server is started again and knows nothing, they know it together: the stream goes on at the
-  highest low mark, without what any of them has had. For that it waits a while for those who are not back yet. If
-  one who knows nothing comes first, the group begins anew, and goes to where the others were as soon as one is back.
+- Batches that come back are handed out again before all others, in the slots where they lie. So a batch that was in
+  flight at a member that died comes at least once, and all others come exactly once. A broken batch is used up when a
+  member is told of it.
+- **The low mark**: all batches before it are used up. Members are told when it moves, and remember which batches they
+  have had behind it. A server that is started again knows nothing, but its members together know it all: the stream
+  goes on at the highest low mark, without the batches that any of them has had. So the group waits a while for
+  members that are not back yet. If a member that knows nothing comes first, the group begins anew, and goes to where
+  the others were as soon as one of them is back.
 - **The end of a pass**: nothing is ready, and every batch in flight is held by a member that has asked for more. So
-  members must not ask before they have used what they have got: it could be lost with them. (The group cannot wait
-  until slots are given back: a member that waits for a batch may hold on to its last one for ever.)
-- The pass is the group's: whoever comes, joins it where it is. When it is over, the first who asks for a later one
-  begins that.
+  members must not ask for more before they have used what they have: it could be lost with them. (The group cannot
+  wait until slots are given back: a member that waits for a batch may hold on to its last one for ever.)
+- The pass is the group's: a member that comes joins it where it is. When it is over, the first member that asks for a
+  later pass begins that one.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ from loaderd.daemon.groups.members import (
 from loaderd.plan.passes import Pass
 
 _QUEUE = None
-"""Who holds the slots of the batches that are ready (see ``Feed``)."""
+"""The holder of the slots of batches that are ready (see ``Feed``)."""
 
 
 @dataclass(frozen=True)
 class _Arrival:
-    """With what a member starts."""
+    """What a member says when it starts: as in ``Members.start``."""
 
     pass_: Pass
     step: int
@@ -69,26 +71,26 @@ class _Member:
     in_pass: int = 0
     wants: int = 0
     told: int = 0
-    """The low mark that it knows."""
+    """The low mark that it was told last."""
 
 
 @dataclass
 class _Pass:
-    """The pass that a group is at, number ``number`` of it."""
+    """The pass that a group is at: number ``number`` of its passes."""
 
     pass_: Pass
     number: int
     low: int
     """All batches before this one are used up."""
     used: set[int]
-    """And these behind it."""
+    """So are these batches behind it."""
     next: int = 0
-    """The batch that the stream has to say next."""
+    """The batch that comes next from the stream."""
     ready: deque[Delivery | BrokenBatch] = field(default_factory=deque)
     in_flight: dict[int, tuple[int, Delivery]] = field(default_factory=dict)
-    """By slot: with whom, and what."""
+    """By slot: the member that has the batch, and the batch."""
     drained: bool = False
-    """Whether the stream has said all."""
+    """Whether all batches of the pass have come from the stream."""
     over: bool = False
 
     def __post_init__(self) -> None:
@@ -125,7 +127,7 @@ class Shared:
         """The members that want batches, in the order in which they get one."""
         self._at: _Pass | None = None
         self._knows_past = False
-        """Whether anybody who has come knew of a batch that is used up: else the group may have been further."""
+        """Whether any member that came knew of a batch that is used up; if not, the group may have been further."""
         self._quiet_s = 0.0
         self._handed: list[Handed] = []
         self._generations = count(1)
@@ -164,7 +166,7 @@ class Shared:
             self._turns.append(member)
 
     def reached(self, member: int, generation: int, step: int) -> None:
-        """It has asked for what it gets."""
+        """Nothing to do: a member gets only what it has asked for."""
 
     def release(self, member: int, slots: list[int]) -> None:
         for slot in slots:
@@ -207,7 +209,7 @@ class Shared:
     # ------------------------------------------------------------------------------------------- passes
 
     def _begin_group(self) -> None:
-        """Begin where those are who have come, if nobody need be waited for who may know better."""
+        """Begin where the members are that have come, unless others that may know more must be waited for."""
         came = {member: one.arrival for member, one in self._members.items() if one.arrival is not None}
         if self._at is not None or not came:
             return
@@ -231,7 +233,7 @@ class Shared:
         self._stream.start(next(self._generations), at.pass_, at.low)
 
     def _learn(self, at: _Pass, arrival: _Arrival) -> None:
-        """Who comes knows of batches that are used up."""
+        """Hear from a member that starts which batches are used up."""
         self._knows_past |= arrival.has_past
         at.use_all(arrival.step, arrival.taken)
         for item in [item for item in at.ready if at.is_used(item.step)]:
@@ -241,7 +243,7 @@ class Shared:
             self._start_stream(at)
 
     def _admit(self, member: int, one: _Member) -> None:
-        """To the pass that the group is at."""
+        """Let a member into the pass that the group is at."""
         assert self._at is not None
         one.arrival, one.in_pass, one.told = None, self._at.number, self._at.low
         self._handed.append(Handed(member, one.generation, Progressed(self._at.pass_, self._at.low)))
@@ -264,21 +266,21 @@ class Shared:
         self._at, self._knows_past = None, False
 
     def _free_queue(self) -> None:
-        """The pass ends for all: what is ready in it is for nobody any more."""
+        """The pass ends for all: free the slots of its batches that are ready, which nobody gets any more."""
         for slot in self._stream.slots_of(_QUEUE):
             self._stream.give_back(slot, _QUEUE)
 
     # ------------------------------------------------------------------------------------------ batches
 
     def _keep(self, item: Delivery | BrokenBatch, kept: bool) -> None:
-        """The queue holds the slot of a batch from now on, or no more."""
+        """Have the queue hold the slot of a batch, or, unless ``kept``, hold it no longer."""
         if isinstance(item, Delivery) and kept:
             self._stream.lend(item.slot, _QUEUE)
         elif isinstance(item, Delivery):
             self._stream.give_back(item.slot, _QUEUE)
 
     def _drain(self, at: _Pass) -> None:
-        """Take what the stream has made, but for what is used up already: as many batches as there are slots."""
+        """Take what has come from the stream, but for what is used up, until as many are ready as there are slots."""
         while self._stream.outbox and len(at.ready) < self._stream.num_slots:
             item = self._stream.outbox.popleft()
             if isinstance(item, PassEnd):
@@ -312,10 +314,10 @@ class Shared:
             self._keep(item, False)
 
     def _next_pair(self, at: _Pass) -> tuple[int, Delivery | BrokenBatch] | None:
-        """Who gets a batch next, and which: the first that is ready.
+        """The member that gets a batch next, and its batch: the first that is ready.
 
-        But for one in a slot that the member has already, from an older generation: it would not know which of the
-        two it gives back.
+        No member gets a batch in a slot that it has already, from an older generation: it would not know which of
+        the two it gives back.
         """
         for member in self._turns:
             if self._members[member].in_pass == at.number:
@@ -326,7 +328,7 @@ class Shared:
         return None
 
     def _return(self, member: int) -> None:
-        """What is in flight at ``member`` is ready again, in its place, unless it is used up."""
+        """Make batches in flight at ``member`` ready again, in order, unless they are used up."""
         at = self._at
         if at is None:
             return

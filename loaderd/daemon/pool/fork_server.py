@@ -1,4 +1,4 @@
-"""The process that workers are forks of: it has imported all that they need, so one starts in milliseconds.
+"""The process that workers are forks of: it has imported all that they need, so a worker starts in milliseconds.
 
 ::
 
@@ -8,9 +8,9 @@
            ──"end", its pid──►
            ◄──how it ended──
 
-Importing numpy and loaderd takes most of a fresh worker's start. The daemon has done so when it forks the fork
-server, which is the first thing that it does: there is one thread, and nothing is open, mapped or imported for a user
-yet. So a worker has what a fresh process has, and nothing of the daemon's later on.
+Importing numpy and loaderd takes most of a fresh worker's start. The daemon has imported them when it forks the fork
+server, which is the first thing that it does: it has one thread, and has opened, mapped and imported nothing for a
+user yet. So a worker has what a fresh process has, and nothing that the daemon gets later on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from loaderd.protocol.messages import UNICODE_ERRORS
 from loaderd.protocol.process import die_with_parent, how_it_ended, name_process
 from loaderd.workers.compiling import compile_loops
 
-# One that is killed while it waits for a disk dies when the disk answers, if ever.
+# A worker that is killed while it waits for a disk dies when the disk answers, if ever.
 _DEATH_TIMEOUT_S = 0.5
 _START, _END = "start", "end"
 _MESSAGE_BYTES = 1 << 20  # at most
@@ -90,12 +90,12 @@ class ForkServer:
             raise DaemonError(f"cannot start a worker: {error.strerror}", hint=remedy(error)) from None
 
     def end(self, pid: int) -> str:
-        """Have a worker be dead, if it is not; returns how it ended, in words."""
+        """Kill a worker, if it is not dead; returns how it ended, in words."""
         code, _ = self._ask([_END, pid])
         return "does not die" if code is None else how_it_ended(code)
 
     def _ask(self, request: list[Any], *fds: int) -> tuple[Any, list[int]]:
-        """Send a request, return the answer. If the fork server is dead, so are its workers, and the daemon ends."""
+        """Send a request, return the answer. Raises SystemExit if the fork server is dead, and so all workers."""
         try:
             _send(self._socket, request, *fds)
             reply, received, flags, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 1)
@@ -128,12 +128,12 @@ def _answer(sock: socket.socket, message: list[Any]) -> None:
 
 
 def _serve(sock: socket.socket) -> socket.socket:
-    """Until the daemon closes its end; returns in the workers alone, each with its end of its own socket.
+    """Answer requests until the daemon closes its end. Returns only in a new worker: its end of its own socket.
 
     A request is [what, with what], an answer [an error's number or 0, the rest].
     """
     server = os.getpid()
-    alive: list[int] = []  # or dead, and the daemon does not know yet: until then their pids are not used again
+    alive: list[int] = []  # or dead without the daemon knowing: until it knows, their pids are not used again
     dying: list[int] = []
     while True:
         try:
@@ -175,7 +175,7 @@ def _serve(sock: socket.socket) -> socket.socket:
 
 
 def _end(workers: list[int]) -> int | None:
-    """Have them be dead; returns the exit code of the last one, as ``subprocess`` has it; None: it does not die."""
+    """Kill workers; returns the exit code of the last one, as ``subprocess`` has it; None: it does not die."""
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
     code, until_s = None, time.monotonic() + _DEATH_TIMEOUT_S

@@ -4,16 +4,16 @@ Events come in (a worker appeared, a task ended, a worker died, a moment passed)
 :meth:`Scheduler.assign`. It does no I/O and reads no clock, so it is tested without processes.
 
 A worker has a few tasks: one it works on and one that waits, so that it never idles while the daemon thinks; and more
-where storage far away is asked for what the next ones need. The tasks of a dead worker go to the others, in front of
-anything new. A task that has killed three workers is given up: it is for its source to say what becomes of it.
+where what the next tasks need is fetched from far away meanwhile. The tasks of a dead worker go to the others, in
+front of anything new. A task that has killed three workers is given up: its source decides what becomes of it.
 
-A load that goes on in the middle of a block is given to who loaded what comes before it, if that worker has room and
-gets on: of a block that can only be inflated from its front, it has inflated that much already. Otherwise any other
-gets the load, so that nobody waits for one worker.
+A load that begins in the middle of a block is given to the worker that loaded the part before it, if that worker has
+room and makes progress: if the block can only be inflated from its front, the worker has inflated that part already.
+Otherwise any worker gets the load, so that nothing waits for one worker.
 
-A worker **stalls** when it is at something and nothing comes of it for so many ticks. What it is at, who calls
-:meth:`Scheduler.tick` knows. Ticks count moments in which this process ran, so a job that is suspended for a night
-has lost none of them.
+A worker **stalls** when it is at something and makes no progress for so many ticks. The caller of
+:meth:`Scheduler.tick` says what each worker is at. There are ticks only while this process runs, so no worker stalls
+because the job was suspended for a night.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class _Worker:
     def __init__(self) -> None:
         self.tasks: list[Task] = []
         self.unready = 1
-        """Answers that it owes: that it has started, and that it knows of a stream."""
+        """Answers that it owes: that it has started, and that it knows of each stream."""
         self.ticks = 0
         self.at: Hashable = None
-        """What it was at when this was asked last."""
+        """What it was at when the last tick came."""
         self.last: Task | None = None
-        """What it was given last."""
+        """The task that it was given last."""
 
     @property
     def ready(self) -> bool:
@@ -56,7 +56,7 @@ class Scheduler:
         self._sources.append(source)
 
     def remove_source(self, source: TaskSource) -> None:
-        """Forget a source; what its tasks still give is ignored by the source itself."""
+        """Forget a source. It still hears of tasks that end later, and ignores them."""
         self._sources.remove(source)
         self._again = deque(task for task in self._again if task.source is not source)
 
@@ -67,7 +67,7 @@ class Scheduler:
     def unready(self, worker: int) -> None:
         """``worker`` was told of a stream; it will be given tasks again when it is :meth:`ready`.
 
-        What it dies of until then is no task's fault, be it another stream's.
+        It gets none until then, so that none is blamed if the worker dies of the stream.
         """
         self._workers[worker].unready += 1
 
@@ -77,20 +77,20 @@ class Scheduler:
         self._workers[worker].ticks = 0
 
     def advanced(self, worker: int, number: int, done_bytes: int) -> None:
-        """``worker`` gets on with task ``number``."""
+        """``worker`` makes progress with task ``number``."""
         self._workers[worker].ticks = 0
         task = self._tasks[number]
         task.source.advanced(task, done_bytes)
 
     def tick(self, at: Callable[[int], Hashable]) -> None:
-        """A moment has passed. ``at`` says what a worker is at, how far it is with that included; None: nothing."""
+        """A moment has passed. ``at`` says what a worker is at, and how far it is with it; None: at nothing."""
         for number, worker in self._workers.items():
             before, worker.at = worker.at, at(number)
             goes_on = worker.at is None or worker.at != before
             worker.ticks = 0 if worker.ready and goes_on else worker.ticks + 1
 
     def stalled(self, limit: int, start_limit: int) -> list[int]:
-        """Workers from which nothing came for ``limit`` ticks; for ``start_limit``, of those that are not ready."""
+        """Workers without progress for ``limit`` ticks; of those that are not ready, for ``start_limit`` ticks."""
         return [
             number
             for number, worker in self._workers.items()
@@ -98,7 +98,7 @@ class Scheduler:
         ]
 
     def is_ready(self, worker: int) -> bool:
-        """Whether ``worker`` has started."""
+        """Whether ``worker`` has started, and knows of all streams that it was told of."""
         return self._workers[worker].ready
 
     def ticks_of(self, worker: int) -> int:
@@ -118,7 +118,7 @@ class Scheduler:
         return None
 
     def lose_worker(self, worker: int, reason: str, stalled: bool = False, blamed: Task | None = None) -> None:
-        """``worker`` died, or was ended because it ``stalled``, at its task ``blamed``; all are done again."""
+        """``worker`` died at its task ``blamed``, or ``stalled`` and was ended. Other workers do its tasks again."""
         lost = self._workers.pop(worker)
         for task in lost.tasks:
             del self._tasks[task.number]
@@ -160,7 +160,7 @@ class Scheduler:
         return assigned
 
     def _next_task(self, has: int) -> Task | None:
-        """The next one for a worker that ``has`` so many, if it may have more."""
+        """The next task for a worker that ``has`` so many, if it may have more."""
         while self._again and has < TASKS_PER_WORKER:
             again = self._again.popleft()
             if again.source in self._sources and again.source.retry(again):
@@ -175,7 +175,7 @@ class Scheduler:
 
 
 def _goes_on(worker: _Worker, task: Task) -> bool:
-    """Whether a worker gets on, and has room for what goes on from the task that it was given last."""
+    """Whether ``task`` goes on from the last task of a worker that makes progress and has room for it."""
     return (
         worker.last is not None
         and not worker.ticks

@@ -38,7 +38,7 @@ class AskWork(NamedTuple):
 
 
 class IndexWork(NamedTuple):
-    """Index file ``file`` (counted from 0)."""
+    """Index shard ``file`` (counted from 0)."""
 
     file: int
 
@@ -47,7 +47,7 @@ class IndexWork(NamedTuple):
 
 
 class ProbeWork(NamedTuple):
-    """See whether the first record of ``block`` fits the schema; or, with ``any_fits``, any of its records."""
+    """See whether the first record of ``block`` fits the schema; or, with ``any_fits``, any of its first ones."""
 
     block: int
     any_fits: bool
@@ -83,7 +83,7 @@ class PlannedBatch(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Those that are left out included."""
+        """How many rows it has, including those that are left out."""
         return sum(part.stop - part.start for part in self.segments)
 
     @property
@@ -135,7 +135,7 @@ Work = ListWork | AskWork | IndexWork | ProbeWork | LoadWork | TrialWork
 class Task:
     """Work that was handed out: by which source, in which generation of it, and how often its worker died.
 
-    After ``most_deaths`` it is given up; unless it ``survives_stalls``, after the first stall.
+    It is given up after ``most_deaths`` deaths; unless it ``survives_stalls``, also after the first stall.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Task:
         self.number = -1
 
     def goes_on_from(self, other: Task) -> bool:
-        """Whether it loads, of a block, what comes right behind the part with which ``other`` ended."""
+        """Whether it begins with the part of a block that is right behind the part with which ``other`` ends."""
         if self.source is not other.source:
             return False
         if not isinstance(self.work, LoadWork) or not isinstance(other.work, LoadWork):
@@ -165,9 +165,9 @@ class Task:
 
 
 def first_untold(tasks: Iterable[Task]) -> Task | None:
-    """Of a worker's tasks, the one that it is at, unless a page says that it is at another one.
+    """The task that a worker with these ``tasks`` is at, unless a page says that it is at another one.
 
-    When it begins a load or a trial, it says so there; and a load that waits for storage lets what is behind it pass.
+    Workers say on the page when they begin a load or a trial; a load that waits for storage lets later tasks pass.
     """
     return next((task for task in tasks if not isinstance(task.work, (LoadWork, TrialWork))), None)
 
@@ -177,7 +177,7 @@ class TaskSource(ABC):
 
     @property
     def tasks_per_worker(self) -> int:
-        """How many tasks a worker may have at a time when it gets the next one of these."""
+        """A worker gets the next task of this source only if it has fewer tasks than that."""
         return TASKS_PER_WORKER
 
     @abstractmethod
@@ -185,7 +185,7 @@ class TaskSource(ABC):
         """Work that can begin now, or None; what is returned counts as begun."""
 
     def advanced(self, task: Task, done_bytes: int) -> None:  # noqa: B027 - most do not ask how far a task is
-        """The task goes on, and stands at byte ``done_bytes`` of its file."""
+        """The task goes on, and stands at byte ``done_bytes`` of its shard."""
 
     @abstractmethod
     def done(self, task: Task, result: Done) -> None:
@@ -200,5 +200,5 @@ class TaskSource(ABC):
         self.failed(task, error)
 
     def retry(self, task: Task) -> bool:
-        """The task's worker died: whether it is still wanted (if not, it counts as ended)."""
+        """Whether a task whose worker died is still wanted. If not, it counts as ended."""
         return True

@@ -71,7 +71,7 @@ class WorkerPool:
         return reason
 
     def _for_memory(self) -> str:
-        """Why the kernel has killed a process since this was asked last, if that was why."""
+        """In words, that the kernel has killed for lack of memory since this was asked last; "" if it has not."""
         before, self._oom_kills = self._oom_kills, oom_kills()
         ran_out = before is not None and self._oom_kills is not None and self._oom_kills > before
         return f", for memory ran out ({available_memory().limit})" if ran_out else ""
@@ -84,12 +84,12 @@ class WorkerPool:
         return self._workers[worker].pid
 
     def seat_of(self, worker: int) -> int:
-        """From 0 on: as many as there are workers."""
+        """The seat of a worker. Seats count from 0; there are as many as workers."""
         return self._workers[worker].seat
 
     @property
     def bells(self) -> list[int]:
-        """The bell of each seat, whoever has it."""
+        """The bell of each seat, whichever worker has the seat."""
         return self._bells
 
     def end(self) -> None:
@@ -97,7 +97,7 @@ class WorkerPool:
         self._forks.close()
 
     def close(self) -> None:
-        """The same, and nobody rings for them any more."""
+        """End all workers; close all bells and pidfds."""
         self.end()
         for fd in [*self._bells, *[worker.pidfd for worker in self._workers.values()]]:
             os.close(fd)

@@ -8,11 +8,11 @@ from loaderd.machine import memory_stall_ns, throttled_ns
 from loaderd.memory.samples import Seen
 
 EVERY_S = 0.45
-"""Between two looks; a stream's samples are as far apart."""
+"""The least seconds between two looks, and between two samples of a stream."""
 
 
 class WorkersUse:
-    """What the workers of all streams have used, and what of the machine concerns them all."""
+    """What all workers together have used, and what the machine says of itself: idle time, throttling, stalls."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
@@ -22,7 +22,7 @@ class WorkersUse:
         self._seen: dict[Seen, int] = {}
 
     def look(self, now_s: float) -> dict[Seen, int]:
-        """As it is, or was a moment ago. 0.3 ms."""
+        """What they have used so far, at most ``EVERY_S`` ago. A new look takes 0.3 ms."""
         if now_s - self._looked_s >= EVERY_S:
             self._looked_s = now_s
             self._look_at_workers([self._pool.pid_of(worker) for worker in self._pool.numbers])
@@ -36,7 +36,7 @@ class WorkersUse:
         return self._seen
 
     def _look_at_workers(self, pids: list[int]) -> None:
-        """Add what they have used since: what a worker that died had used stays counted."""
+        """Add what they have used since the last look, so that what a dead worker has used stays counted."""
         found = {}
         for pid in pids:
             asked, fetched = processes.read_bytes(pid)

@@ -41,11 +41,11 @@ from loaderd.protocol.worker_messages import (
 )
 
 BELL = -3
-"""The number of the daemon's bell among those that are listened to."""
+"""The number of the daemon's bell among what ``Wires`` listens to."""
 _MAX_TICK_S = 1.0
 _MIN_TICKS = 8
 _SAID_AGAIN_S = 10.0
-# To start, a worker imports what the schema needs.
+# While it starts, a worker imports what the schema needs.
 _MIN_START_TIMEOUT_S = 60.0
 
 MakeMessage = Callable[[Task], Message]
@@ -64,10 +64,10 @@ class Attachable(Protocol):
         """What the worker of a seat needs, and the descriptors that go with it."""
 
     def granted_message(self) -> Granted:
-        """What a worker that comes may make."""
+        """What a worker that is attached now may make."""
 
     def attach_failed(self, error: LoaderdError) -> None:
-        """A worker cannot take it over."""
+        """A worker cannot be attached to the stream."""
 
     def is_under_way(self, key: int) -> bool:
         """Whether a claim of this key is of a batch that may be made."""
@@ -76,13 +76,13 @@ class Attachable(Protocol):
         """A worker says that a batch cannot be made."""
 
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
-        """The worker of a seat is lost: what it was making is for the others."""
+        """The worker of a seat is lost: give up its claims, so that others make these batches."""
 
 
 class Workforce:
     """See the module's docstring.
 
-    ``warn`` is told of every worker that is replaced.
+    ``warn`` is told of every worker that is replaced, and what workers have to say.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Workforce:
         self.use = WorkersUse(pool)
         """For samples."""
         self.bell = new_bell()
+        """The daemon's bell: a consumer rings it when it has come to the batch that its page names."""
         wires.watch(BELL, self.bell)
-        """The daemon's: a consumer rings it when it has come where a page says."""
 
     @property
     def tick_s(self) -> float:
@@ -117,12 +117,12 @@ class Workforce:
         self.scheduler.add_source(source)
 
     def remove_source(self, source: TaskSource) -> None:
-        """Forget a source; what its tasks still give is ignored by the source itself."""
+        """Forget a source. It still hears of tasks that end later, and ignores them."""
         self.scheduler.remove_source(source)
         del self._messages_of[source]
 
     def attach(self, stream: Attachable) -> None:
-        """Have all workers know of a stream, or of other files of it, the present workers and those to come."""
+        """Have all workers, present and future ones, know of a stream. Call it again when the shards are others."""
         self._streams[stream.number] = stream
         for worker in self.pool.numbers:
             self._tell_of(worker, stream)
@@ -154,7 +154,7 @@ class Workforce:
     # ------------------------------------------------------------------------------------------ workers
 
     def start(self, number: int) -> None:
-        """Start workers until there are so many."""
+        """Start workers until there are ``number``."""
         while len(self.pool.numbers) < number:
             self._start_worker()
 
@@ -184,7 +184,7 @@ class Workforce:
                 continue
             if isinstance(message, Advanced):
                 self.scheduler.advanced(worker, message.task, message.done_bytes)
-                if not message.done_bytes:  # it only waits, or has begun
+                if not message.done_bytes:  # no progress: the task only waits, or has begun
                     continue
             elif isinstance(message, Done):
                 self.scheduler.end_task(worker, message.task, message)
@@ -213,7 +213,7 @@ class Workforce:
             stream.attach_failed(error)
 
     def silent(self, source: TaskSource, limit_s: float) -> Task | None:
-        """A task of ``source`` that a worker is at, and of which nothing has come for so long."""
+        """A task of ``source`` that a worker is at, and of which nothing has come for ``limit_s`` seconds."""
         return self.scheduler.silent(source, math.ceil(limit_s / self.tick_s))
 
     def tick(self) -> None:
@@ -246,9 +246,9 @@ class Workforce:
         return first_untold(tasks)
 
     def _neglected(self, worker: int) -> tuple[int, int] | None:
-        """(stream, key) of a batch that the consumer waits for: it has claimed it, or could, as nobody has.
+        """(stream, key) of the next batch of a consumer, if the worker has claimed it, or if it could and nobody has.
 
-        It counts as being at that batch: it may have been suspended just before it claimed it, or just behind.
+        The worker counts as being at that batch: it may have been suspended just before its claim, or just behind.
         """
         seat = self.pool.seat_of(worker)
         for number, stream in self._streams.items():
@@ -278,7 +278,7 @@ class Workforce:
         return "" if task is None else str(task.work)
 
     def _lost_at(self, worker: int, stalled: str) -> str:
-        """The same, for the warning that it is lost."""
+        """Where a worker is lost, as words for the warning."""
         if doing := self.doing(worker):
             return f" at {doing}"
         neglected = self._neglected(worker) if stalled else None
@@ -301,6 +301,6 @@ class Workforce:
         self._warn(f"worker process {pid} {stalled or reason}{what}; another one does its work again")
 
     def assign(self) -> None:
-        """Give out what can be given out."""
+        """Send tasks to the workers that have room for more."""
         for worker, task in self.scheduler.assign():
             self._wires.post(worker, self._messages_of[task.source](task))

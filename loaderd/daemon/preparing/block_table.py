@@ -1,9 +1,9 @@
 """The blocks of all shards in one table, in the order of the shards, and what a selection leaves of them.
 
-The table is the indexes of the shards, and 8 bytes a block beside them. With a selection, blocks of which nothing is
-left are dropped. What is left of another is a range of its record numbers, less what hashes leave out; the range is
-the whole block but in two blocks for each take, skip or last. The plan counts the records that are left, and knows
-of no others; a worker is told how to find them in the block.
+The table is the indexes of the shards, and 8 more bytes for each block. With a selection, blocks of which nothing is
+left are dropped. What is left of any other block is a range of its record numbers, without those that hashes leave
+out; the range is the whole block, except in two blocks for each take, skip or newest. The plan counts the records
+that are left, and knows of no others; a worker is told how to find them in the block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockTable:
     """See the module's docstring. With ``"skip_shard"``, shards with damage are left out whole.
 
     ``first_shard``: how many shards there are in front of these, in other sets. Raises NoShardsError where an
-    operation of the selection leaves none of the records there are.
+    operation of the selection leaves no record.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class BlockTable:
     def _take_stock(self, left: _Left) -> tuple[int, str]:
         """How many shards have a record in the data set; and 8 hex digits that tell which records it holds.
 
-        They depend on what the records hold, on their order, and on how they are cut into blocks; not on where the
-        shards are, nor on their names, unless a hash of these chooses among the records.
+        The digits depend on what the records hold, on their order, and on how they are cut into blocks; not on where
+        the shards are, nor on their names, unless a hash of the names chooses among the records.
         """
         digest = hashlib.blake2b(digest_size=4)
         num_shards = 0
@@ -95,14 +95,14 @@ class BlockTable:
 
 
 def conditions_of(by_record: Sequence[Hashed], index: ShardIndex) -> list[Condition]:
-    """What splits by records ask of the records of a shard."""
+    """The conditions that splits by records make for the records of a shard."""
     return [operation.condition(index.file.name) for operation in by_record]
 
 
 class _Left:
     """What the operations so far have left of every block: ``counts`` of its records ``lows`` .. ``highs - 1``.
 
-    ``clipped``: the blocks that take, skip or last cut, and which numbers they left.
+    ``clipped``: of each block that take, skip or newest has cut, the ``low`` and the ``high`` that are left.
     """
 
     def __init__(self, indexes: Sequence[ShardIndex], ends: list[int]) -> None:
@@ -119,7 +119,7 @@ class _Left:
         self.clipped: dict[int, tuple[int, int]] = {}
 
     def apply(self, operation: Operation) -> None:
-        """Leave what ``operation`` leaves; raises NoShardsError if that is nothing of something."""
+        """Apply ``operation``; raises NoShardsError if there were records, and it leaves none."""
         before = self.counts
         if not isinstance(operation, Hashed):
             self.counts = self._clip(*operation.range_of(int(before.sum())))
@@ -156,7 +156,7 @@ class _Left:
         return counts
 
     def _clip(self, start: int, stop: int) -> Int64s:
-        """Of what is left now, numbered through, leave the records ``start`` .. ``stop - 1``."""
+        """Keep only numbers ``start`` .. ``stop - 1`` of the records that are left so far; returns the counts."""
         ends = np.cumsum(self.counts)
         begins = ends - self.counts
         first, last = np.clip(begins, start, stop), np.clip(ends, start, stop)

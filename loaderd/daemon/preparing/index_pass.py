@@ -1,4 +1,4 @@
-"""The index of all shards: from the cache where it is there, made by the workers where not.
+"""The indexes of all shards: from the cache, or made by the workers where the cache has none.
 
 A shard that cannot be indexed, because it cannot be read or because workers are lost at it, does not end the pass: in
 place of its index comes one that says so. What becomes of it is the user's choice, as with damaged records.
@@ -22,7 +22,7 @@ from loaderd.shards.shard_index import ShardIndex, decode_index
 from loaderd.snapshots import StorageCounts
 
 MAX_NAMED_DAMAGES = 1000
-# They come in one message.
+# All of them are in one message.
 MAX_REPORTED_DAMAGES = 200_000
 
 
@@ -36,7 +36,7 @@ class IndexPass(TaskSource):
         known: Mapping[ShardFile, ShardIndex] | None = None,
         requests: int = TASKS_PER_WORKER,
     ) -> None:
-        """``known``: indexes that are here already. ``requests``: that a worker may have under way at a time."""
+        """``known``: indexes that are here already. ``requests``: how many a worker may have under way."""
         self.error: LoaderdError | None = None
         self.counts = [0] * len(fields(StorageCounts))
         """What was asked of storage: the fields of ``StorageCounts``."""
@@ -58,11 +58,11 @@ class IndexPass(TaskSource):
 
     @property
     def done_bytes(self) -> int:
-        """Of ``total_bytes``."""
+        """Bytes that are indexed, of ``total_bytes``."""
         return self._done_bytes + sum(self._begun_bytes.values())
 
     def advanced(self, task: Task, done_bytes: int) -> None:
-        """A shard has been read so far."""
+        """A shard has been read up to byte ``done_bytes``."""
         assert isinstance(task.work, IndexWork)
         self._begun_bytes[task.work.file] = done_bytes
 
@@ -72,7 +72,7 @@ class IndexPass(TaskSource):
 
     @property
     def tasks_per_worker(self) -> int:
-        """Of remote shards that are one request each, a worker gets as many as it may ask for at a time."""
+        """Of remote shards that are one request each, a worker gets as many as it may have requests under way."""
         if not self._waiting:
             return TASKS_PER_WORKER
         file = self.files[self._waiting[0]]
@@ -85,7 +85,7 @@ class IndexPass(TaskSource):
         assert isinstance(task.work, IndexWork) and isinstance(result, Indexed)
         self.unstored = self.unstored or result.unkept
         self.counts = [before + more for before, more in zip(self.counts, result.asked, strict=True)]
-        file = self.files[task.work.file]  # which has its secrets
+        file = self.files[task.work.file]  # whose URI has its secrets, which the index lacks
         self._take(task.work.file, replace(decode_index(result.encoded), file=file))
 
     def _take(self, number: int, index: ShardIndex) -> None:
@@ -94,7 +94,7 @@ class IndexPass(TaskSource):
         self._done_bytes += self.files[number].size_bytes
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        """A shard that cannot be had now is no damaged one: the pass ends."""
+        """If storage is the reason, the shard is not damaged, and the pass ends; else the shard is unreadable."""
         assert isinstance(task.work, IndexWork)
         if isinstance(error, StorageError):
             self.error = self.error or error

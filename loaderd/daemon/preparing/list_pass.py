@@ -1,7 +1,7 @@
 """The shards of each set, listed by the workers.
 
-Storage may let whoever asks it wait for ever, in a call that nothing but the end of the process ends. So the daemon
-asks it for nothing: it stays awake, says what is waited for, and ends when the training does.
+Storage may never answer, and then only the end of the process ends the call. So the daemon itself asks storage for
+nothing: it is never stuck in a call, can say what it waits for, and ends when the training does.
 
 Pure: a source of tasks that the scheduler asks like any other.
 """
@@ -19,9 +19,10 @@ from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
 
 
 class ListPass(TaskSource):
-    """Gives out a task for each of ``sets``, the names of whose shards a ``Dataset`` has checked; ``files`` fills up.
+    """Gives out a task for each of ``sets``; ``files`` fills up.
 
-    ``stall_timeout``: after so many seconds in which nothing came of it, a worker is ended, and the listing with it.
+    ``sets``: of each, the names of its shards, which a ``Dataset`` has checked. ``stall_timeout``: after how many
+    seconds without progress a worker is ended; then the listing fails.
     """
 
     def __init__(self, sets: Sequence[str | Sequence[str]], stall_timeout: float | None) -> None:

@@ -1,7 +1,7 @@
 """The data of a stream: the shards of its sets, their tables, and the rows of it all.
 
-Blocks and shards are numbered through all sets. Of a set that grows, the shards that an epoch is made of are on
-record, so that a position in that epoch can be gone back to when there are more.
+Blocks and shards are numbered through all sets. Of a set that grows, the listing says which shards an epoch is made
+of, so that a loader can go back to a position in that epoch when there are more shards.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _UNKNOWN = -1
 
 
 def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[list[ShardFile]]:
-    """Of the shards ``found`` of each set, those of ``listing`` where a set grows; None: all.
+    """The shards ``found`` of each set; of sets that grow, only those of ``listing`` (None: all).
 
-    Raises OptionError where they are not there any more.
+    Raises OptionError where shards of the listing are not there any more.
     """
     if listing is None:
         return found
@@ -46,7 +46,7 @@ def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[li
 
 
 def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -> list[ShardFile]:
-    """Those from ``first`` to ``last``; raises OptionError unless they are ``count``."""
+    """The shards from ``first`` to ``last``; raises OptionError unless they are ``count``."""
     begins, ends = ([at for at, file in enumerate(files) if file.is_at(path)] for path in (first, last))
     begin = next((at for at in begins if at + count - 1 in ends), None)
     if begin is not None:
@@ -60,7 +60,7 @@ def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -
 
 
 class Data:
-    """Raises ShardError where damage forbids it or no record is left, and OptionError if it is not ``listing``'s."""
+    """Raises what :func:`damage_error` says where damage forbids it; NoShardsError if a set has no record left."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Data:
         self.files = [file for files in sets for file in files]
         self._storage = options.storage
         indexes = [[index_of(file) for file in files] for files in sets]
-        of_files = {index.file: index for of_set in indexes for index in of_set}  # several sets may have one
+        of_files = {index.file: index for of_set in indexes for index in of_set}  # sets may share shards
         damages = [damage for index in of_files.values() for damage in index.damages]
         unreadable = [index.error for index in of_files.values() if index.error is not None]
         most = MAX_NAMED_DAMAGES if options.report is None else MAX_REPORTED_DAMAGES
@@ -80,7 +80,7 @@ class Data:
             raise damage_error(damages, len(of_files), unreadable, most)
         self.damages: list[Damage] = damages[:most]
         self.warnings: list[str] = []
-        """What people should hear of what is left out."""
+        """Warnings for the user of what is left out."""
         if unreadable:
             text = f"{len(unreadable)} of {len(of_files)} shards cannot be indexed and are left out"
             self.warnings.append(f"{text}: {unreadable[0].message}")
@@ -117,7 +117,7 @@ class Data:
 
     @property
     def num_blocks(self) -> int:
-        """Of all sets."""
+        """Blocks of all sets."""
         return self._block_ends[-1]
 
     @property
@@ -127,12 +127,12 @@ class Data:
 
     @property
     def is_far_away(self) -> bool:
-        """Whether any of it is not read from a file system of this machine."""
+        """Whether any shard is not read from a file system of this machine."""
         return any(is_remote(file.uri) for file in self.files)
 
     @property
     def source(self) -> Shards:
-        """As in Attach."""
+        """Where workers find the records: as in Attach."""
         return Shards(self.files, self.compressions, pickled_storage(self._storage))
 
     def count(self, block: int) -> int:
@@ -149,7 +149,7 @@ class Data:
         return self._tables[of_set].place(own, seed, epoch)
 
     def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
-        """``error``, which workers met at ``records``, with these named: the shards, the blocks and the records."""
+        """The ``error`` that workers met at ``records``, with the shards, blocks and records named."""
         numbers: dict[int, list[int]] = {}
         for part in records:
             numbers.setdefault(part.block, []).extend(self._numbers(part))
@@ -168,7 +168,7 @@ class Data:
         return f"{self.files[of.shard].uri}: {which}, of {where}"
 
     def _numbers(self, part: Slice) -> list[int]:
-        """The numbers in their shard of the records of ``part``."""
+        """The numbers that the records of ``part`` have in their shard."""
         block, left, _ = self._place(part.block)
         low, high, conditions = left or (block.first_record, block.first_record + block.num_records, [])
         found: list[int] = numbers_that(conditions, low, high)[part.first : part.stop].tolist()
@@ -181,7 +181,7 @@ class Data:
 
 
 def _left_out_whole(shards: Mapping[ShardFile, ShardIndex]) -> list[str]:
-    """A warning of the damaged shards: their records that are sound are among no damages."""
+    """A warning of the damaged shards: no damage tells of their sound records, which are left out, too."""
     damaged = {file.uri: index for file, index in shards.items() if index.damages and index.error is None}
     if not damaged:
         return []
@@ -194,16 +194,16 @@ def _left_out_whole(shards: Mapping[ShardFile, ShardIndex]) -> list[str]:
 
 
 def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> tuple[str, str, int, str] | None:
-    """What to write down of the shards of a set: [first, last, count, digest]; None if it does not grow.
+    """What the listing says of the shards of a set: (first, last, count, digest); None if the set does not grow.
 
-    Shards in front of the newest records are left out, so that they may be deleted. The first and the last one by
-    their paths below the folder that all are in: the same names may stand in each of several folders.
+    Shards in front of the newest records are left out, so that they may be deleted. The first and the last one are
+    paths below the folder that all shards are in: several folders may hold shards of the same name.
     """
     if not leaf.grows:
         return None
     counts_all = any(isinstance(operation, (Take, Skip)) for operation in leaf.selection)
     first = 0 if counts_all else table.place(0).block.shard - table.first_shard
-    folders = [file.path.split("/")[:-1] for file in (files[0], files[-1])]  # in order: all others are between
+    folders = [file.path.split("/")[:-1] for file in (files[0], files[-1])]  # the others lie between
     depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*folders, strict=False)))
     begin, end = ("/".join(file.path.split("/")[depth:]) for file in (files[first], files[-1]))
     return begin, end, len(files) - first, table.digest

@@ -113,7 +113,7 @@ class LocalPreparation(Preparation):
         if self.error is not None:
             return
         options = self._options
-        files = dict.fromkeys(file for files in self.sets for file in files)  # several sets may have one
+        files = dict.fromkeys(file for files in self.sets for file in files)  # sets may share shards
         self.index_pass = IndexPass(
             list(files),
             IndexCache(options.index_cache, options.block_records, self._dataset.schema.records),

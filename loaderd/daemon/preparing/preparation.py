@@ -1,4 +1,4 @@
-"""The way from a description to data, wherever these are: what a stream waits for before it can be opened."""
+"""The way from a description to data, wherever they are. A stream waits for this before it can be opened."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Preparation(ABC):
-    """In the end there are ``data``, or the ``error`` why not."""
+    """Finds the data of a stream. In the end there are ``data``, or an ``error``: why there are none."""
 
     def __init__(self, workforce: Workforce, listing: Listing | None) -> None:
         self.data: Data | RemoteData | None = None
         self.error: LoaderdError | None = None
         self.listing = listing
-        """The shards of sets that grow; None: those there are."""
+        """Which shards of sets that grow are wanted; None: those that there are now."""
         self.indexes: dict[ShardFile, ShardIndex] = {}
         self.num_cached = 0
         self.storage_counts: list[int] = []
@@ -37,11 +37,11 @@ class Preparation(ABC):
     @property
     @abstractmethod
     def doing(self) -> str:
-        """What is being done to the data set."""
+        """What is being done to the data set, as a word that may follow "is being"."""
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Bytes that are indexed, and of how many; None: it is not that far, or further."""
+        """(bytes that are indexed, bytes that have to be), while shards are indexed; else None."""
         return None
 
     @property
@@ -50,18 +50,18 @@ class Preparation(ABC):
         return self.data is not None or self.error is not None
 
     def take_warnings(self) -> list[str]:
-        """What people should hear of it, once."""
+        """The warnings that have come since the last call."""
         found, self._warnings = self._warnings, []
         return found
 
     @abstractmethod
     def advance(self) -> None:
-        """Go on to what comes next, or to the data, if what was waited for is there."""
+        """Go on to the next stage, or to the data, if what this stage waits for is there."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Have nothing more done for it."""
+        """Stop all work for it."""
 
 
 Prepare = Callable[[Listing | None, Mapping[ShardFile, ShardIndex]], Preparation]
-"""Makes a preparation: of which listing, and which indexes are here already."""
+"""Makes a preparation from the listing that is wanted and the indexes that are here already."""

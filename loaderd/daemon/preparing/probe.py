@@ -1,8 +1,8 @@
 """The tasks between the index pass and the stream: do the records fit the schema?
 
-A schema that is wrong shall be an error before the training begins. With ``on_corrupt="raise"``, the first record
-tells. With the two others, a record that does not fit is left out, and the schema is wrong only where none fits: of
-some blocks, spread over all of them, one after the other until there is a record that does.
+A wrong schema must be an error before the training begins. With ``on_corrupt="raise"``, the first record decides.
+With the two others, records that do not fit are left out, and the schema is wrong only if none fits: workers look at
+some blocks, spread over all of them, one after the other until a record fits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Probe(TaskSource):
         self.finished = False
         self.error: LoaderdError | None = None
         self.kernels: Kernels = "numpy"
-        """What the worker decodes with that did it."""
+        """What workers decode with, as the one that did the task says."""
         self._skips = skips
         count = min(num_blocks, _MAX_BLOCKS) if skips else 1
         self._waiting = deque(number * num_blocks // count for number in range(count))

@@ -18,9 +18,9 @@ from loaderd.shards.shard_file import ShardFile
 
 
 class RemoteData:
-    """The data of a stream whose records servers read: as ``local_data.Data``, by blocks alone.
+    """The data of a stream whose records servers read: like ``local_data.Data``, but it knows only blocks.
 
-    ``of`` says of which set, and where its servers are now: workers that come are to ask these.
+    ``of`` returns the data set, with the present addresses of its servers, for workers that are attached later.
     """
 
     def __init__(self, table: Table, of: Callable[[], RemoteSet], options: StreamOptions) -> None:
@@ -37,12 +37,12 @@ class RemoteData:
 
     is_far_away = True
     files: Sequence[ShardFile] = ()
-    """That are read here."""
+    """The shards that are read here: none."""
     compressions: Sequence[str] = ()
 
     @property
     def source(self) -> bytes:
-        """As in Attach."""
+        """Where workers find the records: as in Attach."""
         table = self._table
         return pickle.dumps(RemoteRows(self._of(), table.digest, table.schema.row_bytes, table.listing))
 
@@ -51,11 +51,11 @@ class RemoteData:
         return int(self._counts[block])
 
     def places(self, slices: Sequence[Slice], seed: int) -> list[FilePlace]:
-        """None: servers read them."""
+        """No places: servers read the records."""
         return []
 
     def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
-        """``error``, which workers met at ``records``, with these named."""
+        """The ``error`` that workers met at ``records``, with their blocks and the data set named."""
         blocks = sorted({part.block for part in records})
         count = sum(part.stop - part.first for part in records)
         name = self._of().name

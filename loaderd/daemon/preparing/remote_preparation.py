@@ -21,9 +21,9 @@ from loaderd.remote.tables import Table, table_from_wire, welcome_to
 
 
 class RemotePreparation(Preparation, TaskSource):
-    """A source of one task. With the ``data`` there is their ``table``.
+    """A source of one task. When there are ``data``, ``table`` is what the servers say of them.
 
-    ``stream``: what is wanted, of the servers that there are at the moment.
+    ``stream`` returns the stream that is wanted, with the present addresses of the servers.
     """
 
     doing = "asked for of its servers"
@@ -41,7 +41,7 @@ class RemotePreparation(Preparation, TaskSource):
 
     @property
     def description(self) -> StreamDescription:
-        """The stream, as the servers' data have it."""
+        """The stream of the servers' data set, in the order that they have decided on."""
         assert self.table is not None
         table, leaf = self.table, self.table.dataset.leaves()[0]
         options = replace(self._stream().options, shuffle=leaf.shuffle, seed=leaf.seed, on_corrupt=leaf.on_corrupt)
