@@ -1,6 +1,6 @@
-"""loaderd: batches for TensorFlow from TFRecord shards of bit-packed records, made by worker processes.
+"""loaderd: shuffled, unpacked batches of bit-packed records, made by worker processes.
 
-A name is imported when it is first used: the daemon, which is started for every loader, needs few of them.
+A name is imported when it is first used, because the daemon, which is started for every loader, needs few of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-__all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put capitals first
+__all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names like TLS first
     "Array",
     "Batch",
     "Bits",

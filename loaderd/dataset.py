@@ -1,8 +1,8 @@
 """Descriptions of data sets: which records there are, and in which order. Nothing is read here.
 
 A data set is a tree. A leaf is a :class:`Dataset`; a :class:`Concat` puts data sets one behind the other, and a
-:class:`Mix` draws from several. They are checked as far as that is possible without reading a shard. What the rows of
-an epoch are, :mod:`loaderd.plan.rows` computes.
+:class:`Mix` draws from several. Each is checked when it is made, as far as that is possible without reading a shard.
+:mod:`loaderd.plan.rows` computes which rows an epoch has.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _COMMON = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "storage")
 class Dataset:
     """The description of a data set; nothing is read until a :class:`~loaderd.Loader` is made of it.
 
-    The arguments are those of the same names of ``Loader``. The batch size, the position and the host belong to the
-    consumer, and so to the loader. ``selection`` is what :meth:`take`, :meth:`skip`, :meth:`newest` and :meth:`split`
-    make; each of them works on what the ones before it left. A loader of which nothing is left raises NoShardsError.
+    The arguments are those of ``Loader`` with the same names. The batch size, the position and the host belong to the
+    consumer, so they are options of the loader. :meth:`take`, :meth:`skip`, :meth:`newest` and :meth:`split` add to
+    ``selection``; each works on the records that the ones before it left. If they leave no records, making a loader
+    raises NoShardsError.
     """
 
     shards: Any
@@ -74,15 +75,15 @@ class Dataset:
             object.__setattr__(self, name, value)
 
     def order_options(self) -> dict[str, Any]:
-        """Those options that are the loader's, too: all sets of a loader have them in common."""
+        """The options of this data set that ``StreamOptions`` has, too: all sets of a loader agree in them."""
         return {name: getattr(self, name) for name in _COMMON if name != "schema"}
 
     def take(self, count: int) -> Dataset:
         """The first ``count`` records, or all if there are fewer.
 
-        They are counted in the order of the files, before any shuffling: shard by shard in the order of their paths
-        (folder by folder, however ``shards`` names them), as they lie in each. Records that were found damaged are
-        not counted. Raises OptionError for a ``count`` below 0.
+        Records are counted in the order of the files, before any shuffling: shard by shard in the order of the paths
+        (folder by folder, however ``shards`` names them), and from front to back in each shard. Records that were
+        found damaged are not counted. Raises OptionError for a ``count`` below 0.
         """
         return self._with(Take(count))
 
@@ -93,22 +94,22 @@ class Dataset:
     def newest(self, count: int) -> Dataset:
         """The last ``count`` records, counted as in :meth:`take`, or all if there are fewer.
 
-        With ``refresh="epoch"`` and shards whose paths sort by age, a window over the newest records.
+        With ``refresh="epoch"`` and shards whose paths sort by age, each epoch has the records that are newest then.
         """
         return self._with(Newest(count))
 
     def split(
         self, *fractions: float, by: Literal["record", "shard"] = "record", seed: int = 0
     ) -> tuple[Dataset, ...]:
-        """A data set for each of ``fractions``; each record is in exactly one of them, and always in the same.
+        """One data set (a side) for each of ``fractions``; each record is on exactly one side, always the same one.
 
-        The side of a record follows from ``seed``, the name of its shard without folders, and its number in it. So it
-        stays when shards are added or moved; renamed, a shard is another, and shards of the same name in two folders
-        are cut alike. The sides' sizes are near the fractions, not exact: of n records a side gets its fraction ± √n.
+        The side of a record depends on ``seed``, the name of its shard without folders, and its number in the shard.
+        So it stays the same when shards are added or moved. A renamed shard is split anew, and shards of the same
+        name in two folders are split alike. The sizes are not exact: of n records a side gets its fraction ± √n.
 
-        ``by="shard"`` puts whole shards on one side. Records of one game stay together then, and a shard is read for
-        the sake of its own side alone, while a split by records leaves some of every block to each side. A side
-        which gets no shard, as of few shards one may, raises NoShardsError when a loader is made of it.
+        ``by="shard"`` puts each shard on one side as a whole. Then the records of a game stay together, and only
+        loaders of that side read the shard, while a split by records leaves some of every block to each side. With
+        few shards, a side may get none: making a loader of it raises NoShardsError.
 
         A side may be split again, into parts that are independent of this split. Raises OptionError where the
         fractions are not all above 0, or don't sum to 1.
@@ -135,15 +136,15 @@ class Dataset:
         return [self]
 
     def with_leaves(self, change: Callable[[Dataset], Dataset]) -> Dataset:
-        """The same, but for what ``change`` makes of each of :meth:`leaves`."""
+        """The same data set, with each of :meth:`leaves` replaced by what ``change`` returns for it."""
         return change(self)
 
     def names(self) -> list[str]:
-        """What to call each of :meth:`leaves`; alone, a data set has no name."""
+        """The name of each of :meth:`leaves`: "" for a data set that stands alone."""
         return [""]
 
     def combine(self, leaves: Iterator[Rows]) -> Rows:
-        """The rows of it all, from the rows of the leaves."""
+        """The rows of this data set, from those of each of :meth:`leaves` in order."""
         return next(leaves)
 
 
@@ -171,12 +172,12 @@ class _Joined:
 
     @property
     def schema(self) -> Schema:
-        """That of all sets."""
+        """The schema, which all sets have in common."""
         return self.leaves()[0].schema
 
     @property
     def grows(self) -> bool:
-        """Whether any of the sets does."""
+        """Whether any of the sets grows."""
         return any(part.grows for part in self.parts().values())
 
     def leaves(self) -> list[Dataset]:
@@ -184,7 +185,7 @@ class _Joined:
         return [leaf for part in self.parts().values() for leaf in part.leaves()]
 
     def names(self) -> list[str]:
-        """What to call each of :meth:`leaves`."""
+        """The name of each of :meth:`leaves`, such as "0" or "a.0"."""
         return [f"{own}.{name}".rstrip(".") for own, part in self.parts().items() for name in part.names()]
 
 
@@ -192,8 +193,9 @@ class _Joined:
 class Concat(_Joined):
     """Data sets one behind the other: an epoch is one epoch of each.
 
-    They must agree in schema, shuffle, seed, on_corrupt, index_cache and storage. Where one ends and the next
-    begins, a shuffle window may hold records of both. Raises OptionError.
+    They must agree in schema, shuffle, seed, on_corrupt, index_cache and storage, and must not grow
+    (``refresh="epoch"``); else OptionError is raised. Where one ends and the next begins, a shuffle window may hold
+    records of both.
     """
 
     sets: Sequence[AnyDataset]
@@ -210,11 +212,11 @@ class Concat(_Joined):
         return {str(number): part for number, part in enumerate(self.sets)}
 
     def with_leaves(self, change: Callable[[Dataset], Dataset]) -> Concat:
-        """The same, but for what ``change`` makes of each of :meth:`leaves`."""
+        """The same data set, with each of :meth:`leaves` replaced by what ``change`` returns for it."""
         return Concat([part.with_leaves(change) for part in self.sets])
 
     def combine(self, leaves: Iterator[Rows]) -> Rows:
-        """The rows of it all, from the rows of the leaves."""
+        """The rows of this data set, from those of each of :meth:`leaves` in order."""
         return ConcatRows([part.combine(leaves) for part in self.sets])
 
 
@@ -222,14 +224,15 @@ class Concat(_Joined):
 class Mix(_Joined):
     """Data sets in proportion to their weights, mixed within each shuffle window.
 
-    ``weights``: by name; they must sum to 1. Weights that change: a mapping of epochs to such weights, each from that
-    epoch on, such as ``{0: {"a": 1.0, "b": 0.0}, 10: {"a": 0.5, "b": 0.5}}``. ``sets``: the data sets by name; they
+    ``weights``: by name; they must sum to 1. For weights that change, a mapping of epochs to such weights, which hold
+    from that epoch on: ``{0: {"a": 1.0, "b": 0.0}, 10: {"a": 0.5, "b": 0.5}}``. ``sets``: the data sets by name; they
     must agree in schema, shuffle, seed, on_corrupt, index_cache and storage, and must be shuffled.
     ``epoch_records``: records of an epoch of the mix (None: as many as there are in all sets together).
 
-    Each set has epochs of its own: its records come in its own order, and begin anew when all have come, wherever the
-    mix stands. Each window of each epoch holds of each set its part, to a record. Of a set with ``refresh="epoch"``,
-    each epoch of the mix begins a new epoch; then ``epoch_records`` must be given. Raises OptionError.
+    Each set has epochs of its own: its records come in its own order, and start again when all of them have come,
+    wherever the mix stands. Every window holds the share of each set, exact to one record. A set with
+    ``refresh="epoch"`` begins a new epoch with each epoch of the mix; then ``epoch_records`` must be given. Raises
+    OptionError for arguments that break these rules.
     """
 
     weights: Mapping[Any, Any]
@@ -255,7 +258,7 @@ class Mix(_Joined):
             raise OptionError(f"weights must begin at epoch 0, got the epochs {sorted(by_epoch)}")
         schedule = {int(epoch): self._exact(weights) for epoch, weights in by_epoch.items()}
         object.__setattr__(self, "schedule", MappingProxyType(schedule))
-        # A copy: what is made of this Mix computes its schedule anew, when the caller may have changed the dict.
+        # A copy: pickle and replace() compute the schedule anew, and by then the caller may have changed the dict.
         copied = {epoch: dict(weights) for epoch, weights in by_epoch.items()}
         object.__setattr__(self, "weights", copied if change else copied[0])
 
@@ -263,7 +266,7 @@ class Mix(_Joined):
         return Mix, (self.weights, dict(self.sets), self.epoch_records)
 
     def _exact(self, weights: Mapping[str, float]) -> tuple[Fraction, ...]:
-        from fractions import Fraction  # and decimal: for those who mix
+        from fractions import Fraction  # imports decimal, too: only a Mix needs them
 
         require(isinstance(weights, Mapping), "weights", "a mapping of names to numbers", weights)
         if set(weights) != set(self.sets):
@@ -283,11 +286,11 @@ class Mix(_Joined):
         return dict(self.sets)
 
     def with_leaves(self, change: Callable[[Dataset], Dataset]) -> Mix:
-        """The same, but for what ``change`` makes of each of :meth:`leaves`."""
+        """The same data set, with each of :meth:`leaves` replaced by what ``change`` returns for it."""
         return replace(self, sets={name: part.with_leaves(change) for name, part in self.sets.items()})
 
     def combine(self, leaves: Iterator[Rows]) -> Rows:
-        """The rows of it all, from the rows of the leaves."""
+        """The rows of this data set, from those of each of :meth:`leaves` in order."""
         rows = [part.combine(leaves) for part in self.sets.values()]
         anew = [part.grows for part in self.sets.values()]
         return MixRows(rows, self.epoch_records or sum(one.num_records for one in rows), self.schedule, anew)
@@ -302,12 +305,15 @@ def with_schema(dataset: AnyDataset, schema: Schema) -> AnyDataset:
 
 
 def anchored(dataset: AnyDataset) -> AnyDataset:
-    """The same with absolute paths: another process will read them. Raises NoShardsError without a working folder."""
+    """The same data set with absolute paths, for another process to read.
+
+    Raises NoShardsError for a relative path if the working directory has been deleted.
+    """
     return dataset.with_leaves(lambda leaf: replace(leaf, shards=absolute_names(leaf.shards)))
 
 
 def joined_text(dataset: AnyDataset, name: str = "") -> dict[str, str]:
-    """The weights of each Mix in it as text, for a position's ``of``; ``name``: what it is called itself."""
+    """The weights of each Mix in ``dataset``, as text by name, for a position's ``of``; ``name``: its own name."""
     if isinstance(dataset, Dataset):
         return {}
     found = {}
@@ -320,7 +326,7 @@ def joined_text(dataset: AnyDataset, name: str = "") -> dict[str, str]:
 
 
 def _difference(one: Schema, other: Schema) -> str:
-    """The first thing in which two schemas differ: as a whole, each takes screens."""
+    """The first difference between two schemas, as text: a whole schema would fill several screens."""
     for part in ("features", "fields", "intermediates"):
         mine, theirs = getattr(one, part), getattr(other, part)
         for name in {**mine, **theirs}:
@@ -342,10 +348,11 @@ def _schema_hint(got: Any) -> str:
 
 @dataclass(frozen=True)
 class StreamDescription:
-    """A stream: which data, in which batches, and from where on (a position's JSON).
+    """A stream: which data, in which batches, and from where on (``start``: a position as JSON).
 
-    ``several_readers``: whether more than one consumer reads its slots. ``row_bytes``: of a row where the records
-    are, from which the size of windows follows; None: as the schema says.
+    ``several_readers``: whether more than one consumer reads its slots. ``max_memory``: bytes that its windows and
+    batches may take. ``row_bytes``: of a row on the server that has the records, which decides the size of the
+    windows; None: that of the schema.
     """
 
     dataset: AnyDataset

@@ -35,8 +35,8 @@ class Damage:
 
     ``record`` counts the records of the shard from 0; ``offset`` is where the record's framing starts, in
     bytes (of the decompressed stream, for a compressed shard). ``lost_bytes`` is how much of the shard the
-    damage takes away; -1 where nothing after it can be read. An ``offset`` of -1 is not known. A shard that cannot be
-    read when it is indexed is one damage, of record 0; of one that can't be read any more, each record is one.
+    damage takes away; -1 where nothing after it can be read. An ``offset`` of -1: unknown. A shard that cannot be
+    read when it is indexed counts as one damage, of record 0; of one that becomes unreadable later, each record.
     """
 
     shard: str
@@ -62,11 +62,11 @@ class Damage:
 class LoaderdError(Exception):
     """The root of every exception of this package. None of its texts holds a secret (see ``redaction``).
 
-    ``hint`` says what to do. ``damage``: where, if known; ``damages``: all of it, where it is more than one.
+    ``hint`` says what to do. ``damages``: the damaged records that it is about, if any.
     """
 
     instead_of_batch = False
-    """Of one that a loader's ``fetch`` raises: whether that batch never comes. Else it may be asked for again."""
+    """Of an error from a loader's ``fetch``: True: that batch never comes; False: it may be asked for again."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ShardReadError(ShardError, OSError):
 
 
 class StorageError(ShardError, OSError):
-    """Storage does not answer, fails or refuses. No record is damaged: whoever asks again misses none."""
+    """Storage does not answer, fails or refuses. No record is damaged, and none is lost if it is asked for again."""
 
 
 class CorruptRecordError(ShardError):
@@ -146,7 +146,7 @@ class ServerError(LoaderdError):
 
 
 class BusyError(ServerError):
-    """A server, or a group of its consumers, has as many consumers as it may have: one of them may go."""
+    """A server, or a group of its consumers, has as many consumers as it may have; it has room when one leaves."""
 
 
 class ClosedError(LoaderdError):

@@ -1,4 +1,4 @@
-"""Planes of a record, such as those of a board: small grids of characters in a terminal, or a picture."""
+"""Draws the planes of a record, such as those of a board, as grids of characters in a terminal or as a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GREY = 190
 
 
 def planes_of(value: Values) -> Values | None:
-    """(planes, rows, columns) of a field of two or three axes; None for one that is no planes.
+    """A field of two or three axes as (planes, rows, columns); None: other axes, text, or a side of more than 64.
 
     The planes are the last axis, as in (8, 8, 24), unless only the first can be: (24, 8, 8).
     """
@@ -38,7 +38,7 @@ def planes_of(value: Values) -> Values | None:
 def draw(planes: Values, width: int) -> str:
     """Grids of ■ (above 0), □ (below 0) and · (0), as many side by side as ``width`` characters hold.
 
-    Planes of other numbers than one besides 0 are written as numbers; of those that are all 0, the numbers are said.
+    A plane with values of different sizes besides 0 is drawn as numbers. Planes that are all 0 are only listed.
     """
     grids, empty = [], []
     for number, plane in enumerate(np.asarray(planes, np.float64)):
@@ -77,9 +77,10 @@ def _width(grid: list[str]) -> int:
 
 
 def picture(planes: Values, tile: int = 96, columns: int = 6) -> Pixels:
-    """(height, width, 3): grids of a plane each, ``columns`` side by side: red above 0, blue below, white 0.
+    """(height, width, 3): one grid for each plane, ``columns`` side by side: red above 0, blue below, white at 0.
 
-    A plane's strongest value has the full colour. Each value is a square of some pixels, a plane about ``tile`` wide.
+    The value of a plane that is farthest from 0 has the full colour. Each value is a square of several pixels, so
+    that a plane is about ``tile`` pixels wide.
     """
     values = np.asarray(planes, np.float64)
     most = np.abs(values).max(axis=(1, 2), keepdims=True, initial=0.0)
@@ -101,14 +102,14 @@ def picture(planes: Values, tile: int = 96, columns: int = 6) -> Pixels:
 
 
 def stacked(pictures: Sequence[Pixels]) -> Pixels:
-    """One below the other."""
+    """One picture, with ``pictures`` one below the other."""
     width = max(one.shape[1] for one in pictures)
     wide = [np.pad(one, ((0, 0), (0, width - one.shape[1]), (0, 0)), constant_values=_GREY) for one in pictures]
     return np.concatenate(wide)
 
 
 def png(pixels: Pixels) -> bytes:
-    """As a PNG file: 8 bits a colour, lines unfiltered, by https://www.w3.org/TR/png-3/."""
+    """The bytes of a PNG file: 8 bits a colour, lines unfiltered, by https://www.w3.org/TR/png-3/."""
     height, width, _ = pixels.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

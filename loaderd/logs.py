@@ -1,7 +1,7 @@
 """The log of a server: lines for people, or a JSON object a line, on standard error.
 
-Supervisor, daemon and gateway are processes that write to the same standard error. So a record is one write, and says
-which of them it is from.
+Supervisor, daemon and gateway are processes that write to the same standard error. So each record is a single write,
+and names the process that it comes from.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What the machine lets this process have: cores, memory, open files, as the kernel says it (Linux).
 
 A process is in a **cgroup**: a folder of files below /sys/fs/cgroup that a container, a batch system or systemd made.
-What a folder and those above it allow is less than what the machine has, and whoever takes more memory than that is
+The folder and those above it may allow less than the machine has, and a process that takes more memory than that is
 killed. /proc/self/cgroup says which folder it is, and /proc/self/mountinfo where it can be seen. There are two
-versions, whose files have other names; a machine may use both, and then each controller (cpu, memory) is in one.
+versions of cgroups, with different file names. A machine may use both; then each controller (cpu, memory) is in one.
 
 ``files`` is the folder that /proc and /sys are in. What cannot be read there sets no limit.
 """
@@ -21,9 +21,9 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 _ROOT = Path("/")
-# A daemon's of one stream, with some to spare: 26 have been enough for 2 workers.
+# What a daemon of one stream opens, with some to spare: 26 files have been enough for 2 workers.
 _OPEN_FILES, _OPEN_FILES_PER_WORKER = 23, 3
-# The names of a limit, of what is used, and the beginning of the names in memory.stat: of version 2, and of 1.
+# Of cgroups of version 2, then of 1: the files of the limit and of the usage, and the prefix of names in memory.stat.
 _MEMORY_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 
 
@@ -41,7 +41,7 @@ def usable_cores(files: Path = _ROOT) -> int:
 
 
 def available_memory(files: Path = _ROOT) -> Memory:
-    """What can be had before the kernel kills for memory: the least of what the machine and each cgroup have left.
+    """Memory to be had before the kernel kills a process for it: the least that the machine or a cgroup has left.
 
     Page cache counts as free: the kernel drops it first. So does swap, except in cgroups of version 1.
     """
@@ -66,7 +66,7 @@ def available_memory(files: Path = _ROOT) -> Memory:
 def oom_kills(files: Path = _ROOT) -> int | None:
     """How many processes the kernel has killed for memory: of this cgroup or, without one, of the machine.
 
-    Never falls; if it rose, memory is why a process was killed. None: unknown.
+    It never falls. If it has risen when a process was killed, memory was the reason. None: unknown.
     """
     counts = _fields(files / "proc/vmstat")
     for folder in _cgroup_folders("memory", files)[:1]:  # in those above, others are counted too
@@ -92,13 +92,13 @@ def memory_stall_ns(files: Path = _ROOT) -> int:
 
 
 def filesystem_kind(folder: str, files: Path = _ROOT) -> str:
-    """The kind of the file system that a folder is on, such as "ext4" or "nfs4"; "" if nobody can say."""
+    """The kind of the file system that a folder is on, such as "ext4" or "nfs4"; "" if unknown."""
     path = PurePosixPath(os.path.realpath(folder))
     best = PurePosixPath("/"), ""
     for line in _read(files / "proc/self/mountinfo").splitlines():
         mounted, _, filesystem = line.partition(" - ")
         point = PurePosixPath(re.sub(r"\\([0-7]{3})", _character, mounted.split()[4]))
-        if path.is_relative_to(point) and len(point.parts) >= len(best[0].parts):  # the last one hides those before
+        if path.is_relative_to(point) and len(point.parts) >= len(best[0].parts):  # a later one hides those before it
             best = point, filesystem.split(" ", 1)[0]
     return best[1]
 
@@ -115,14 +115,14 @@ def max_open_files() -> int:
 
 
 def raise_max_open_files() -> None:
-    """Have this process, and those that it starts, open as many files as it may allow itself."""
+    """Raise the limit of open files of this process, and of those that it starts, to its hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # some sandboxes forbid it
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def remedy(error: BaseException) -> str:
-    """What to do about an error that says that something of the machine has run out; "" if it does not say that."""
+    """What to do about an error that says that the machine has run out of something; "" for any other error."""
     number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     if number == errno.EMFILE:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -151,7 +151,7 @@ def in_mib(num_bytes: int) -> str:
 def _cgroup_folders(controller: str, files: Path) -> list[Path]:
     """The cgroup of this process and those above it, as far as they can be seen, the innermost first.
 
-    In a container, its own cgroup is where the tree can be seen from, though its path may be given from further up.
+    In a container, the visible tree begins at its own cgroup, though /proc/self/cgroup may give a path from above it.
     """
     paths: dict[str, str] = {}  # by controller; "" is version 2
     for line in _read(files / "proc/self/cgroup").splitlines():

@@ -1,8 +1,8 @@
-"""Functions in the language of LLVM, compiled where llvmlite is to be had (``pip install 'loaderd[compiled]'``).
+"""Functions in the language of LLVM, compiled where llvmlite is installed (``pip install 'loaderd[compiled]'``).
 
-They are written with the vectors and the loops that they shall have, so that it does not matter what a compiler makes
-of them. What they do, numpy does as well: nothing needs them. To import llvmlite takes 50 ms, and to compile what
-workers run, together, 35; the process that workers are forks of does both. So nothing is kept on disk.
+Their code says which vectors and loops to use, so that their speed does not depend on what a compiler finds out.
+They are optional: numpy can do all that they do. Importing llvmlite takes 50 ms, and compiling all that workers run
+takes 35 ms. The fork server does both, so workers have the result, and nothing is kept on disk.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 ADDRESS, NUMBER = ctypes.c_void_p, ctypes.c_int64
-"""Types of arguments: of an array's memory (``array.ctypes.data``), and of a signed number of 64 bits."""
+"""Types of arguments: the address of an array (``array.ctypes.data``), and a signed number of 64 bits."""
 
 _logger = logging.getLogger(__name__)
 
 
 def can_compile() -> bool:
-    """Whether llvmlite is there and works; it is then loaded. LOADERD_KERNELS=numpy forbids it."""
+    """Whether llvmlite is installed and works; if so, it is loaded now. ``LOADERD_KERNELS=numpy`` forbids it."""
     return os.environ.get("LOADERD_KERNELS") != "numpy" and _llvm() is not None
 
 
@@ -35,9 +35,9 @@ class Loop(NamedTuple):
 
 
 def compiled(loop: Loop) -> Any:
-    """``loop`` for this very processor, to be called; None where it cannot be compiled.
+    """``loop`` compiled for this processor, as a function to call; None where it cannot be compiled.
 
-    It runs without the interpreter's lock, and checks nothing.
+    The function runs without the interpreter's lock, and does not check its arguments.
     """
     if not can_compile():
         return None
@@ -47,7 +47,7 @@ def compiled(loop: Loop) -> Any:
 
 
 def compile_together(*loops: Loop) -> None:
-    """Have them compiled, as far as that is possible: several take little longer than one."""
+    """Compile ``loops``, as far as that is possible: several together take little longer than one."""
     if not can_compile():
         return
     llvm = _llvm()
@@ -58,7 +58,7 @@ def compile_together(*loops: Loop) -> None:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly("".join(loop.code for loop in loops)), machine)
         engine.finalize_object()
     except Exception as error:
-        if len(loops) > 1:  # one that cannot be compiled keeps no other from it
+        if len(loops) > 1:  # if one cannot be compiled, the others may be
             for loop in loops:
                 compile_together(loop)
             return
@@ -67,7 +67,7 @@ def compile_together(*loops: Loop) -> None:
         return
     for loop in loops:
         function: Any = ctypes.CFUNCTYPE(loop.result, *loop.arguments)(engine.get_function_address(loop.name))
-        function.engine = engine  # the code lives as long as it
+        function.engine = engine  # the code lives as long as its engine
         _functions[loop] = function
 
 
@@ -83,7 +83,7 @@ def _llvm() -> Any:
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        # Where a process may not make code (systemd's MemoryDenyWriteExecute), LLVM would abort it.
+        # Raises where a process may not make code (systemd's MemoryDenyWriteExecute): LLVM would abort the process.
         mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
     except ModuleNotFoundError:
         return None

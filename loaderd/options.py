@@ -1,4 +1,4 @@
-"""What a user can choose, checked when it is made."""
+"""The options that a user can choose; each object of them checks its values when it is made."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def require(condition: bool, what: str, must: str, got: Any, hint: str = "") -> 
 
 
 def require_choice(value: Any, what: str, kind: Any) -> None:
-    """Raise OptionError unless ``value`` is one of those of ``kind``, a ``Literal``."""
+    """Raise OptionError unless ``value`` is one of the values of ``kind``, a ``Literal``."""
     *names, last = (f'"{name}"' for name in get_args(kind))
     require(isinstance(value, str) and value in get_args(kind), what, f"{', '.join(names)} or {last}", value)
 
@@ -69,9 +69,10 @@ def as_seconds(value: Any, what: str, must: str, least: float = 0.0) -> float:
 class Shuffle:
     """How thoroughly to shuffle, and for how much memory.
 
-    ``window_records``: rows are permuted inside windows of so many records; two windows are held at a time, packed.
-    None: 262,144, or as many as fit in 256 MiB. ``block_records``: the runs of consecutive records that are permuted
-    as wholes over the epoch; smaller ones mix better and read more slowly. Another value needs another index.
+    ``window_records``: the size of the windows in which records are permuted; two are held at a time, packed. None:
+    262,144, or as many as fit in 256 MiB. ``block_records``: how many consecutive records make a block; over the
+    epoch, whole blocks are permuted. Smaller ones mix better and are read more slowly. Another value needs another
+    index.
     """
 
     window_records: int | None = None
@@ -85,9 +86,9 @@ class Shuffle:
 
 
 def default_workers() -> int:
-    """One less than there are cores, at most eight; but both of two cores. Fewer where memory is short.
+    """One less than there are cores, at most eight; but with two cores, two. Fewer where memory is short.
 
-    The order of records depends on the window, but not on the workers: so this may depend on the machine.
+    This may depend on the machine, because the order of records depends on the window, but not on the workers.
     """
     cores = usable_cores()
     of_cores = cores if cores <= 2 else min(cores - 1, _MAX_DEFAULT_WORKERS)
@@ -98,15 +99,16 @@ def default_workers() -> int:
 class Storage:
     """How shards are read from the storage that they are on.
 
-    ``retry_s``: seconds for which a request that failed is tried again, with growing pauses, where the failure may
-    pass: no answer, a dropped connection, "slow down", too many open files. Then there is a StorageError; nothing is
-    skipped. ``requests``: how many a worker has under way at a time, for storage that a URI names.
+    ``retry_s``: for how many seconds a failed request is tried again, with growing pauses, where the failure may
+    pass: no answer, a dropped connection, "slow down", too many open files. After that, StorageError is raised;
+    nothing is skipped. ``requests``: how many a worker has under way at a time, for storage that a URI names.
 
-    ``cache_dir``: a folder on a local disk for what was fetched, for any number of processes; None: nothing is kept.
-    ``cache_bytes``: what it may hold; what was not used for the longest time goes first.
+    ``cache_dir``: a folder on a local disk where fetched bytes are kept, which any number of processes may share;
+    None: nothing is kept. ``cache_bytes``: how much it may hold; what was not used for the longest time is deleted
+    first.
 
-    ``filesystem``: what opens URIs in place of what their scheme names: of ``pyarrow.fs``, or of ``fsspec``. It goes
-    to other processes, so it must be picklable.
+    ``filesystem``: a file system of ``pyarrow.fs`` or ``fsspec`` that opens URIs in place of the one that their
+    scheme names. It is sent to other processes, so it must be picklable.
     """
 
     retry_s: float = 60.0
@@ -132,10 +134,10 @@ class Storage:
 
 
 def pickled_storage(storage: Storage) -> bytes:
-    """For other processes; of one and the same object it is the same each time."""
+    """``storage`` for other processes; the same object gives the same bytes each time."""
     if storage.filesystem is None:
         return pickle.dumps(storage)
-    import cloudpickle  # its class may be one of the user's script
+    import cloudpickle  # the file system's class may be one of the user's script
 
     pickled: bytes = cloudpickle.dumps(storage)
     return pickled
@@ -203,7 +205,7 @@ class StreamOptions:
 
     @property
     def num_slots(self) -> int:
-        """Those that the consumer may hold, and two for each worker: in one it works, one waits to be taken."""
+        """Slots that the consumer may hold, and two for each worker: it fills one, and one waits to be taken."""
         return self.held_batches + _SLOTS_PER_WORKER * self.num_workers
 
     @property

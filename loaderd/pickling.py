@@ -13,7 +13,7 @@ from loaderd.schema import Derived
 
 
 def pickled(contents: Any, dataset: AnyDataset | None = None) -> bytes:
-    """``contents``, of which ``dataset`` is a part. Raises SchemaError or OptionError that says what cannot be."""
+    """``contents`` as bytes. Raises SchemaError or OptionError for what of ``dataset``, a part of it, cannot be."""
     try:
         result: bytes = cloudpickle.dumps(contents)
     except Exception as error:
@@ -23,7 +23,7 @@ def pickled(contents: Any, dataset: AnyDataset | None = None) -> bytes:
 
 
 def _reason(leaf: Dataset) -> LoaderdError | None:
-    """Why it cannot be pickled; None: it can be."""
+    """Why ``leaf`` cannot be pickled; None: its functions and its file system can be."""
     schema = leaf.schema
     for name in schema.evaluation_order:
         definition = schema.definition_of(name)
@@ -51,8 +51,8 @@ def _culprit(function: Callable[..., Any]) -> str:
 
 
 def _used(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function refers to, or what an object that can be called holds, by name."""
-    import inspect  # for those few whose function cannot be pickled
+    """By name, the values that a function refers to, or the attributes of a callable object."""
+    import inspect  # needed only where a function cannot be pickled
 
     if not inspect.isfunction(function):
         return dict(getattr(function, "__dict__", {}))
@@ -61,7 +61,7 @@ def _used(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _failure(value: Any) -> str:
-    """Why ``value`` cannot be pickled; nothing, if it can be."""
+    """Why ``value`` cannot be pickled; "" if it can be."""
     try:
         cloudpickle.dumps(value)
     except Exception as error:

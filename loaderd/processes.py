@@ -17,7 +17,7 @@ _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 def cpu_ns(pid: int, thread: int | None = None, files: Path = _ROOT, *, waited_for: bool = False) -> int:
     """Nanoseconds that a process, or one thread of it, has had a core; in steps of 10 ms as a rule.
 
-    ``waited_for``: also its children that have ended and that it has waited for.
+    ``waited_for``: count those of its children, too, that have ended and that it has waited for.
     """
     # User and system time are fields 14 and 15 of the file; those of the children that were waited for, 16 and 17.
     found = _fields(files / f"proc/{pid}" / ("stat" if thread is None else f"task/{thread}/stat"))
@@ -25,13 +25,13 @@ def cpu_ns(pid: int, thread: int | None = None, files: Path = _ROOT, *, waited_f
 
 
 def idle_ns(files: Path = _ROOT) -> int:
-    """Nanoseconds that the cores of the machine had nothing to do, added up."""
+    """Nanoseconds in which cores of the machine had nothing to do, summed over the cores."""
     found = _read(files / "proc/stat").partition("\n")[0].split()
     return (int(found[4]) + int(found[5])) * _NS_PER_TICK if len(found) > 5 else 0  # idle; waiting for storage
 
 
 def delay_ns(pid: int, thread: int, files: Path = _ROOT) -> int:
-    """Nanoseconds that a thread of a process could have run, and had no core."""
+    """Nanoseconds in which a thread of a process could have run, but had no core."""
     found = _read(files / f"proc/{pid}/task/{thread}/schedstat").split()
     return int(found[1]) if len(found) == 3 else 0
 
@@ -53,7 +53,7 @@ def command_of(pid: int, files: Path = _ROOT) -> str:
 
 
 def parent_of(pid: int, files: Path = _ROOT) -> int:
-    """The process that has started a process."""
+    """The number of a process's parent; 0 if it cannot be read."""
     found = _fields(files / f"proc/{pid}/stat")
     return int(found[4 - 3]) if found else 0
 
@@ -65,7 +65,7 @@ def has_ended(pid: int, files: Path = _ROOT) -> bool:
 
 
 def pss_bytes(pid: int, files: Path = _ROOT) -> int:
-    """The memory of a process: of what it shares with n others, an n-th."""
+    """The memory of a process; of memory that n processes share, it counts an n-th."""
     found = re.search(r"^Pss: +(\d+) kB$", _read(files / f"proc/{pid}/smaps_rollup"), flags=re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 

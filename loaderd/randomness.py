@@ -40,7 +40,7 @@ def key_of(*parts: int | str) -> int:
 
 
 def splitmix64(start: Words | np.uint64, numbers: Words) -> Words:
-    """Numbers ``numbers`` (from 0) of the splitmix64 generators that start at ``start``: uint64, both broadcast.
+    """Outputs ``numbers`` (from 0) of the splitmix64 generators that start at ``start``: uint64; the two broadcast.
 
     Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators".
     """
@@ -58,16 +58,16 @@ def splitmix64(start: Words | np.uint64, numbers: Words) -> Words:
 class RecordRandom:
     """Random numbers for n records, each from a generator of its own: what a ``Derived(…, random=True)`` gets.
 
-    The generator of a record is seeded by (seed, epoch, record) and the stream's name: a record draws the same
-    numbers whatever the workers, the batches, the window and the hosts, and after a resume, and others in the next
-    epoch. Each call draws the next numbers of every record, C order of ``shape``; two objects of the same keys and
-    stream draw the same. To try a function by hand: ``RecordRandom(np.arange(n), "any name")``.
+    The generator of a record is seeded by (seed, epoch, record) and the stream's name. So a record gets the same
+    numbers whatever the workers, the batches, the window and the hosts are, also after a resume; in the next epoch it
+    gets others. Each call draws the next numbers of every record, in C order of ``shape``. Two objects with the same
+    keys and stream draw the same. To try a function by hand: ``RecordRandom(np.arange(n), "any name")``.
 
-    In ns a record, one number costs 20 to 30 (normal: 50), and one of many in a call 5 (normal: 20).
+    A call for one number takes 20 to 30 ns a record (normal: 50); each of many in a call takes 5 ns (normal: 20).
     """
 
     def __init__(self, keys: npt.ArrayLike, stream: str) -> None:
-        """``keys``: uint64, (n,): those of the records."""
+        """``keys``: uint64, (n,): one for each record."""
         starts: Words = np.asarray(keys, np.uint64) ^ np.uint64(key_of("stream", stream))
         self._starts = splitmix64(starts, np.zeros(1, np.uint64))
         self._drawn = 0
@@ -81,7 +81,7 @@ class RecordRandom:
         if not 0 < size <= 1 << 32:
             raise OptionError(f"low and high must have low < high <= low + 2**32, got {low} and {high}")
         words = self._words(shape)
-        # The upper half of the 96 bits of word · size, which numpy has no type for.
+        # The bits of word · size above the lowest 64: numpy has no type for all 96 of them.
         upper: Words = (words >> _HALF_BITS) * np.uint64(size)
         upper += (words & _LOW_HALF) * np.uint64(size) >> _HALF_BITS
         upper >>= _HALF_BITS
@@ -96,8 +96,8 @@ class RecordRandom:
     def normal(self, shape: int | Sequence[int] = ()) -> npt.NDArray[np.float64]:
         """float64, ``(n, *shape)``: of mean 0 and standard deviation 1.
 
-        From two numbers each, by Box and Muller. Logarithm and cosine are numpy's: the last bit may differ between
-        processors.
+        Each is made of two numbers, by Box and Muller. numpy computes the logarithm and the cosine, so the last bit
+        may differ between processors.
         """
         pairs = self.random((*_dims(shape), 2))
         normal: npt.NDArray[np.float64] = np.sqrt(-2.0 * np.log1p(-pairs[..., 0])) * np.cos(

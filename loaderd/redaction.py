@@ -2,8 +2,8 @@
 
 A URI may hold the key to a bucket, and errors, reports of damage, logs and servers name URIs. So all of these texts
 pass through :func:`redacted`: exceptions and damages call it in their constructors, warnings where they are sent,
-logs in their formatter. Code that words a text need not think of it. The full URI is used for requests to storage
-alone.
+logs in their formatter. Code that writes such a text need not hide anything itself. The full URI is used only for
+requests to storage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HIDDEN = "***"
 
 # The user and the password in front of the host: s3://KEY:SECRET@bucket. A number behind the colon is a port.
 _USER = re.compile(r"(?<=://)[^\s/@?:]*:(?!\d+/)[^\s@]*(?=@)")
-# ?secret_key=…&X-Amz-Signature=…; whole words, so that "keys" or "monkey" are none.
+# ?secret_key=…&X-Amz-Signature=…; whole words, so that "keys" and "monkey" do not match.
 _QUERY = re.compile(
     r"(?<=[?&;])((?:[^=&?\s]*[-_.])?"
     r"(?:secret|token|password|passwd|pwd|signature|sig|credential|credentials|key|key_?id|accesskey|secretkey)"

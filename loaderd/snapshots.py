@@ -1,4 +1,4 @@
-"""What is known of a stream at a moment, and what of it never changes: what its page says, to whoever reads that."""
+"""What a process can read of a stream from its page: facts that never change, and what was done by some moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StorageCounts:
 
 
 class Facts(NamedTuple):
-    """What does not change in a stream; it stands on the page, for processes that have nothing else."""
+    """What does not change in a stream; it stands on the page for processes that know nothing else of the stream."""
 
     fields: tuple[str, ...]
     """Names in the order in which workers make them, intermediate fields included."""

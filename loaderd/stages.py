@@ -10,15 +10,15 @@ from typing import Protocol
 
 
 class Stage(IntEnum):
-    """What a worker does with records until they are rows of a window; behind these come the fields of a batch."""
+    """What a worker does with records until they are rows of a window. The times of fields are kept behind these."""
 
     READ = 0
     INFLATE = 1
     FRAMES = 2
-    """To find where each record begins and ends. Of compressed shards, and of damaged blocks, it counts as CHECK."""
+    """Finding where each record begins and ends. For compressed shards and damaged blocks, it counts as CHECK."""
     CHECK = 3
     PARSE = 4
-    """To parse records, and to write each row to its place."""
+    """Parsing records, and writing each row to its place."""
 
 
 class Spent(Protocol):

@@ -28,8 +28,8 @@ class Statistics:
     wait_s: float
     """Seconds that the consumer waited for a batch."""
     device_wait_s: float
-    """Seconds that it waited for copies of batches to a device, too. Where a ``tf.data.Dataset`` copies, this is an
-    estimate: the number of copies, times what one took when the data set was made."""
+    """Seconds that it waited, besides, for copies of batches to a device. Where a ``tf.data.Dataset`` copies, this is
+    an estimate: the number of copies, times what one took when the data set was made."""
     records_skipped: int
     """Records left out of batches for damage that the index pass did not see. (What it saw is not in the plan.)"""
     damages: tuple[Damage, ...]
@@ -40,8 +40,8 @@ class Statistics:
     their places), "order" (the rest of a load). Filling: "fill" (without the fields). Waiting: for a "slot" that the
     consumer gives back, or for a "window" that is being loaded. Empty in a group."""
     field_s: Mapping[str, float]
-    """Seconds of these workers by field: making it of rows, or of other fields; intermediate fields are here too. If
-    a batch takes less than 1 ms, one call in sixteen is timed and counts for all. Empty where ``stage_s`` is."""
+    """Seconds that these workers took to make each field of rows or of other fields, intermediate fields included.
+    If a batch takes less than 1 ms, one call in sixteen is timed and counts for all. Empty where ``stage_s`` is."""
     waits: tuple[int, ...]
     """A histogram of the consumer's waits at this daemon: how many were shorter than 4.1 µs, how many from there to
     twice that, and so on, each limit twice the one before; the last counts all longer ones. Empty where ``stage_s``

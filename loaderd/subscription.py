@@ -52,7 +52,7 @@ class Subscription:
             raise OptionError(f'consumers is for sharing="shared" or "mirrored", got sharing={self.sharing!r}')
 
     def stream_options(self, **others: Any) -> StreamOptions:
-        """What a consumer's own stream is to be like; ``others``: options that the server is not told."""
+        """The options of the consumer's stream; ``others``: those that are not sent to the server."""
         names = ("batch_size", "epochs", "remainder", "shard", "held_batches")
         return StreamOptions(**{name: getattr(self, name) for name in names}, **others)
 
@@ -67,9 +67,9 @@ class Subscription:
         return replace(self, name="", held_batches=1, shard=(0, self.shard[1]))
 
     def check_beside(self, others: Iterable[Subscription]) -> None:
-        """Raise ServerError where a consumer cannot be in one group with ``others``, those of its kind and its name.
+        """Raise ServerError unless this consumer fits ``others``, those with the same sharing and group name.
 
-        Each would go on without the rest, and some records would come twice, or never.
+        If it were let in, each would go on without the rest, and some records would come twice, or never.
         """
         if self.sharing == "independent":
             return
@@ -95,7 +95,7 @@ class Subscription:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Subscription:
-        """The way back from :meth:`to_wire`. The values may come from anybody; raises OptionError."""
+        """The way back from :meth:`to_wire`. The values may come from anybody: raises OptionError for wrong ones."""
         known = {each.name for each in fields(cls)}
         if not set(wire) <= known or "batch_size" not in wire:
             raise OptionError(

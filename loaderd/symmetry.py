@@ -32,20 +32,20 @@ def board_symmetry(
     ``shape`` says where the squares of the board of S × S are (8 × 8, 19 × 19, or any other):
 
     - (S, S) or (S, S, C): rows, columns, and C channels of each square, which stay together;
-    - (C, S, S): C planes, as PyTorch and KataGo have them; of (S, S, S), ``layout`` must say "NHWC" or "NCHW";
-    - (S·S,), row by row, or (S·S + 1,) with a pass move behind them, which stays where it is: policies.
+    - (C, S, S): C planes, as PyTorch and KataGo have them; for (S, S, S), ``layout`` must say "NHWC" or "NCHW";
+    - for policies: (S·S,), row by row, or (S·S + 1,) with a pass move behind the squares, which stays where it is.
 
     Symmetry t of 0…7 mirrors left and right (``np.flip`` of the columns) if t >= 4, and then turns by t % 4 quarters
-    as ``np.rot90`` does. ``symmetries`` are those to choose from, all equally likely: for chess ``(0, 4)``, with a
-    mirror but no turns (and not with castling rights, nor for moves by name: those are other functions; that of Leela
-    Chess Zero's boards is ``loaderd.schemas.lc0(symmetries=(0, 4))``).
+    as ``np.rot90`` does. ``symmetries`` are those to choose from, all equally likely. For chess, ``(0, 4)`` allows a
+    mirror but no turns. That does not fit castling rights or moves by name, which need functions of their own; for
+    the boards of Leela Chess Zero, use ``loaderd.schemas.lc0(symmetries=(0, 4))``.
 
-    Fields of the same ``stream`` and ``symmetries`` are turned alike. A function of your own joins in as
-    ``Derived(function, …, random=stream)``: ``random.integers(0, len(symmetries))``, drawn first, is the number in
+    Fields of the same ``stream`` and ``symmetries`` are turned alike. To turn another field with them, write
+    ``Derived(function, …, random=stream)``: ``random.integers(0, len(symmetries))``, drawn first, gives the index in
     ``symmetries`` of each record's symmetry. Raises SchemaError for another shape or symmetry.
 
-    Costs 0.95 µs a record for (8, 8, 24) of float32, 2 for (19, 19, 8), 0.7 for (362,). A ``field`` of int8, cast to
-    ``dtype`` when it is turned, costs 0.5 and 1.2.
+    Costs 0.95 µs a record for (8, 8, 24) of float32, 2 for (19, 19, 8), 0.7 for (362,). The first two cost 0.5 and
+    1.2 for a ``field`` of int8, which is cast to ``dtype`` when it is turned.
     """
     chosen = check_symmetries(symmetries, range(8), "board_symmetry")
     planes_first, size, has_pass = _board_of(tuple(shape), layout)
@@ -55,7 +55,7 @@ def board_symmetry(
 
 
 def with_symmetries(schema: Schema, names: Sequence[str], symmetries: Sequence[int], layout: Layout) -> Schema:
-    """``schema`` with the fields ``names``, as float32, of each record turned alike. Raises SchemaError."""
+    """``schema`` with the fields ``names`` as float32, turned alike within each record. Raises SchemaError."""
     fields = dict(schema.fields)
     intermediates = dict(schema.intermediates)
     for name in names:
@@ -66,7 +66,7 @@ def with_symmetries(schema: Schema, names: Sequence[str], symmetries: Sequence[i
 
 
 def check_symmetries(symmetries: Sequence[int], known: Sequence[int], of: str, why: str = "") -> tuple[int, ...]:
-    """``symmetries`` as a tuple, each of ``known``. Raises SchemaError; ``why``: there are no others."""
+    """``symmetries`` as a tuple. Raises SchemaError, with ``why`` as its hint, unless all are among ``known``."""
     chosen = tuple(int(t) for t in symmetries)
     if not chosen or not set(chosen) <= set(known):
         some = "0…7" if len(known) == 8 else ", ".join(map(str, known))
@@ -75,7 +75,7 @@ def check_symmetries(symmetries: Sequence[int], known: Sequence[int], of: str, w
 
 
 def _sources(size: int, has_pass: bool, symmetry: int) -> npt.NDArray[np.intp]:
-    """intp, (squares,) with the pass move if there is one: from which square the symmetry takes each."""
+    """intp, (squares,), with the pass move if there is one: from which square the symmetry takes each value."""
     squares = np.arange(size * size, dtype=np.intp).reshape(size, size)
     turned = np.rot90(squares[:, ::-1] if symmetry >= 4 else squares, symmetry % 4).ravel()
     return np.append(turned, size * size) if has_pass else turned
@@ -111,7 +111,7 @@ def _board_of(shape: Shape, layout: Layout | None) -> tuple[bool, int, bool]:
 
 
 def _turn_squares(sources: npt.NDArray[np.intp], board: AnyArray, random: RecordRandom) -> AnyArray:
-    """``board``, (n, …), each record's squares taken as a row of ``sources``, (symmetries, squares), says."""
+    """``board``, (n, …), with each record's squares taken as one row of ``sources``, (symmetries, squares), says."""
     chosen = random.integers(0, len(sources))
     squares = sources[chosen]
     squares += np.arange(0, squares.size, squares.shape[1])[:, None]
@@ -120,9 +120,9 @@ def _turn_squares(sources: npt.NDArray[np.intp], board: AnyArray, random: Record
 
 
 def _turn_planes(sources: npt.NDArray[np.intp], board: AnyArray, random: RecordRandom) -> AnyArray:
-    """As :func:`_turn_squares`, of ``board`` (n, C, S, S): all records of one symmetry at a time.
+    """As :func:`_turn_squares`, for ``board`` (n, C, S, S), but all records of one symmetry at a time.
 
-    An index of each value, as there, would be eight times the bytes of the planes.
+    An index for each value would take eight times the bytes of the planes.
     """
     chosen = random.integers(0, len(sources))
     planes = board.reshape(*board.shape[:2], sources.shape[1])

@@ -1,4 +1,4 @@
-"""Data for the tests of programs that use loaderd: shards written from arrays and damaged, and batches as they are.
+"""For tests of programs that use loaderd: writes arrays to shards, damages records, makes loaders of given batches.
 
 ::
 
@@ -8,7 +8,7 @@
         ...                                            # the same arrays, shuffled
     loaderd.testing.damage(paths[0], record=5)         # CorruptRecordError, at shard, record and offset
 
-Or without shards and processes, for the tests of what takes batches:
+Or, to test what takes batches, without shards and processes:
 
     loader = loaderd.testing.loader_of([{"board": boards[:32], "score": scores[:32]}, …])
 
@@ -56,10 +56,10 @@ def write_shards(
 ) -> list[Path]:
     """Write ``records`` into ``folder``, which is made if need be, as 00000.tfrecord and so on; returns the paths.
 
-    ``records``: a dict of names and arrays, whose first dimension is the records (the module says what becomes of
-    which dtype); or serialized ``tf.train.Example``, or any bytes, one for each record. Shards hold consecutive
-    records, as equal in number as can be. Files of these names are overwritten. Raises OptionError where there are
-    more of them than would be, so that a glob never mixes old records with new ones.
+    ``records``: a dict of names and arrays, whose first dimension is the records (the module says how each dtype is
+    stored); or serialized ``tf.train.Example``, or any bytes, one for each record. Shards hold consecutive records,
+    as equal in number as can be. Files of these names are overwritten. Raises OptionError where ``folder`` has shards
+    of higher numbers, so that a glob never mixes old records with new ones.
     """
     require(compression in ("none", *_WINDOW_BITS), "compression", "one of none, gzip, zlib", compression)
     num_shards = as_count(num_shards, "num_shards")
@@ -91,7 +91,7 @@ def _refuse_beside_others(folder: Path, num_shards: int) -> None:
 
 
 def schema_of(arrays: Arrays) -> Schema:
-    """The schema by which a loader gives back what :func:`write_shards` makes of ``arrays``. Raises OptionError."""
+    """The schema with which a loader gives back ``arrays`` that :func:`write_shards` wrote. Raises OptionError."""
     features: dict[str, Feature] = {}
     fields: dict[str, Field] = {}
     for name, array in _checked(arrays).items():
@@ -116,16 +116,16 @@ def loader_of(
     epochs: int | None = 1,
     start: Position | None = None,
 ) -> GivenLoader:
-    """A loader whose epochs are ``batches``, in this order: dicts of arrays (records, …) by field.
+    """A loader whose every epoch is ``batches``, in this order: dicts of arrays (records, …) by field.
 
-    It has the face of a ``Loader``, and goes wherever one does: ``loaderd_tf.batches`` and ``from_loader``, their
-    like for PyTorch and JAX, TensorBoard. Positions, passes (of ``epochs`` epochs; ``start`` as in ``Loader``), the
-    count of what was delivered, and the end are as there; no process is started, and there is nothing to diagnose.
-    Each batch comes as a copy.
+    It can be used wherever a ``Loader`` can: in ``loaderd_tf.batches`` and ``from_loader``, in the same functions for
+    PyTorch and JAX, in TensorBoard. Positions, passes (of ``epochs`` epochs; ``start`` as in ``Loader``), counts of
+    what was delivered, and the end are those of a ``Loader``; no process is started, and there is nothing to
+    diagnose. Each batch comes as a copy.
 
-    An exception of :mod:`loaderd.errors` in the place of a batch is raised in its turn, and the next batch comes
-    behind it. All batches have as many records as the first; the last may have fewer. ``schema``: with which the
-    program is used; None: one of fields as the first batch has. Raises OptionError for a batch that is none of it.
+    An exception of :mod:`loaderd.errors` in the place of a batch is raised when its turn comes, and the next batch
+    follows. All batches must have as many records as the first; the last may have fewer. ``schema``: that of the
+    program; None: one with the fields of the first batch. Raises OptionError for a batch that does not fit.
     """
     given = list(batches)
     if schema is None:
@@ -136,11 +136,11 @@ def loader_of(
 
 
 def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data") -> int:
-    """Damage one record of a plain shard, in place; returns at which byte of the file the record begins.
+    """Damage one record of an uncompressed TFRecord shard in place; returns the byte at which the record begins.
 
-    ``how``: ``"data"`` turns a bit of its data (or of the CRC behind, where it has none), which takes this record
-    away; ``"length"`` turns a bit of its length; ``"cut"`` ends the file in the middle of it. Raises OptionError for
-    a record that there is not, and for a compressed shard.
+    ``how``: ``"data"`` flips a bit of its data (or of the CRC behind, where it has none), so that this record alone
+    is lost; ``"length"`` flips a bit of its length; ``"cut"`` ends the file in the middle of the record. Raises
+    OptionError for a record that does not exist, and for a compressed shard.
     """
     require(how in ("data", "length", "cut"), "how", "one of data, length, cut", how)
     record = as_count(record, "record", "an integer from 0 on", 0)
@@ -165,7 +165,7 @@ def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data")
 
 
 def _checked(arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays of as many records each."""
+    """``arrays`` as numpy's. Raises OptionError unless all have the same number of records, at least one."""
     made = {name: np.asarray(array) for name, array in arrays.items()}
     lengths = {name: array.shape[0] if array.ndim else None for name, array in made.items()}
     alike = len(set(lengths.values())) == 1 and None not in lengths.values() and 0 not in lengths.values()

@@ -1,4 +1,4 @@
-"""What a consumer shows, and believes, when it speaks TLS with a server on another machine."""
+"""The certificates that a consumer shows and trusts when it speaks TLS with a server on another machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from loaderd.options import require
 
 @dataclass(frozen=True)
 class TLS:
-    """Paths of PEM files, for ``loaderd.connect(…, tls=…)``. Raises OptionError where they cannot be right.
+    """Paths of PEM files, for ``loaderd.connect(…, tls=…)``. Raises OptionError where they do not fit together.
 
-    ``ca``: the certificates that the server's must come from; None: those that the system trusts. ``cert`` and
+    ``ca``: the certificates that must have signed the server's; None: those that the system trusts. ``cert`` and
     ``key``: the consumer's own, where the server asks for one (mTLS). ``server_name``: the name that must stand in
     the server's certificate, where it is not the host of the address.
     """

@@ -5,15 +5,15 @@
     slot ──► arrays ──device_put──┬──► JAX arrays on the host, in the slot's memory ──► the loop
                                   └──► a copy on other devices, begun ahead ──────────►
 
-``device_put(…, may_alias=True)`` takes an array of numpy as it is where it starts at a multiple of 64 bytes, as all
-fields do. The JAX array, and whatever computation still runs on it, holds the array, and the array the batch's lease.
-So no slot is filled anew that JAX looks at, and nothing else writes there: JAX's arrays cannot be written to, and of
-memory that is not its own JAX makes no output, even where the argument is donated. (DLPack does the same, but numpy
-hands no bfloat16 over by it.)
+``device_put(…, may_alias=True)`` uses the memory of a numpy array without a copy where that starts at a multiple of
+64 bytes, as all fields do. The JAX array, and any computation that still runs on it, keeps the numpy array, which
+keeps the batch's lease. So no slot is filled again while JAX reads it. Nothing else writes there either: JAX's arrays
+cannot be written to, and JAX never uses memory that is not its own for an output, even where the argument is donated.
+(DLPack does the same, but numpy cannot hand over bfloat16 by it.)
 
-What JAX lets go of, it gives back when it is called next, as the iterator does for each batch. A copy to an
-accelerator goes on while Python does other things; it holds the batch until it is over. The loop gets a batch when it
-is on its device, so that it is known how long it waited: what it computes with it could not begin before, either.
+JAX gives back what it no longer needs when it is called next; the iterator calls it for each batch. A copy to an
+accelerator goes on while Python does other things, and holds the batch until it is over. The loop gets a batch when
+it is on the device, so that the length of the wait is known; a computation could not begin earlier in any case.
 (Tested with a second CPU device of JAX, not yet with an accelerator.)
 """
 
@@ -33,7 +33,7 @@ from loaderd.client.elements import Elements, Structure, check_loader, checked_s
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
 
-_TIMED_COPIES = 3  # before the model has anything to do, as prefetch is 2 mostly
+_TIMED_COPIES = 3  # with prefetch=2, so many begin before the model has anything to do
 
 
 def batches(
@@ -45,22 +45,22 @@ def batches(
 ) -> Batches:
     """The batches of ``loader`` as JAX arrays.
 
-    Each iteration is one of the loader: a pass in an order of its own. ``loader.position`` stands behind the batch
-    that the loop has, ``len()`` is the loader's, and so are errors, closing and the end. ``structure``: nested
+    Each iteration is an iteration of the loader: a pass in an order of its own. ``loader.position`` is behind the
+    batch that the loop has. ``len()``, errors, closing and the end are those of the loader. ``structure``: nested
     tuples, lists and dicts of field names; None: a dict of all fields. An array's shape is (records, …), its dtype
     that of the schema.
 
     ``device``: a device or a sharding; None: JAX's default device. On the first CPU, arrays lie in the loader's
-    shared memory, which is lent as long as any of them is alive; who keeps more than ``held_batches`` gets copies. To
-    any other device batches are copied, the next ``prefetch`` of them while the loop works on this one. They don't
-    count in ``loader.position``, and none is taken ahead of a pass's end, or with ``sharing="shared"``. With a
-    sharding over several processes, an array is made of the batches of all of them, each of which gives its own part.
-    A sharding that divides the records needs batches that it can divide: with ``remainder="drop"``, a loader has no
-    short one.
+    shared memory, which is lent as long as any of them is alive; if you keep more than ``held_batches`` batches, you
+    get copies. To any other device batches are copied, the next ``prefetch`` of them while the loop works on this
+    one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass, or with
+    ``sharing="shared"``. With a sharding over several processes, an array is made of the batches of all of them; each
+    process gives its own part. A sharding that divides the records needs batches that it can divide: with
+    ``remainder="drop"``, a loader has no short one.
 
-    ``state_dict()`` and ``load_state_dict()`` say and set where the next batch comes from. Raises OptionError for a
-    field that does not exist, and for one that JAX has no dtype for: without ``jax_enable_x64``, those are all of 64
-    bits, too, of which JAX would keep 32.
+    ``state_dict()`` returns where the loop stands; after ``load_state_dict()``, the next iteration begins there.
+    Raises OptionError for a field that does not exist, and for a dtype that JAX does not have. Without
+    ``jax_enable_x64``, those are also all dtypes of 64 bits, of which JAX would keep 32.
     """
     check_loader(loader)
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
@@ -80,7 +80,7 @@ class Batches(Elements):
         device: jax.Device | jax.sharding.Sharding | None,
         prefetch: int,
     ) -> None:
-        """``structure`` as it was checked."""
+        """``structure`` as :func:`checked_structure` returned it."""
         super().__init__(loader, structure)
         for name in self._names:
             _check_dtype(name, loader.schema.specs[name].dtype)
@@ -106,7 +106,7 @@ class Batches(Elements):
 
 
 def _putter(device: jax.Device | jax.sharding.Sharding | None) -> Callable[[Any], jax.Array]:
-    """What makes a JAX array of a batch's array."""
+    """The function that makes a JAX array of a batch's array."""
     if isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable:
         return lambda array: jax.make_array_from_process_local_data(device, array)
     return lambda array: jax.device_put(array, device, may_alias=True)

@@ -1,4 +1,4 @@
-"""The actors: one that watches over each server, and one for all servers of a name, that sees which there must be.
+"""The actors: a Server, which watches over one server, and a Manager, which keeps the servers of one name going.
 
 ::
 
@@ -6,10 +6,10 @@
                             │    ◄──state──     │
     connect(), status() ◄───┘                   └── loaderd serve
 
-All are detached and restarted by Ray without end. A Manager is at the cluster's head, and keeps nothing that it could
-lose: it finds its Servers by their names. Of servers per node, it makes one for each new node, and drops those of
-nodes that are gone. n servers are kept on n different nodes by Ray: when a node goes, its bundle moves to another
-one, and the actor with it.
+All are detached, and Ray restarts them without limit. A Manager is at the cluster's head, and has nothing to lose: it
+finds its Servers by their names. With one server per node, it makes one for each new node, and drops those of nodes
+that are gone. With n servers, Ray keeps them on n different nodes: when a node goes, its bundle moves to another one,
+and the actor with it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Server:
         self._machine = ray.util.get_node_ip_address()
         self._state = ServerState(key, context.get_node_id(), self._machine, actor_pid=os.getpid())
         mark = hashlib.blake2b(f"{spec.name}/{key}".encode(), digest_size=6).hexdigest()
-        # Where Ray has its own sockets: of this cluster, and short enough.
+        # Ray's own folder of sockets: it belongs to this cluster, and its path is short enough for a socket.
         folder = os.path.join(context.get_temp_dir(), context.get_session_name(), "sockets")
         self._unix = os.path.join(folder, f"loaderd-{mark}")
         self._process = ServerProcess(self._arguments(spec), spec.token)
@@ -77,7 +77,7 @@ class Server:
 
 @dataclass(eq=False)
 class _Post:
-    """A server's place. ``asked``: a call that has not been answered; times of the monotonic clock."""
+    """A server that there must be. ``asked``: the call not answered yet; ``heard_s``: monotonic time of an answer."""
 
     actor: Any
     state: ServerState
@@ -86,7 +86,7 @@ class _Post:
 
 
 class Manager:
-    """See the module's docstring. ``group``: where n servers are wanted, a bundle for each of them."""
+    """See the module's docstring. ``group``: if n servers are wanted, their placement group; it has n bundles."""
 
     def __init__(self, spec: Spec, group: PlacementGroup | None) -> None:
         self._spec = spec
@@ -103,7 +103,7 @@ class Manager:
         return self._group
 
     def states(self) -> list[ServerState]:
-        """Of each server that there must be."""
+        """The state of each server that there must be, once the Manager has looked for the first time."""
         self._looked.wait()
         return self._states
 
@@ -143,7 +143,7 @@ class Manager:
             post.state = replace(post.state, address=None, error="its actor does not answer")
 
     def _wanted(self) -> dict[str, Any]:
-        """Of each server that there must be: its key, and where it belongs."""
+        """For each server that there must be, by key: the scheduling strategy that says where it belongs."""
         if self._group is not None:
             return {
                 str(bundle): PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
@@ -152,7 +152,7 @@ class Manager:
         return {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes_for(self._spec)}
 
     def _make(self, key: str, place: Any) -> Any:
-        """The actor of that name, be it that it is there already."""
+        """The Server of that key: the existing actor, or a new one at ``place``."""
         options = {"lifetime": "detached", "max_restarts": -1, "num_cpus": self._spec.cpus}
         name = server_name(self._spec.name, key)
         made = ray.remote(Server).options(
@@ -162,5 +162,5 @@ class Manager:
 
 
 def nodes_for(spec: Spec) -> list[str]:
-    """The ids of the nodes that are alive and could have a server at all."""
+    """The ids of the nodes that are alive and have enough cores for a server."""
     return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= spec.cpus]

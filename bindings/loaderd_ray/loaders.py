@@ -21,7 +21,7 @@ from loaderd_ray.spec import ServerState, Spec, datasets_of
 
 _ANSWER_S = 20.0
 _LOOK_EVERY_S = 0.2
-_MOST_WAIT_S = 0.02  # an answer takes 1 ms; while the manager is away, what is known will do
+_MOST_WAIT_S = 0.02  # an answer takes 1 ms; while the manager is away, the known addresses will do
 _FILE = "loaderd-position.json"
 
 
@@ -36,13 +36,14 @@ def connect(
 ) -> loaderd.ServedLoader:
     """A loader of a data set that servers of ``name`` have; its order is that of an embedded Loader.
 
-    - ``dataset``: which; None: the only one.
-    - ``shard``: None: in a worker of Ray Train its rank and their number; elsewhere, and with
-      ``sharing="independent"``, all of it.
-    - ``reconnect_timeout`` and ``options``: as of :func:`loaderd.connect`, but for ``token``, which is known.
+    - ``dataset``: its name; None: the only one.
+    - ``shard``: None: in a worker of Ray Train, its rank and the number of workers; elsewhere, and with
+      ``sharing="independent"``, the whole data set.
+    - ``reconnect_timeout`` and ``options``: those of :func:`loaderd.connect`, except ``token``, which is known.
 
-    The server of the own node is asked, as long as it serves; else all that can be reached. Servers that come, go or
-    move are followed. Raises as :func:`loaderd.connect`, and ServerError where there are no servers of that name.
+    The loader asks the server of its own node as long as that serves, and else all servers that it can reach. It
+    follows servers that come, go or move. Raises what :func:`loaderd.connect` raises, and ServerError where there are
+    no servers of that name.
     """
     manager = require_manager(name)
     spec: Spec = ray.get(manager.spec.remote(), timeout=_ANSWER_S)
@@ -60,20 +61,20 @@ def connect(
 
 
 def save(loader: BaseLoader | loaderd.Position, directory: str | os.PathLike[str]) -> None:
-    """Write where a loader stands into a folder, such as that of a checkpoint. Of all ranks one is to do it.
+    """Write the position of a loader into a folder, such as that of a checkpoint. Only one rank is to do it.
 
-    It is the same for all ranks that have taken the same number of batches. Of a ``tf.data.Dataset``, give the
-    position itself (``dataset.loader.after(…)``).
+    The position is the same for all ranks that have taken the same number of batches. For a ``tf.data.Dataset``, give
+    the position itself (``dataset.loader.after(…)``).
     """
     position = loader.position if isinstance(loader, BaseLoader) else loader
     Path(directory, _FILE).write_text(position.to_json())
 
 
 def load(checkpoint: Any) -> loaderd.Position | None:
-    """What :func:`save` wrote, for ``start=``; None where ``checkpoint`` is None: the training begins.
+    """The position that :func:`save` wrote, for ``start=``; None where ``checkpoint`` is None: the training begins.
 
-    ``checkpoint``: of Ray Train (``ray.train.get_checkpoint()``), or a folder. Raises OptionError where there is no
-    position in it.
+    ``checkpoint``: one of Ray Train (``ray.train.get_checkpoint()``), or a folder. Raises OptionError where there is
+    no position in it.
     """
     if checkpoint is None:
         return None
@@ -92,7 +93,7 @@ def load(checkpoint: Any) -> loaderd.Position | None:
 
 def _place_in_training() -> tuple[int, int] | None:
     """(rank, number of ranks) in a worker of Ray Train, None elsewhere."""
-    if "ray.train" not in sys.modules:  # whoever is a worker of it has it; to import it takes seconds
+    if "ray.train" not in sys.modules:  # a worker of it has imported it; importing it takes seconds
         return None
     import ray.train
 
@@ -105,7 +106,7 @@ def _place_in_training() -> tuple[int, int] | None:
 
 
 class Addresses:
-    """Which servers to ask. Called every two seconds in the middle of a training, so it must not wait for long."""
+    """Returns which servers to ask. Called every two seconds during a training, so it must not wait for long."""
 
     def __init__(self, manager: Any, name: str, timeout_s: float) -> None:
         self._manager = manager
@@ -142,7 +143,7 @@ class Addresses:
             time.sleep(_LOOK_EVERY_S)
 
     def _choose(self, states: Sequence[ServerState]) -> list[str]:
-        """The address of the own node's server alone, where it serves; else of all that can be reached."""
+        """The address of this node's server, if it serves; else those of all servers that can be reached."""
         found = {
             state.node: state.address
             for state in states

@@ -7,9 +7,9 @@
     └─ thread "loaderd-serve" ──► loaderd serve ──► daemon, gateway, workers     (each dies with its parent)
          starts it, reads its log to the end, waits for it, starts the next one
 
-Ray kills an actor without asking, and leaves its children running. So the kernel is told to kill the server when its
-parent ends (``PR_SET_PDEATHSIG``). What the kernel takes for the parent is the *thread* that started it, not the
-process: here that thread lives as long as it is to have a server.
+Ray kills an actor without warning, and leaves its child processes running. So the kernel is told to kill the server
+when its parent ends (``PR_SET_PDEATHSIG``). For the kernel, the parent is the *thread* that started the server, not
+the process. So this thread lives as long as the actor is to have a server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _GOOD_LIFE_S = 60.0
-_END_S = 15.0  # `loaderd serve` gives its consumers ten to take note of the end
+_END_S = 15.0  # `loaderd serve` gives its consumers ten seconds to take note of the end
 _LAST_LINES = 20
 _ADDRESS = re.compile(r'loaderd\.connect\("(grpc[^"]+)"')
 _BOOT = (
@@ -40,7 +40,7 @@ class ServerProcess:
 
     def __init__(self, arguments: Sequence[str], token: str) -> None:
         self._command = [sys.executable, "-c", _BOOT, str(os.getpid()), "serve", *arguments, "--log-format", "json"]
-        # It must import what the actor can; Ray has added to the path where the job's modules are.
+        # The server must be able to import what the actor can: Ray has added the job's folders to sys.path.
         path = os.pathsep.join(filter(None, sys.path))
         self._environment = {**os.environ, "LOADERD_TOKEN": token, "PYTHONPATH": path}
         self._lock = threading.Lock()
@@ -50,19 +50,19 @@ class ServerProcess:
         self.address: str | None = None
         """Where it listens; None while it starts."""
         self.error = ""
-        """The last words of the one before."""
+        """The last words of the process before this one."""
         self.restarts = 0
         self._thread = threading.Thread(target=self._keep_running, name="loaderd-serve", daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int | None:
-        """None: there is none just now."""
+        """The process that runs now; None: there is none just now."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
     def stop(self) -> None:
-        """End it, and return when it has ended; its consumers are told."""
+        """End the process, and return when it has ended; its consumers are told."""
         with self._lock:
             self._over.set()
             process = self._process
@@ -89,7 +89,7 @@ class ServerProcess:
             self.restarts += 1
 
     def _run(self) -> bool:
-        """One life of the process; False: it is not wanted any more."""
+        """Run the process until it ends; False: it was not started, because it is not wanted any more."""
         self._last.clear()
         with self._lock:
             if self._over.is_set():
@@ -116,7 +116,7 @@ class ServerProcess:
         try:
             said = json.loads(line)
             level, text = said["level"], said["text"]
-        except (ValueError, TypeError, KeyError):  # what Python says itself, or a library
+        except (ValueError, TypeError, KeyError):  # a line that Python or a library wrote
             level, text = "error", line.rstrip("\n")
         if (found := _ADDRESS.search(text)) is not None:
             self.address = found[1]

@@ -40,22 +40,22 @@ def serve(
     options: Sequence[str] = (),
     timeout: float = 120.0,
 ) -> list[ServerState]:
-    """Have servers of data sets on nodes of the cluster, beyond the end of this program, until :func:`stop`.
+    """Start servers of data sets on nodes of the cluster; they outlive this program, and run until :func:`stop`.
 
     - ``targets``: as ``loaderd serve`` takes them: ``"mypackage.datasets:train"``, or several. The module must be
       importable on the nodes (``runtime_env`` of ``ray.init``), and the shards readable there.
-    - ``name``: for :func:`connect`, :func:`status` and :func:`stop`, in any job of this cluster.
-    - ``servers``: ``"per-node"``: one on each node that has ``cpus`` cores, those that come later included; or how
-      many, each on a node of its own.
-    - ``cpus``: what each server takes of its node, and the number of its workers.
+    - ``name``: what :func:`connect`, :func:`status` and :func:`stop` call them, in any job of this cluster.
+    - ``servers``: ``"per-node"``: one on each node that has ``cpus`` cores, also on nodes that come later; or a
+      number of servers, each on a node of its own.
+    - ``cpus``: how many cores of its node each server takes, and how many workers it has.
     - ``token``: what servers ask of consumers; None: made at random. :func:`connect` knows it.
-    - ``tls_cert``, ``tls_key``, ``tls_client_ca``: paths on the nodes. Without TLS servers listen at loopback, for
-      consumers of their own node alone; ``insecure=True``: for all, and records travel so that others can read them.
+    - ``tls_cert``, ``tls_key``, ``tls_client_ca``: paths on the nodes. Without TLS servers listen at loopback, only
+      for consumers of their own node; ``insecure=True``: for all, and anybody on the network can read the records.
     - ``port``: where each of them listens; 0: any that is free. ``options``: others of ``loaderd serve``.
     - ``timeout``: seconds until all of them must serve.
 
-    Called again with the same arguments, it is content with the servers that there are. Raises OptionError, and
-    ServerError where they do not come to serve: then there are none of this name.
+    Returns the states of the servers. Called again with the same arguments, it only waits until the existing servers
+    serve. Raises OptionError, and ServerError where they do not come to serve; those that it started are ended then.
     """
     listed = (targets,) if isinstance(targets, str) else tuple(targets)
     spec = Spec(
@@ -85,17 +85,17 @@ def serve(
         try:
             stop(name)
         finally:
-            if group is not None:  # stop() asks the Manager for it, which may not answer; twice does no harm
+            if group is not None:  # stop() may get no answer from the Manager; to remove it twice does no harm
                 remove_placement_group(group)
         raise
 
 
 def status(name: str) -> list[ServerState]:
-    """Each server of a name, with what it says of itself. Raises ServerError where there are none."""
+    """The state of each server of a name, with its report. Raises ServerError where there are none."""
     states: list[ServerState] = ray.get(require_manager(name).states.remote(), timeout=_ANSWER_S)
     asked: dict[str, Any] = {}
     for state in states:
-        with contextlib.suppress(ValueError):  # its actor is just not there
+        with contextlib.suppress(ValueError):  # its actor does not exist just now
             asked[state.key] = ray.get_actor(server_name(name, state.key), NAMESPACE).state_and_report.remote()
     answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
     return [_answer(state, asked.get(state.key), answered) for state in states]
@@ -110,13 +110,13 @@ def _answer(state: ServerState, asked: Any, answered: list[Any]) -> ServerState:
 
 
 def stop(name: str) -> None:
-    """End all servers of a name; their consumers are told. Where there are none, there is nothing to do."""
+    """End all servers of a name; their consumers are told. Does nothing where there are none."""
     manager = _manager(name)
     group = None
     if manager is not None:
         with contextlib.suppress(ray.exceptions.RayError):  # it is just being restarted, on another node
             group = ray.get(manager.group.remote(), timeout=_ANSWER_S)
-        ray.kill(manager)  # first: it would make others
+        ray.kill(manager)  # first, or it would make new Servers
     actors = []
     for each in list_named_actors(all_namespaces=True):
         if each["namespace"] == NAMESPACE and each["name"].startswith(server_name(name, "")):
@@ -132,7 +132,7 @@ def stop(name: str) -> None:
 
 
 def require_manager(name: str) -> Any:
-    """The actor for all servers of a name. Raises ServerError where there is none."""
+    """The Manager of the servers of a name. Raises ServerError where there is none."""
     if not ray.is_initialized():
         ray.init()
     found = _manager(name)
@@ -173,7 +173,7 @@ def _check_reach(spec: Spec) -> None:
 
 
 def _start(spec: Spec, timeout: float) -> tuple[Any, PlacementGroup | None]:
-    """The actor for all servers, and the group in which they have their places, if they have one."""
+    """A new Manager, and the placement group of its servers, if they have one."""
     group = None
     if spec.servers != "per-node":
         bundles = [{"CPU": spec.cpus}] * int(spec.servers)

@@ -23,7 +23,7 @@ _TASK = {"num_cpus": 1, "max_retries": 3, "scheduling_strategy": "SPREAD"}
 
 @dataclass(frozen=True)
 class Findings:
-    """What a pass found. ``num_cached``: shards whose index was there; ``damages``: in the order of the shards."""
+    """What a pass found. ``num_cached``: shards whose index was kept already; ``damages``: in the order of shards."""
 
     num_shards: int
     num_cached: int
@@ -39,16 +39,17 @@ def index(
     block_records: int = DEFAULT_BLOCK_RECORDS,
     progress: bool | None = None,
 ) -> Findings:
-    """Have all shards indexed into a folder that all nodes share, so that no training has to.
+    """Index all shards into a folder that all nodes share, so that no training has to.
 
-    - ``shards``: as of :class:`loaderd.Loader`; or a ``Dataset``, ``Mix`` or ``Concat``.
-    - ``schema``: what the records are. None: what the data set says; or else each shard's content tells whether it is
-      TFRecord, or of Leela Chess Zero or KataGo.
-    - ``index_cache``: that folder, or ``"beside"`` the shards. None: what the data set says.
-    - ``block_records``: of the ``Shuffle`` that will be used; of a data set, its own.
-    - ``progress``: a bar; None: if standard error is a terminal.
+    - ``shards``: as for :class:`loaderd.Loader`; or a ``Dataset``, ``Mix`` or ``Concat``.
+    - ``schema``: that of the records. None: the data set's; without a data set, each shard's content tells whether it
+      is TFRecord, or of Leela Chess Zero or KataGo.
+    - ``index_cache``: that folder, or ``"beside"`` the shards. None: the data set's.
+    - ``block_records``: that of the ``Shuffle`` that will be used; for a data set, its own is used instead.
+    - ``progress``: whether to show a bar; None: if standard error is a terminal.
 
-    What is damaged is no error here. Raises OptionError, and NoShardsError where there are none.
+    Damage is no error here, but part of the findings. Raises OptionError, and NoShardsError where there are no
+    shards.
     """
     where, names = index_cache, [shards]
     if isinstance(shards, (Dataset, Concat, Mix)):
@@ -60,10 +61,10 @@ def index(
 
 
 def verify(shards: Any, *, schema: Schema | None = None, progress: bool | None = None) -> Findings:
-    """Read all shards from front to back, and check both CRCs of each record. The arguments: as of :func:`index`.
+    """Read all shards from front to back, and check both CRCs of each record. The arguments: as for :func:`index`.
 
-    Of records of fixed size, what wraps them is checked. A shard that cannot be read at all is a damage with what is
-    wrong with it. Raises as :func:`index`.
+    Records of fixed size have no CRCs; the archive or compression around them is checked. A shard that cannot be read
+    at all counts as one damage, which says why. Raises what :func:`index` raises.
     """
     names = _of_dataset(shards, None)[2] if isinstance(shards, (Dataset, Concat, Mix)) else [shards]
     indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, _stored_of(shards, schema))
@@ -84,7 +85,7 @@ def _of_dataset(dataset: AnyDataset, index_cache: Any) -> tuple[Any, int, list[A
 
 
 def _absolute(where: Any) -> str:
-    """Of a folder; a task has another working directory."""
+    """``where``, with a folder made absolute: a task has another working directory."""
     return str(where) if where in ("user", "beside") else os.path.abspath(os.path.expanduser(where))
 
 
@@ -118,7 +119,7 @@ class _Found:
 
 
 def _results(files: list[ShardFile], indexer: Indexer) -> Iterator[tuple[ShardFile, _Found]]:
-    """As they come."""
+    """Each shard and what was found in it, in the order in which the tasks end."""
     task = ray.remote(_read).options(**_TASK)
     running = {task.remote(file, indexer): file for file in files}
     try:

@@ -9,7 +9,7 @@ from loaderd.errors import OptionError
 from loaderd.options import as_count, is_count, require
 
 NAMESPACE = "loaderd"
-"""Of all actors here: so those of any job find them."""
+"""Ray's namespace of all actors here, so that every job finds them."""
 
 PerNode = Literal["per-node"]
 
@@ -49,11 +49,11 @@ class Spec:
 
     @property
     def datasets(self) -> list[str]:
-        """The names of what is served."""
+        """The names of the data sets that are served."""
         return [target.partition(":")[2] for target in self.targets]
 
     def differences(self, other: Spec) -> list[str]:
-        """The arguments in which another one differs; a token that was made at random is none of them."""
+        """The names of the arguments in which ``other`` differs, without ``token``, which may be made at random."""
         return [
             each.name
             for each in fields(self)
@@ -63,10 +63,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class ServerState:
-    """A server, as :func:`loaderd_ray.status` has it."""
+    """The state of a server, as :func:`loaderd_ray.status` returns it."""
 
     key: str
-    """Which it is: of servers per node, its node; else a number from 0."""
+    """Which server it is: with one per node, the id of its node; else a number from 0."""
     node: str = ""
     """The node's id; empty: its actor is not placed yet."""
     machine: str = ""
@@ -74,9 +74,9 @@ class ServerState:
     address: str | None = None
     """Where consumers find it, such as grpc://10.0.0.7:40121; None: it starts, or does not answer."""
     pid: int | None = None
-    """Of ``loaderd serve``; None: another one is about to be started."""
+    """The process of ``loaderd serve``; None: another one is about to be started."""
     actor_pid: int | None = None
-    """Of the actor that watches over it."""
+    """The process of the actor that watches over it."""
     restarts: int = 0
     """How many times its process was started again since the actor began."""
     error: str = ""
@@ -86,17 +86,17 @@ class ServerState:
 
 
 def manager_name(name: str) -> str:
-    """What the actor is called that sees to the servers of a name."""
+    """The name of the actor that manages the servers called ``name``."""
     return f"{name}/manager"
 
 
 def server_name(name: str, key: str) -> str:
-    """What the actor is called that watches over a server."""
+    """The name of the actor that watches over the server ``key``."""
     return f"{name}/server/{key}"
 
 
 def datasets_of(spec: Spec, wanted: str | None) -> str:
-    """The data set that is meant. Raises OptionError."""
+    """The name of the data set that is meant. Raises OptionError where it is not clear which, or is not served."""
     if wanted is None and len(spec.datasets) == 1:
         return spec.datasets[0]
     if wanted not in spec.datasets:

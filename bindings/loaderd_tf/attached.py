@@ -1,7 +1,7 @@
 """The loader behind a data set: ``dataset.loader``, and its ``close()``, ``statistics()`` and ``diagnose()``.
 
 A ``tf.data.Dataset`` that is made of another one, by ``map()`` or the like, is a new object that TensorFlow makes. It
-keeps the loader alive, but does not have these names: they are those of the data set that loaderd returned.
+keeps the loader alive, but only the data set that loaderd returned has these attributes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from loaderd.client.base import BaseLoader
 
 
 def attach(dataset: Any, loader: BaseLoader, batches_per_step: int = 1) -> Any:
-    """Give ``dataset`` the names; ``batches_per_step``: of the loader, for an element of the data set."""
+    """Give ``dataset`` these attributes; ``batches_per_step``: how many batches make an element. Returns it."""
     dataset.loader = loader
     dataset.close = loader.close
     dataset.statistics = loader.statistics
@@ -28,5 +28,5 @@ def loader_of(dataset: Any) -> BaseLoader | None:
 
 
 def batches_per_step(dataset: Any) -> int:
-    """How many batches of its loader an element of such a data set takes."""
+    """How many batches of its loader make one element of a data set that loaderd returned."""
     return int(dataset._loaderd_batches_per_step)

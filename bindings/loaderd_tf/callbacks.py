@@ -1,7 +1,7 @@
 """Resuming ``model.fit`` in the middle of an epoch.
 
-Keras's own BackupAndRestore brings back weights of the middle of an epoch, and then begins that epoch from its first
-batch. This one knows where the data stands too::
+Keras's own BackupAndRestore restores weights from the middle of an epoch, and then begins that epoch from its first
+batch. This one also knows where the training stands in its data::
 
     fit:      epoch 0 ──────────────────► epoch 1 ─────────x killed
     backup:        ▲      ▲      ▲      ▲      ▲     ▲
@@ -24,18 +24,18 @@ from loaderd.errors import OptionError
 from loaderd_tf.attached import batches_per_step, loader_of
 from loaderd_tf.counted import check_counted
 
-# What model.stop_training is when we end an epoch early: not True, so that it isn't taken for that of another
-# callback, which means the whole training.
+# The value of model.stop_training when this callback ends an epoch early: not True, by which another callback ends
+# the whole training.
 _EPOCH_IS_OVER = object()
 _NAME = "backup"
-_GLOB = "*?[\\"  # what TensorFlow takes for more than a character when it looks for a backup, or deletes it
+_GLOB = "*?[\\"  # characters by which TensorFlow takes a path for a pattern when it looks for a backup or deletes it
 
 
 @dataclass
 class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
     """Where a training stands: before ``step`` of ``epoch``, and before the batch of ``position`` (JSON).
 
-    ``shapes`` are those of all variables that are saved, by what they belong to.
+    ``shapes``: those of all saved variables, by what they belong to.
     """
 
     epoch: int = 0
@@ -55,22 +55,22 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     """A callback that saves a training as it goes on, and lets the next ``fit`` go on with exactly the next batch.
 
     ``directory``: where the backup lies, one at a time; each training needs its own. ``dataset``: what ``fit`` trains
-    on, of :func:`make_dataset`, :func:`from_loader` or :func:`distribute`. ``save_freq``: ``"epoch"``, or every so
-    many steps, and then at the end of each epoch too. ``delete_checkpoint``: whether the backup is deleted when the
-    training has come to its end; if not, another ``fit`` of more epochs goes on from there.
+    on, from :func:`make_dataset`, :func:`from_loader` or :func:`distribute`. ``save_freq``: ``"epoch"``, or a number
+    of steps: then after every so many, and at the end of each epoch too. ``delete_checkpoint``: whether the backup is
+    deleted when the training has come to its end; if not, another ``fit`` of more epochs goes on from there.
 
     After a crash, run the same program again: if there is a backup, ``fit`` goes on in the middle of its epoch, with
-    the weights, the optimizer (and so its schedule), the metrics and the random states of then, and each batch and
-    each epoch's logs are those of a training that nothing interrupted. Other callbacks begin anew; they count the
-    batches of the epoch that is gone on with from 0. A backup is written whole or not at all, whenever the process
-    dies. With ``steps_per_epoch``, the data set must be endless (``epochs=None``). Of what each replica of a strategy
-    keeps for itself, such as the statistics of a BatchNormalization, TensorFlow saves the mean.
+    the backup's weights, optimizer (and so its schedule), metrics and random states. Each batch and each epoch's logs
+    are those of a training that nothing interrupted. Other callbacks begin anew; they count the batches of the
+    resumed epoch from 0. A backup is written whole or not at all, whenever the process dies. With
+    ``steps_per_epoch``, the data set must be endless (``epochs=None``). Where each replica of a strategy keeps values
+    of its own, such as the statistics of a BatchNormalization, TensorFlow saves their mean.
 
     ``fit`` trains on ``dataset`` or on what ``map`` and ``prefetch`` make of it: each step must be its next batch.
-    Raises OptionError for data that grow, and for a ``directory`` that TensorFlow would take for a pattern; and when
-    ``fit`` begins, if the backup is of another model or of other data, and for what cannot be resumed: other data
-    than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the like make of it, a MultiWorkerMirroredStrategy,
-    and ``steps_per_execution`` that does not divide an epoch's steps.
+    Raises OptionError for data that grow, for ``sharing="shared"``, and for a ``directory`` that TensorFlow would
+    take for a pattern. When ``fit`` begins, raises it if the backup is of another model or of other data, and for
+    what cannot be resumed: other data than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the like make of
+    it, a MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_per_epoch = self._check_fit()
         self._progress = _Progress()
         self._manager: tf.train.CheckpointManager | None = None
-        self._begin: loaderd.Position | None = None  # of the iterator in use, which has given ``_taken`` steps since
+        self._begin: loaderd.Position | None = None  # where the iterator in use began, ``_taken`` steps ago
         self._steps_since_save = 0
         self._epoch_ended = False
         self._data_checked = False
@@ -131,7 +131,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._first, self._seen = epoch, 0, 0
-        if self._begin is None or not self._endless:  # that of an endless data set goes on
+        if self._begin is None or not self._endless:  # the iterator of an endless data set goes on
             self._begin, self._taken = self._loader.next_position, 0
         if self._found is not None:
             self._first = self._progress.step
@@ -160,7 +160,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self.model.stop_training is _EPOCH_IS_OVER:
             self.model.stop_training = False
-        # It is saved when all callbacks have seen it: when the next one begins, or at the end.
+        # The end is saved when all callbacks have seen it: when the next epoch begins, or at the end of the training.
         self._epoch_ended = True
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -173,14 +173,14 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             self._epoch, self._first, self._seen = self._epoch + 1, 0, 0
             self._save()
 
-    # ------------------------------------------------------------------------------------- what is fit
+    # ------------------------------------------------------------------------------ what fit trains on
 
     @property
     def _endless(self) -> bool:
         return self._num_steps == int(tf.data.INFINITE_CARDINALITY)
 
     def _check_fit(self) -> int | None:
-        """The steps of an epoch that ``fit`` really makes, or None if it has no end."""
+        """How many steps ``fit`` makes in an epoch; None if it has no end. Raises OptionError as the class says."""
         if isinstance(self.model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise OptionError(
                 "BackupAndRestore does not work with a MultiWorkerMirroredStrategy",
@@ -207,7 +207,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         return self._num_steps
 
     def _check_data_of_step(self) -> None:
-        """Have the step that begins check what it takes its data from, which Keras shows to nothing else."""
+        """Have the step that begins check the iterator of its data, which Keras shows only to ``train_function``."""
         train = self.model.train_function
 
         def check_and_train(iterator: Any) -> Any:
@@ -233,11 +233,11 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     # ------------------------------------------------------------------------------ the backup's files
 
     def _save(self) -> None:
-        if self._manager is None:  # now all variables are there
+        if self._manager is None:  # by now, all variables exist
             checkpoint = tf.train.Checkpoint(progress=self._progress, **self._variables())
             self._manager = tf.train.CheckpointManager(checkpoint, self._directory, 1, checkpoint_name=_NAME)
             found = self._manager.latest_checkpoint
-            if found is not None:  # the next one gets another name: this one stays until that is whole
+            if found is not None:  # the new backup gets another name: the old one stays until it is whole
                 checkpoint.save_counter.assign(int(found.rpartition("-")[2]))
         assert self._begin is not None, "an epoch has begun"
         progress = self._progress
@@ -251,7 +251,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     def _restore(self, found: str) -> None:
         progress = self._progress
         tf.train.Checkpoint(progress=progress).restore(found).expect_partial()
-        if self._shapes() != progress.shapes:  # some are made with the first batch only: make them now
+        if self._shapes() != progress.shapes:  # some variables are made only with the first batch: make them now
             self.model._symbolic_build(data_batch=self._dataset.element_spec)
         if self._shapes() != progress.shapes:
             raise OptionError(
@@ -264,7 +264,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = progress.epoch
 
     def _delete(self) -> None:
-        # First the file that says which is the latest: a process that dies here leaves no half of a backup.
+        # First the file that names the latest backup: if the process dies here, nobody finds half of one.
         for pattern in ("checkpoint", f"{_NAME}-*"):
             for path in tf.io.gfile.glob(f"{self._directory}/{pattern}"):
                 (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)

@@ -1,12 +1,12 @@
-"""Data sets of what a Python function returns: one call an element, in the thread that takes it.
+"""Data sets of what a Python function returns: one call an element, in the thread that takes the element.
 
 ``Dataset.map`` hands each call to a pool of threads and waits for it; the pool's other threads look for work
-meanwhile. That costs half as much again as the call itself, so here the taking thread calls. TensorFlow has an
-attribute for that, of the operation that is behind ``map``, which is used directly.
+meanwhile. That costs half as much again as the call itself, so here the thread that takes the element makes the call.
+An attribute of the operation behind ``map`` asks for that, so this module uses the operation directly.
 
-The tensors of an element alias the arrays that the function returned. A ``tf.numpy_function`` makes arrays of arrays
-first, for each of which it finds out anew which numpy this is: with three fields, a third of a call. There is another
-way in, TensorFlow's own for functions that return tensors; but it is not public, and so tried before it is used.
+The tensors of an element alias the arrays that the function returned. A ``tf.numpy_function`` converts each array to
+an array first, and looks up the version of numpy each time: with three fields, that takes a third of a call.
+TensorFlow's own way for functions that return tensors does not. It is not public, so it is tried before it is used.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def call_for_each(
     specs: Sequence[tf.TensorSpec],
     element: Callable[[Sequence[Any]], Any],
 ) -> tf.data.Dataset:
-    """``element(function(number, *arguments))`` of each of ``numbers``, int64.
+    """A data set of ``element(function(number, *arguments))`` for each of ``numbers``, int64.
 
-    ``function`` returns an array for each of ``specs`` (batch dimension included), which must start at a multiple of
-    64 bytes, else TensorFlow copies it. If it raises StopIteration, that is the end; if another exception, the next
-    call is for the next number. ``element`` makes nested tuples and dicts; it is called with other things than
-    tensors, too.
+    ``function`` returns an array for each of ``specs`` (batch dimension included); TensorFlow copies an array that
+    does not start at a multiple of 64 bytes. If ``function`` raises StopIteration, the data set ends; after any other
+    exception, the next call is for the next number. ``element`` makes nested tuples and dicts of a sequence; it is
+    called with sequences of other things than tensors, too.
     """
     structure = element(specs)
     order = tf.nest.flatten(element(range(len(specs))))
@@ -63,7 +63,7 @@ def call_for_each(
 def _returned(
     function: Callable[..., Sequence[np.ndarray[Any, Any]]], inputs: Sequence[Any], dtypes: Sequence[tf.DType]
 ) -> Sequence[tf.Tensor]:
-    """What ``function(*inputs)`` returns when the graph runs. Not stateful: else no iterator could be saved."""
+    """What ``function(*inputs)`` returns when the graph runs. If it had state, no iterator could be saved."""
     if not _has_direct_calls():
         return list(tf.numpy_function(function, inputs, dtypes, stateful=False))
     return list(_called_directly(function, inputs, dtypes))
@@ -85,7 +85,7 @@ def _called_directly(function: Callable[..., Any], inputs: Sequence[Any], dtypes
 
 
 _kept: list[Any] = []
-"""For ever, as those of a ``tf.numpy_function``: nobody says when a graph calls one for the last time."""
+"""Kept for ever, as is that of a ``tf.numpy_function``: nothing tells when a graph calls one for the last time."""
 
 
 @cache
@@ -94,16 +94,16 @@ def _has_direct_calls() -> bool:
         with tf.init_scope():
             (returned,) = _called_directly(lambda number: [number + np.arange(3)], [np.int64(4)], [tf.int64])
         return bool((returned.numpy() == [4, 5, 6]).all())
-    except Exception:  # whatever has changed there
+    except Exception:  # whatever has changed in TensorFlow
         return False
 
 
 def while_true(dataset: tf.data.Dataset, goes_on: Callable[[], bool]) -> tf.data.Dataset:
-    """``dataset``, numbers, to the one before which ``goes_on()`` is false."""
+    """``dataset``, which is of numbers, until ``goes_on()``, called for each of them, is false."""
     answer = unconverted(lambda _: np.bool_(goes_on()))
 
     def asked(number: tf.Tensor) -> tf.Tensor:
-        # It needs an input: without one TensorFlow takes it for a constant, and asks once.
+        # The call needs an input: without one, TensorFlow takes its result for a constant, and calls once.
         with tf.control_dependencies([check_process()]):
             return tf.ensure_shape(tf.numpy_function(answer, [number], tf.bool, stateful=False), [])
 

@@ -1,10 +1,10 @@
-"""Whether the steps of what ``fit`` trains on count the batches that a loader gave.
+"""Whether each step of ``fit`` takes one batch of a loader, so that counting steps counts batches.
 
-What TensorFlow puts between the two may hold batches back, repeat them or cut them anew. It tells nobody; so this
-follows what a data set was made of, from the one that is iterated to that of the loader::
+What is between the two may hold batches back, repeat them or cut them anew, and TensorFlow does not tell. So this
+module follows what a data set was made of, from the one that is iterated to that of the loader::
 
     iterator ──► prefetch ──► map ──► the loader's        each step is a batch, in the loader's order
-    iterator ──► map ──► cache ──► the loader's           refused: of the second epoch, the loader knows nothing
+    iterator ──► map ──► cache ──► the loader's           refused: the loader does not see the second epoch
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from loaderd.client.base import BaseLoader
 from loaderd.errors import OptionError
 from loaderd_tf.attached import loader_of
 
-# TensorFlow's classes: what each makes of one element is one element.
+# TensorFlow's classes of data sets that make one element of each element.
 _ONE_FOR_ONE = {"_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset"}
-# What a strategy makes of a data set: each batch becomes one for all replicas together.
+# Those that a strategy makes of a data set: each batch becomes one for all replicas together.
 _BY_STRATEGY = {"_AutoShardDataset", "_LegacyRebatchDataset", "_RestructuredDataset"}
-# Where a pass ends as the epoch of fit does. Both counts are those of all steps: fit takes no fewer.
+# Allowed where a pass ends with the epoch of fit: both count all of its steps, and fit takes no fewer.
 _OF_PASSES = {"_TakeDataset", "_AssertCardinalityDataset"}
-# Of finite data, repeat begins the next pass ahead; and Keras does not know how long a copy to a device is.
+# Only for endless data: repeat begins the next pass ahead, and Keras does not know how long a copy to a device is.
 _OF_ENDLESS = {"_RepeatDataset", "_CopyToDeviceDataset"}
 
 
 def check_counted(iterator: Any, loader: BaseLoader, endless: bool) -> None:
-    """Raise OptionError unless each element of ``iterator``, Keras's, is the next batch of ``loader``.
+    """Raise OptionError unless each element of Keras's ``iterator`` is the next batch of ``loader``.
 
     ``endless``: whether the data of the loader have no end.
     """
-    for each in getattr(iterator, "_iterators", [iterator]):  # of a strategy: one for each host
+    for each in getattr(iterator, "_iterators", [iterator]):  # with a strategy: one for each host
         dataset = getattr(each, "_dataset", None)
         if dataset is not None:
             _check(dataset, loader, endless)

@@ -32,18 +32,18 @@ def check_device(device: str) -> None:
 
 
 def copy_ns(specs: Iterable[tf.TensorSpec], batch_size: int, device: str) -> int:
-    """How long it takes to copy a batch of such fields to this device, when it has nothing else to do.
+    """Nanoseconds that a copy of a batch of such fields to ``device`` takes when the device has nothing else to do.
 
-    TensorFlow's own prefetching does not say. 0 where nothing can be tried, in a graph of TensorFlow 1.
+    TensorFlow's own prefetching does not tell. 0 in a graph of TensorFlow 1, where nothing can be tried.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():
             return 0
         with tf.device("/CPU:0"):
-            # Text stays on the host. Ones: of zeros, the host has no memory until they are read.
+            # Text stays on the host. Ones, because the host gives zeros no memory until they are read.
             fields = [tf.ones([batch_size, *spec.shape[1:]], spec.dtype) for spec in specs if spec.dtype != tf.string]
         took_ns = []
-        for _ in range(2):  # the first one readies the device
+        for _ in range(2):  # the first copy readies the device
             began_ns = time.perf_counter_ns()
             with tf.device(device):
                 copies = [tf.identity(field) for field in fields]
@@ -53,6 +53,6 @@ def copy_ns(specs: Iterable[tf.TensorSpec], batch_size: int, device: str) -> int
 
 
 def is_host(device: str) -> bool:
-    """Whether this device, which there is, has the host's own memory."""
+    """Whether ``device``, which must exist, is the first CPU: its memory is the host's own."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.device_type == "CPU" and not spec.device_index

@@ -27,7 +27,7 @@ from loaderd_tf.attached import attach
 from loaderd_tf.graphs import unconverted
 from loaderd_tf.tf_dataset import make_dataset
 
-# Of each replica: the batch that it works on, the one that it gets next, one copied ahead, and three on their way.
+# For each replica: the batch that it works on, the one that it gets next, one copied ahead, and three on their way.
 _HELD_BY_REPLICA = 6
 
 
@@ -55,26 +55,26 @@ def distribute(
     storage: loaderd.Storage = DEFAULT_STORAGE,
     start: loaderd.Position | None = None,
 ) -> tf.distribute.DistributedDataset:
-    """Batches of TFRecord shards for the replicas of ``strategy``: each gets rows of its own, onto its own device.
+    """Batches of TFRecord shards for the replicas of ``strategy``: each gets records of its own, on its own device.
 
     ``strategy``: a MirroredStrategy, a MultiWorkerMirroredStrategy (then this is called in each of its processes), or
     another one whose replicas are fed by their own process. A step takes ``global_batch_size`` records, the same
     number for each replica; every host reads its share of each epoch (``shard`` and ``device`` follow from the
-    strategy), and over all replicas each record comes once an epoch. The rest is as in :func:`make_dataset`, and so
-    are ``loader``, ``close()``, ``statistics()`` and ``diagnose()`` of what is returned, which are those of this
-    host; ``prefetch`` counts slots of a host, beside those of the batches that its replicas have or that are on their
-    way to them.
+    strategy), and over all replicas each record comes once an epoch. The other options are those of
+    :func:`make_dataset`; ``prefetch`` is a number of slots of a host, beside those of the batches that its replicas
+    have or that are on their way to them. What is returned has ``loader``, ``close()``, ``statistics()`` and
+    ``diagnose()`` as there; they are those of this host.
 
     The ends of epochs: with ``remainder="drop"``, all replicas take the same number of batches of the same, static
-    size, and what is left over waits for another epoch's order. Else nothing is lost: in an epoch's last step a
-    replica may get a smaller batch, or one of 0 records, and none waits for another. A mean over 0 records is not a
+    size, and the records left over do not come in this epoch. Else nothing is lost: in an epoch's last step a replica
+    may get a smaller batch, or one of 0 records, and no replica waits for another. A mean over 0 records is not a
     number, so let the loss of a step of your own be a sum over the records divided by ``global_batch_size``
-    (``tf.nn.compute_average_loss``); Keras sees to it by itself.
+    (``tf.nn.compute_average_loss``); Keras does so by itself.
 
-    Its ``cardinality`` is the number of steps, as Keras wants it; ``fit`` first looks at a batch, and that is a pass.
-    TensorFlow cannot checkpoint iterators of it: after so many steps of an epoch, go on with ``start=Position(epoch,
-    steps * replicas of a host)``, in a loop of your own (:func:`make_dataset` says why, and what to do for ``fit``).
-    Raises exceptions of :mod:`loaderd.errors`.
+    The ``cardinality`` of what is returned is the number of steps, as Keras expects. ``fit`` first looks at a batch,
+    and that uses up a pass. TensorFlow cannot checkpoint its iterators: to go on after some steps of an epoch, in a
+    loop of your own, make it with ``start=Position(epoch, steps * replicas of a host)`` (:func:`make_dataset` says
+    why not in ``fit``, and what to do there). Raises exceptions of :mod:`loaderd.errors`.
     """
     global_batch_size = _check(strategy, global_batch_size)
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
@@ -110,8 +110,8 @@ def _distributed(
     held_batches: int | None,
     drop: bool,
 ) -> tf.distribute.DistributedDataset:
-    """``make_of_host`` lacks what the strategy decides: batch size, share, and mostly how many batches are held."""
-    opened: list[tuple[loaderd.Loader, int]] = []  # and the batches that a step takes of it
+    """``make_of_host`` lacks what the strategy decides: batch size, share and, where it is None, ``held_batches``."""
+    opened: list[tuple[loaderd.Loader, int]] = []  # and how many of its batches a step takes
 
     def open_pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
@@ -130,17 +130,17 @@ def _distributed(
 
 
 def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Dataset:
-    """``dataset``, its cardinality counted in steps of so many batches; ``drop``: without a last, partial step."""
+    """``dataset``, its cardinality in steps of ``replicas`` batches; ``drop``: without a last, partial step."""
     if replicas == 1:
         return dataset
     steps = dataset
-    if drop:  # of several hosts, TensorFlow would fill it with batches of 0 records
-        tuples = type(dataset.element_spec) is tuple  # else, as for a named one, TensorFlow hands over a single part
+    if drop:  # with several hosts, TensorFlow would fill that step with batches of 0 records
+        tuples = type(dataset.element_spec) is tuple  # else, as for a named tuple, TensorFlow passes a single part
         steps = dataset.window(replicas, drop_remainder=True).flat_map(
-            # Without autograph, as in from_loader.
+            # Without autograph: see ``unconverted``.
             unconverted(lambda *parts: tf.data.Dataset.zip(parts if tuples else parts[0]))
         )
-        attach(steps, dataset.loader)  # which lives as long as a data set holds it
+        attach(steps, dataset.loader)  # the loader lives as long as a data set holds it
     batches = int(dataset.cardinality())
     if batches > 0:
         batches = batches // replicas if drop else -(-batches // replicas)
@@ -149,7 +149,7 @@ def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Da
 
 
 def _check(strategy: Any, global_batch_size: Any) -> int:
-    """The global batch size. Raises OptionError."""
+    """``global_batch_size`` as an int. Raises OptionError for a strategy or a size that cannot be used."""
     is_strategy = isinstance(strategy, tf.distribute.Strategy)
     require(is_strategy, "strategy", "a tf.distribute.Strategy", strategy)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):

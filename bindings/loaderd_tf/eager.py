@@ -5,13 +5,13 @@
     slot ──► arrays ──DLPack──► tensors on the host ─┬──────────────────────────────────────────► the loop
                                                      └──► a thread that copies to a device ──►
 
-DLPack hands memory over as it is. The capsule holds the array, the array the batch's lease, and TensorFlow the
-capsule until the last tensor that looks there is gone: so the slot comes back then, and not before. TensorFlow does
-not write there in place, as it may into arrays of a ``tf.numpy_function``: what came by DLPack is not its own.
+DLPack hands memory over without a copy. Its capsule keeps the array, which keeps the batch's lease, and TensorFlow
+keeps the capsule until the last tensor that looks there is gone. So the slot comes back then, and not before.
+TensorFlow does not write there in place, as it may into arrays of a ``tf.numpy_function``, because memory that came
+by DLPack is not its own.
 
-A copy to a GPU waits for all that the GPU was given before, and whoever asked for it waits, too. So a thread asks; it
-also says how long the copy took. (Tested with a second CPU of TensorFlow as the device, to which it hands tensors
-without a copy; not yet with a GPU.)
+A copy to a GPU waits for all that the GPU was given before, and the thread that asks for it waits, too. So a separate
+thread asks for copies, and measures how long each took.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ def batches(
 ) -> Batches:
     """The batches of ``loader`` as eager tensors, for a training loop of one's own; without what tf.data costs.
 
-    Each iteration is one of the loader: a pass in an order of its own. ``loader.position`` stands behind the batch
-    that the loop has, ``len()`` is the loader's, and so are errors, closing and the end. ``structure`` is that of
+    Each iteration is an iteration of the loader: a pass in an order of its own. ``loader.position`` is behind the
+    batch that the loop has. ``len()``, errors, closing and the end are those of the loader. ``structure`` is that of
     :func:`from_loader`. A tensor's shape is (records, …), its dtype that of the schema.
 
-    Tensors lie in the loader's shared memory, which is lent as long as any of them, or what was made of it without a
-    copy, is alive; who keeps more than ``held_batches`` gets copies. Copied by TensorFlow are text, and numbers of
-    less than 16 bits that numpy does not have (float8, int4); and everything where several consumers read the same
-    memory (``sharing="shared"`` and ``"mirrored"`` of :func:`loaderd.connect`).
+    Tensors lie in the loader's shared memory, which is lent as long as any of them, or anything made from one without
+    a copy, is alive; if you keep more than ``held_batches`` batches, you get copies. TensorFlow copies text, and
+    numbers of less than 16 bits that numpy does not have (float8, int4). It copies everything where several consumers
+    read the same memory (``sharing="shared"`` and ``"mirrored"`` of :func:`loaderd.connect`).
 
     ``device``: such as ``"/GPU:0"``: batches are copied there, the next ``prefetch`` of them while the loop works on
-    this one. They don't count in ``loader.position``, and none is taken ahead of a pass's end, or with
-    ``sharing="shared"``. Where they stay on the host (``device`` None or ``"/CPU:0"``), ``prefetch`` is of no effect.
-    This was tested with a second CPU of TensorFlow in place of a GPU.
+    this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass, or with
+    ``sharing="shared"``. On the host (``device`` None or ``"/CPU:0"``), ``prefetch`` has no effect. (Tested with a
+    second CPU of TensorFlow as the device, to which it hands tensors without a copy; not yet with a GPU.)
 
-    It is no data set: for ``model.fit``, or to be iterated in a ``tf.function``, there is :func:`from_loader`. Raises
-    OptionError for a field or a device that does not exist, and in a ``tf.function`` that is being traced.
+    This is no ``tf.data.Dataset``: for ``model.fit``, or to iterate in a ``tf.function``, use :func:`from_loader`.
+    Raises OptionError for a field or a device that does not exist, and in a ``tf.function`` that is being traced.
     """
     check_loader(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
@@ -77,7 +77,7 @@ class Batches(Elements):
     """What :func:`batches` returns."""
 
     def __init__(self, loader: BaseLoader, structure: Structure, device: str | None, prefetch: int) -> None:
-        """``structure`` as it was checked; ``device``: None is the host."""
+        """``structure``: checked; ``device``: None is the host."""
         super().__init__(loader, structure)
         self._device = device
         self._prefetch = prefetch
@@ -108,7 +108,7 @@ class Batches(Elements):
 
 
 def _check_eager() -> None:
-    """Raise OptionError in a function that is being traced: the batch of now would be a constant of its graph."""
+    """Raise OptionError in a function that is being traced: a batch would become a constant of its graph."""
     if not tf.executing_eagerly():
         raise OptionError(
             "loaderd_tf.batches are eager tensors, and this is a tf.function that is being traced",
@@ -121,7 +121,7 @@ def _check_eager() -> None:
 
 
 def _reader_of(dtype: np.dtype[Any]) -> Callable[[loaderd.Batch, str], tf.Tensor]:
-    """What makes a tensor of a batch's field of this dtype. Raises TypeError where TensorFlow has none such."""
+    """The function that makes a tensor of a batch's field. Raises TypeError for a dtype that TensorFlow lacks."""
     tf.as_dtype(dtype)
     if dtype.kind in "biufc" and dtype.type.__module__ == "numpy":
         return _alias
@@ -134,7 +134,7 @@ def _alias(batch: loaderd.Batch, name: str) -> tf.Tensor:
 
 
 def _alias_bits(batch: loaderd.Batch, name: str) -> tf.Tensor:
-    """Of bfloat16, which DLPack has and numpy's does not."""
+    """For bfloat16, which DLPack has, but which numpy cannot hand over by it."""
     array = batch.writable(name)
     if array is None:
         return _copy(batch, name)
@@ -161,7 +161,7 @@ class _Copier:
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def begin(self, tensors: dict[str, tf.Tensor]) -> Future[_Copies]:
-        """The copies, when they are there."""
+        """Begin to copy ``tensors``; the result of what is returned are the copies."""
         copies: Future[_Copies] = Future()
         self._jobs.put((tensors, copies))
         return copies
@@ -179,6 +179,6 @@ def _copy_all(jobs: _Jobs, device: str) -> None:
                 copied = {name: tf.identity(tensor) for name, tensor in tensors.items()}
             copies.set_result((copied, time.perf_counter_ns() - began_ns))
             del copied
-        except Exception as error:  # such as that the device has no memory left: for who waits for it
+        except Exception as error:  # such as that the device has no memory left: raised where the loop waits
             copies.set_exception(error)
         del job, tensors, copies  # or they would be held until the next job comes

@@ -1,7 +1,7 @@
-"""A loader as the functions that the graph of a data set calls.
+"""The functions of a loader that the graph of a data set calls.
 
-TensorFlow keeps the Python function of a ``numpy_function`` for ever. So these functions must not keep the loader:
-the data set does, and so do its iterators and whatever is made of it.
+TensorFlow keeps the Python function of a ``numpy_function`` for ever. So these functions must not keep the loader
+alive: the data set does, and so do its iterators and whatever is made of it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MOST_MISSED = 16
 
 
 class GraphLoader:
-    """Of ``loader``, whose batches are handed over as the arrays of the fields ``names``.
+    """The functions for ``loader``, whose batches are handed over as the arrays of the fields ``names``.
 
-    ``copy_ns``: how long it takes to copy a batch to the device for which they are.
+    ``copy_ns``: how long it takes to copy a batch to its device; 0 on the host.
     """
 
     def __init__(self, loader: BaseLoader, names: tuple[str, ...], copy_ns: int) -> None:
@@ -34,7 +34,7 @@ class GraphLoader:
         self._names = names
         self._copy_ns = copy_ns
         self._pass_of = lru_cache(maxsize=16)(self._parsed_pass)
-        # By pass: a batch that could not be had, though it is not broken, and the last one that was asked for behind.
+        # By pass: the step of a batch that was not delivered, though it is not broken, and the last step asked for.
         self._missed: dict[bytes, tuple[int, int]] = {}
 
     def is_gone(self) -> bool:
@@ -42,7 +42,7 @@ class GraphLoader:
         return self._loader() is None
 
     def alive(self) -> BaseLoader:
-        """The loader. Raises ClosedError where it is gone, ProgramEnds."""
+        """The loader. Raises ClosedError where it is gone, and ProgramEnds when the program has ended."""
         loader = self._loader()
         if program_has_ended():
             raise ProgramEnds
@@ -53,7 +53,7 @@ class GraphLoader:
         return loader
 
     def num_passes(self, _: Any) -> int:
-        """Of an iteration that begins now; none when the program has ended."""
+        """How many passes an iteration that begins now makes; 0 when the program has ended."""
         try:
             num_passes = self.alive().passes_of_an_iteration
         except ProgramEnds:
@@ -61,9 +61,9 @@ class GraphLoader:
         return _NO_END if num_passes is None else num_passes
 
     def new_pass(self, _: Any) -> tuple[bytes, np.int64, np.int64]:
-        """Begin a pass: which it is, and the range of steps to ask for, which is empty when the program has ended.
+        """Begin a pass; returns it as text, and the range of steps to ask for, empty when the program has ended.
 
-        The last of them is behind the last batch: there, :meth:`fetch` says that the pass is over, or misses one.
+        The last of these steps is behind the last batch: there, :meth:`fetch` ends the pass, or names a lost batch.
         """
         try:
             loader = self.alive()
@@ -75,19 +75,20 @@ class GraphLoader:
         return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps + 1)
 
     def fetch(self, step: np.int64, which: bytes) -> list[np.ndarray[Any, Any]]:
-        """The arrays of batch ``step`` of a pass. Raises the error of one that cannot be delivered.
+        """The arrays of batch ``step`` of a pass. Raises the error of a batch that cannot be delivered.
 
-        TensorFlow's iterator goes on behind any error. So where the batch itself is not broken, and a loader's own
-        iterator would ask for it again, those behind it are errors, too: none is to be missing without a word.
+        After any error, TensorFlow's iterator goes on with the next step. If the batch itself is not broken, a
+        loader's own iterator would ask for it again. TensorFlow's cannot, so all later steps of the pass are errors,
+        too: no batch may be missing without a word.
 
-        Raises StopIteration behind the last one, and when the program ends: an error would be printed then, and an
-        iterator that goes on calling us could not be destroyed.
+        Raises StopIteration behind the last batch, and when the program ends: an error would be printed then, and an
+        iterator that goes on calling could not be destroyed.
         """
         loader = self._loader()
-        if loader is None:  # the iterator is being destroyed, and its data set was first
+        if loader is None:  # the iterator is being destroyed; its data set is gone already
             raise StopIteration
         keep_thread()
-        let_go_of_arrays()  # or the slots of those before would be missing for this one
+        let_go_of_arrays()  # or earlier batches would keep slots that this one needs
         try:
             batch = self._fetched(loader, int(step), which)
         except ProgramEnds:
@@ -122,7 +123,7 @@ class GraphLoader:
         return self.alive().pass_from_json(which)
 
     def turns(self) -> Any:
-        """An iterator over the batches that come to this consumer of a group, as tuples."""
+        """An iterator over the batches that this consumer of a group gets, as tuples of arrays."""
         iterator = iter(self.alive())
 
         def arrays() -> tuple[np.ndarray[Any, Any], ...] | None:
@@ -133,12 +134,12 @@ class GraphLoader:
         return iter(arrays, None)  # no generator: that would hold on to what it yields
 
     def cardinality(self) -> tf.Tensor:
-        """Of the data set, at this moment."""
+        """The cardinality of the data set at this moment, int64."""
         return tf.constant(cardinality(self.alive()), tf.int64)
 
 
 def cardinality(loader: BaseLoader) -> int:
-    """Of a data set of ``loader``: batches of its next iteration, as far as that is known."""
+    """The cardinality of a data set of ``loader``: batches of its next iteration, as far as that is known."""
     if loader.grows and loader.passes_of_an_iteration is not None:
         return int(tf.data.UNKNOWN_CARDINALITY)
     try:

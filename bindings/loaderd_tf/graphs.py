@@ -28,19 +28,19 @@ def check_process() -> tf.Operation:
     """An operation, for the graph of a data set's function, that fails in any process but this one.
 
     TensorFlow may send a graph to another process, where the Python function that it calls is "not found in the
-    registry". This says so in terms of what the user did.
+    registry". This operation fails first, and its message is in terms of what the user did.
     """
-    # No operation of TensorFlow knows the number of its process. But of a process, the kernel lists the threads, and
-    # the first one has the same number.
+    # No operation of TensorFlow tells the number of its process. But the kernel lists the threads of each process by
+    # number, and the first thread has that of the process.
     here = tf.io.matching_files(f"/proc/self/task/{os.getpid()}")
     return tf.debugging.Assert(tf.size(here) > 0, [_MESSAGE])
 
 
 def keep_thread() -> None:
-    """Have Python keep what it has made for the thread that runs, one of TensorFlow's, from call to call.
+    """Have Python keep the state of the current thread, which is TensorFlow's, from call to call.
 
-    Else it does so anew in each call, with memory that it asks the kernel for and gives back: a sixth of what a batch
-    costs. For that, the call counts once more as one that is not over. A thread that ends leaves 6 KB behind.
+    Else it makes the state anew in each call, with memory that it asks the kernel for and gives back: a sixth of what
+    a batch costs. To prevent that, this begins a call that never ends. A thread that ends leaves 6 KB behind.
     """
     if not hasattr(_threads, "is_kept"):
         _threads.is_kept = True
@@ -48,17 +48,17 @@ def keep_thread() -> None:
 
 
 def let_go_of_arrays() -> None:
-    """Have TensorFlow let go of arrays that aliased tensors which are gone.
+    """Have TensorFlow let go of the arrays behind tensors that are gone.
 
-    It does so when an eager tensor is deleted. This makes one, in the way that costs least: 1 µs.
+    It does so when an eager tensor is deleted. So this makes one, and deletes it, in the way that costs least: 1 µs.
     """
     tf.experimental.dlpack.from_dlpack(_NUMBER.__dlpack__())
 
 
 def unconverted(function: Function) -> Function:
-    """``function``, which autograph leaves as it is when a user's function that it translates calls it.
+    """``function``, which autograph then leaves as it is when it translates a user's function that calls it.
 
-    What it translates it writes to temporary files, which a process that is killed leaves behind; and it takes long.
+    Autograph writes its translations to temporary files, which a killed process leaves behind; and it takes long.
     """
     return cast(Function, tf.autograph.experimental.do_not_convert(function))
 
@@ -66,8 +66,8 @@ def unconverted(function: Function) -> Function:
 def keep_with_graph(kept: Any) -> None:
     """Keep ``kept`` as long as the graph that is being traced, if one is.
 
-    Of a data set that is made in a function of a graph, such as ``range(2).interleave(lambda _: make_dataset(…))``,
-    the Python object is gone when the function has been traced, and the graph makes such data sets from then on.
+    A data set may be made in a function of a graph, such as ``range(2).interleave(lambda _: make_dataset(…))``. Its
+    Python object is gone when the function has been traced, but the graph goes on making such data sets.
     """
     if not tf.executing_eagerly():
         graph = tf.compat.v1.get_default_graph()

@@ -1,18 +1,18 @@
-"""The iterators of data sets of ours: the thread that takes an element calls Python.
+"""The iterators of loaderd's data sets: the thread that takes an element calls Python.
 
-In an eager loop, TensorFlow does so. In a ``tf.function``, its operation hands the call to another thread, which then
-hands the rest of the graph to a third: a third of what a batch cost. It has another operation, which is used here.
-But the thread that runs it waits for the batch, and does nothing else. So it is not for a batch that itself waits for
-what a thread of TensorFlow does: a copy to a device, or another consumer of the same memory.
+In an eager loop, TensorFlow does so. In a ``tf.function``, its usual operation hands the call to another thread,
+which then hands the rest of the graph to a third thread: a third of what a batch cost. So another operation of
+TensorFlow's is used here. The thread that runs it does nothing but wait for the batch. So it is not used for batches
+that themselves wait for a thread of TensorFlow: for a copy to a device, or for another consumer of the same memory.
 
-In the main thread, an eager loop's, Python would run the handlers of signals, and of what they raise, such as
-KeyboardInterrupt, TensorFlow would make an UnknownError. So they run when the element is there; and where one raises,
-that element is the iterator's next one. (What is saved of TensorFlow's iterator meanwhile stands behind it.)
+In an eager loop in the main thread, Python would run handlers of signals during the call, and TensorFlow would turn
+what they raise, such as KeyboardInterrupt, into an UnknownError. So handlers run when the element is there. If one
+raises, the iterator gives that element next. (A checkpoint of the iterator made in between is behind that element.)
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # without the enums that signal makes of numbers: 100 µs a batch
+import _signal  # type: ignore[import-not-found]  # the module signal makes enums of numbers: 100 µs a batch
 import signal
 import sys
 import threading
@@ -26,14 +26,14 @@ from loaderd.client.end import ProgramEnds, program_has_ended
 
 _SIGNALS = [int(signal.SIGINT), *map(int, signal.valid_signals() - {signal.SIGINT})]
 
-# As many elements as TensorFlow lets a graph take without autograph: more is a loop that would be traced for ever.
+# How many elements a graph may take without autograph, as in TensorFlow: more is a loop that is traced for ever.
 _MAX_TRACED = 32
 
 
 def with_own_iterators(dataset: Any, *, in_thread: bool) -> Any:
-    """``dataset``, with iterators for which signals wait. What is made of it by ``map()`` or the like has others.
+    """``dataset``, with iterators that make signals wait. What ``map()`` or the like makes of it has other iterators.
 
-    ``in_thread``: in a graph, too, the thread that takes an element calls Python.
+    ``in_thread``: whether the thread that takes an element calls Python in a graph, too.
     """
     dataset.__class__ = _changed_dataset(dataset.__class__, in_thread)
     return dataset
@@ -98,7 +98,7 @@ def _changed(kind: type, **members: Any) -> type:
 
 
 class _IteratorSpec(tf.data.IteratorSpec):  # type: ignore[misc]
-    """Of an iterator that a ``tf.function`` is given: what it sees as its argument is one of ours, too."""
+    """The spec of an iterator that a ``tf.function`` gets: what it sees as its argument is one of loaderd's, too."""
 
     __slots__ = ()
 
@@ -109,7 +109,7 @@ class _IteratorSpec(tf.data.IteratorSpec):  # type: ignore[misc]
 
 
 def _in_thread(function: Callable[[Any], Any], iterator: Any) -> Any:
-    """The next element of ``iterator``, as ``function(iterator)`` would take it in another thread."""
+    """The next element of ``iterator``, which ``function(iterator)`` would take in another thread."""
     if iterator._loaderd_traced >= _MAX_TRACED:
         return function(iterator)
     iterator._loaderd_traced += 1
@@ -127,11 +127,11 @@ def _in_thread(function: Callable[[Any], Any], iterator: Any) -> Any:
 
 
 def _uninterrupted(function: Callable[[Any], Any], iterator: Any) -> Any:
-    """The next element of ``iterator``, by ``function(iterator)``; handlers of signals run behind that. 4 µs.
+    """The next element of ``iterator``, by ``function(iterator)``; handlers of signals run after that. Costs 4 µs.
 
-    Where one raises, the element is kept for the next call.
+    If a handler raises, the element is kept for the next call.
     """
-    if threading.get_ident() != threading.main_thread().ident:  # where handlers do not run
+    if threading.get_ident() != threading.main_thread().ident:  # handlers run only in the main thread
         return _kept_or_taken(function, iterator)
     came: list[int] = []
     handlers: list[tuple[int, Any]] = []
@@ -149,17 +149,17 @@ def _uninterrupted(function: Callable[[Any], Any], iterator: Any) -> Any:
                 _call_all(dict(handlers), came)
     except BaseException:
         if element is not None:
-            iterator._loaderd_kept, element = element, None  # as who keeps the traceback keeps what is named here
+            iterator._loaderd_kept, element = element, None  # a kept traceback keeps local variables
         raise
     # Nothing is called from here on, so an interrupt comes when the consumer has the element.
     return element
 
 
 def _call_all(handlers: dict[int, Any], came: list[int]) -> None:
-    """Call the handler of each signal that came. Raises what the first raises of those that do."""
+    """Call the handler of each signal that came. Raises the first exception that one of them raised."""
     raised: BaseException | None = None
     for number in came:
-        try:  # not raised again: asyncio, which is told by a file descriptor, knows already
+        try:  # the signal is not sent again: asyncio learned of it by its file descriptor
             handlers[number](number, sys._getframe())
         except BaseException as caught:
             raised = caught if raised is None else raised
@@ -171,7 +171,7 @@ def _call_all(handlers: dict[int, Any], came: list[int]) -> None:
 
 
 def _kept_or_taken(function: Callable[[Any], Any], iterator: Any) -> Any:
-    """The element that was kept from a caller, if there is one, and else ``function(iterator)``."""
+    """The element that was kept because a handler raised, if there is one, and else ``function(iterator)``."""
     kept = _pop_kept(iterator)
     return function(iterator) if kept is None else kept
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import loaderd
 from loaderd.options import require
 
-# The dtypes of an Example, for TensorFlow too.
+# The dtypes of the numbers in a tf.train.Example.
 _KINDS: dict[tf.DType, type[loaderd.Int64 | loaderd.Float]] = {tf.int64: loaderd.Int64, tf.float32: loaderd.Float}
 
 

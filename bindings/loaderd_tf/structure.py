@@ -13,7 +13,7 @@ from loaderd_tf.device import check_device
 
 
 def check_element(structure: Structure, prefetch: Any, device: Any, schema: loaderd.Schema) -> tuple[Structure, int]:
-    """The structure (as tf.data takes it) and ``prefetch``, both checked. Raises OptionError."""
+    """The structure (as tf.data takes it) and ``prefetch``, checked; so is ``device``. Raises OptionError."""
     if device is not None:
         check_device(device)
     require(
@@ -28,7 +28,7 @@ def check_element(structure: Structure, prefetch: Any, device: Any, schema: load
 
 
 def _without_lists(part: Structure) -> Structure:
-    """tf.data takes a list for a tensor; what it hands on in its place is a tuple."""
+    """``part`` with tuples in place of lists, which tf.data would take for tensors."""
     if isinstance(part, dict):
         return {key: _without_lists(inner) for key, inner in part.items()}
     if isinstance(part, (list, tuple)):

@@ -1,13 +1,13 @@
-"""What a loader does, for TensorBoard: beside what Keras' own callback writes of the model.
+"""Writes what a loader does, for TensorBoard, beside what Keras' own callback writes of the model.
 
 ::
 
     loader.statistics() ──► differences since the last write ──┐
     a batch that is taken ──► copies of its first records ─────┴──► log_dir/loaderd/events.out.tfevents…
 
-Figures are written as TensorBoard's plugins read them. ``tf.summary.scalar`` would do the same, but it needs the
-package ``tensorboard`` where the training runs, which TensorFlow does not bring; so would ``tf.summary.image``.
-``tf.summary.histogram`` takes single values, and what a loader has is counts of them.
+Figures are written as TensorBoard's plugins read them. ``tf.summary.scalar`` and ``tf.summary.image`` would do the
+same, but need the package ``tensorboard`` where the training runs, which TensorFlow does not bring.
+``tf.summary.histogram`` takes single values, and a loader has only their counts.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from loaderd_tf.graphs import unconverted
 # Waits of the first class are shorter than 2**12 ns; each other class ends at twice the one before. The first and the
 # last have one end only, and are drawn as wide as the others.
 _FIRST_CLASS_ENDS_AT = 12
-# Of tensorflow.DataClass, which has no public name.
+# Values of tensorflow.DataClass, which has no public name.
 _SCALAR, _TENSOR, _BLOBS = 1, 2, 3
 _TILE = 48  # pixels a plane: twice as many take four times as long
 
 
 class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
-    """A callback that writes for TensorBoard what the loader did since the last time; or in a loop, :meth:`write`.
+    """A callback that writes for TensorBoard what the loader did since it last wrote; in a loop, call :meth:`write`.
 
     ``loader_or_dataset``: a loader, or a data set of :func:`make_dataset`, :func:`from_loader` or :func:`distribute`.
     ``log_dir`` may be that of Keras' own TensorBoard callback: this one writes to the folder ``loaderd`` in it, which
@@ -47,24 +47,25 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
 
     ========================================  ======================================================================
     ``loaderd/examples_per_s``                records that were taken from the loader a second
-    ``loaderd/waiting_share``                 of the time, from 0 to 1, that whoever takes batches waited for them
-    ``loaderd/device_waiting_share``          the same of copies to a device
-    ``loaderd/workers_restarted``             with ``daemon_restarts`` and ``records_skipped``: since the loader began
+    ``loaderd/waiting_share``                 share of the time, 0 to 1, that the consumer waited for batches
+    ``loaderd/device_waiting_share``          the same for copies to a device
+    ``loaderd/workers_restarted``             also ``daemon_restarts``, ``records_skipped``: since the loader began
     ``loaderd/waits_log10_s``                 a histogram of how long the waits were, log10 of seconds: -3 is 1 ms
     ``loaderd_stage_s/…``                     seconds of all workers by stage
     ``loaderd_field_s/…``                     seconds of all workers by field
     ``loaderd_pictures/…``                    once an epoch, by field, ``pictures`` records of a batch: their planes
     ========================================  ======================================================================
 
-    They mean what they mean in :class:`loaderd.Statistics`. Validation's time does not count. The last three are
-    missing where ``statistics()`` does not have them. A loader that is closed is left out: nothing is written then.
+    They mean what they mean in :class:`loaderd.Statistics`. The time of validation does not count. The histogram and
+    the seconds of workers are missing where ``statistics()`` does not have them. Nothing is written of a loader that
+    is closed.
 
-    ``pictures``: how many records; 0: none. They are copied from a batch that the training takes: none is taken or
-    held for it. A field has pictures if it has two or three axes, as a board has; planes are the last axis, unless
-    only the first can be. With ``unpack="device"``, fields are packed, and have none.
+    ``pictures``: of how many records; 0: none. They are copied from a batch that the training takes: no batch is
+    taken or held for them. A field has pictures if it has two or three axes, as a board has; planes are the last
+    axis, unless only the first can be. With ``unpack="device"``, fields are packed, and have none.
     """
 
-    _supports_tf_logs = True  # to tf_keras: it need not fetch the logs of each step for this one
+    _supports_tf_logs = True  # tells tf_keras not to fetch the logs of each step for this callback
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
         self._glimpse = loader.glimpse(self._num_pictures) if self._num_pictures else None
         self._writer: Any = None  # made when there is something to write
         self._steps = self._seen = self._steps_since_write = 0
-        # Keras 3 waits for each step where a callback wants to hear of its end, unless this is True.
+        # Keras 3 waits for the end of each step to tell callbacks of it, unless this is True.
         self.async_safe = update_freq == "epoch"
         self._begin()
 
@@ -114,7 +115,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
 
     @unconverted
     def write_pictures(self, step: int) -> None:
-        """Write pictures of a batch that was taken since the last time, as of ``step``; by ``fit``, once an epoch."""
+        """Write pictures of a batch that was taken since the last time, as of ``step``. ``fit``: once an epoch."""
         step = as_count(step, "step", "an integer, 0 or more", 0)
         if self._glimpse is None or self._glimpse.fields is None or self._loader.closed:
             return
@@ -126,13 +127,13 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
     def _add(self, summary: tf.compat.v1.Summary, step: int) -> None:
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(self._directory)
-        # A callback of Keras' may have said that this step is not to be recorded: that is of its own figures.
+        # A callback of Keras' may have said that this step is not to be recorded. That is for its own figures only.
         with self._writer.as_default(), tf.summary.record_if(True):
             tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
         self._writer.flush()
 
     def _begin(self) -> None:
-        """Let what is written next count from now on."""
+        """Have the figures that are written next count from now on."""
         self._before, self._since_s = self._loader.statistics(), time.monotonic()
 
     # ------------------------------------------------------------------------------------ called by fit
@@ -156,7 +157,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
             self.write(self._step_now())
 
     def _step_now(self) -> int:
-        """That of the optimizer, which knows of the steps before a backup was restored; or of those since then."""
+        """The optimizer's step, which counts those before a backup was restored; without one, the steps seen here."""
         optimizer = self.model.optimizer
         return self._steps if optimizer is None else int(tf.convert_to_tensor(optimizer.iterations))
 
@@ -173,7 +174,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
     def on_test_end(self, logs: Any = None) -> None:
         self._since_s += time.monotonic() - self._test_began_s
 
-    # tf_keras asks these, which a callback of Keras 3 does not have.
+    # tf_keras calls these; a callback of Keras 3 does not have them.
 
     def _implements_train_batch_hooks(self) -> bool:
         return self._update_freq != "epoch"
@@ -186,7 +187,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _summary(before: loaderd.Statistics, now: loaderd.Statistics, elapsed_s: float) -> tf.compat.v1.Summary:
-    """All that is written at a step: one message, for TensorFlow takes a millisecond for each."""
+    """All figures of a step in one message, because TensorFlow takes a millisecond for each message."""
     summary = tf.compat.v1.Summary()
     for tag, value in _scalars(before, now, elapsed_s):
         _add_to(summary, tag, np.float32(value), "scalars", _SCALAR)
@@ -203,7 +204,7 @@ def _add_to(summary: tf.compat.v1.Summary, tag: str, value: Any, plugin: str, da
 
 
 def _pictures(fields: Mapping[str, np.ndarray[Any, Any]]) -> tf.compat.v1.Summary:
-    """Of each field with planes, width, height, and a PNG for each record, as TensorBoard's images are."""
+    """For each field with planes: width, height, and a PNG for each record, in the form of TensorBoard's images."""
     summary = tf.compat.v1.Summary()
     for name, values in fields.items():
         drawn = [picture(planes, _TILE) for value in values if (planes := planes_of(value)) is not None]
@@ -218,7 +219,7 @@ def _scalars(before: loaderd.Statistics, now: loaderd.Statistics, elapsed_s: flo
     """Tags and their values."""
     elapsed_s = max(elapsed_s, 1e-9)
     yield "loaderd/examples_per_s", (now.records_delivered - before.records_delivered) / elapsed_s
-    # A wait counts when it ends, so one may be longer than what is looked at.
+    # A wait counts when it ends, so it may be longer than ``elapsed_s``.
     yield "loaderd/waiting_share", min(1.0, (now.wait_s - before.wait_s) / elapsed_s)
     yield "loaderd/device_waiting_share", min(1.0, (now.device_wait_s - before.device_wait_s) / elapsed_s)
     for name in ("workers_restarted", "daemon_restarts", "records_skipped"):
@@ -229,7 +230,7 @@ def _scalars(before: loaderd.Statistics, now: loaderd.Statistics, elapsed_s: flo
 
 
 def _since(before: loaderd.Statistics, now: loaderd.Statistics, name: str) -> dict[Any, float]:
-    """By how much the figures of a mapping or a sequence have grown. Another daemon has begun at 0."""
+    """By how much the figures of a mapping or a sequence have grown. A new daemon begins at 0."""
     old: Mapping[Any, float] = _mapping(before, name) if before.daemon_restarts == now.daemon_restarts else {}
     return {part: value - old.get(part, 0) for part, value in _mapping(now, name).items()}
 

@@ -4,13 +4,12 @@
 
     range(1) ──new_pass──► which pass, its steps ──flat_map──► range of steps ──fetch──► tensors
 
-``Loader.fetch`` answers any step of any pass, so the graph has no state of its own: what an iterator holds, and a
-checkpoint of it saves, is the pass as text, which says what it belongs to, and two integers. It is called in the
-thread that takes the element (``calls``, ``iterators``). In a graph, TensorFlow takes over the memory of an array
-that a Python function returns, if it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone.
-Then the batch's lease ends, and its slot is filled anew. (``from_generator`` would do too, but costs two calls an
-element and cannot be checkpointed. It is for loaders that share batches out with others as they ask for them: nobody
-can ask for one by its step.)
+``Loader.fetch`` gives any step of any pass, so the graph has no state of its own: an iterator, and a checkpoint of
+it, holds two integers and the pass as text, which says what it belongs to. ``fetch`` is called in the thread that
+takes the element (``calls``, ``iterators``). In a graph, TensorFlow takes over the memory of an array that a Python
+function returns, if it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's
+lease ends, and its slot is filled anew. (``from_generator`` costs two calls an element and cannot be checkpointed. It
+is used only for ``sharing="shared"``, where nobody can ask for a batch by its step.)
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from loaderd_tf.structure import check_element
 from loaderd_tf.unpack import check_unpacked, packed_schema
 
 # Beside what is prefetched: one batch held by the step, the one that it takes next, the one that comes in, and some
-# for whatever the user makes of the data set. A slot that is not needed stays untouched.
+# for whatever the user makes of the data set. A slot that is never filled takes no memory.
 _HELD_BY_CONSUMER = 6
 
 
@@ -78,14 +77,14 @@ def make_dataset(
     ``model.fit(ds, epochs=3)`` sees three different orders. The daemon and its workers end with the data set. Raises
     exceptions of :mod:`loaderd.errors`; wrong options raise before any process is started.
 
-    ``fit`` takes at most one step more of an epoch than of its first one, and drops the rest. So where the first is
-    shorter, because of ``start`` or ``refresh="epoch"``, use ``epochs=None`` and give ``fit`` ``steps_per_epoch``;
+    In each epoch, ``fit`` takes at most one step more than in its first one, and drops the rest. So where the first
+    is shorter, because of ``start`` or ``refresh="epoch"``, use ``epochs=None`` and give ``fit`` ``steps_per_epoch``;
     or, to resume ``fit``, :class:`BackupAndRestore` without ``start``.
 
     ``unpack="device"``: an element holds the fields of ``packed_schema(schema)``, stored features as far as
-    possible, and it is for the model to make the fields of ``schema`` of them, by :func:`loaderd_tf.unpack` or the
-    layer :class:`loaderd_tf.Unpack`. ``structure`` names what an element holds. Raises OptionError where every field
-    is left to the workers or comes as it is stored.
+    possible, and the model makes the fields of ``schema`` of them, by :func:`loaderd_tf.unpack` or the layer
+    :class:`loaderd_tf.Unpack`. ``structure`` then names fields of ``packed_schema(schema)``. Raises OptionError where
+    every field is left to the workers or comes as it is stored.
     """
     require(unpack in ("worker", "device"), "unpack", '"worker" or "device"', unpack)
     if isinstance(shards, tf.data.Dataset):
@@ -123,21 +122,21 @@ def from_loader(
     prefetch: int = 2,
     device: str | None = None,
 ) -> tf.data.Dataset:
-    """The batches of ``loader`` as a ``tf.data.Dataset``; the loader stays the caller's to close.
+    """The batches of ``loader`` as a ``tf.data.Dataset``; the caller still closes the loader.
 
-    ``structure``: nested tuples, lists and dicts of field names, and so of the tensors of an element; None: a dict,
-    name -> tensor, in the schema's order. ``device``: a device such as ``"/GPU:0"`` onto which batches are copied
-    ahead: ``prefetch`` of them lie there, while the model works on another. On the host, TensorFlow takes nothing
-    ahead, as the workers are ahead; with ``make_dataset``, there are slots for a ``.prefetch(prefetch)`` of your own.
+    ``structure``: nested tuples, lists and dicts of field names; an element has their tensors in the same structure.
+    None: a dict, name -> tensor, in the schema's order. ``device``: such as ``"/GPU:0"``: batches are copied there
+    ahead, so that ``prefetch`` of them lie there while the model works on another. On the host, TensorFlow takes
+    nothing ahead, as the workers are ahead; ``make_dataset`` has slots for a ``.prefetch(prefetch)`` of your own.
     Raises OptionError for a field or device that does not exist.
 
     The data set has the attribute ``loader``, and its methods ``close()``, ``statistics()`` and ``diagnose()``. What
     is made of it by ``map()`` or the like is another object, which has none of them: keep this one.
 
-    Of a loader with ``sharing="shared"``, an iteration is what this consumer gets of the group's pass. So its
-    cardinality is unknown, and its iterators cannot be checkpointed: what is used up, the loaders know together.
-    What TensorFlow takes ahead counts as used when the pass ends. For ``fit``, which takes the steps of its first
-    epoch for those of all, connect with ``epochs=None`` and give it ``steps_per_epoch``.
+    With a loader of ``sharing="shared"``, an iteration is what this consumer gets of the group's pass. So its
+    cardinality is unknown, and its iterators cannot be checkpointed: only the group as a whole knows what is used up.
+    What TensorFlow takes ahead counts as used when the pass ends. ``fit`` assumes that all epochs have as many steps
+    as its first one, so connect with ``epochs=None`` and give it ``steps_per_epoch``.
     """
     check_loader(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
@@ -165,8 +164,8 @@ def from_loader(
         dataset = _of_cardinality(dataset, size, called.is_gone)
     dataset = _ahead(dataset, prefetch, device)
     if device is not None or not loader.next_is_whole:
-        # What copies to a device is a generator to TensorFlow, which knows no cardinality of it, nor takes one there.
-        # And a data set whose first pass is shorter than the next ones has none that TensorFlow could hold it to.
+        # For TensorFlow, what copies to a device is a generator: its cardinality is unknown and cannot be asserted.
+        # And where the first pass is shorter than the next ones, no fixed cardinality is right for all passes.
         dataset.cardinality = called.cardinality
     in_thread = device is None and loader.sharing == "independent"
     return attach(with_own_iterators(dataset, in_thread=in_thread), loader)
@@ -177,14 +176,14 @@ def _of_passes(
 ) -> tf.data.Dataset:
     """The elements of an iteration's passes, each of which begins when the one before is over.
 
-    One pass; but of data that grow as many as the loader says when the iteration begins.
+    There is one pass; where data grow, there are as many as the loader says when the iteration begins.
     """
     passes = tf.data.Dataset.range(1)
     if grows:
 
         @unconverted
         def num_passes(number: tf.Tensor) -> tf.Tensor:
-            # The check of ``while_true`` would come too late: it takes the number of a pass first.
+            # The check in ``while_true`` would come too late: that takes the number of a pass first.
             with tf.control_dependencies([check_process()]):
                 found = tf.numpy_function(called.num_passes, [number], tf.int64, stateful=False)
             return tf.ensure_shape(found, [])
@@ -200,18 +199,18 @@ def _of_passes(
     def batches(which: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
         return call_for_each(tf.data.Dataset.range(begin, end), called.fetch, [which], specs, element)
 
-    # Synchronous: else TensorFlow would begin passes ahead; data that grow are to be listed when an epoch begins.
+    # Synchronous: else TensorFlow would begin passes ahead, but data that grow are listed when an epoch begins.
     begun = while_true(passes, lambda: not program_has_ended()).map(new_pass, synchronous=True)
     return begun.flat_map(batches)
 
 
 def _of_cardinality(dataset: tf.data.Dataset, cardinality: int, is_gone: Callable[[], bool]) -> tf.data.Dataset:
-    """``dataset``, of which TensorFlow knows the cardinality: to it, something infinite comes behind all elements.
+    """``dataset`` with a cardinality that TensorFlow knows: so many elements of one that it takes for infinite.
 
-    Nothing comes there. To assert the cardinality would make an error of an end that comes with the program, or
-    behind a broken batch. Where the loader is gone, though, nobody may take that for the end of the data: an error,
-    of the kind that is only printed if somebody takes it. (An iterator that is destroyed loses its data set first,
-    and goes on for a moment.)
+    For that, a part follows ``dataset`` that seems infinite, but has no elements. To assert the cardinality would
+    make an error of an early end, when the program ends or behind a broken batch. Only where the loader is gone, that
+    part raises an error, so that nobody takes this for the end of the data: one that is printed only if somebody asks
+    for the element. (An iterator that is destroyed loses its data set first, and goes on for a moment.)
     """
     too_few = unconverted(lambda _: dataset.take(0).apply(tf.data.experimental.assert_cardinality(1)))
     behind = while_true(tf.data.Dataset.range(1), is_gone).flat_map(too_few).repeat()
@@ -219,11 +218,11 @@ def _of_cardinality(dataset: tf.data.Dataset, cardinality: int, is_gone: Callabl
 
 
 def _ahead(dataset: tf.data.Dataset, prefetch: int, device: str | None) -> tf.data.Dataset:
-    """``dataset``, ``prefetch`` elements ahead on a device; without one, nothing is taken ahead.
+    """``dataset``, with ``prefetch`` elements copied ahead to a device; without one, nothing is taken ahead.
 
-    A thread of TensorFlow's that takes batches ahead costs as much as to take them, and the workers are ahead.
+    A thread of TensorFlow's that takes batches ahead costs as much as taking them, and the workers are ahead already.
     """
     if device is not None:
         to_device = tf.data.experimental.prefetch_to_device(device, buffer_size=max(1, prefetch))
         return dataset.prefetch(1).apply(to_device)
-    return dataset.prefetch(0)  # without it, TensorFlow adds one that takes ahead
+    return dataset.prefetch(0)  # without it, TensorFlow adds a prefetch that does take ahead

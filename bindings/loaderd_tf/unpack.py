@@ -1,11 +1,11 @@
-"""From stored features to fields by TensorFlow, where the model runs: the last step of decoding, on the device.
+"""Makes fields of stored features by TensorFlow, where the model runs: the last step of decoding, on the device.
 
 ::
 
     workers ──stored features──► tf.data ──► device ──► unpack ──► model
                                                         └ in one function: XLA fuses the two ┘
 
-Every value is that of the workers, bit for bit, compiled by XLA or not. XLA may round ``x * scale + offset`` once
+Every value is that of the workers, bit for bit, with XLA or without. XLA may round ``x * scale + offset`` once
 instead of twice, and TensorFlow takes subnormal numbers for 0, so no arithmetic is done in floats:
 
 ==========  ==================================================================================================
@@ -37,7 +37,7 @@ import tensorflow as tf
 import loaderd
 from loaderd.errors import OptionError
 
-_MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value: the table has an entry for each that there can be
+_MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
 _MAX_GROUP_BYTES = 4  # of an int32
 
 
@@ -90,7 +90,7 @@ def packed_schema(schema: loaderd.Schema) -> loaderd.Schema:
                 hint="Give the field another name.",
             )
 
-    # A derived field may read fields that are not delivered now; their names may be those of features that are.
+    # A derived field may need fields that are not delivered now, and features that are may have their names.
     every = {**schema.intermediates, **schema.fields}
     names = {name: name if fields.get(name, made) == made else f"{name} (decoded)" for name, made in every.items()}
 
@@ -121,8 +121,8 @@ def check_unpacked(schema: loaderd.Schema) -> None:
 class Unpack(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     """:func:`unpack` as a Keras layer: name -> tensor of stored features in, name -> tensor of fields out.
 
-    It knows the fields that can be computed from stored features; others do not pass through it. It has no weights,
-    and is saved with the model.
+    It makes the fields that can be computed from stored features, and raises OptionError if it is given others. It
+    has no weights, and is saved with the model.
     """
 
     def __init__(self, schema: loaderd.Schema, **options: Any) -> None:
@@ -155,7 +155,7 @@ _KINDS = {kind.__name__: kind for kind in (*_FEATURES, loaderd.Bits, loaderd.Pac
 
 
 def _described(part: Any) -> dict[str, Any]:
-    """A feature or field as JSON can hold it. Defaults are for the workers alone."""
+    """A feature or field as JSON can hold it, without defaults, which only the workers need."""
     values = {key: value for key, value in vars(part).items() if key != "default"}
     if isinstance(values.get("dtype"), np.dtype):
         values["dtype"] = values["dtype"].name
@@ -174,10 +174,10 @@ _Form = tuple[np.dtype[Any], tuple[int, ...]]  # dtype and shape, without the ba
 
 @dataclass(frozen=True)
 class _Step:
-    """What makes a field of a stored ``feature``, exactly as the workers do.
+    """How to make a field of a stored ``feature``, exactly as the workers do.
 
     ``travels``: whether the workers leave it to ``unpack``. They don't where the field is smaller than the feature.
-    ``computes``: whether the values of the field are others than those of the feature.
+    ``computes``: whether the values of the field differ from those of the feature.
     """
 
     feature: str
@@ -187,7 +187,7 @@ class _Step:
 
 
 def _steps(schema: loaderd.Schema) -> dict[str, _Step]:
-    """By field; without those that only the workers can make."""
+    """The step of each field by name, without fields that only the workers can make."""
     steps = {}
     for name, definition in schema.fields.items():
         if isinstance(definition, (loaderd.Derived, loaderd.Spread, loaderd.Fill, loaderd.Planes)):
@@ -213,7 +213,7 @@ def _steps(schema: loaderd.Schema) -> dict[str, _Step]:
 
 
 def _stored_form(feature: Any) -> _Form:
-    """How the workers deliver a stored feature."""
+    """The dtype and shape in which the workers deliver a stored feature."""
     if isinstance(feature, loaderd.PackedBits):
         return np.dtype(np.uint8), (feature.num_bytes,)
     return feature.value_dtype.newbyteorder("="), feature.shape
@@ -243,8 +243,7 @@ def _array_operation(
         return None
     if _is_as_stored(field, stored, dtype):
         return partial(_reshape, shape=shape)
-    # Bytes other than 0 and 1 as bool, and floats that are beyond an integer's range: what numpy makes of them is
-    # nowhere written.
+    # numpy says nowhere what it makes of bytes other than 0 and 1 as bool, and of floats beyond an integer's range.
     if stored.kind == "b" or (stored.kind not in "iu" and dtype.kind in "iu"):
         return None
     if stored.itemsize <= _MAX_TABLE_ITEMSIZE:
@@ -261,7 +260,7 @@ def _is_as_stored(field: loaderd.Array, stored: np.dtype[Any], dtype: np.dtype[A
 
 
 def _is_common(dtype: np.dtype[Any]) -> bool:
-    """Whether TensorFlow has all operations for this dtype: not so for float8, nor for less than a byte."""
+    """Whether TensorFlow has all operations for this dtype; not for float8, nor for dtypes of less than a byte."""
     return dtype.name in ("bool", "bfloat16", "float16", "float32", "float64") or dtype.kind in "iu"
 
 
@@ -334,7 +333,7 @@ def _look_up(values: Any, field: loaderd.Array, stored: np.dtype[Any], dtype: np
 
 
 def _compute(values: Any, field: loaderd.Array, dtype: np.dtype[Any]) -> Any:
-    """The same from integers to integers: all of 64 bits, of which the lowest are those of narrower arithmetic."""
+    """The same from integers to integers, in 64 bits, of which the lowest are those of narrower arithmetic."""
     values = tf.cast(values, tf.int64)
     if field.scale is not None:
         values *= np.asarray(field.scale, dtype).astype(np.int64)

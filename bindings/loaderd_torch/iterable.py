@@ -1,6 +1,6 @@
 """A loader as a data set for ``torch.utils.data.DataLoader``, for programs that must have one.
 
-The workers that unpack are loaderd's own, and so is the order. What is left for the DataLoader is to hand on.
+loaderd's own workers unpack the batches, in loaderd's order; the DataLoader only hands them on.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _HINT = "Use DataLoader(dataset, batch_size=None, num_workers=0); loaderd has wo
 def dataset(loader: BaseLoader, structure: Structure = None) -> Dataset:
     """The batches of ``loader`` on the host, for ``DataLoader(dataset, batch_size=None, num_workers=0)``.
 
-    ``structure`` is that of :func:`batches`; of tuples in it, the DataLoader makes lists. ``state_dict()`` and
+    ``structure`` is that of :func:`batches`; the DataLoader turns tuples in it into lists. ``state_dict()`` and
     ``load_state_dict()`` are what torchdata's StatefulDataLoader looks for. Batch size, order and share are the
-    loader's. Raises OptionError, where an iteration begins, if the DataLoader would batch again or has workers.
+    loader's. When an iteration begins, raises OptionError if the DataLoader would batch again or has workers.
     """
     return Dataset(loader, structure)
 
@@ -48,8 +48,8 @@ class Dataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not there
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
             raise _worker_error()
-        # A DataLoader does not tell its data set that it will batch what comes. But what calls this is the object
-        # that will do it, and that knows: torch.utils.data._utils.fetch.
+        # A DataLoader does not tell its data set that it will batch the elements. But the caller of this method is
+        # the object that would do so, and it knows: torch.utils.data._utils.fetch.
         caller = sys._getframe(1).f_locals.get("self")
         if getattr(caller, "auto_collation", False):
             raise OptionError(
@@ -67,7 +67,7 @@ class Dataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not there
         self._batches.load_state_dict(state_dict)
 
     def __reduce__(self) -> Any:
-        """A DataLoader whose workers are not forks pickles its data set for them."""
+        """Raises OptionError: a DataLoader whose workers are not forks pickles its data set for them."""
         raise _worker_error()
 
 

@@ -8,7 +8,7 @@ import torch.distributed as distributed
 def shard() -> tuple[int, int]:
     """This process's rank and the number of processes, for ``loaderd.Loader(…, shard=loaderd_torch.shard())``.
 
-    They are those of ``torch.distributed`` once ``init_process_group`` was called, and else (0, 1): call it first.
+    Call ``torch.distributed.init_process_group`` first: without it, this is (0, 1).
     """
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

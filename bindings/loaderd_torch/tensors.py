@@ -5,14 +5,14 @@
     slot ──► arrays ──► tensors on the host ─┬────────────────────────────────────────────────────► the loop
                                              └──► pinned memory ──a stream of its own──► device ──►
 
-A tensor of ``torch.from_numpy`` holds the array, the array the batch's lease, and what PyTorch makes of a tensor
-without a copy (views, ``.numpy()``, what autograd saves) holds the same storage: so the slot comes back with the last
-of them. Writing in place changes the reader's own batch alone: a slot is filled anew as a whole.
+A tensor of ``torch.from_numpy`` keeps the array, which keeps the batch's lease. What PyTorch makes of it without a
+copy (views, ``.numpy()``, what autograd saves) keeps the same storage. So the slot comes back when the last of them
+is gone. Writing in place changes only the consumer's own batch, because a slot is always filled anew as a whole.
 
-A GPU copies beside the host's work only from pinned memory, and beside its own work only on another stream. PyTorch
-keeps pinned memory from being used anew before the copy out of it is over. The loop's stream waits for the copy, not
-the loop; how long, the GPU itself says later, by an event in front of that wait and one behind it. (Tested with
-PyTorch's "meta" device; the lines for CUDA were not run yet.)
+A GPU can copy while the host works only from pinned memory, and while it computes only on another stream. PyTorch
+does not reuse pinned memory before the copy out of it is over. The loop's stream waits for the copy, not the loop.
+Two events, in front of that wait and behind it, tell later how long it took. (Tested with PyTorch's "meta" device;
+the lines for CUDA have not been run yet.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from loaderd.options import as_count, require
 Tensors = dict[str, torch.Tensor]
 _ReadyTensors = Callable[[], Tensors]
 
-# Dtypes of ml_dtypes that PyTorch has, each with the integers that numpy sees in their place.
+# For each dtype of ml_dtypes that PyTorch has: the integers by which numpy hands it over, and PyTorch's dtype.
 _BY_BITS = {
     np.dtype(getattr(ml_dtypes, name)): (integers, getattr(torch, name))
     for name, integers in [
@@ -56,21 +56,22 @@ def batches(
 ) -> Batches:
     """The batches of ``loader`` as tensors.
 
-    Each iteration is one of the loader: a pass in an order of its own. ``loader.position`` stands behind the batch
-    that the loop has, ``len()`` is the loader's, and so are errors, closing and the end. ``structure``: nested
+    Each iteration is an iteration of the loader: a pass in an order of its own. ``loader.position`` is behind the
+    batch that the loop has. ``len()``, errors, closing and the end are those of the loader. ``structure``: nested
     tuples, lists and dicts of field names; None: a dict of all fields. A tensor's shape is (records, …), its dtype
     that of the schema.
 
-    Tensors lie in the loader's shared memory, which is lent as long as any of them, or what was made of it without a
-    copy, is alive; who keeps more than ``held_batches`` gets copies. You may write to them. Where several consumers
-    read the same memory (``sharing="shared"`` and ``"mirrored"`` of :func:`loaderd.connect`), they are copies.
+    Tensors lie in the loader's shared memory, which is lent as long as any of them, or anything made from one without
+    a copy, is alive; if you keep more than ``held_batches`` batches, you get copies. You may write to the tensors.
+    Where several consumers read the same memory (``sharing="shared"`` and ``"mirrored"`` of
+    :func:`loaderd.connect`), all tensors are copies.
 
     ``device``: such as ``"cuda:0"``: batches are copied there, the next ``prefetch`` of them while the loop works on
-    this one. They don't count in ``loader.position``, and none is taken ahead of a pass's end, or with
-    ``sharing="shared"``. Where they stay on the host (``device`` None or ``"cpu"``), ``prefetch`` is of no effect.
+    this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass, or with
+    ``sharing="shared"``. On the host (``device`` None or ``"cpu"``), ``prefetch`` has no effect.
 
-    ``state_dict()`` and ``load_state_dict()`` say and set where the next batch comes from. Raises OptionError for a
-    field or a device that does not exist, and for a field that PyTorch has no dtype for.
+    ``state_dict()`` returns where the loop stands; after ``load_state_dict()``, the next iteration begins there.
+    Raises OptionError for a field or a device that does not exist, and for a dtype that PyTorch does not have.
     """
     check_loader(loader)
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
@@ -88,7 +89,7 @@ class Batches(Elements):
         device: torch.device,
         prefetch: int,
     ) -> None:
-        """``structure`` and ``device`` as they were checked."""
+        """``structure`` and ``device``: checked."""
         super().__init__(loader, structure)
         self._device = device
         self._ahead = 0 if device.type == "cpu" else prefetch
@@ -109,13 +110,13 @@ class Batches(Elements):
 
 
 def _own(batch: loaderd.Batch, name: str) -> npt.NDArray[Any]:
-    """The field's array, which may be written to: tensors may always be."""
+    """The field's array, or a copy of it, that may be written to: PyTorch has no read-only tensors."""
     array = batch.writable(name)
     return batch[name].copy() if array is None else array
 
 
 def _reader_of(name: str, dtype: np.dtype[Any]) -> Callable[[npt.NDArray[Any]], torch.Tensor]:
-    """What makes a tensor of an array of this dtype, in the same memory. Raises OptionError where there is none."""
+    """The function that makes a tensor of an array, in its memory. Raises OptionError for a dtype PyTorch lacks."""
     if dtype in _BY_BITS:
         integers, torch_dtype = _BY_BITS[dtype]
         return lambda array: torch.from_numpy(array.view(integers)).view(torch_dtype)
@@ -134,17 +135,17 @@ def _reader_of(name: str, dtype: np.dtype[Any]) -> Callable[[npt.NDArray[Any]], 
 
 
 def _device_of(device: Any) -> torch.device:
-    """The device that is meant, with its number. Raises OptionError unless it is here."""
+    """``device`` with its number. Raises OptionError unless PyTorch has it here."""
     require(isinstance(device, (str, torch.device)), "device", 'text such as "cuda:0", or a torch.device', device)
     try:
         return torch.empty(0, device=device).device
-    except Exception as error:  # each kind of device has its own, down to AssertionError
+    except Exception as error:  # each kind of device raises another one, such as AssertionError
         reason = str(error).splitlines()[0]
         raise OptionError(f"device must be one that PyTorch has here, got {str(device)!r}: {reason}") from None
 
 
 def _copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, int], _ReadyTensors]:
-    """Begins to copy tensors of so many records to ``device``; what it returns gives the copies."""
+    """A function that begins to copy tensors of so many records to ``device``, and returns what gives the copies."""
     if device.type == "cpu":
         return lambda tensors, num_records: lambda: tensors
     if device.type == "cuda":
@@ -184,7 +185,7 @@ def _cuda_copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, i
             loop.wait_event(copied)
             waited.append((reached, loop.record_event(torch.cuda.Event(enable_timing=True)), num_records))
             for copy in copies.values():
-                copy.record_stream(loop)  # or the next copy could get its memory while the loop's work reads it
+                copy.record_stream(loop)  # or a later copy could get its memory while the loop's stream reads it
             return copies
 
         return ready

@@ -1,8 +1,8 @@
-"""What the tf.data candidates share: reading, parsing, fields out of what is stored, two ways to consume a dataset.
+"""What the tf.data candidates share: reading, parsing, making fields of features, two ways to consume a dataset.
 
-Reading is laid out for speed: as many streams as there are cores, each through its own share of the files,
-batched while they are still strings. Shuffled, each stream draws the order of its files anew every epoch and
-shuffles 10,000 records of its own.
+Reading is laid out for speed: there are as many streams as cores, each reads its own share of the files, and records
+are batched while they are still strings. With shuffling, each stream draws the order of its files anew every epoch
+and shuffles 10,000 records of its own.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def parser(schema: Schema) -> Callable[[tf.Tensor], Tensors]:
 
 
 def decoder(config: Config, unpack: Callable[[tf.Tensor, Bits], tf.Tensor]) -> Callable[[Tensors], Tensors]:
-    """A function of stored features to the delivered fields: ``unpack(stored bytes, field)`` gives those of bits.
+    """A function that makes the delivered fields of stored features; ``unpack(stored bytes, field)`` makes Bits.
 
-    A derived field is a call of its numpy function, but for the score of chess, which is computed in the graph.
+    A derived field is a call of its numpy function, except the score of chess, which is computed in the graph.
     """
     schema = config.delivered()
 

@@ -1,6 +1,6 @@
 """tf.data as its performance guide has it: parallel, batched before it parses, unpacked by gather and mask.
 
-For each bit that comes out, the byte that it is stored in is gathered, and masked; both by constants.
+For each output bit, the byte that stores it is gathered and masked; indices and masks are constants.
 """
 
 from __future__ import annotations
