@@ -250,12 +250,14 @@ class Mix(_Joined):
         if not self.leaves()[0].shuffle:
             raise OptionError("the sets of a Mix must be shuffled", hint="Concat keeps the order of the files.")
         if self.epoch_records is None and self.grows:
-            raise OptionError("a Mix of a data set that grows needs epoch_records", hint="How long is its epoch?")
+            raise OptionError(
+                "a Mix of a data set that grows needs epoch_records", hint="How many records is an epoch of it?"
+            )
         require(isinstance(self.weights, Mapping), "weights", "a mapping of names to numbers", self.weights)
         change = all(is_count(key, 0) for key in self.weights)
         by_epoch = self.weights if change else {0: self.weights}
         if 0 not in by_epoch:
-            raise OptionError(f"weights must begin at epoch 0, got the epochs {sorted(by_epoch)}")
+            raise OptionError(f"weights must begin at epoch 0, got the epochs {list(by_epoch)}")
         schedule = {int(epoch): self._exact(weights) for epoch, weights in by_epoch.items()}
         object.__setattr__(self, "schedule", MappingProxyType(schedule))
         # A copy: pickle and replace() compute the schedule anew, and by then the caller may have changed the dict.
@@ -270,7 +272,7 @@ class Mix(_Joined):
 
         require(isinstance(weights, Mapping), "weights", "a mapping of names to numbers", weights)
         if set(weights) != set(self.sets):
-            raise OptionError(f"weights must name the sets {sorted(self.sets)}, got {sorted(weights)}")
+            raise OptionError(f"weights must name the sets {sorted(self.sets)}, got {list(weights)}")
         for name, weight in weights.items():
             is_weight = isinstance(weight, Real) and weight >= 0
             require(is_weight, f"the weight of {name!r}", "a number of at least 0", weight)

@@ -94,4 +94,4 @@ def _llvm() -> Any:
 
 
 def _cannot_be_used(error: Exception) -> None:
-    _logger.info("numpy does it, for llvmlite cannot be used: %s", error)
+    _logger.info("llvmlite cannot be used, so numpy is used instead: %s", error)

@@ -31,7 +31,7 @@ def _reason(leaf: Dataset) -> LoaderdError | None:
             return SchemaError(
                 f"field {name!r} must be derived by a function that can be pickled, for the worker processes, "
                 f"but {_culprit(definition.function)}: {failure}",
-                hint="Make what cannot be inside the function, or have both in a module that can be imported: then "
+                hint="Create that object inside the function, or have both in a module that can be imported: then "
                 "each worker makes its own.",
             )
     if failure := _failure(leaf.storage.filesystem):

@@ -12,8 +12,11 @@ import re
 
 HIDDEN = "***"
 
-# The user and the password in front of the host: s3://KEY:SECRET@bucket. A number behind the colon is a port.
-_USER = re.compile(r"(?<=://)[^\s/@?:]*:(?!\d+/)[^\s@]*(?=@)")
+# The user and the password in front of the host: s3://KEY:SECRET@bucket. In front of a slash, a number behind the colon
+# is a port; but a bucket has none, and a secret may begin so.
+_USER = re.compile(
+    r"(?:(?<=s3://)|(?<=gs://)|(?<=abfs://)|(?<=abfss://)|(?<=://)(?=[^\s/@?:]*:(?!\d+/)))[^\s/@?:]*:[^\s@]*(?=@)"
+)
 # ?secret_key=…&X-Amz-Signature=…; whole words, so that "keys" and "monkey" do not match.
 _QUERY = re.compile(
     r"(?<=[?&;])((?:[^=&?\s]*[-_.])?"

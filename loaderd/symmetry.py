@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import SchemaError
+from loaderd.errors import OptionError, SchemaError
+from loaderd.options import as_count
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Derived, Schema, Shape
 
@@ -67,7 +68,10 @@ def with_symmetries(schema: Schema, names: Sequence[str], symmetries: Sequence[i
 
 def check_symmetries(symmetries: Sequence[int], known: Sequence[int], of: str, why: str = "") -> tuple[int, ...]:
     """``symmetries`` as a tuple. Raises SchemaError, with ``why`` as its hint, unless all are among ``known``."""
-    chosen = tuple(int(t) for t in symmetries)
+    try:
+        chosen = tuple(as_count(t, "a symmetry", least=0) for t in symmetries)
+    except (TypeError, OptionError):
+        chosen = ()
     if not chosen or not set(chosen) <= set(known):
         some = "0…7" if len(known) == 8 else ", ".join(map(str, known))
         raise SchemaError(f"{of}: symmetries must be some of {some}, got {symmetries!r}", hint=why)

@@ -147,7 +147,7 @@ def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data")
     path = Path(shard)
     if _compression_of(path) != "none":
         raise OptionError(
-            f"{path} is compressed, and records of a plain shard can be damaged", hint="Write it plain."
+            f"damage() needs an uncompressed shard, but {path} is compressed", hint="Write it without compression."
         )
     content = bytearray(path.read_bytes())
     offset, number = 0, 0

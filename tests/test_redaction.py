@@ -15,6 +15,7 @@ from loaderd.redaction import redacted
     [
         ("s3://KEY:SECRET@bucket/x", "s3://***@bucket/x"),
         ("s3://KEY:SE/C+RET@bucket/x?region=eu", "s3://***@bucket/x?region=eu"),
+        ("s3://KEY:9/SECRET@bucket/x", "s3://***@bucket/x"),
         ("gs://anonymous@bucket/a?scheme=http", "gs://anonymous@bucket/a?scheme=http"),
         ("s3://b/x?secret_key=abc&region=eu", "s3://b/x?secret_key=***&region=eu"),
         ("s3://b/x?X-Amz-Signature=abc&X-Amz-Credential=d", "s3://b/x?X-Amz-Signature=***&X-Amz-Credential=***"),

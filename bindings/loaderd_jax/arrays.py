@@ -133,6 +133,6 @@ def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
         ) from None
     if found != dtype:
         raise OptionError(
-            f"field {name!r} is {dtype}, and JAX would make {found} of it, without a word where that is too small",
+            f"field {name!r} is {dtype}, and JAX would make {found} of it, silently, even of values that do not fit",
             hint=f"In the schema, say dtype={found.name!r}; or jax.config.update('jax_enable_x64', True).",
         )

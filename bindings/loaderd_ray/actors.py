@@ -99,9 +99,6 @@ class Manager:
     def spec(self) -> Spec:
         return self._spec
 
-    def group(self) -> PlacementGroup | None:
-        return self._group
-
     def states(self) -> list[ServerState]:
         """The state of each server that there must be, once the Manager has looked for the first time."""
         self._looked.wait()
@@ -118,7 +115,9 @@ class Manager:
     def _look(self) -> None:
         wanted = self._wanted()
         for key in wanted.keys() - self._posts.keys():
-            self._posts[key] = _Post(self._make(key, wanted[key]), ServerState(key, error="it has no place yet"))
+            self._posts[key] = _Post(
+                self._make(key, wanted[key]), ServerState(key, error="Ray has not placed its actor on a node yet")
+            )
         for key in self._posts.keys() - wanted.keys():
             ray.kill(self._posts.pop(key).actor)
         for post in self._posts.values():

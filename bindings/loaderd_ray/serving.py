@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.util import list_named_actors, placement_group, remove_placement_group
+from ray.util import list_named_actors, placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
 from loaderd.errors import OptionError, ServerError
@@ -19,6 +19,7 @@ from loaderd_ray.spec import NAMESPACE, PerNode, ServerState, Spec, manager_name
 
 _ANSWER_S = 20.0
 _LOOK_EVERY_S = 0.2
+_LOOK_FOR_OTHERS_S = 1.0
 _MAX_FAILURES = 2
 _HINT_NOT_SERVING = "Can their node import the module, and read the shards? `ray logs` has all that they said."
 _HEAD = "node:__internal_head__"
@@ -73,21 +74,14 @@ def serve(
     )
     if not ray.is_initialized():
         ray.init()
-    found = _manager(name)
-    if found is not None:
-        _check_same(ray.get(found.spec.remote(), timeout=_ANSWER_S), spec, token)
-        return _wait_until_serving(found, timeout)
-    _check_reach(spec)
-    manager, group = _start(spec, timeout)
-    try:
-        return _wait_until_serving(manager, timeout)
-    except BaseException:
-        try:
-            stop(name)
-        finally:
-            if group is not None:  # stop() may get no answer from the Manager; to remove it twice does no harm
-                remove_placement_group(group)
-        raise
+    if _manager(name) is None:
+        _check_reach(spec)
+        states = _start(spec, timeout)
+        if states is not None:
+            return states
+    there = require_manager(name)
+    _check_same(ray.get(there.spec.remote(), timeout=_ANSWER_S), spec, token)
+    return _wait_until_serving(there, timeout)
 
 
 def status(name: str) -> list[ServerState]:
@@ -112,10 +106,7 @@ def _answer(state: ServerState, asked: Any, answered: list[Any]) -> ServerState:
 def stop(name: str) -> None:
     """End all servers of a name; their consumers are told. Does nothing where there are none."""
     manager = _manager(name)
-    group = None
     if manager is not None:
-        with contextlib.suppress(ray.exceptions.RayError):  # it is just being restarted, on another node
-            group = ray.get(manager.group.remote(), timeout=_ANSWER_S)
         ray.kill(manager)  # first, or it would make new Servers
     actors = []
     for each in list_named_actors(all_namespaces=True):
@@ -127,8 +118,9 @@ def stop(name: str) -> None:
         ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
     for actor in actors:
         ray.kill(actor)
-    if group is not None:
-        remove_placement_group(group)
+    for number, group in placement_group_table().items():
+        if group["name"].startswith(_groups_name(name)) and group["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
 
 
 def require_manager(name: str) -> Any:
@@ -142,6 +134,11 @@ def require_manager(name: str) -> Any:
             hint=f'Start them: loaderd_ray.serve("mypackage.datasets:train", name={name!r}).',
         )
     return found
+
+
+def _groups_name(name: str) -> str:
+    """What the names of placement groups begin with."""
+    return f"loaderd-{name}/"
 
 
 def _manager(name: str) -> Any:
@@ -172,27 +169,42 @@ def _check_reach(spec: Spec) -> None:
         )
 
 
-def _start(spec: Spec, timeout: float) -> tuple[Any, PlacementGroup | None]:
-    """A new Manager, and the placement group of its servers, if they have one."""
-    group = None
-    if spec.servers != "per-node":
-        bundles = [{"CPU": spec.cpus}] * int(spec.servers)
-        group = placement_group(bundles, strategy="STRICT_SPREAD", name=f"loaderd-{spec.name}", lifetime="detached")
+def _start(spec: Spec, timeout: float) -> list[ServerState] | None:
+    """Start the servers, and wait until they serve; None: another program was first to start servers of that name."""
+    group = started = None
     try:
-        if group is not None and not group.wait(timeout):
-            raise ServerError(
-                f"servers={spec.servers} of cpus={spec.cpus}, each on a node of its own, have found no place for "
-                f"{timeout:g} s",
-                hint="See `ray status`: which nodes are there, and what of them is taken.",
-            )
+        if spec.servers != "per-node":
+            bundles = [{"CPU": spec.cpus}] * int(spec.servers)
+            # Names of groups must differ, also from that of a program that does the same at this moment.
+            names = {"name": _groups_name(spec.name) + secrets.token_hex(8), "lifetime": "detached"}
+            group = placement_group(bundles, strategy="STRICT_SPREAD", **names)
+            _wait_for_place(group, spec, timeout)
         options: dict[str, Any] = {"lifetime": "detached", "max_restarts": -1, "max_task_retries": -1, "num_cpus": 0}
         options["resources"] = {_HEAD: 0.001}  # the one node without which there is no cluster
         made = ray.remote(Manager).options(name=manager_name(spec.name), namespace=NAMESPACE, **options)
-        return made.remote(spec, group), group
-    except BaseException:
+        started = made.remote(spec, group)
+        return _wait_until_serving(started, timeout)
+    except BaseException as error:
+        other_was_first = _manager(spec.name) not in (None, started)
         if group is not None:  # it would outlive this program, with nobody to remove it
             remove_placement_group(group)
+        if other_was_first and isinstance(error, (ServerError, ray.exceptions.ActorAlreadyExistsError)):
+            return None
+        if started is not None and not other_was_first:
+            stop(spec.name)
         raise
+
+
+def _wait_for_place(group: PlacementGroup, spec: Spec, timeout: float) -> None:
+    """Until ``group`` has its nodes. Raises ServerError, also where another program has started the servers."""
+    until_s = time.monotonic() + timeout
+    while not group.wait(min(_LOOK_FOR_OTHERS_S, max(0.0, until_s - time.monotonic()))):
+        if time.monotonic() > until_s or _manager(spec.name) is not None:
+            raise ServerError(
+                f"servers={spec.servers} of cpus={spec.cpus}, each on a node of its own, could not be placed within "
+                f"{timeout:g} s",
+                hint="See `ray status`: which nodes are there, and what of them is taken.",
+            )
 
 
 def _wait_until_serving(manager: Any, timeout: float) -> list[ServerState]:

@@ -44,7 +44,7 @@ def index(
     - ``shards``: as for :class:`loaderd.Loader`; or a ``Dataset``, ``Mix`` or ``Concat``.
     - ``schema``: that of the records. None: the data set's; without a data set, each shard's content tells whether it
       is TFRecord, or of Leela Chess Zero or KataGo.
-    - ``index_cache``: that folder, or ``"beside"`` the shards. None: the data set's.
+    - ``index_cache``: that folder, or ``"beside"`` the shards. None: the data set's, which must not be ``"user"``.
     - ``block_records``: that of the ``Shuffle`` that will be used; for a data set, its own is used instead.
     - ``progress``: whether to show a bar; None: if standard error is a terminal.
 
@@ -55,7 +55,9 @@ def index(
     if isinstance(shards, (Dataset, Concat, Mix)):
         where, block_records, names = _of_dataset(shards, index_cache)
     must = 'a folder that all nodes share, or "beside"'
-    require(where not in (None, "none"), "index_cache", must, where, "It is what indexes are kept in.")
+    is_shared = where not in (None, "none") and (where != "user" or index_cache == "user")
+    hint = 'Indexes are kept there. If all nodes have the same home folders, pass index_cache="user".'
+    require(is_shared, "index_cache", must, where, hint)
     indexer = Indexer(_absolute(where), as_count(block_records, "block_records"), _stored_of(shards, schema))
     return _run(names, indexer, progress, "indexing shards")
 

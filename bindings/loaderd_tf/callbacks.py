@@ -21,6 +21,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.errors import OptionError
+from loaderd.options import is_count, require
 from loaderd_tf.attached import batches_per_step, loader_of
 from loaderd_tf.counted import check_counted
 
@@ -90,7 +91,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             )
         if loader.sharing == "shared":
             raise OptionError(
-                'dataset must not be of a loader with sharing="shared": where it stands is not its own to say',
+                'dataset must not be of a loader with sharing="shared": its position belongs to the whole group',
                 hint="A server that is started again asks its consumers what they have had. Save the weights alone.",
             )
         if loader.grows:
@@ -99,8 +100,8 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 "known before each epoch has begun",
                 hint="In a loop of your own, over loaderd_tf.batches(loader), save loader.position with the model.",
             )
-        if save_freq != "epoch" and (type(save_freq) is not int or save_freq < 1):
-            raise OptionError(f'save_freq must be "epoch" or a positive number of steps, got {save_freq!r}')
+        is_freq = save_freq == "epoch" or is_count(save_freq)
+        require(is_freq, "save_freq", '"epoch" or a positive number of steps', save_freq)
         if any(character in str(directory) for character in _GLOB):
             raise OptionError(
                 f"directory must be a path without any of {' '.join(_GLOB)}, got {str(directory)!r}",

@@ -26,8 +26,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 def groups(*states):
-    """The names of the placement groups that are in one of these states."""
-    return [each["name"] for each in placement_group_table().values() if each["state"] in states]
+    """What the placement groups that are in one of these states belong to."""
+    return [each["name"].partition("/")[0] for each in placement_group_table().values() if each["state"] in states]
 
 
 @pytest.fixture
@@ -85,6 +85,31 @@ def test_to_serve_again_changes_nothing(served):
         loaderd_ray.serve("ray_datasets:train", name="numbers", cpus=2, token="other")
 
 
+def test_two_that_serve_at_once_get_the_same_servers(cluster):
+    """The second one finds the name taken when it starts its Manager, or waits for cores that the first one has."""
+    found = []
+
+    def serve():
+        found.append(loaderd_ray.serve("ray_datasets:train", name="raced", servers=2, cpus=2))
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2 and [s.pid for s in found[0]] == [s.pid for s in found[1]]
+    assert groups("PENDING", "CREATED", "RESCHEDULING").count("loaderd-raced") == 1
+    loaderd_ray.stop("raced")
+
+
+def test_stop_removes_the_place_though_the_manager_does_not_answer(cluster):
+    loaderd_ray.serve("ray_datasets:train", name="silent", servers=2)
+    (manager,) = actors(os.environ[MARK], "Manager")
+    os.kill(manager, signal.SIGSTOP)
+    loaderd_ray.stop("silent")
+    wait_until(lambda: "loaderd-silent" not in groups("PENDING", "CREATED", "RESCHEDULING"), 20.0)
+
+
 def test_stop_leaves_nothing(cluster):
     loaderd_ray.serve("ray_datasets:train", name="short", servers=1)
     assert any("ray_datasets:train" in command for command in marked(os.environ[MARK]).values())
@@ -102,7 +127,7 @@ def test_stop_leaves_nothing(cluster):
     [
         ({"targets": "no_such_module:train"}, ServerError, "no_such_module"),
         ({"cpus": 3}, OptionError, "cpus=3 is more than any node"),
-        ({"servers": 3, "timeout": 2.0}, ServerError, "have found no place for 2 s"),
+        ({"servers": 3, "timeout": 2.0}, ServerError, "could not be placed within 2 s"),
         ({"servers": 0}, OptionError, 'servers must be "per-node" or a positive integer'),
         ({"targets": "module"}, OptionError, "mypackage.module:dataset"),
         ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, ServerError, "cannot read /nowhere"),

@@ -49,12 +49,14 @@ def test_a_loader_finds_the_indexes(cluster, shards, numbered_schema, tmp_path):
         assert sum(len(batch["id"]) for batch in loader) == 999
 
 
-def test_a_cache_that_cannot_be_kept_is_an_error(cluster, shards, tmp_path):
+def test_a_cache_that_cannot_be_kept_is_an_error(cluster, shards, numbered_schema, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(loaderd.errors.OptionError, match="cannot be kept"):
         loaderd_ray.index([str(path) for path in shards], index_cache=tmp_path / "file")
     with pytest.raises(loaderd.errors.OptionError, match="a folder that all nodes share"):
         loaderd_ray.index([str(path) for path in shards])
+    with pytest.raises(loaderd.errors.OptionError, match=r"a folder that all nodes share.*got 'user'"):
+        loaderd_ray.index(loaderd.Dataset(shards, numbered_schema))
 
 
 def test_records_of_fixed_size(cluster, tmp_path):

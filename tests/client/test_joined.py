@@ -148,6 +148,7 @@ def test_sets_in_a_row_in_the_files_order(write_numbered: Write, numbered_schema
         ({"a": 1.5, "b": -0.5}, "the weight of 'b' must be a number of at least 0, got -0.5"),
         ({"a": 1.0}, r"weights must name the sets \['a', 'b'\], got \['a'\]"),
         ({3: {"a": 0.5, "b": 0.5}}, r"weights must begin at epoch 0, got the epochs \[3\]"),
+        ({0: {"a": 0.5, "b": 0.5}, "10": {"a": 0.5}}, r"weights must name the sets \['a', 'b'\], got \[0, '10'\]"),
     ],
 )
 def test_weights_that_make_no_mix(sets: dict[str, Dataset], weights: Any, message: str):
