@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -10,8 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import OptionError, SchemaError
-from loaderd.options import as_count
+from loaderd.errors import SchemaError
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Derived, Schema, Shape
 
@@ -69,8 +69,8 @@ def with_symmetries(schema: Schema, names: Sequence[str], symmetries: Sequence[i
 def check_symmetries(symmetries: Sequence[int], known: Sequence[int], of: str, why: str = "") -> tuple[int, ...]:
     """``symmetries`` as a tuple. Raises SchemaError, with ``why`` as its hint, unless all are among ``known``."""
     try:
-        chosen = tuple(as_count(t, "a symmetry", least=0) for t in symmetries)
-    except (TypeError, OptionError):
+        chosen = tuple(map(operator.index, symmetries))
+    except TypeError:
         chosen = ()
     if not chosen or not set(chosen) <= set(known):
         some = "0…7" if len(known) == 8 else ", ".join(map(str, known))
