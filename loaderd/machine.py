@@ -139,7 +139,7 @@ def remedy(error: BaseException) -> str:
         memory = available_memory()
         return f"{in_mib(memory.free_bytes)} of memory are free here ({memory.limit})."
     if number == errno.EAGAIN:
-        return "The limit of processes is reached: raise `ulimit -u`, or pids.max of the cgroup, or take fewer workers."
+        return "No more processes are allowed: raise `ulimit -u`, or pids.max of the cgroup, or take fewer workers."
     return ""
 
 

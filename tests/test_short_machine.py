@@ -176,7 +176,7 @@ def test_too_few_open_files_are_named(many_shards: str):
 
 def test_too_few_addresses_are_named(many_shards: str):
     error = train(limit_of("AS", 600 * MIB, 600 * MIB), many_shards, workers=1, held_batches=3000, batch_size=2000)
-    assert re.match(r"cannot have \d+ MiB of shared memory: Cannot allocate memory\n", error), error
+    assert re.match(r"cannot allocate \d+ MiB of shared memory: Cannot allocate memory\n", error), error
     assert "A process may have 600 MiB of addresses here: raise that with `ulimit -v`" in error
 
 

@@ -80,9 +80,7 @@ class BaseLoader(Standing):
         copy the batch to a device.
         """
         with self._stream.lock:
-            if self._stream.watched is not None:
-                self._stream.watched.page.words[TAKES_AHEAD] = 1
-            found = self._fetch(pass_, step)
+            found = self._fetch(pass_, step, takes_ahead=True)
             if copy_ns:
                 self._stream.count_device_wait(copy_ns, 1)
             self._here = None
@@ -108,7 +106,9 @@ class BaseLoader(Standing):
         with self._stream.lock:
             self._repeated, self._most_repeated = [], batches
 
-    def _fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
+    def _fetch(self, pass_: Pass, step: int, takes_ahead: bool = False) -> Batch | LoaderdError | None:
+        if (watched := self._stream.watched) is not None:
+            watched.page.words[TAKES_AHEAD] = takes_ahead
         if pass_ is not self._sized[0] or self.grows:
             num_steps = self.num_steps(pass_)
             self._sized = pass_, math.inf if num_steps is None else num_steps
@@ -199,7 +199,7 @@ class BaseLoader(Standing):
 
         watched = self._stream.watched
         if watched is None:
-            return nothing_yet("no workers make these batches for this consumer alone; a group has no diagnosis")
+            return nothing_yet("there is no diagnosis for consumers of a group, or for batches that are given")
         return diagnose_samples(watched.samples(), watched.facts)
 
     def serve_metrics(self, port: int, host: str = "") -> int:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.memory.anonymous import make_private
-from loaderd.memory.layout import SlotLayout
+from loaderd.memory.layout import FIELD_ALIGNMENT_BYTES, SlotLayout
 
 
 class Batch(Mapping[str, npt.NDArray[Any]]):
@@ -54,8 +54,8 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         """The same values in memory of its own, each field at a multiple of 64 bytes."""
         fields = {}
         for name, array in self._fields.items():
-            room = np.empty(array.nbytes + 64, np.uint8)
-            shift = -room.__array_interface__["data"][0] % 64
+            room = np.empty(array.nbytes + FIELD_ALIGNMENT_BYTES, np.uint8)
+            shift = -room.__array_interface__["data"][0] % FIELD_ALIGNMENT_BYTES
             copied = room[shift : shift + array.nbytes].view(array.dtype).reshape(array.shape)
             copied[...] = array
             copied.flags.writeable = False

@@ -16,6 +16,7 @@ import select
 import time
 import weakref
 from collections.abc import Callable, Collection
+from dataclasses import astuple
 from itertools import zip_longest
 from typing import Any
 
@@ -60,9 +61,10 @@ class Connection(Conversation):
     _intake: Intake
     """Set when the stream is open."""
 
-    def __init__(self, source: Source, counts: Counts) -> None:
-        """:meth:`open` comes next."""
+    def __init__(self, source: Source, counts: Counts, before: Connection | None = None) -> None:
+        """:meth:`open` comes next. ``before``: what it replaces, or None."""
         super().__init__(source)
+        self._asked_before = StorageCounts() if before is None else before._asked
         self._generation = 0
         self.watched: Watched | None = None
         """The stream's page and facts; None in a group, whose members do not see them."""
@@ -105,10 +107,18 @@ class Connection(Conversation):
 
     @property
     def storage_counts(self) -> StorageCounts:
-        """What was asked of storage: see ``Statistics``."""
-        of_index = self.sizes.get("storage", ())
+        """What was asked of storage, also over the connections before: see ``Statistics``."""
+        return self._counted(with_index=True)
+
+    @property
+    def _asked(self) -> StorageCounts:
+        """Of that, what the next connection does not find out: a server says again what its index has asked."""
+        return self._counted(with_index=self.link.process is not None)
+
+    def _counted(self, with_index: bool) -> StorageCounts:
+        of_index = self.sizes.get("storage", ()) if with_index else ()
         of_stream = () if self._reader is None else self._intake.storage_counts()  # Ctrl-C may have stopped open()
-        return StorageCounts(*map(sum, zip_longest(of_index, of_stream, fillvalue=0)))
+        return StorageCounts(*map(sum, zip_longest(astuple(self._asked_before), of_index, of_stream, fillvalue=0)))
 
     # -------------------------------------------------------------------------------------- speaking
 

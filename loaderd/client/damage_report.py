@@ -64,16 +64,21 @@ class DamageReport:
                 _append(self._path, "\n".join(lines) + "\n")
             except OSError as error:
                 self._failed = True
-                _logger.warning("the report %s ends here: %s", self._path, error.strerror)
+                _logger.warning(
+                    "cannot write to the damage report %s any more; later damage is not in it: %s",
+                    self._path,
+                    error.strerror,
+                )
 
 
 def _key_in(line: bytes) -> _Key | None:
     """Which record a line of a report names; None for one that was cut, or that somebody else wrote."""
     try:
         found = json.loads(line)
-        return found["shard"], found["record"], found["offset"]
+        key = found["shard"], found["record"], found["offset"]
     except (ValueError, TypeError, KeyError):
         return None
+    return key if [type(part) for part in key] == [str, int, int] else None
 
 
 def _append(path: str, text: str) -> None:

@@ -58,7 +58,7 @@ class Discovery:
     def _heard(self, answer: tuple[str, ...] | str) -> tuple[str, ...]:
         failed = isinstance(answer, str)
         if failed and not self._fails:
-            _logger.warning("the address function failed; the servers stay those known while it does: %s", answer)
+            _logger.warning("the function given as address failed; still using the servers known before: %s", answer)
         self._fails = failed
         return () if isinstance(answer, str) else answer
 

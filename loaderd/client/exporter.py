@@ -16,7 +16,10 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from loaderd.errors import OptionError
+from loaderd.options import is_count, require
 from loaderd.statistics import Statistics
+
+_MOST_PORT = (1 << 16) - 1
 
 
 class _HasStatistics(Protocol):
@@ -26,8 +29,9 @@ class _HasStatistics(Protocol):
 def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Callable[[], object]]:
     """Answer at a port (0: any that is free), in a thread; return the port, and a function that ends it.
 
-    It also ends when ``loader`` is garbage. Raises OptionError where the port is taken.
+    It also ends when ``loader`` is garbage. Raises OptionError where the port cannot be had.
     """
+    require(is_count(port, 0) and port <= _MOST_PORT, "port", f"an integer from 0 to {_MOST_PORT}", port)
     registry = CollectorRegistry()
     registry.register(_Collector(loader))
     try:

@@ -64,7 +64,7 @@ class Link:
         except (TypeError, ValueError, LookupError, msgpack.UnpackException):
             self.kill()
             raise ServerError(
-                f"{self.what} says what is no message of loaderd's",
+                f"{self.what} sent something that is not a loaderd message",
                 hint="Something else listens there, or a server of another version.",
             ) from None
 

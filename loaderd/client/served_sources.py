@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
-
 from loaderd.client.discovery import Discovery
 from loaderd.client.link import Link, LinkLost, link_to_server
 from loaderd.client.sources import OwnDaemon, Source, check_remainder
 from loaderd.errors import BusyError, LoaderdError, ServerError
 from loaderd.options import Shuffle
+from loaderd.pickling import pickled
 from loaderd.protocol.messages import PROTOCOL, Hello, Message, Subscribe, Welcome
 from loaderd.protocol.worker_messages import UseServers
 from loaderd.remote.source import RemoteStream
@@ -56,7 +55,7 @@ class RemoteSource(OwnDaemon):
         if not addresses or addresses == self._wanted.of.addresses:
             return None
         self._wanted = replace(self._wanted, of=replace(self._wanted.of, addresses=addresses))
-        self._pickled = cloudpickle.dumps(self._wanted)
+        self._pickled = pickled(self._wanted)
         return UseServers(list(addresses))
 
 
@@ -146,7 +145,7 @@ class ServedSource(Source):
             self._end_outage()
             raise ServerError(
                 f"{lost}; it was called for {self._timeout_s:g} s, and no batch came",
-                hint="Iterating once more goes on trying, and then with the same batch.",
+                hint="Iterate again to keep trying; it continues with the same batch.",
             )
         if not self._away:
             self._away = True

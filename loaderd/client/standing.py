@@ -56,7 +56,7 @@ class Standing:
         """
         if self._here is None:
             raise OptionError(
-                "loader.position must be that of a loop over the loader, but something else takes batches ahead",
+                "loader.position is unknown, because a tf.data.Dataset or loader.fetch takes the batches",
                 hint="For a tf.data.Dataset save the iterator (tf.train.Checkpoint), use BackupAndRestore, or count: "
                 "begin = loader.next_position in front of the loop, loader.after(begin, batches) in it.",
             )

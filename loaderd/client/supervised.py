@@ -223,7 +223,7 @@ class SupervisedStream(Stream):
             if before is not None or end is not None:
                 self._take_leave(before, end, at)
             try:
-                self._connection = connection = Connection(self._source, self.counts)
+                self._connection = connection = Connection(self._source, self.counts, before)
                 self.counts.daemon_restarts += before is not None
                 self.check()  # close() may have been called before there was a connection to close
                 connection.open(place.to_json(), self._progress)

@@ -41,7 +41,8 @@ TYPICAL_BATCH_SIZE = 512
 _MOST_LISTED = 4
 _MOST_PREPARED = 16  # at a time: each takes its share of the workers' time
 _LISTED_ANEW_S = 2.0
-_WAITED_FOR_S = 30.0  # who waits for a listing asks again within 5 s: see ``remote.servers``
+# Who waits for a listing asks again within 5 s: see ``remote.servers``.
+_COME_FOR_S, _WAITED_FOR_S = 10.0, 30.0
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 
 
@@ -55,6 +56,8 @@ class Served:
     preparation: LocalPreparation
     _listed: dict[LocalPreparation, float] = field(default_factory=dict)
     """Of a data set that grows: the listings asked for, and when last (``time.monotonic``), the latest at the end."""
+    _had: set[LocalPreparation] = field(default_factory=set)
+    """Those of ``_listed`` that somebody has had since they were finished."""
     _failure: LoaderdError | None = None
     """The error of the last preparation that is finished; None: it succeeded, or none is finished."""
     _retry_at_s: float = 0.0
@@ -99,7 +102,7 @@ class Served:
         """
         found = self._prepared(listing, workforce)
         if found is None:
-            return DataIs(0, f"{_MOST_PREPARED} other listings of data set {self.name} are being prepared"), None
+            return DataIs(0, f"the server is preparing {_MOST_PREPARED} other listings of data set {self.name}"), None
         if found.error is not None:
             raise found.error
         if not found.finished:
@@ -114,7 +117,7 @@ class Served:
         """The preparation of a listing, begun if there is none; None: too many others are under way."""
         if not self.dataset.grows:
             return self.preparation
-        found = next((each for each in self._listed if each.listing == listing and _lasts(each)), None)
+        found = next((each for each in self._listed if each.listing == listing and self._lasts(each)), None)
         if found is None:
             if sum(not each.finished for each in self._listed) >= _MOST_PREPARED:
                 return None
@@ -122,15 +125,27 @@ class Served:
             found = LocalPreparation(self.dataset, self.options, workforce, listing, known)
         self._listed.pop(found, None)
         self._listed[found] = time.monotonic()
+        if found.finished:
+            self._had.add(found)
         return found
+
+    def _lasts(self, prepared: LocalPreparation) -> bool:
+        """Whether it may answer further questions.
+
+        Errors, and the shards there are now, may do so only for a moment; but whoever waits may come later than that.
+        """
+        if prepared.listing is not None and prepared.error is None:
+            return True
+        return prepared.age_s < (_LISTED_ANEW_S if prepared in self._had else _COME_FOR_S)
 
     def _drop_unwanted(self) -> None:
         """Drop listings that nobody waits for, the oldest first, while there are more than ``_MOST_LISTED``."""
         since_s = time.monotonic() - _WAITED_FOR_S
-        unwanted = [each for each, asked_s in self._listed.items() if asked_s < since_s or not _lasts(each)]
+        unwanted = [each for each, asked_s in self._listed.items() if asked_s < since_s or not self._lasts(each)]
         for each in unwanted[: max(0, len(self._listed) - _MOST_LISTED)]:
             each.cancel()
             del self._listed[each]
+            self._had.discard(each)
 
     def welcome(self) -> Welcome:
         """What a consumer must know to ask for batches."""
@@ -187,11 +202,6 @@ class Served:
         options = replace(self.options, batch_size=TYPICAL_BATCH_SIZE)
         slots = options.num_slots * SlotLayout(schema.specs, TYPICAL_BATCH_SIZE).slot_bytes
         return slots + MIN_ARENAS * options.window_records(schema.row_bytes) * schema.row_bytes
-
-
-def _lasts(prepared: LocalPreparation) -> bool:
-    """Whether it may answer further questions. Errors, and the shards there are now, may do so only for a moment."""
-    return prepared.age_s < _LISTED_ANEW_S or (prepared.listing is not None and prepared.error is None)
 
 
 def data_of(contents: bytes) -> tuple[AnyDataset, Data]:

@@ -34,6 +34,7 @@ from loaderd.plan.passes import Listing
 from loaderd.plan.positions import listing_in
 from loaderd.protocol.messages import Ask, Found, Message, Open, State, Warned
 from loaderd.protocol.worker_messages import UseServers
+from loaderd.redaction import redacted
 
 if TYPE_CHECKING:
     from loaderd.daemon.preparing.remote_preparation import RemotePreparation
@@ -131,7 +132,7 @@ class PrivateDaemon(Daemon):
         raise error
 
     def _warn(self, text: str) -> None:
-        self._wires.post(PARENT, Warned(text, self._workforce.pool.restarts))
+        self._wires.post(PARENT, Warned(redacted(text), self._workforce.pool.restarts))
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ class Limits:
         """Raise BusyError where there is no room for another one beside ``num_consumers``."""
         if num_consumers >= self.max_consumers:
             raise BusyError(
-                f"there are {self.max_consumers} consumers, and may be no more",
+                f"the server already has its maximum of {self.max_consumers} consumers",
                 hint="The server was started with that limit: --max-consumers.",
             )
 
@@ -124,12 +124,13 @@ class Consumer:
             return ServerError(f"this is no message of loaderd: {self.channel.fault}")
         idle_s = now_s - self.heard_s
         if self.session is None and idle_s > _HELLO_LIMIT_S:
-            return ServerError(f"nothing was asked for in {_HELLO_LIMIT_S:g} s")
+            return ServerError(f"this consumer connected and asked for nothing within {_HELLO_LIMIT_S:g} s")
         began_s = self.channel.unfinished_since
         if began_s is not None and now_s - began_s > _MESSAGE_LIMIT_S:
             return ServerError(f"a message was begun and not finished for {_MESSAGE_LIMIT_S:g} s")
         if self.channel.posted_bytes > _MAX_POSTED_BYTES:
-            return ServerError(f"{self.channel.posted_bytes:,} bytes were not read")
+            unread = f"{self.channel.posted_bytes:,} bytes of messages"
+            return ServerError(f"this consumer has left {unread} unread; is its process stopped?")
         is_idle = limits.idle_timeout is not None and idle_s > limits.idle_timeout
         if is_idle and self.session is not None and self.session.has_waiting(self.number):
             return ServerError(

@@ -190,8 +190,8 @@ class ServerDaemon(Daemon):
         except LoaderdError as error:
             self._part(consumer, error)
         except Exception as error:  # a message whose fields make no sense together
-            text = f"{type(message).__name__} holds what cannot be: {type(error).__name__}: {error}"
-            self._part(consumer, ServerError(text))
+            text = f"the consumer sent a {type(message).__name__} message that makes no sense"
+            self._part(consumer, ServerError(f"{text}: {type(error).__name__}: {error}"))
 
     def _from_consumer(self, consumer: Consumer, message: Message) -> None:
         if isinstance(message, Hello):
@@ -237,7 +237,8 @@ class ServerDaemon(Daemon):
         if session is None:
             session = self._new_session(self._catalog[consumer.dataset], wanted, message)
         elif wanted.held_batches > session.held_batches:
-            raise ServerError(f"held_batches must be at most {session.held_batches}, as of the first in the group")
+            most = f"{session.held_batches}, the value of the group's first consumer"
+            raise ServerError(f"held_batches must be at most {most}; got {wanted.held_batches}")
         elif len(session.present) + len(leaving := self._leaving_of(session)) >= wanted.consumers:
             of_them = f", {len(leaving)} of them sent away and still with batches" if leaving else ""
             raise BusyError(
@@ -258,7 +259,9 @@ class ServerDaemon(Daemon):
     def _served(self, name: str) -> Served:
         served = self._catalog.get(name)
         if served is None:
-            raise ServerError(f"there is no data set {name!r:.100}; there are {sorted(self._catalog)}")
+            raise ServerError(
+                f"there is no data set {name!r:.100}; this server has: {', '.join(sorted(self._catalog))}"
+            )
         return served
 
     def _new_session(self, served: Served, wanted: Subscription, message: Subscribe) -> Session:

@@ -180,14 +180,14 @@ class Session:
         if not preparation.finished:
             return
         self._preparation = None
-        is_new = self.opened is None
+        opened = self.opened
         try:
             self._use(preparation)
         except LoaderdError as error:
-            if is_new or self.opened is None:
+            if opened is None:
                 raise
             # The consumer keeps the data that it had before the sets grew.
-            self._tell_all(self.opened.listed_message(error))
+            self._tell_all(opened.listed_message(error))
 
     def _use(self, preparation: Preparation) -> None:
         """Open the stream with the data that are there, or go on with them; and attach the workers."""

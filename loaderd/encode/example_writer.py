@@ -42,7 +42,7 @@ def _fixed_entries(rows: Rows, features: list[tuple[str, Feature]]) -> Iterator[
     parts: list[npt.NDArray[np.uint8]] = []
     for name, feature in features:
         values = np.ascontiguousarray(rows[name]).reshape(len(rows), -1).view(np.uint8)
-        head = np.frombuffer(_head_of_entry(name, feature, feature.num_bytes), dtype=np.uint8)
+        head = np.frombuffer(_head_of_entry(name, feature.wire_kind, feature.num_bytes), dtype=np.uint8)
         parts += [np.broadcast_to(head, (len(rows), len(head))), values]
     matrix = np.concatenate(parts, axis=1)
     size, data = matrix.shape[1], matrix.tobytes()
@@ -53,14 +53,14 @@ def _number_entries(name: str, values: npt.NDArray[Any]) -> Iterator[bytes]:
     """For each record, the entry of an Int64 feature."""
     for numbers in values.reshape(len(values), -1).tolist():
         data = b"".join(map(_varint, numbers))
-        yield _head_of_entry(name, Int64(), len(data)) + data
+        yield _head_of_entry(name, Int64.wire_kind, len(data)) + data
 
 
 @lru_cache(maxsize=4096)
-def _head_of_entry(name: str, feature: Feature, num_bytes: int) -> bytes:
+def _head_of_entry(name: str, wire_kind: str, num_bytes: int) -> bytes:
     """The bytes in front of a feature's values, which take ``num_bytes``, in its entry of the map of features."""
     head = _head(1, num_bytes)  # bytes, or a packed list
-    head = _head(_LIST_FIELD[feature.wire_kind], len(head) + num_bytes) + head
+    head = _head(_LIST_FIELD[wire_kind], len(head) + num_bytes) + head
     head = _head(2, len(head) + num_bytes) + head  # the value of the entry, behind its key
     head = _field(1, name.encode()) + head
     return _head(1, len(head) + num_bytes) + head

@@ -26,7 +26,7 @@ from loaderd.gateway.arrow import Specs, record_batch, stored_specs
 from loaderd.options import is_count, require
 from loaderd.plan.positions import Position
 from loaderd.protocol.messages import Welcome
-from loaderd.remote.tickets import Compression, check_compression, parse_object
+from loaderd.remote.tickets import Compression, check_compression, check_name, parse_object
 from loaderd.schema import Schema
 from loaderd.schema.wire import from_wire
 from loaderd.subscription import Subscription
@@ -54,8 +54,7 @@ class Ticket:
     compression: Compression = None
 
     def __post_init__(self) -> None:
-        is_name = isinstance(self.dataset, str) and bool(self.dataset)
-        require(is_name, "dataset", "the name of a data set", self.dataset)
+        check_name(self.dataset)
         require(self.start is None or isinstance(self.start, dict), "start", "a JSON object, or null", self.start)
         check_compression(self.compression)
         require(

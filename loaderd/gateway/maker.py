@@ -21,7 +21,8 @@ from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Made, Make, Making
 from loaderd.protocol.process import enter_process
-from loaderd.remote.tickets import RowsTicket, TableRequest, faults_to_wire, parse
+from loaderd.remote.tickets import REMOTE_PROTOCOL, RowsTicket, TableRequest, faults_to_wire, parse
+from loaderd.version import VERSION
 
 _logger = logging.getLogger("loaderd")
 
@@ -47,6 +48,12 @@ class Maker:
 
     def _table(self, wanted: Make) -> Made:
         request = parse(TableRequest, wanted.text)
+        if request.protocol != REMOTE_PROTOCOL:
+            raise ServerError(
+                f"this server is loaderd {VERSION} and speaks network protocol {REMOTE_PROTOCOL}; "
+                f"the consumer speaks {request.protocol!r:.40}",
+                hint="Install the same version on both sides.",
+            )
         return Made(table=self._sets.get(request.dataset, request.listing, is_new=True).table)
 
     def _rows(self, wanted: Make) -> Made:

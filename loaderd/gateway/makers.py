@@ -47,7 +47,8 @@ class _Maker:
         self.channel = Channel(sock)
         self._poll = select.poll()
         self._poll.register(self.channel, select.POLLIN)
-        self.channel.send(Making(settings), (memory.fd,))
+        with contextlib.suppress(ChannelClosed):  # it has ended already, which the first question will show
+            self.channel.send(Making(settings), (memory.fd,))
 
     def ask(self, wanted: Make) -> Made:
         """Its answer. Raises ChannelClosed if the process ends meanwhile, or says nothing for 60 s."""
@@ -91,7 +92,7 @@ class Makers:
         digest = sha256(wanted.text).digest()  # to count deaths by: a ticket may be long
         if self._deaths[digest] >= _MAX_DEATHS:
             raise WorkerError(
-                f"{_MAX_DEATHS} processes of the server were lost at the making of these rows",
+                f"{_MAX_DEATHS} processes of the server died while they made these rows",
                 hint="A derived field that crashes or never ends, or too little memory, are the usual causes.",
             )
         with self._lock:
@@ -127,7 +128,7 @@ class Makers:
             if len(self._deaths) > _MOST_REMEMBERED:
                 self._deaths.clear()
             self._deaths[digest] += 1
-            _logger.error("a process that makes rows %s (%s); another one is started", how, closed)
+            _logger.error("a maker %s (%s); another one is started", how, closed)
             raise NotReady("the process that made the rows has ended; ask again") from None
         except DaemonError as error:
             raise NotReady(error.message) from None

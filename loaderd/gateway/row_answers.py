@@ -52,6 +52,11 @@ class ServedSet:
         """Makes its rows; created at the first use."""
         return RowMaker(self)
 
+    def close(self) -> None:
+        """Close the files of its maker, if it has one."""
+        if "maker" in vars(self):
+            self.maker.close()
+
     def check(self, ticket: RowsTicket) -> None:
         """Raise ServerError if the ticket is for other data, OptionError if it asks for records that do not exist."""
         if ticket.data != self.digest:

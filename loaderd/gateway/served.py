@@ -34,11 +34,14 @@ class ServedSets:
             self._found.move_to_end((dataset, listing))
             return known
         found = ServedSet(*data_of(ask_data(self._daemon, dataset, listing)))
+        before = set(self._found.values())
         for each in {listing, found.data.listing}:
             self._found[dataset, each] = found
             self._found.move_to_end((dataset, each))
         while len(self._found) > _MOST_LISTINGS * len({name for name, _ in self._found}):
             self._found.popitem(last=False)
+        for gone in before.difference(self._found.values()):
+            gone.close()
         return found
 
 

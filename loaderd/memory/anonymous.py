@@ -111,4 +111,4 @@ def make_private(address: int, size: int) -> None:
 
 
 def _error(size: int, error: OSError, what: str = "shared memory") -> DaemonError:
-    return DaemonError(f"cannot have {in_mib(size)} of {what}: {error.strerror}", hint=remedy(error))
+    return DaemonError(f"cannot allocate {in_mib(size)} of {what}: {error.strerror}", hint=remedy(error))

@@ -106,8 +106,9 @@ def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
     head = memory[: 8 * SAMPLES].view(np.int64)
     if head[LAYOUT] != _LAYOUT:
         raise DaemonError(
-            f"a page of layout {_LAYOUT:#x} is expected, got {int(head[LAYOUT]):#x}",
-            hint="It is one of another version of loaderd: use that version's command.",
+            f"this stream belongs to another version of loaderd: its page has layout {int(head[LAYOUT]):#x}, and "
+            f"this version's have {_LAYOUT:#x}",
+            hint="Use the other version's command.",
         )
     num_slots, num_seats, num_bytes = (int(head[word]) for word in (NUM_SLOTS, NUM_SEATS, FACTS_BYTES))
     start = 8 * words_of(num_slots, num_seats)

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any, NamedTuple
 
+from loaderd.errors import OptionError
 from loaderd.options import is_count, require
 from loaderd.plan.batches import BatchPlan, Segment
 from loaderd.plan.epoch import Slice, WindowOrder, window_key
@@ -45,7 +46,11 @@ def past_of(values: Any) -> Past:
     require(is_past, "past", "of each change, how many rows each host had taken", values)
     # Planning what is left takes a microsecond for each pair of hosts, and other consumers may wait for it.
     pairs = sum(len(taken) ** 2 for taken in values)
-    require(pairs <= _MAX_PAIRS, "past", "once of 1,024 hosts, 16 times of 256, …", [*map(len, values)])
+    if pairs > _MAX_PAIRS:
+        raise OptionError(
+            "past has too many changes of hosts: the squares of their numbers of hosts may add up to "
+            f"{_MAX_PAIRS:,}, got {pairs:,}"
+        )
     return tuple(map(tuple, values))
 
 

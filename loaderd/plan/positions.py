@@ -182,7 +182,9 @@ class Course:
         while (num_steps := self.batches(pass_).num_steps) is not None and step >= num_steps:
             step -= num_steps
             if self.listing is not None and step:
-                raise OptionError(f"of data that grow, nobody can say what is {step} batches behind the epoch's end")
+                raise OptionError(
+                    f"the data set grows: a position {step} batches beyond the end of its epoch cannot be computed"
+                )
             pass_ = self.next_pass(pass_)
         return self.position(pass_, step)
 
@@ -223,7 +225,7 @@ class Course:
         is_behind = batches.num_steps is not None and step > batches.num_steps
         if epoch < 0 or is_behind or batches.place_of(step) != (epoch, position.batch):
             raise OptionError(
-                f"the position is batch {position.batch} of epoch {position.epoch}, which has no such batch",
+                f"the position does not exist: there is no batch {position.batch} in epoch {position.epoch}",
                 hint=f"A whole epoch has {batches.steps_per_epoch} batches of {batches.batch_size}, counted from 0.",
             )
         return step

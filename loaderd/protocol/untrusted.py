@@ -144,7 +144,7 @@ def decode_strict(data: bytes) -> Message:
         raise MalformedMessage(f"{cls.__name__} must have {len(checks)} fields, got {len(fields)}")
     for value, (name, kind, is_right) in zip(fields, checks, strict=False):
         if not is_right(value):
-            raise MalformedMessage(f"{cls.__name__}.{name} must be {kind}, got another {type(value).__name__}")
+            raise MalformedMessage(f"{cls.__name__}.{name} must be a valid {kind}, got {type(value).__name__}")
     return decode(values)
 
 

@@ -108,7 +108,9 @@ class Calls:
 
 def _rows_of(batch: pa.RecordBatch) -> Rows:
     if batch.schema.names != [COLUMN] or not pa.types.is_fixed_size_binary(batch.schema.field(0).type):
-        raise ServerError(f"the server sent what are no rows: {batch.schema!s:.200}")
+        raise ServerError(
+            f"the server's answer does not hold rows, but {batch.schema!s:.200}", hint="Is it a server of loaderd?"
+        )
     column = batch.column(0)
     size = column.type.byte_width
     rows = np.frombuffer(column.buffers()[1] or b"", np.uint8, len(column) * size, column.offset * size)

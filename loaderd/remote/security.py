@@ -132,11 +132,11 @@ def _handshake_error(error: ssl.SSLError, host: str, port: int, tls: TLS) -> Ser
     words = (error.reason or str(error)).lower().replace("_", " ")
     if "alert" in words:
         return ServerError(
-            f"{host}:{port} refuses us: {words}",
+            f"{host}:{port} refuses the connection: {words}",
             hint="If it asks for a certificate, give one that it trusts: TLS(cert=…, key=…).",
         )
     return ServerError(
-        f"{host}:{port} does not speak TLS, or not with us: {words}",
+        f"the TLS handshake with {host}:{port} failed: {words}",
         hint="Without TLS, a server's address is grpc://host:port.",
     )
 

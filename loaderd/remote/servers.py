@@ -72,7 +72,7 @@ class Servers:
         self._say = say
         self._lock = threading.Lock()
         self._ways: list[_Way] = []
-        self._spare: list[str] = []
+        self._spare: list[_Way] = []
         self.use(addresses)
 
     def use(self, addresses: tuple[str, ...]) -> None:
@@ -80,10 +80,10 @@ class Servers:
         with self._lock:
             self._ways = [way for way in self._ways if way.address in addresses]
             known = {way.address for way in self._ways}
-            self._spare = [address for address in addresses if address not in known]
+            self._spare = [_Way(address) for address in addresses if address not in known]
             random.shuffle(self._spare)
             while self._spare and len(self._ways) < MOST_CONNECTED:
-                self._ways.append(_Way(self._spare.pop()))
+                self._ways.append(self._spare.pop())
 
     def ask(self, call: Callable[[Calls, float], _Answer], limit_s: float) -> _Answer:
         """What ``call(calls, timeout_s)`` returns for the first server that answers.
@@ -115,7 +115,7 @@ class Servers:
         raise ServerError(
             f"no server has answered for {limit_s:g} s; the last attempt: {last}",
             hint="Are they running? `loaderd serve mypackage.module:dataset --listen HOST:PORT` starts one. "
-            "Iterating once more goes on trying, and then with the same batch.",
+            "Iterate again to keep trying; it continues with the same batch.",
         )
 
     def _choose(self, all_of_them: bool) -> _Way | None:
@@ -176,7 +176,9 @@ class Servers:
             is_first = way.away_s == _FIRST_AWAY_S
             if isinstance(why, LoaderdError):
                 way.refusal, way.until_s = why, now_s + _REFUSED_S
+                self._replace(way)
             else:
+                way.refusal = None
                 way.calls = None  # the connection may be dead without a sign: make another one
                 away_s = way.away_s if is_only else max(way.away_s, _ONE_IN_TIME * lost_s)
                 way.until_s = now_s + away_s * random.uniform(0.5, 1)  # so that many consumers do not come at once
@@ -186,15 +188,18 @@ class Servers:
             self._say(f"{why}; {'it is asked again' if is_only else 'others are asked, and it again'}")
 
     def _replace(self, way: _Way) -> None:
-        """Call a spare server instead of this one, if there is one."""
-        if self._spare and way in self._ways:
-            self._ways[self._ways.index(way)] = _Way(self._spare.pop(0))
-            self._spare.append(way.address)
+        """Call a spare server instead of this one, if there is one; not one that refuses, if this one does."""
+        spare = next((each for each in self._spare if not (way.refusal and each.refusal)), None)
+        if spare is not None and way in self._ways:
+            self._spare.remove(spare)
+            self._ways[self._ways.index(way)] = spare
+            self._spare.append(_Way(way.address, until_s=way.until_s, refusal=way.refusal))
 
     def _refused_by_all(self) -> LoaderdError | None:
         with self._lock:
-            refusals = [way.refusal for way in self._ways if way.refusal is not None]
-            return refusals[0] if refusals and len(refusals) == len(self._ways) else None
+            ways = self._ways + self._spare
+            refusals = [way.refusal for way in ways if way.refusal is not None]
+            return refusals[0] if refusals and len(refusals) == len(ways) else None
 
     def _until_next_s(self) -> float:
         now_s = time.monotonic()

@@ -115,7 +115,7 @@ def table_from_wire(data: bytes, where: str) -> Table:
         )
     except (LoaderdError, ValueError, TypeError, KeyError, zlib.error, msgpack.UnpackException) as error:
         raise ServerError(
-            f"{where} says of the data set what cannot be: {type(error).__name__}: {error!s:.300}",
+            f"the description of the data set from {where} cannot be read: {type(error).__name__}: {error!s:.300}",
             hint="Install the same version of loaderd on both sides.",
         ) from None
 

@@ -32,7 +32,7 @@ COLUMN = "row"
 AUTHORIZATION = "authorization"
 CONSUMER = "loaderd-consumer"
 REMOTE_PROTOCOL = 1
-"""The version of this protocol. A TableRequest names it, but servers do not compare it."""
+"""The version of this protocol. A TableRequest names it, and servers refuse any other."""
 
 MAX_RANGES = 1 << 16
 MAX_ROWS = 1 << 16
@@ -57,7 +57,7 @@ class RowsTicket:
     compression: Compression = None
 
     def __post_init__(self) -> None:
-        _check_name(self.dataset)
+        check_name(self.dataset)
         require(isinstance(self.data, str), "data", "the digest of the data", self.data)
         is_list = isinstance(self.rows, (list, tuple)) and 0 < len(self.rows) <= MAX_RANGES
         require(is_list, "rows", f"a list of 1 to {MAX_RANGES} ranges", self.rows)
@@ -86,7 +86,7 @@ class TableRequest:
     protocol: int = REMOTE_PROTOCOL
 
     def __post_init__(self) -> None:
-        _check_name(self.dataset)
+        check_name(self.dataset)
         object.__setattr__(self, "listing", _checked_listing(self.listing))
 
 
@@ -142,7 +142,8 @@ def check_compression(value: Any) -> Compression:
     return cast(Compression, value)
 
 
-def _check_name(name: Any) -> None:
+def check_name(name: Any) -> None:
+    """Raise OptionError if ``name`` cannot be the name of a data set."""
     require(isinstance(name, str) and bool(name), "dataset", "the name of a data set", name)
 
 

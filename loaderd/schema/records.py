@@ -112,4 +112,4 @@ class FixedRecords(Mapping[str, Feature]):
 
 
 def _values_of(field: np.dtype[Any], expected: Any, name: str) -> npt.NDArray[Any]:
-    return as_values(expected, field.base, field.shape, f"FixedRecords: what is expected of {name!r}")
+    return as_values(expected, field.base, field.shape, f"FixedRecords: expect[{name!r}]")

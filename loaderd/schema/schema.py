@@ -134,7 +134,7 @@ class Schema:
             if name in done:
                 return
             if name in path:
-                raise SchemaError(f"derived fields go round in a circle: {' → '.join((*path, name))}")
+                raise SchemaError(f"derived fields depend on each other in a circle: {' → '.join((*path, name))}")
             if name not in self.fields and name not in self.intermediates:
                 raise self._no_input(path[-1], name)
             definition = self.definition_of(name)

@@ -120,7 +120,8 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    _require(type(value) is int and 0 <= value <= 8 * MAX_RECORD_BYTES, "a number of things", "one in range", value)
+    most = 8 * MAX_RECORD_BYTES
+    _require(type(value) is int and 0 <= value <= most, "a count", f"an integer from 0 to {most}", value)
     return int(value)
 
 

@@ -33,7 +33,7 @@ def _check_readable(path: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
     except OSError as error:  # the base class of ssl.SSLError
-        raise OptionError(f"{path} must be a certificate, PEM: {_reason(error)}") from None
+        raise OptionError(f"{path} cannot be read as a PEM certificate: {_reason(error)}") from None
 
 
 def _check_pair(cert: str, key: str) -> None:

@@ -26,25 +26,28 @@ class Post:
     delay_s: float = _FIRST_DELAY_S
     in_vain: int = 0
     restarts: int = 0
+    has_served: bool = False
+    """Whether any of its processes has."""
     is_renewed: bool = False
     """Whether the process was told to end because another one is to replace it."""
 
-    def missed(self, has_served: bool) -> bool:
-        """Plan the next process, as one has ended or did not start. False: too many in a row have never served."""
+    def missed(self, has_served: bool) -> float | None:
+        """Plan the next process, as one has ended or did not start; returns in how many seconds it starts.
+
+        None: too many in a row have never served.
+        """
         self.child = None
         self.in_vain = 0 if has_served else self.in_vain + 1
         if self.in_vain >= _MAX_STARTS_IN_VAIN:
-            return False
+            return None
         now_s = time.monotonic()
         if now_s - self.began_s > _GOOD_LIFE_S:
             self.delay_s = _FIRST_DELAY_S
         self.restarts += 1
-        self.due_s = now_s + self.delay_s
-        return True
-
-    def slow_down(self) -> None:
-        """Double the delay of the process after the next."""
-        self.delay_s = min(2 * self.delay_s, _MAX_DELAY_S)
+        delay_s = self.delay_s
+        self.due_s = now_s + delay_s
+        self.delay_s = min(2 * delay_s, _MAX_DELAY_S)
+        return delay_s
 
     def why_not(self) -> str:
         """Why it cannot serve now; "" if it can."""

@@ -218,10 +218,15 @@ class Supervisor:
         assert child.report is not None
         if child is self._next_daemon:
             self._promote(child)
-        if not self._stopping and any(child is post.child for post in self._posts):
+        post = self._post_of(child)
+        if not self._stopping and post is not None:
+            post.has_served = True
             self._announce(child, is_first=before is None)
         if self._reload_wanted:
             self._reload()
+
+    def _post_of(self, child: Child) -> Post | None:
+        return next((post for post in self._posts if post.child is child), None)
 
     def _promote(self, child: Child) -> None:
         """The next daemon is ready: have it replace the current one."""
@@ -273,7 +278,7 @@ class Supervisor:
         if self._stopping:
             return
         error = child.error or DaemonError(f"{child} {how}")
-        post = next((post for post in self._posts if post.child is child), None)
+        post = self._post_of(child)
         if child is self._next_daemon:
             self._next_daemon = None
             _logger.error("reload failed, the server goes on as it was: %s", error)
@@ -282,18 +287,18 @@ class Supervisor:
             _logger.info("%s, which was to end with its last consumer, %s", child, how)
         elif post.is_renewed:
             post.is_renewed, post.child, post.due_s = False, None, 0.0
-        elif child.error is not None and child.report is None and not post.restarts:
+        elif child.error is not None and child.report is None and not (post.restarts or post.has_served):
             self._give_up(child.error)  # the next one would fail in the same way
         else:
             self._missed(post, error, has_served=child.report is not None)
 
     def _missed(self, post: Post, error: LoaderdError, has_served: bool = False) -> None:
         """Start the next process after a delay; or give up, if too many in a row never served."""
-        if not post.missed(has_served):
+        delay_s = post.missed(has_served)
+        if delay_s is None:
             self._give_up(error)
-            return
-        _logger.error("%s; another %s starts in %g s", error.message, post.name, post.delay_s)
-        post.slow_down()
+        else:
+            _logger.error("%s; another %s starts in %g s", error.message, post.name, delay_s)
 
     # -------------------------------------------------------------------------------------------- time
 

@@ -127,7 +127,7 @@ def _remove_stale(path: str) -> None:
         if not (pid and has_ended(pid)) or time.monotonic() > until_s:
             who = f"process {pid}{_name(pid)} of user {user}" if number == 0 else "a process with a full queue"
             raise ServerError(
-                f"cannot listen at {path}: {who} does",
+                f"cannot listen at {path}: {who} listens there already",
                 hint="Stop that server, or choose another path with --unix.",
             )
         time.sleep(0.02)

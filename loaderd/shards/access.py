@@ -27,7 +27,7 @@ from loaderd.options import Storage
 from loaderd.shards.filesystems import Filesystems
 from loaderd.shards.range_cache import PART_BYTES, RangeCache
 from loaderd.shards.retries import insist, may_pass
-from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable, version
+from loaderd.shards.shard_file import ShardFile, changed, state_in_words, unanswered, unreadable
 from loaderd.shards.storage_threads import Askers, wait_for
 from loaderd.snapshots import StorageCounts
 
@@ -229,7 +229,9 @@ class Access:
                 raise changed(file.uri, f"{file.size_bytes} bytes", f"{size} bytes")
             # Whole seconds: some stores give the time more exactly in lists than elsewhere.
             if mtime_ns and file.mtime_ns and mtime_ns // _NS != file.mtime_ns // _NS:
-                expected, found = (version(size, time_ns // _NS * _NS) for time_ns in (file.mtime_ns, mtime_ns))
+                expected, found = (
+                    state_in_words(size, time_ns // _NS * _NS) for time_ns in (file.mtime_ns, mtime_ns)
+                )
                 raise changed(file.uri, expected, found)
             if one.etag is not None and etag != one.etag:
                 raise changed(file.uri, f"ETag {one.etag!r:.60}", f"ETag {etag!r:.60}")
@@ -244,7 +246,8 @@ def _version(handle: Any) -> tuple[int, bytes | None]:
     said = {str(key).lower(): value for key, value in (_metadata(handle) or {}).items()}
     text = bytes(said.get("last-modified", b"")).decode(errors="replace")
     try:
-        when = datetime.fromisoformat(text.replace("Z", "+00:00")) if "T" in text else parsedate_to_datetime(text)
+        is_http = " " in text  # "Sat, 01 Jan 2022 00:00:00 GMT"; else it is one of ISO 8601
+        when = parsedate_to_datetime(text) if is_http else datetime.fromisoformat(text.replace("Z", "+00:00"))
         return int(when.timestamp()) * _NS, said.get("etag")
     except (ValueError, TypeError, IndexError):
         return 0, said.get("etag")

@@ -158,9 +158,8 @@ class BlockReader(ShardFiles):
             return
         if tail_stop != part.offset + part.num_bytes or tail_count >= last - number:
             tail_count, tail_offset = 0, part.offset + part.num_bytes
-        miscounted = Damage(
-            "", 0, 0, f"{part.num_records} records, as when it was indexed", f"{reached - part.first_record}"
-        )
+        expected = f"{part.num_records} records (the count when it was indexed)"
+        miscounted = Damage("", 0, 0, expected, f"{reached - part.first_record} records")
         cause = stream.damage or (damages[0] if damages else miscounted)
         lost = Damage(self._files[part.shard].uri, number, offset, cause.expected, cause.found, tail_offset - offset)
         for record in range(number, last - tail_count):

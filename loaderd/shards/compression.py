@@ -78,7 +78,7 @@ def refuse_others(shard: str, head: bytes, expected: str, hint: str) -> None:
     if found:
         damage = Damage(shard, 0, 0, expected, f"one that is {found[0]}", lost_bytes=-1)
         compressed = found[0].startswith("compressed")
-        text = f"{shard} is {found[0]}, {'which loaderd does not read' if compressed else 'and no shard'}"
+        text = f"{shard} is {found[0]}, {'which loaderd does not read' if compressed else f'not {expected}'}"
         hint = f"{hint} {_HINT_COMPRESSED}" if compressed else hint
         raise ShardReadError(text, hint=hint, damage=damage)
 
@@ -152,7 +152,7 @@ class InflatedStream:
         self._most_fed = _READ_BYTES
         self._member_started = False
         self._buffer = bytearray(_READ_BYTES)
-        self.inflated_bytes = 0
+        self._inflated_bytes = 0
         self.damage: Damage | None = None
         self.is_garbled = False
         """Whether what came before the damage may be wrong as well: nobody knows where the damage begins."""
@@ -171,7 +171,7 @@ class InflatedStream:
                 return 0
             if data:
                 view[: len(data)] = data
-                self.inflated_bytes += len(data)
+                self._inflated_bytes += len(data)
                 return len(data)
             if not got and self._member_started:
                 self.is_garbled = self._ends_as_written()
@@ -227,7 +227,7 @@ class InflatedStream:
         self.damage = Damage(
             self._shard,
             -1,
-            self.inflated_bytes,
+            self._inflated_bytes,
             f"{expected} behind compressed byte {self._compressed_offset - len(self._pending)}",
             found,
             lost_bytes=-1,

@@ -55,7 +55,11 @@ def list_shards(
     files: dict[ShardFile, None] = {}
     seen: dict[Any, str] = {}
     for number, name in enumerate([names] if isinstance(names, str) else names):
-        for file, places in _list_remote_places(name, access) if is_remote(name) else _list_local(name, access):
+        if is_remote(name):
+            found = [(file, [file.uri]) for file in list_remote(name, access)]
+        else:
+            found = _list_local(name, access)
+        for file, places in found:
             for place in places:
                 if place in seen:
                     raise _named_twice(seen[place], file.uri)
@@ -126,7 +130,3 @@ def _list_local(name: str, access: Access) -> list[tuple[ShardFile, list[Any]]]:
             places.append((status.st_dev, status.st_ino))
         found.append((ShardFile(path, status.st_size, status.st_mtime_ns), places))
     return found
-
-
-def _list_remote_places(uri: str, access: Access) -> list[tuple[ShardFile, list[Any]]]:
-    return [(file, [file.uri]) for file in list_remote(uri, access)]

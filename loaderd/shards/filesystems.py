@@ -13,9 +13,9 @@ from urllib.parse import unquote
 from loaderd.errors import ShardReadError
 from loaderd.options import Storage
 
-SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf", "fsspec+…")
+_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf", "fsspec+…")
 
-_HINT_URI = "A blank in a URI is written %20, and a slash in a key %2F."
+_HINT_URI = "A space in a URI is written %20, and a slash in a key %2F."
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
 # How often pyarrow itself tries a request: with more, loaderd would not know how often storage is asked.
@@ -40,7 +40,7 @@ class Filesystems:
         if self._storage.filesystem is not None:
             return self._given_one(), self._path_of_given(uri, address)
         if " " in uri:
-            raise ShardReadError(f"{uri}: it has a blank in it", hint=_HINT_URI)
+            raise ShardReadError(f"{uri}: the URI contains a space", hint=_HINT_URI)
         authority, slash, path = address.partition("/")
         root = f"{scheme}://{authority}{mark}{query}"
         with self._lock:
@@ -85,7 +85,7 @@ def _opened(root: str, requests: int) -> tuple[Any, str]:
             retries = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
             filesystem = fs.S3FileSystem(**options, retry_strategy=retries)
     except (ValueError, NotImplementedError, ImportError) as error:
-        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         hint = f"{_HINT_URI} Known are {known}; for others, give what opens them: Storage(filesystem=…)."
         raise ShardReadError(f"{root}: {error}", hint=hint) from None
     return filesystem, str(path)

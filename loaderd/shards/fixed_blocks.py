@@ -142,8 +142,9 @@ class FixedBlockReader(ShardFiles):
 
                 rows = NpzRows(self._files[block.shard], lambda: self._npz_file(block.shard), self._records)
             if rows.num_rows != block.num_records:
-                uri, expected = self._files[block.shard].uri, f"{block.num_records} rows, as when it was indexed"
-                damage = Damage(uri, 0, 0, expected, f"{rows.num_rows}", lost_bytes=-1)
+                uri = self._files[block.shard].uri
+                expected = f"{block.num_records} rows (the count when it was indexed)"
+                damage = Damage(uri, 0, 0, expected, f"{rows.num_rows} rows", lost_bytes=-1)
                 raise ShardReadError(str(damage), damage=damage)
             for row in rows.skip_to(first):
                 self._on_read(block.num_bytes * row // block.num_records)
@@ -186,8 +187,8 @@ class FixedBlockReader(ShardFiles):
                 return
         for number in range(reached, stop):
             end = start + reached * self._records.record_bytes
-            expected = f"{block.num_records} records, as when it was indexed"
-            yield Damage(uri, block.first_record + number, end, expected, f"{reached}")
+            expected = f"{block.num_records} records (the count when it was indexed)"
+            yield Damage(uri, block.first_record + number, end, expected, f"{reached} records")
 
     def _compression_of(self, block: Block) -> Compression | Damage:
         """How the block is compressed; in a tar, how its member is."""

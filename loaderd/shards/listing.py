@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
-from loaderd.errors import NoShardsError, ShardReadError
+from loaderd.errors import LoaderdError, NoShardsError, ShardReadError
 from loaderd.shards.access import Access
 from loaderd.shards.local import is_a_folder
 from loaderd.shards.shard_file import ShardFile, unanswered
@@ -59,6 +59,8 @@ def _list_glob(address: str, query: str, access: Access) -> list[ShardFile]:
     folder = address
     while not _GLOB_CHARACTERS.isdisjoint(folder):
         folder = posixpath.dirname(folder)
+    if "://" not in folder:
+        raise ShardReadError(f"{address}{query}: a glob may not have wildcards in the bucket's name")
     pattern = unquote(address[len(folder) + 1 :]).split("/")
 
     def look() -> tuple[str, Any]:
@@ -111,7 +113,7 @@ def _patiently(uri: str, small: str, look: Callable[[], _Answer], access: Access
 
 
 def _missing_bucket(uri: str, access: Access) -> str:
-    """A hint, where not even the bucket of a URI is there; else ""."""
+    """A hint, where not even the bucket of a URI is there; else "", also where the bucket may not be looked at."""
     from pyarrow import fs
 
     scheme, _, rest = uri.partition("://")
@@ -123,7 +125,10 @@ def _missing_bucket(uri: str, access: Access) -> str:
         filesystem, path = access.filesystems.of(root)
         return filesystem.get_file_info(path)
 
-    info = _patiently(root, root, look, access)
+    try:
+        info = _patiently(root, root, look, access)
+    except LoaderdError:
+        return ""
     return f"There is no {bucket.rpartition('@')[2]} at all." if info.type == fs.FileType.NotFound else ""
 
 

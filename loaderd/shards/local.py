@@ -23,6 +23,7 @@ _MOST_NAMED = 3
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NUMBERS = re.compile("[0-9]+")
 _HINT_NOWHERE = "Mount or restore what they point to, or remove them."
+_HINT_REGULAR = "A shard must be a regular file: loaderd reads it at several offsets at once."
 
 Found = tuple[str, os.stat_result]
 """An absolute path, and what the file system says of the file there, links followed."""
@@ -45,7 +46,7 @@ def find_files(name: str) -> list[Found]:
     if stat.S_ISDIR(status.st_mode):
         raise is_a_folder(path)
     if not stat.S_ISREG(status.st_mode):
-        raise NoShardsError(f"{path} is not a regular file", hint="A shard is read from many places at a time.")
+        raise NoShardsError(f"{path} is not a regular file", hint=_HINT_REGULAR)
     return [(path, status)]
 
 
@@ -71,7 +72,7 @@ def _files_of(pattern: str) -> list[Found]:
     like_shards = _like_shards(pattern, found, others)
     if like_shards:
         raise NoShardsError(
-            f"{pattern} matches what is no file: {_some(like_shards)}",
+            f"{pattern} matches folders or special files named like shards: {_some(like_shards)}",
             hint="Move them elsewhere, or give a glob that matches the shards alone.",
         )
     if not found:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from loaderd.machine import remedy
 from loaderd.shards.retries import insist, may_pass
-from loaderd.shards.shard_file import ShardFile, changed, unanswered, unreadable, version
+from loaderd.shards.shard_file import ShardFile, changed, state_in_words, unanswered, unreadable
 
 _Answer = TypeVar("_Answer")
 
@@ -65,8 +65,8 @@ class LocalFile:
         if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
             raise changed(
                 file.uri,
-                version(file.size_bytes, file.mtime_ns),
-                version(status.st_size, status.st_mtime_ns),
+                state_in_words(file.size_bytes, file.mtime_ns),
+                state_in_words(status.st_size, status.st_mtime_ns),
             )
 
     def read_at(self, offset: int, view: memoryview) -> int:

@@ -135,7 +135,7 @@ class _Column:
             pass
         if self._stream.done_bytes != self._entry.file_size or self._stream.crc != self._entry.CRC:
             expected = f"{self._entry.filename} of {self._entry.file_size} bytes with its CRC"
-            raise self._bad(expected, f"{self._stream.done_bytes} bytes with another")
+            raise self._bad(expected, f"{self._stream.done_bytes} bytes whose CRC does not match")
 
     def _bad(self, expected: str, found: str) -> ShardReadError:
         return _bad(self._shard, self._entry.header_offset, expected, found)
@@ -147,7 +147,8 @@ class _EntryStream:
     def __init__(self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo, read_bytes: int = _READ_BYTES) -> None:
         self._shard, self._file, self._entry = shard.uri, file, entry
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
-            what = f"method {entry.compress_type}, encrypted or another"
+            is_secret = entry.flag_bits & 1
+            what = "an encrypted entry" if is_secret else f"compression method {entry.compress_type}"
             raise _bad(shard.uri, entry.header_offset, f"{entry.filename} deflated or stored", what)
         self._inflater: Any = raw_inflater() if entry.compress_type == zipfile.ZIP_DEFLATED else None
         header = bytearray(_LOCAL_HEADER.size)

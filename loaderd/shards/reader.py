@@ -141,6 +141,8 @@ class ShardFiles:
     def _file(self, shard: int) -> OpenFile:
         file = self._open.get(shard)
         if file is None:
+            for other in self._remote & self._open.keys():  # each may hold what was fetched ahead: up to 32 MiB
+                self._open.pop(other).close()
             while len(self._open) >= self._max_open:
                 self._open.popitem(last=False)[1].close()
             file = self._open[shard] = open_shard(self._files[shard], self._access, self._close_files)

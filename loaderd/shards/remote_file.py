@@ -26,8 +26,8 @@ class RemoteFile:
         self._last, self._ahead = -1, 1
 
     def check_unchanged(self) -> None:
-        for piece in self._pieces.values():  # a read looks at the object, too: one look is enough
-            self._access.wait(self._file.uri, piece)
+        if self._last < 0 and 0 in self._pieces:  # its read looks at the object, too: one look is enough
+            self._access.wait(self._file.uri, self._pieces[0])
         self._access.look_at(self._file)
 
     def read_at(self, offset: int, view: memoryview) -> int:
@@ -47,7 +47,9 @@ class RemoteFile:
             self._ahead = 1
         self._last = number
         wanted = range(number, min(number + self._ahead, self._num_pieces))
-        self._pieces = {each: piece for each, piece in self._pieces.items() if each in wanted}
+        # One that failed ahead is asked for again: that may be long ago.
+        kept = {each: piece for each, piece in self._pieces.items() if each in wanted}
+        self._pieces = {each: piece for each, piece in kept.items() if not (piece.done() and piece.exception())}
         for each in wanted:
             if each not in self._pieces:
                 begin = each * PIECE_BYTES

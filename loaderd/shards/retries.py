@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from loaderd.errors import LoaderdError
 
-FIRST_PAUSE_S = 0.1
-MOST_PAUSE_S = 4.0
+_FIRST_PAUSE_S = 0.1
+_MOST_PAUSE_S = 4.0
 
 _Answer = TypeVar("_Answer")
 
@@ -51,7 +51,7 @@ def insist(ask: Callable[[], _Answer], retry_s: float, on_retry: Callable[[], No
 
     Raises its last error. ``on_retry`` is called before each pause.
     """
-    until_s, pause_s = time.monotonic() + retry_s, FIRST_PAUSE_S
+    until_s, pause_s = time.monotonic() + retry_s, _FIRST_PAUSE_S
     while True:
         try:
             return ask()
@@ -63,4 +63,4 @@ def insist(ask: Callable[[], _Answer], retry_s: float, on_retry: Callable[[], No
         import random
 
         time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
-        pause_s = min(2 * pause_s, MOST_PAUSE_S)
+        pause_s = min(2 * pause_s, _MOST_PAUSE_S)

@@ -97,7 +97,7 @@ def unreadable(uri: str, why: str, hint: str = "") -> ShardReadError:
     return ShardReadError(f"{uri}: {why}", hint=hint or _HINT_READ, damage=damage)
 
 
-def version(size_bytes: int, mtime_ns: int) -> str:
+def state_in_words(size_bytes: int, mtime_ns: int) -> str:
     """A state of a file in words: its size, and when it was written."""
     seconds, rest_ns = divmod(mtime_ns, 1_000_000_000)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

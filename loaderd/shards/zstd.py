@@ -54,7 +54,7 @@ class ZstdStream:
         self._file, self._size_bytes = file, size_bytes
         self._on_read = on_read
         self._most = _READ_BYTES
-        self.inflated_bytes = 0
+        self._inflated_bytes = 0
         self.damage: Damage | None = None
         self.is_garbled = False
         self._begin()
@@ -76,7 +76,7 @@ class ZstdStream:
                 self._step_back(str(error))
                 continue
             view[: len(data)] = data
-            self.inflated_bytes += len(data)
+            self._inflated_bytes += len(data)
             self._on_read(self._reader.tell())
             return len(data)
         return 0
@@ -86,11 +86,11 @@ class ZstdStream:
         if self._most == 1:
             expected = f"valid compressed data behind compressed byte {self._reader.tell()}"
             self.is_garbled = "Truncated" not in said
-            self.damage = Damage(self._shard, -1, self.inflated_bytes, expected, said, lost_bytes=-1)
+            self.damage = Damage(self._shard, -1, self._inflated_bytes, expected, said, lost_bytes=-1)
             return
         self._most //= 2
         self._begin()
-        left = self.inflated_bytes
+        left = self._inflated_bytes
         while left:
             left -= len(self._stream.read(min(left, _READ_BYTES)))
 

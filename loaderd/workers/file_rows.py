@@ -34,6 +34,8 @@ class FileRows:
         compressions: list[Compression],
         reading: Reading | None = None,
     ) -> None:
+        reading = reading or Reading()
+        self.access = reading.access
         self._loader = WindowLoader(schema, files, compressions, reading)
 
     def close(self) -> None:

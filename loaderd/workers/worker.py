@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pickle
 import select
@@ -74,6 +75,8 @@ _MOST_SLEEP_MS = 1000
 
 AnyTask = ListTask | AskTask | IndexTask | ProbeTask | LoadTask | TrialTask
 _OF_NO_STREAM = (ListTask, AskTask, IndexTask)
+_DOING = {ListTask: "listing shards", AskTask: "asking a server for its data set", IndexTask: "indexing a shard"}
+_DOING |= {ProbeTask: "trying records", LoadTask: "loading records", TrialTask: "trying to make a batch"}
 
 
 class _Stream:
@@ -199,7 +202,9 @@ class Worker:
     ) -> FileRows | RowFetcher:
         """What reads the records of a stream; ``source`` as in Attach."""
         if isinstance(source, Shards):
-            reading = Reading(self._tell, self._access_of(source.storage), spent)
+            access = copy.copy(self._access_of(source.storage))
+            access.take_counts()  # from here on, it has counts of its own, and shares all else
+            reading = Reading(self._tell, access, spent)
             return FileRows(description.schema, source.files, source.compressions, reading)
         from loaderd.remote.row_fetcher import RowFetcher  # Arrow Flight, for those who need it
 
@@ -211,6 +216,7 @@ class Worker:
         if stream in self._streams:
             gone = self._streams.pop(stream)
             self._turns.remove(gone)
+            self._count_storage(gone)  # it may come again, with the same page
             gone.close()
             over = [task for task in self._tasks if not isinstance(task, _OF_NO_STREAM) and task.stream == stream]
             for task in over:
@@ -310,7 +316,9 @@ class Worker:
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch, and say so on the page; or tell the daemon why it cannot be made."""
         began_ns = time.monotonic_ns()
-        error = self._error_of(lambda: stream.executor.fill(claim.slot, claim.segments, claim.run.omit), "a batch")
+        error = self._error_of(
+            lambda: stream.executor.fill(claim.slot, claim.segments, claim.run.omit), "making a batch"
+        )
         page = stream.filler.page
         page.count(self._seat, Counter.FILL_NS, time.monotonic_ns() - began_ns)
         page.count(self._seat, Counter.FILLS, 1)
@@ -326,25 +334,27 @@ class Worker:
         self._tasks.remove(task)
         self._task, self._done_bytes = task.task, 0
         stream = None if isinstance(task, _OF_NO_STREAM) else self._streams.get(task.stream)
-        page = None if stream is None else stream.filler.page
         began_ns = time.monotonic_ns()
-        if page is not None:
-            page.say_task(self._seat, task.task)
+        if stream is not None:
+            stream.filler.page.say_task(self._seat, task.task)
         results: list[Done] = []
-        error = self._error_of(lambda: results.append(self._result_of(task)), type(task).__name__)
-        if page is not None:
+        error = self._error_of(lambda: results.append(self._result_of(task)), _DOING[type(task)])
+        if stream is not None:
+            page = stream.filler.page
             page.say_task(self._seat, None)
             if isinstance(task, LoadTask):
-                self._count_storage(page)
+                self._count_storage(stream)
                 page.count(self._seat, Counter.LOADS, 1)
                 page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
         self._pass_on()
         self._channel.send(results[0] if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error)))
 
-    def _count_storage(self, page: Page) -> None:
-        for access in set(self._accesses.values()):
-            for counter, amount in zip(STORAGE_COUNTERS, astuple(access.take_counts()), strict=True):
-                page.count(self._seat, counter, amount)
+    def _count_storage(self, stream: _Stream) -> None:
+        """Count on a stream's page what was asked of storage for it."""
+        rows = stream.executor.rows
+        if isinstance(rows, FileRows):
+            for counter, amount in zip(STORAGE_COUNTERS, astuple(rows.access.take_counts()), strict=True):
+                stream.filler.page.count(self._seat, counter, amount)
 
     def _result_of(self, task: AnyTask) -> Done:
         if isinstance(task, ListTask):
@@ -363,14 +373,14 @@ class Worker:
         return executor.try_out(task)
 
     def _error_of(self, do: Callable[[], object], what: str) -> LoaderdError | None:
-        """Call ``do``; return what goes wrong as an error of loaderd's, or None."""
+        """Call ``do``, which is ``what``; return what goes wrong as an error of loaderd's, or None."""
         try:
             do()
         except LoaderdError as error:
             return error
         except Exception as error:
             return WorkerError(
-                f"a worker failed at {what}: {type(error).__name__}: {error}",
+                f"a worker failed while {what}: {type(error).__name__}: {error}",
                 hint=remedy(error),
                 traceback=traceback.format_exc(),
             )

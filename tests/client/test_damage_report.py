@@ -59,6 +59,17 @@ def test_any_text_in_a_name(tmp_path: Path):
     assert line["shard"] == odd.shard
 
 
+@pytest.mark.parametrize(
+    "line", ['{"shard": [], "record": 0, "offset": 0}', '{"shard": "a", "record": {}, "offset": 0}', "[]", "text"]
+)
+def test_a_line_that_somebody_else_wrote_is_passed_over(tmp_path: Path, line: str):
+    path = tmp_path / "report.jsonl"
+    path.write_text(f"{line}\n")
+    DamageReport(str(path)).add("index", [damage(1)])
+    first, second = path.read_text().splitlines()
+    assert first == line and json.loads(second)["record"] == 1
+
+
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_line_that_was_cut_is_written_again(tmp_path: Path, cut: int):
     path = tmp_path / "report.jsonl"
@@ -87,7 +98,8 @@ def test_a_full_disk_ends_the_report_and_nothing_else(tmp_path: Path, caplog: py
                 report.add("epoch", [damage(number)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [record.getMessage() for record in caplog.records] == [f"the report {path} ends here: File too large"]
+    said = f"cannot write to the damage report {path} any more; later damage is not in it: File too large"
+    assert [record.getMessage() for record in caplog.records] == [said]
     assert len(report.first) == 5
     DamageReport(str(path)).add("epoch", [damage(number) for number in range(5)])
     whole = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]

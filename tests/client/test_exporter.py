@@ -12,12 +12,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serving import wait_until
 
 import loaderd
+from loaderd.client.exporter import serve_metrics
 from loaderd.errors import OptionError
 
 
@@ -51,6 +53,16 @@ def test_a_loader_gives_its_figures(
             loader.serve_metrics(port, "127.0.0.1")
     with pytest.raises(OSError):
         scrape(port)
+
+
+@pytest.mark.parametrize("port", [-1, 99999, 1 << 70])
+def test_a_port_that_there_is_not(port: int):
+    class Loader:
+        """It is not asked for anything."""
+
+    loader: Any = Loader()
+    with pytest.raises(OptionError, match=f"port must be an integer from 0 to 65535, got {port}"):
+        serve_metrics(port, "127.0.0.1", loader)
 
 
 def test_a_loader_that_nobody_has_gives_its_port_back(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from own_processes import family_of, newest_daemon
+from own_processes import family_of, newest_daemon, seen_of_newest
 from processes import shm_names
 
 import loaderd
@@ -143,9 +143,11 @@ def test_any_step_can_be_fetched(write_numbered: Write, numbered_schema: loaderd
             assert batch is not None
             assert check_batch(batch) == order[step]
         assert loader.fetch(first_pass, 28) is None
-        with pytest.raises(OptionError, match="must be that of a loop over the loader"):
+        with pytest.raises(OptionError, match=r"loader\.position is unknown"):
             _ = loader.position
+        assert seen_of_newest().takes_ahead
         next(iter(loader))
+        assert not seen_of_newest().takes_ahead, "a loop does not"
         assert (loader.position.epoch, loader.position.batch) == (2, 1), "behind a pass of two epochs"
 
 

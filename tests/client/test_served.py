@@ -171,7 +171,7 @@ def test_a_data_set_in_the_place_of_its_name():
 
 
 def test_what_a_server_refuses(server: Restarted, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ServerError, match="there is no data set 'test'; there are \\['train'\\]"):
+    with pytest.raises(ServerError, match="there is no data set 'test'; this server has: train"):
         loaderd.connect(server.address, dataset="test", batch_size=20)
     with pytest.raises(OptionError, match="batch_size must be at most 150"):
         server.connect(151, remainder="drop")

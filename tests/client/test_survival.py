@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from interrupts import InterruptAt, points_of
 from own_processes import kill, newest_daemon, wait_ends, wait_for_no_daemon, workers_of
+from pyarrow.fs import LocalFileSystem
 
 import loaderd
 from loaderd.client import connection
@@ -82,6 +83,22 @@ def wait_until_asleep(thread: threading.Thread) -> None:
     stat = Path(f"/proc/self/task/{thread.native_id}/wchan")
     while "poll" not in stat.read_text():
         time.sleep(0.01)
+
+
+def test_what_was_asked_of_storage_is_counted_over_daemons(write_numbered: Write, numbered_schema: loaderd.Schema):
+    (path,) = write_numbered([1000])
+    storage = loaderd.Storage(filesystem=LocalFileSystem())
+    options: dict[str, Any] = {"batch_size": 10, "epochs": None, "workers": 1, "storage": storage}
+    with loaderd.Loader(f"files://{path}", numbered_schema, **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        before = loader.statistics().storage
+        assert before.bytes > path.stat().st_size, "for the index, and for batches"
+        kill(newest_daemon())
+        while not loader.statistics().daemon_restarts:
+            next(batches)
+        after = loader.statistics().storage
+    assert after.bytes > before.bytes and after.requests > before.requests
 
 
 def test_close_while_another_daemon_is_started(write_numbered: Write, numbered_schema: loaderd.Schema):

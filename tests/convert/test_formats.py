@@ -191,6 +191,14 @@ def test_dtypes_that_are_not_numpys(format: str, tmp_path: Path):
     assert_same(batches_of(tmp_path / "from", schema), batches_of(tmp_path / "to/*", converted(schema, format)))
 
 
+def test_a_default_of_several_values(tmp_path: Path):
+    features = {"number": loaderd.Int64(), "score": loaderd.Float((2,), default=[0, 0])}
+    schema = loaderd.Schema.of_stored(features)
+    paths = testing.write_shards(tmp_path / "from", {name: ARRAYS[name] for name in features})
+    convert_here(paths, schema, tmp_path / "to")
+    assert_same(batches_of(paths, schema), batches_of(tmp_path / "to/*", schema))
+
+
 def fixed_of(formats: dict[str, str], offsets: list[int], expect: dict[str, int] | None = None) -> loaderd.Schema:
     """Of records of 12 bytes."""
     dtype = np.dtype({"names": list(formats), "formats": [*formats.values()], "offsets": offsets, "itemsize": 12})

@@ -94,12 +94,37 @@ def test_errors_and_the_shards_that_there_are_do_not_last(served: Served):
     assert ask(served, None) is not now and ask(served, 1) is not failed
 
 
+def test_who_waits_finds_what_it_has_waited_for(served: Served):
+    """It asks again only every 5 s, and nobody else has had it meanwhile."""
+    waited_for = ask(served, None)
+    served.advance(cast(Any, None))
+    Preparation.now_s = 5.0
+    assert waited_for.finished and ask(served, None) is waited_for
+    assert ask(served, None) is not waited_for, "what somebody has had lasts only for a moment"
+
+
+def test_who_waits_hears_why_there_is_nothing(served: Served):
+    failed = ask(served, 1)
+    failed.error = NoShardsError("none")
+    served.advance(cast(Any, None))
+    Preparation.now_s = 5.0
+    assert ask(served, 1) is failed and ask(served, 1) is not failed
+
+
+def test_what_nobody_comes_for_does_not_last(served: Served):
+    """The shards that there were then are not those that there are now."""
+    now = ask(served, None)
+    served.advance(cast(Any, None))
+    Preparation.now_s = 15.0
+    assert ask(served, None) is not now
+
+
 def test_only_so_many_are_prepared_at_a_time(served: Served):
     Preparation.held = True
     for number in range(16):
         ask(served, number)
     answer, memory = served.data((("a", "shard16", 17, "digest"),), cast(Any, None))
-    assert memory is None and answer.why_not == "16 other listings of data set train are being prepared"
+    assert memory is None and answer.why_not == "the server is preparing 16 other listings of data set train"
     assert len(served._listed) == 16
     Preparation.held = False
     ask(served, 0)

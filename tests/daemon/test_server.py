@@ -239,7 +239,7 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
     start = Pass(0, 1)
     cases: list[tuple[Sequence[object], type[LoaderdError], str]] = [
         ([Hello(99, "9.9", "train")], ServerError, version),
-        ([Hello(PROTOCOL, VERSION, "other")], ServerError, "no data set 'other'; there are .*'train', 'valid'"),
+        ([Hello(PROTOCOL, VERSION, "other")], ServerError, "no data set 'other'; this server has: .*train, valid"),
         ([Subscribe(options, None)], ServerError, "first message must be Hello"),
         ([hello, hello], ServerError, "Hello came twice"),
         ([hello, Want(1)], ServerError, "Want came before Subscribe"),
@@ -301,7 +301,7 @@ def test_limits(write_numbered: Write, tmp_path: Path):
     with serve(tmp_path, "limited_sets", source, "train", **limits) as daemon:
         first, second = daemon.subscribe(), daemon.subscribe()
         third = daemon.connect().send(Hello(PROTOCOL, VERSION, "train"))
-        refused(third, ServerError, "there are 2 consumers, and may be no more")
+        refused(third, ServerError, "the server already has its maximum of 2 consumers")
         many = Subscription(10, sharing="mirrored", consumers=3).to_wire()
         second.close()
         daemon.wait_for_consumers(1)
@@ -326,8 +326,8 @@ def test_who_says_nothing_or_half_a_message_is_sent_away(daemon: ServedDaemon):
     garbled = daemon.connect()
     garbled.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
     refused(garbled, ServerError, "no message of loaderd")
-    refused(silent, ServerError, "nothing was asked for in 10 s")
-    refused(waiting, ServerError, "nothing was asked for in 10 s")
+    refused(silent, ServerError, "this consumer connected and asked for nothing within 10 s")
+    refused(waiting, ServerError, "this consumer connected and asked for nothing within 10 s")
     refused(slow, ServerError, "a message was begun and not finished for 10 s")
 
 

@@ -20,7 +20,7 @@ from loaderd.daemon.delivery.granting import Granting
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import IndexWork, LoadWork, Task
 from loaderd.daemon.pool.workforce import Workforce
-from loaderd.errors import LoaderdError, to_wire
+from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import POSITION, Page, key_of, new_bell, step_of
 from loaderd.protocol.worker_messages import (
     NO_STREAM,
@@ -69,12 +69,16 @@ class _Pool:
         self.seats: dict[int, int] = {}
         self.bells: list[int] = []
         self.restarts = 0
+        self.refuses = False
+        """Whether the machine lets us have no more processes."""
 
     @property
     def numbers(self) -> list[int]:
         return list(self.seats)
 
     def start(self) -> tuple[int, None, int]:
+        if self.refuses:
+            raise DaemonError("cannot start a worker: no memory", hint="Have more.")
         number = len(self.seats) + self.restarts
         seat = next(seat for seat in range(len(self.seats) + 1) if seat not in self.seats.values())
         if seat == len(self.bells):

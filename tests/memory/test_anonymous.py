@@ -102,7 +102,7 @@ memory.bytes[5000] = 42
 def test_memory_that_cannot_be_had_leaves_no_descriptor():
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(DaemonError, match=r"cannot have 4,398,046,511,104 MiB of shared memory: ."):
+    with pytest.raises(DaemonError, match=r"cannot allocate 4,398,046,511,104 MiB of shared memory: ."):
         SharedMemory.create("too much", 1 << 62)
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -127,7 +127,7 @@ def test_none_of_several_descriptors_is_left(failing: int, monkeypatch: pytest.M
         return real(*of, **how)
 
     monkeypatch.setattr(mmap, "mmap", fail_once)
-    with pytest.raises(DaemonError, match=r"cannot have \d MiB of shared memory"):
+    with pytest.raises(DaemonError, match=r"cannot allocate \d MiB of shared memory"):
         mapped(*fds)
     monkeypatch.undo()
     gc.collect()
@@ -211,5 +211,5 @@ def test_a_thread_that_reads_sees_nothing_of_it():
 
 
 def test_what_cannot_be_had_in_place_is_an_error():
-    with pytest.raises(DaemonError, match="cannot have 4,398,046,511,104 MiB of memory: "):
+    with pytest.raises(DaemonError, match="cannot allocate 4,398,046,511,104 MiB of memory: "):
         make_private(0, 1 << 62)

@@ -119,7 +119,7 @@ def test_something_else_listens(tmp_path: Path, answer: bytes):
         for question in ask:
             thread = threading.Thread(target=serve)
             thread.start()
-            with pytest.raises(ServerError, match="says what is no message of loaderd's"):
+            with pytest.raises(ServerError, match="sent something that is not a loaderd message"):
                 question()
             thread.join()
 

@@ -139,7 +139,7 @@ def test_deaths_are_remembered_and_not_their_tickets(start_server, monkeypatch):
         for first in [*range(12), 0, 0]:
             with pytest.raises(flight.FlightUnavailableError, match="the process that made the rows has ended"):
                 ask(first)
-        with pytest.raises(pa.ArrowException, match="3 processes of the server were lost"):
+        with pytest.raises(pa.ArrowException, match="3 processes of the server died"):
             ask(0)
     assert pss_bytes(server.gateway.pid) - before < 30_000_000
 

@@ -12,12 +12,44 @@ from pathlib import Path
 import pytest
 from network_server import SETTINGS
 
+from loaderd.gateway import makers
+from loaderd.gateway.answers import NotReady
+from loaderd.gateway.maker import Maker
 from loaderd.gateway.makers import calls_per_maker
+from loaderd.memory.anonymous import SharedMemory
+from loaderd.protocol.messages import Make
+from loaderd.remote.tickets import REMOTE_PROTOCOL
 
 
 @pytest.mark.parametrize(("took_s", "calls"), [(0.0, 32), (0.002, 32), (0.02, 12), (0.06, 4), (30.0, 4)])
 def test_as_many_as_have_their_turn_soon(took_s: float, calls: int):
     assert calls_per_maker(took_s) == calls
+
+
+def test_a_maker_that_dies_before_its_first_message_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    dead: list[subprocess.Popen[bytes]] = []
+
+    def start_dead(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        dead.append(subprocess.Popen(["true"]))
+        return dead[-1], ours
+
+    monkeypatch.setattr(makers, "start_process", start_dead)
+    some = makers.Makers(1, {}, SharedMemory.create("answers", 1 << 12))
+    for number in range(2):  # the first is replaced at the second call
+        with pytest.raises(NotReady, match="ask again"):
+            some.make(Make(b"%d" % number, 0))
+    assert [process.returncode for process in dead] == [0, 0], "nobody has waited for it"
+    assert some.restarts == 2
+
+
+@pytest.mark.parametrize("protocol", [REMOTE_PROTOCOL + 1, "1", None])
+def test_consumers_of_another_protocol_are_refused(protocol: object):
+    request = json.dumps({"dataset": "train", "protocol": protocol}).encode()
+    made = Maker("unix:///nowhere.sock", SharedMemory.create("answers", 1 << 12)).answer(Make(request, -1))
+    assert made.error is not None
+    assert f"speaks network protocol {REMOTE_PROTOCOL}; the consumer speaks {protocol!r}" in made.error["message"]
 
 
 _STARTING = """

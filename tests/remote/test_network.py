@@ -131,7 +131,7 @@ def test_several_servers_share_the_work(borrow_server, embedded):
 
 
 def test_an_unknown_data_set(server):
-    with pytest.raises(ServerError, match=r"no data set 'secret'.*'train'"):
+    with pytest.raises(ServerError, match=r"no data set 'secret'.*: .*train"):
         loaderd.connect([server.address], "secret", batch_size=64)
 
 

@@ -65,6 +65,15 @@ def test_rows_that_cannot_be_had_are_named_and_zero(served: ServedSet):
     assert {number for number in range(len(rows)) if not rows[number].any()} - {300} == lost, "300 is of number 0"
 
 
+def test_its_files_can_be_closed(served: ServedSet):
+    served.close()  # nothing was read
+    before = os.listdir("/proc/self/fd")
+    made(served, (0, 0, 0, 10))
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    served.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_an_answer_follows_from_its_ticket_alone(served: ServedSet):
     ranges = (0, 0, 100, 600), (0, 1, 7, 300)
     first, _ = made(served, *ranges)

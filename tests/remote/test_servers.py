@@ -1,11 +1,14 @@
-"""How long a server is left alone that has not answered."""
+"""How long a server is left alone that has not answered, and which refusals end a call."""
 
 from __future__ import annotations
 
 import time
 
+import pytest
+
+from loaderd.errors import ServerError
 from loaderd.remote.calls import Calls, OutOfReach
-from loaderd.remote.servers import Servers
+from loaderd.remote.servers import MOST_CONNECTED, Servers
 from loaderd.remote.source import Settings
 
 
@@ -29,3 +32,43 @@ def test_the_only_server_is_asked_again_at_once_after_a_long_attempt():
         if asked_s[1] - asked_s[0] < lost_s:
             break
     assert len(asked_s) == 2 and asked_s[1] - asked_s[0] < lost_s
+
+
+def test_an_old_refusal_is_forgotten_when_the_server_is_away(monkeypatch: pytest.MonkeyPatch):
+    """The only server refuses, then restarts, and then answers."""
+    monkeypatch.setattr("loaderd.remote.servers._REFUSED_S", 0.0)
+    answers: list[Exception | str] = [ServerError("it refuses the token"), OutOfReach("it restarts"), "an answer"]
+
+    def call(calls: Calls, timeout_s: float) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    servers = Servers(("grpc://127.0.0.1:9",), Settings(), lambda text: None)
+    with pytest.raises(ServerError, match="refuses the token"):
+        servers.ask(call, 60.0)
+    assert servers.ask(call, 60.0) == "an answer"
+
+
+@pytest.mark.parametrize("one_answers", [True, False])
+def test_all_servers_are_asked_before_refusals_end_a_call(monkeypatch: pytest.MonkeyPatch, one_answers: bool):
+    """Even those that are not called at first, as there are so many others."""
+    monkeypatch.setattr("loaderd.remote.servers._REFUSED_S", 600.0)
+    addresses = tuple(f"grpc://127.0.0.1:{port}" for port in range(1, MOST_CONNECTED + 4))
+    asked: list[str] = []
+
+    def call(calls: Calls, timeout_s: float) -> str:
+        assert calls.address not in asked
+        asked.append(calls.address)
+        if one_answers and len(asked) == len(addresses):
+            return "an answer"
+        raise ServerError("it refuses the token")
+
+    servers = Servers(addresses, Settings(), lambda text: None)
+    if one_answers:
+        assert servers.ask(call, 60.0) == "an answer"
+    else:
+        with pytest.raises(ServerError, match="refuses the token"):
+            servers.ask(call, 60.0)
+    assert sorted(asked) == sorted(addresses)

@@ -147,7 +147,7 @@ def test_an_address_function_that_fails_is_asked_again(borrow_server, monkeypatc
     with loaderd.connect(find, "train", batch_size=64, epochs=None, workers=1) as loader:
         batches, before = iter(loader), servers[1].gateway_report()["remote"]
         wait_until(lambda: next(batches) and servers[1].gateway_report()["remote"] != before)
-    first, second = (record.message for record in caplog.records if "address function" in record.message)
+    first, second = (record.message for record in caplog.records if "function given as address" in record.message)
     assert first == second and "OSError: the registry does not answer right now" in first
 
 

@@ -52,19 +52,19 @@ def scaled(dtype: str | None = None, **numbers: Any) -> Schema:
         (lambda: Int64(default=1.5), "Int64: default must fit int64 of shape (): 1.5 would become another value"),
         (
             lambda: records(version=6.5),
-            "FixedRecords: what is expected of 'version' must fit uint32 of shape (): 6.5",
+            "FixedRecords: expect['version'] must fit uint32 of shape (): 6.5",
         ),
-        (lambda: records(kind=300), "FixedRecords: what is expected of 'kind' must fit uint8 of shape (): "),
-        (lambda: records(kind=-1), "FixedRecords: what is expected of 'kind' must fit uint8 of shape (): "),
-        (lambda: records(kind="one"), "FixedRecords: what is expected of 'kind' must fit uint8 of shape (): "),
-        (lambda: records(size=[1, 2]), "FixedRecords: what is expected of 'size' must fit int16 of shape (2, 3): "),
+        (lambda: records(kind=300), "FixedRecords: expect['kind'] must fit uint8 of shape (): "),
+        (lambda: records(kind=-1), "FixedRecords: expect['kind'] must fit uint8 of shape (): "),
+        (lambda: records(kind="one"), "FixedRecords: expect['kind'] must fit uint8 of shape (): "),
+        (lambda: records(size=[1, 2]), "FixedRecords: expect['size'] must fit int16 of shape (2, 3): "),
         (
             lambda: FixedRecords([("magic", "S4")], expect={"magic": b"LCZERO"}),
-            "FixedRecords: what is expected of 'magic' must fit |S4 of shape (): b'LCZERO' would become",
+            "FixedRecords: expect['magic'] must fit |S4 of shape (): b'LCZERO' would become",
         ),
         (lambda: Raw("S4", default=b"LCZERO"), "Raw: default must fit |S4 of shape (): b'LCZERO' would become"),
         (lambda: Raw("U2", default="abc"), "Raw: default must fit <U2 of shape (): 'abc' would become"),
-        (lambda: records(size=[1, [2]]), "FixedRecords: what is expected of 'size' must fit int16 of shape (2, 3): "),
+        (lambda: records(size=[1, [2]]), "FixedRecords: expect['size'] must fit int16 of shape (2, 3): "),
     ],
 )
 def test_what_a_dtype_does_not_hold_is_refused(make: Callable[[], object], said: str) -> None:

@@ -271,7 +271,7 @@ BITS = {"b": loaderd.PackedBits(32)}
         ),
         (
             lambda: loaderd.Schema(BITS, {"x": loaderd.Derived(abs, "y"), "y": loaderd.Derived(abs, "x")}),
-            "go round in a circle: x → y → x",
+            "depend on each other in a circle: x → y → x",
         ),
         (lambda: loaderd.Schema(BITS, {"x": loaderd.Bits("b")}, {"x": loaderd.Bits("b")}), "not both"),
     ],

@@ -232,8 +232,8 @@ def test_wrong_certificates_are_named_before_anything_starts(start: Start, tmp_p
     for options, why in [
         ([*first[:2], *second[2:]], "the key second.key does not belong to the certificate first.pem"),
         ([*first[:2], "--tls-key", "garbage"], "garbage must be a private key without a passphrase, PEM"),
-        (["--tls-cert", "garbage", *first[2:]], "garbage must be a certificate, PEM"),
-        ([*first, "--tls-client-ca", "garbage"], "garbage must be a certificate, PEM"),
+        (["--tls-cert", "garbage", *first[2:]], "garbage cannot be read as a PEM certificate"),
+        ([*first, "--tls-client-ca", "garbage"], "garbage cannot be read as a PEM certificate"),
     ]:
         server = start(*listen, *options, until=why)
         assert server.wait_end() == 2

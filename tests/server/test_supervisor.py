@@ -258,7 +258,8 @@ def test_a_second_server_at_the_same_place_is_refused(start: Start):
     server.wait_line("memory:")
     second = start()
     assert second.wait_end() == 2
-    assert f"process {server.process.pid} (loaderd) of user {os.getuid()} does" in "".join(second.said)
+    who = f"process {server.process.pid} (loaderd) of user {os.getuid()}"
+    assert f"{who} listens there already" in "".join(second.said)
     assert server.report()["pid"] in server.family()
 
 
@@ -279,6 +280,32 @@ def test_the_network(start: Start, tmp_path: Path):
         ask_status(address, token="wrong")
     server.process.send_signal(signal.SIGTERM)
     assert server.wait_end() == 0
+
+
+def test_a_gateway_that_fails_after_a_reload_is_started_again(start: Start):
+    server = start(arguments=["--listen", "127.0.0.1:0"])
+    address = server.wait_line("grpc://").split('"')[1]
+    (gateway,) = (pid for pid in server.family() if name_of(pid) == "loaderd-gateway")
+    os.kill(gateway, signal.SIGSTOP)
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_line("reloaded: ")
+    server.process.send_signal(signal.SIGSTOP)  # until the port is taken
+    os.kill(gateway, signal.SIGKILL)
+    with socket.socket() as taken:
+        wait_until(lambda: can_bind(taken, int(address.rpartition(":")[2])))
+        server.process.send_signal(signal.SIGCONT)
+        line = server.wait_line("cannot listen at ")
+        assert line.startswith("cannot listen at ") and "; another gateway starts in" in line
+    server.wait_line("connect with")
+    assert ask_status(address)["pid"] == server.daemon
+
+
+def can_bind(sock: socket.socket, port: int) -> bool:
+    try:
+        sock.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
 
 
 def test_a_port_that_is_taken(start: Start):

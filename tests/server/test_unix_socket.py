@@ -79,7 +79,8 @@ sys.stdin.read()
 
 def test_the_socket_of_a_living_server_is_not_and_the_error_says_whose_it_is(tmp_path: Path):
     first = UnixSocket(str(tmp_path / "x.sock"))
-    with pytest.raises(ServerError, match=rf"process {os.getpid()} \(.+\) of user {os.getuid()} does") as caught:
+    who = rf"process {os.getpid()} \(.+\) of user {os.getuid()}"
+    with pytest.raises(ServerError, match=f"{who} listens there already") as caught:
         UnixSocket(first.path)
     assert "--unix" in caught.value.hint
     clients = [socket.socket(socket.AF_UNIX) for _ in range(1000)]
@@ -89,7 +90,7 @@ def test_the_socket_of_a_living_server_is_not_and_the_error_says_whose_it_is(tmp
             break
     else:
         pytest.fail("the queue is never full")
-    with pytest.raises(ServerError, match="a process with a full queue does"):
+    with pytest.raises(ServerError, match="a process with a full queue listens there already"):
         UnixSocket(first.path)
     for client in clients:
         client.close()

@@ -11,7 +11,7 @@ import pytest
 
 from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.options import Storage
-from loaderd.shards.access import Access
+from loaderd.shards.access import Access, _version
 from loaderd.shards.files import list_shards, open_shard
 
 NAMES = ["a b.rec", "a#b.rec", "100%25.rec", "[a].rec", "é.rec", "a?b.rec"]
@@ -129,3 +129,35 @@ def test_the_url_that_a_file_system_takes_stays_as_it_is(tmp_path: Path):
     filesystems = Access(Storage(filesystem=Web(tmp_path))).filesystems
     url = "https://host/a%20b.rec?signature=a%2Fb"
     assert filesystems.of(url)[1] == url
+
+
+def test_a_bucket_that_may_not_be_looked_at_hides_nothing(access: Access, tmp_path: Path):
+    """As where credentials are for a prefix only."""
+
+    class Narrow(Folder):
+        def info(self, path: str) -> dict[str, Any]:
+            if path == "shards":
+                raise PermissionError(f"{path}: not yours")
+            return super().info(path)
+
+    narrow = Access(Storage(filesystem=Narrow(tmp_path), retry_s=0.0))
+    with pytest.raises(NoShardsError, match="shards/sub/mispelt does not exist") as caught:
+        list_shards("folder://shards/sub/mispelt", access=narrow)
+    assert not caught.value.hint
+
+
+@pytest.mark.parametrize("uri", ["folder://sha*/a.rec", "folder://sha*", "folder://*/*"])
+def test_a_bucket_has_no_wildcards(access: Access, uri: str):
+    with pytest.raises(ShardReadError, match="a glob may not have wildcards in the bucket's name"):
+        list_shards(uri, access=access)
+
+
+@pytest.mark.parametrize(
+    "said", [b"Sat, 01 Jan 2022 00:00:01 GMT", b"2022-01-01T00:00:01Z", b"2022-01-01T01:00:01+01:00"]
+)
+def test_the_time_that_a_store_tells(said: bytes):
+    class Handle:
+        def metadata(self) -> dict[str, bytes]:
+            return {"Last-Modified": said}
+
+    assert _version(Handle()) == (1640995201 * 10**9, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -14,13 +15,13 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from pyarrow.fs import FileSystemHandler, PyFileSystem
+from pyarrow.fs import FileSystemHandler, LocalFileSystem, PyFileSystem
 
 import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import StreamDescription
-from loaderd.memory.page import MAX_STEP, new_bell
+from loaderd.memory.page import MAX_STEP, Counter, new_bell
 from loaderd.options import DEFAULT_STORAGE, Storage, StreamOptions
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.protocol.channel import Channel, ChannelClosed
@@ -30,8 +31,13 @@ from loaderd.protocol.worker_messages import (
     Attached,
     Detach,
     FilesFound,
+    Indexed,
+    IndexTask,
     ListTask,
+    Loaded,
     LoadTask,
+    Probed,
+    ProbeTask,
     Seat,
     TaskFailed,
 )
@@ -43,9 +49,9 @@ from loaderd.workers.worker import Worker
 
 
 class Daemon:
-    """What speaks with one worker, which runs in a thread of this process and has one stream."""
+    """What speaks with one worker, which runs in a thread of this process."""
 
-    def __init__(self, path: Path, schema: loaderd.Schema, storage: Storage = DEFAULT_STORAGE) -> None:
+    def __init__(self, path: Path | str, schema: loaderd.Schema, storage: Storage = DEFAULT_STORAGE) -> None:
         mine, its = socket.socketpair()
         self.channel = Channel(mine)
         self._heard: deque[Message] = deque()
@@ -54,13 +60,23 @@ class Daemon:
         self._worker.start()
         self.failed: BaseException | None = None
         dataset, options = loaderd.Dataset(path, schema), StreamOptions(10, workers=1, storage=storage)
-        files = list_shards(dataset.shards)
-        self.data = Data(dataset, options, [files], lambda file: build_index(file, 50))
-        description = StreamDescription(dataset, options)
-        self.opened = OpenedStream(0, description, cloudpickle.dumps(description), self.data, 0, None)
+        access = Access(storage)
+        files = list_shards(dataset.shards, access=access)
+        self.data = Data(dataset, options, [files], lambda file: build_index(file, 50, access=access))
+        self._description = StreamDescription(dataset, options)
+        self._streams: list[OpenedStream] = []
         self.channel.send(Seat(0), (self._bell,))
-        self.channel.send(self.opened.attach_message(0), self.opened.memories.worker_fds)
-        assert [self.hear(), self.hear()] == [Attached(), Attached()]
+        assert self.hear() == Attached()
+        self.opened = self.attach()
+
+    def attach(self) -> OpenedStream:
+        """One more stream of the same data."""
+        pickled = cloudpickle.dumps(self._description)
+        opened = OpenedStream(len(self._streams), self._description, pickled, self.data, 0, None)
+        self._streams.append(opened)
+        self.channel.send(opened.attach_message(0), opened.memories.worker_fds)
+        assert self.hear() == Attached()
+        return opened
 
     def _work(self, channel: Channel) -> None:
         try:
@@ -80,7 +96,8 @@ class Daemon:
     def close(self) -> None:
         self.channel.close()
         self._worker.join()
-        self.opened.memories.close()
+        for opened in self._streams:
+            opened.memories.close()
         os.close(self._bell)
 
 
@@ -137,3 +154,36 @@ def test_storage_is_accessed_in_one_way_by_all_tasks_and_streams(
     daemon.close()
     assert daemon.failed is None
     assert [each.filesystem is None for each in made] == [False, True]
+
+
+def test_what_is_asked_of_storage_is_counted_for_who_asked(
+    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+):
+    """Streams and index passes share how storage is accessed, and each has counts of its own."""
+    storage = Storage(filesystem=LocalFileSystem())
+    (path,) = write_numbered([100])
+    with contextlib.closing(Daemon(f"files://{path}", numbered_schema, storage)) as daemon:
+        pages = daemon.opened.page, daemon.attach().page
+        part = Slice(0, 0, 50, 0, 0)
+        (place,) = daemon.data.places([part], 0)
+        one = place.block.num_bytes
+
+        def counted(task: Message) -> list[int]:
+            """The bytes on both pages, when ``task`` is done."""
+            daemon.channel.send(task)
+            answer = daemon.hear()
+            assert isinstance(answer, (Probed, Loaded)), answer
+            return [page.total(Counter.STORAGE_BYTES) for page in pages]
+
+        def load(number: int, stream: int) -> LoadTask:
+            return LoadTask(number, stream, MAX_STEP, 0, WindowOrder(1, 50, 0, 50), [part], [place])
+
+        assert counted(ProbeTask(7, 1, 0, 50, place, False)) == [0, 0], "it is counted with the next load"
+        assert counted(load(8, 0)) == [one, 0], "not what was read for the other stream"
+        file, options = daemon.data.files[0], (pickle.dumps(storage), pickle.dumps(None))
+        daemon.channel.send(IndexTask(9, file, "none", 50, *options))
+        indexed = daemon.hear()
+        assert isinstance(indexed, Indexed) and indexed.asked[1] == file.size_bytes
+        mine, its = counted(load(10, 1))
+        assert mine == one and its > one
+    assert daemon.failed is None

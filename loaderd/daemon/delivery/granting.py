@@ -13,7 +13,7 @@ from loaderd.protocol.worker_messages import Attach, Granted, Withdrawn
 
 
 class Granting:
-    """See the module's docstring, and :class:`~loaderd.daemon.pool.workforce.Attachable`.
+    """See the module's docstring; for its methods, :class:`~loaderd.daemon.pool.workforce.Attachable`.
 
     ``tell_consumers`` sends what there is to tell: consumers must know what is wrong with a batch before it is made.
     """
@@ -29,15 +29,12 @@ class Granting:
 
     @property
     def page(self) -> Page:
-        """What workers and the consumer say of the batches."""
         return self._opened.page
 
     def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
-        """What the worker of a seat needs, and the descriptors that go with it."""
         return self._opened.attach_message(seat), self._opened.memories.worker_fds
 
     def attach_failed(self, error: LoaderdError) -> None:
-        """A worker cannot be attached to the stream."""
         self.error = self.error or error
 
     def granted_message(self) -> Granted:
@@ -59,11 +56,9 @@ class Granting:
                 self._workforce.tell(self, Granted(self.number, stream.generation, runs))
 
     def is_under_way(self, key: int) -> bool:
-        """Whether a claim of this key is of a batch that may be made."""
         return self._stream.is_under_way(key)
 
     def not_made(self, generation: int, step: int, error: LoaderdError) -> None:
-        """A worker says that a batch cannot be made."""
         self._stream.not_made(generation, step, error)
 
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:

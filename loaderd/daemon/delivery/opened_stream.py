@@ -197,7 +197,7 @@ def _check_batch_size(options: StreamOptions, num_records: int) -> None:
     batch_size, num_hosts = options.batch_size, options.shard[1]
     hosts = f" for {num_hosts} hosts" if num_hosts > 1 else ""
     if num_hosts > num_records:
-        raise OptionError(f"shard must be of at most {num_records} hosts, as there are {num_records} records{hosts}")
+        raise OptionError(f"shard must be of at most {num_records} hosts, as there are {num_records} records")
     if options.remainder != "short" and batch_size * num_hosts > num_records:
         raise OptionError(
             f"batch_size must be at most {num_records // num_hosts}, for there are {num_records} records{hosts} and "

@@ -124,7 +124,10 @@ class Scheduler:
             del self._tasks[task.number]
             if task is blamed:
                 task.deaths += 1
-            if task.deaths >= task.most_deaths or (task is blamed and stalled and not task.survives_stalls):
+            # Who owes an answer may hang in what it was told of, and not have begun the task: another one tries.
+            is_sure = lost.ready or task.deaths > 1
+            is_ended = task is blamed and stalled and is_sure and not task.survives_stalls
+            if task.deaths >= task.most_deaths or is_ended:
                 workers = f"{task.deaths} workers in a row were" if task.deaths > 1 else "a worker was"
                 error = WorkerError(f"{workers} lost at {task.work}; the last one {reason}", hint=HINT_OF_DEATHS)
                 task.source.given_up(task, error, stalled)

@@ -38,12 +38,13 @@ class AskWork(NamedTuple):
 
 
 class IndexWork(NamedTuple):
-    """Index shard ``file`` (counted from 0)."""
+    """Index shard ``file`` (counted from 0), which the user knows as ``uri``."""
 
     file: int
+    uri: str
 
     def __str__(self) -> str:
-        return f"the index of shard {self.file} (counted from 0)"
+        return f"the index of {self.uri}"
 
 
 class ProbeWork(NamedTuple):
@@ -135,7 +136,8 @@ Work = ListWork | AskWork | IndexWork | ProbeWork | LoadWork | TrialWork
 class Task:
     """Work that was handed out: by which source, in which generation of it, and how often its worker died.
 
-    It is given up after ``most_deaths`` deaths; unless it ``survives_stalls``, also after the first stall.
+    It is given up after ``most_deaths`` deaths; unless it ``survives_stalls``, also after the first stall,
+    or after the second one if the worker may not have begun it.
     """
 
     def __init__(

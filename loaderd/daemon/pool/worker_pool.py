@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from loaderd.daemon.pool.fork_server import ForkServer
 from loaderd.errors import DaemonError
-from loaderd.machine import available_memory, oom_kills
+from loaderd.machine import available_memory, oom_kills, remedy
 from loaderd.memory.page import new_bell
 from loaderd.protocol.channel import Channel
 
@@ -39,14 +39,20 @@ class WorkerPool:
         self.restarts = 0
 
     def start(self) -> tuple[int, Channel, int]:
-        """Start a worker; returns its number, its channel, and a descriptor that can be read when it is dead."""
-        sock, pid, pidfd = self._forks.start()
-        number = self._next_number
-        self._next_number += 1
+        """Start a worker; returns its number, its channel, and a descriptor that can be read when it is dead.
+
+        Raises DaemonError as :meth:`ForkServer.start`.
+        """
         taken = {worker.seat for worker in self._workers.values()}
         seat = next(seat for seat in range(len(taken) + 1) if seat not in taken)
         if seat == len(self._bells):
-            self._bells.append(new_bell())
+            try:
+                self._bells.append(new_bell())
+            except OSError as error:
+                raise DaemonError(f"cannot start a worker: {error.strerror}", hint=remedy(error)) from None
+        sock, pid, pidfd = self._forks.start()
+        number = self._next_number
+        self._next_number += 1
         self._workers[number] = _Worker(pid, pidfd, seat)
         return number, Channel(sock), pidfd
 
@@ -66,7 +72,8 @@ class WorkerPool:
         self._fruitless_deaths += 1
         if self._fruitless_deaths >= _MAX_FRUITLESS_DEATHS:
             raise DaemonError(
-                f"{self._fruitless_deaths} workers died without having done anything; the last {reason}"
+                f"{self._fruitless_deaths} workers died without having done anything; the last {reason}",
+                hint="Check the memory limit, and that the schema's module can be imported.",
             )
         return reason
 

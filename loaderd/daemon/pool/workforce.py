@@ -21,7 +21,7 @@ from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task, TaskSource, first_untold
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.pool.worker_use import WorkersUse
-from loaderd.errors import LoaderdError, from_wire
+from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
 from loaderd.protocol.messages import Message
 from loaderd.protocol.wires import Wires
@@ -97,6 +97,9 @@ class Workforce:
         self._streams: dict[int, Attachable] = {}
         self._messages_of: dict[TaskSource, MakeMessage] = {}
         self._num_fills = 0
+        self._num_missing = 0
+        """Workers that are lost, and could not be replaced yet."""
+        self._is_short_said = False
         self._said: dict[str, float] = {}
         self.use = WorkersUse(pool)
         """For samples."""
@@ -154,8 +157,8 @@ class Workforce:
     # ------------------------------------------------------------------------------------------ workers
 
     def start(self, number: int) -> None:
-        """Start workers until there are ``number``."""
-        while len(self.pool.numbers) < number:
+        """Start workers until there are ``number``, with those that are still to be replaced."""
+        while len(self.pool.numbers) + self._num_missing < number:
             self._start_worker()
 
     def _start_worker(self) -> None:
@@ -166,6 +169,25 @@ class Workforce:
         self.scheduler.add_worker(worker)
         for stream in self._streams.values():
             self._tell_of(worker, stream)
+
+    def _replace(self) -> None:
+        """Replace workers that are lost. While the machine lets us have none, those that are left go on.
+
+        Raises DaemonError if none is left.
+        """
+        while self._num_missing:
+            try:
+                self._start_worker()
+            except DaemonError as error:
+                if not self.pool.numbers:
+                    raise
+                if not self._is_short_said:
+                    text = f"{error.message}. {error.hint}".strip()
+                    self._warn(f"{text} Those that are left ({len(self.pool.numbers)}) go on; it is tried again")
+                self._is_short_said = True
+                return
+            self._num_missing -= 1
+        self._is_short_said = False
 
     def received(self, worker: int, messages: list[Message] | None) -> None:
         """Handle what has come from a worker (None: it is dead), or from BELL: the daemon's bell was rung."""
@@ -217,7 +239,8 @@ class Workforce:
         return self.scheduler.silent(source, math.ceil(limit_s / self.tick_s))
 
     def tick(self) -> None:
-        """``tick_s`` have passed, in which this process ran: replace workers that have stalled."""
+        """``tick_s`` have passed, in which this process ran: replace workers that have stalled, or are missing."""
+        self._replace()
         self.scheduler.tick(self._at)
         timeout_s = self.stall_timeout
         if timeout_s is None:
@@ -297,8 +320,9 @@ class Workforce:
         for stream in self._streams.values():
             stream.lose_claims(seat, stalled or reason, bool(stalled))
         self.scheduler.lose_worker(worker, stalled or reason, bool(stalled), task)
-        self._start_worker()
         self._warn(f"worker process {pid} {stalled or reason}{what}; another one does its work again")
+        self._num_missing += 1
+        self._replace()
 
     def assign(self) -> None:
         """Send tasks to the workers that have room for more."""

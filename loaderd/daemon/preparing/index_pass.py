@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, IndexWork, Task, TaskSource
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, StorageError
 from loaderd.protocol.worker_messages import Done, Indexed
+from loaderd.redaction import redacted
 from loaderd.shards.access import PIECE_BYTES
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile, is_remote
@@ -79,7 +80,10 @@ class IndexPass(TaskSource):
         return self._requests if is_remote(file.uri) and file.size_bytes <= PIECE_BYTES else TASKS_PER_WORKER
 
     def next_task(self) -> Task | None:
-        return Task(self, IndexWork(self._waiting.popleft())) if self._waiting else None
+        if not self._waiting:
+            return None
+        number = self._waiting.popleft()
+        return Task(self, IndexWork(number, redacted(self.files[number].uri)))
 
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(task.work, IndexWork) and isinstance(result, Indexed)
@@ -116,10 +120,11 @@ def damage_error(
     if unreadable:
         named = "\n".join(f"  {error.message}" for error in unreadable[:10])
         rest = f"\n  … and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
+        or_pass = f"{unreadable[0].hint} Or pass" if unreadable[0].hint else "Pass"
         text = f"{len(unreadable)} of {num_files} shards cannot be indexed:\n{named}{rest}"
         return type(unreadable[0])(
             unreadable[0].message if num_files == 1 else text,
-            hint=f'{unreadable[0].hint} Or pass on_corrupt="skip_record" or "skip_shard" to go on without.'.lstrip(),
+            hint=f'{or_pass} on_corrupt="skip_record" or "skip_shard" to go on without.',
             damages=tuple(damages[:most]),
             traceback=unreadable[0].traceback,
         )

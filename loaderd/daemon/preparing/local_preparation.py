@@ -103,6 +103,7 @@ class LocalPreparation(Preparation):
             self._warn_if_slow(done)
             return
         self.cancel()
+        self._finished_s = time.monotonic()  # if it fails
         self.error = done.error
         if self.error is None:
             try:

@@ -26,7 +26,7 @@ class RemotePreparation(Preparation, TaskSource):
     ``stream`` returns the stream that is wanted, with the present addresses of the servers.
     """
 
-    doing = "asked for of its servers"
+    doing = "requested from its servers"
 
     def __init__(
         self, stream: Callable[[], RemoteStream], workforce: Workforce, listing: Listing | None = None

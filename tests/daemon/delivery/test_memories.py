@@ -51,7 +51,7 @@ def test_a_stream_that_cannot_be_opened_leaves_no_descriptor(
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(module, name, failing_at(call, getattr(module, name)))
-    with pytest.raises(DaemonError, match=r"(cannot have \d MiB of shared|cannot share the batches') memory"):
+    with pytest.raises(DaemonError, match=r"(cannot allocate \d MiB of shared|cannot share the batches') memory"):
         Memories(description, 2, 100, facts, 1, None)
     monkeypatch.undo()
     gc.collect()

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from stream_run import scheduler_of
 
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, LoadWork, Task
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, ListWork, LoadWork, Task, TaskSource
 from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.epoch import Slice
+from loaderd.protocol.worker_messages import Done
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 
@@ -162,10 +163,7 @@ def test_a_task_that_kills_three_workers_is_given_up_and_nobody_else_is_blamed()
         scheduler.lose_worker(worker, f"was killed by signal {worker}", blamed=assigned[0][1])
     error = source.indexes[0].error
     assert isinstance(error, WorkerError)
-    message = (
-        "3 workers in a row were lost at the index of shard 0 (counted from 0); the last one was killed by signal 2"
-    )
-    assert error.message == message
+    assert error.message == "3 workers in a row were lost at the index of a0; the last one was killed by signal 2"
     scheduler.add_worker(9)
     scheduler.ready(9)
     assert shards_of(scheduler.assign()) == [(9, "a1"), (9, "a2")], "they are not to blame"
@@ -190,3 +188,36 @@ def test_a_task_that_need_not_survive_a_stall_is_given_up_after_one(survives: bo
     task.survives_stalls = survives
     scheduler.lose_worker(0, "made no progress", stalled=True, blamed=task)
     assert (0 in source.indexes) == (not survives)
+
+
+class Listing(TaskSource):
+    """One listing, which no stall may outlive."""
+
+    def __init__(self) -> None:
+        self.task: Task | None = Task(self, ListWork(0, "s3://bucket/*"), survives_stalls=False)
+        self.error: LoaderdError | None = None
+
+    def next_task(self) -> Task | None:
+        task, self.task = self.task, None
+        return task
+
+    def done(self, task: Task, result: Done) -> None:
+        raise AssertionError("nobody lives to end it")
+
+    def failed(self, task: Task, error: LoaderdError) -> None:
+        self.error = error
+
+
+def test_who_hangs_at_a_stream_that_it_was_told_of_may_not_have_begun_its_task():
+    """It takes over the stream first. If another worker stalls at the task, it is the task's fault."""
+    listing = Listing()
+    scheduler = scheduler_of(listing, workers=1)
+    for worker in (0, 1):
+        if worker:
+            scheduler.add_worker(worker)
+            scheduler.ready(worker)
+        ((_, task),) = scheduler.assign()
+        scheduler.unready(worker)
+        assert listing.error is None
+        scheduler.lose_worker(worker, "made no progress for 8 s", True, task)
+    assert listing.error is not None and "2 workers in a row were lost" in listing.error.message

@@ -14,7 +14,7 @@ from loaderd.daemon.delivery.outgoing import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TaskSource, TrialWork
-from loaderd.errors import LoaderdError
+from loaderd.errors import DaemonError, LoaderdError
 from loaderd.memory.page import POSITION, split_key
 from loaderd.memory.taking import Taker
 from loaderd.options import Remainder
@@ -299,7 +299,7 @@ class Indexing(TaskSource):
     def next_task(self) -> Task | None:
         if self.task is not None:
             return None
-        self.task = Task(self, IndexWork(0))
+        self.task = Task(self, IndexWork(0, "a shard"))
         return self.task
 
     def done(self, task: Task, result: Done) -> None:
@@ -321,14 +321,14 @@ def test_an_index_is_blamed_and_not_a_load_before_it_that_waits(line_of: Any):
     line.crew.assign()
     for _ in range(MAX_DEATHS):
         assert indexing.task in workforce.scheduler.tasks_of(worker)
-        assert workforce.doing(worker) == "the index of shard 0 (counted from 0)"
+        assert workforce.doing(worker) == "the index of a shard"
         assert workforce.scheduler.silent(indexing, 0) is indexing.task
         line.crew.kill(worker)
         ((worker, hand),) = line.crew.hands.items()
         hand.start()
         line.listen()
     assert load.deaths == 0 and indexing.error is not None
-    assert "3 workers in a row were lost at the index of shard 0" in indexing.error.message
+    assert "3 workers in a row were lost at the index of a shard" in indexing.error.message
 
 
 def test_the_load_that_a_worker_has_begun_is_blamed_and_not_one_that_stands_before_it(line_of: Any):
@@ -346,3 +346,41 @@ def test_the_load_that_a_worker_has_begun_is_blamed_and_not_one_that_stands_befo
         line.listen()
     assert (first.deaths, guilty.deaths) == (0, MAX_DEATHS)
     assert guilty not in workforce.scheduler.tasks_of(worker), "its slices are tried one by one"
+
+
+# --------------------------------------------------------------------- workers that the machine lets us not have
+
+
+def test_where_a_lost_worker_cannot_be_replaced_the_others_go_on_and_it_is_tried_again(line_of: Any):
+    line = line_of(400, 10, 100, workers=3)
+    crew = line.crew
+    first, *others = crew.hands
+    crew.pool.refuses = True
+    crew.kill(first)
+    assert list(crew.hands) == others
+    lost, short = crew.warnings
+    assert lost.startswith(f"worker process {first} was killed by SIGKILL")
+    assert short == "cannot start a worker: no memory. Have more. Those that are left (2) go on; it is tried again"
+    assert line.tick(3) == [] and len(crew.warnings) == 2, "it is said once"
+    crew.workforce.start(3)
+    assert list(crew.hands) == others, "what is tried again counts as started"
+    crew.pool.refuses = False
+    line.tick(1)
+    assert len(crew.hands) == 3
+    for hand in crew.hands.values():
+        hand.start()
+    line.listen()
+    assert all(True for _ in line.work()) and line.ended
+    crew.pool.refuses = True
+    crew.kill(others[0])
+    assert len(crew.warnings) == 4 and len(crew.hands) == 2, "now it is news again"
+
+
+def test_where_no_worker_is_left_and_none_can_be_started_the_daemon_gives_up(line_of: Any):
+    line = line_of(400, 10, 100, workers=2)
+    first, second = line.crew.hands
+    line.crew.pool.refuses = True
+    line.crew.kill(first)
+    with pytest.raises(DaemonError, match="cannot start a worker: no memory"):
+        line.crew.kill(second)
+    assert f"worker process {second} was killed by SIGKILL" in line.crew.warnings[-1]

@@ -123,5 +123,6 @@ def test_every_shard_that_cannot_be_read_is_named():
     lines = error.message.split("\n")
     assert lines[0] == "12 of 20 shards cannot be indexed:"
     assert lines[1:] == [f"  shard {i}: no" for i in range(10)] + ["  … and 2 more"]
-    assert error.hint.startswith("Look. ") and "skip_record" in error.hint
+    assert error.hint.startswith('Look. Or pass on_corrupt="skip_record"')
+    assert damage_error(damages[:1], 1, [ShardReadError("no")]).hint.startswith('Pass on_corrupt="skip_record"')
     assert damage_error(damages[:1], 1, errors[:1]).message == "shard 0: no"
