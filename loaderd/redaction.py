@@ -12,8 +12,8 @@ import re
 
 HIDDEN = "***"
 
-# The user and the password in front of the host: s3://KEY:SECRET@bucket. A number behind the colon, and a slash, are a
-# port; but a bucket has none, and a secret may begin so.
+# The user and the password in front of the host: s3://KEY:SECRET@bucket. A number behind the colon, and a slash, are
+# a port; but a bucket has none, and a secret may begin so.
 _USER = re.compile(
     r"(?:(?<=s3://)|(?<=gs://)|(?<=abfs://)|(?<=abfss://)|(?<=://)(?=[^\s/@?:]*:(?!\d+/)))[^\s/@?:]*:[^\s@]*(?=@)"
 )
