@@ -196,7 +196,7 @@ def test_a_position_of_other_data_is_refused(write_numbered: Write, numbered_sch
     other = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
     refused("features: .* when", shards, other, start=position)
     refused("start must be a loaderd.Position", shards, numbered_schema, start=3)
-    refused("batch 99 of epoch 0, which has no such", shards, numbered_schema, start=Position(0, 99))
+    refused("there is no batch 99 in epoch 0", shards, numbered_schema, start=Position(0, 99))
     derived = dataclasses.replace(
         numbered_schema,
         fields={"id": loaderd.Derived(lambda x: x, "x", dtype="int64")},
