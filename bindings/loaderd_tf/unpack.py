@@ -221,6 +221,8 @@ def _stored_form(feature: Any) -> _Form:
 
 def _has_form(tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
     same_shape: bool = tensor.shape.is_compatible_with([None, *shape])
+    if dtype.kind == "S":  # TensorFlow's text has no length
+        return same_shape and tensor.dtype == tf.string
     return same_shape and np.dtype(tensor.dtype.as_numpy_dtype) == dtype
 
 

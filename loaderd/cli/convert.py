@@ -43,6 +43,7 @@ arguments, no records, or storage that does not answer or is full.
 """
 _EXAMPLE = "example: loaderd convert 'games/*.tar' --to shards --compression gzip"
 _SHARD_BYTES = 128 << 20
+_GAMES_PER_SHARD = 1000
 _MOST_NAMED = 10
 
 
@@ -106,13 +107,12 @@ def _add_new_shards(new: argparse._ArgumentGroup) -> None:
 
 def _add_games(games: argparse._ArgumentGroup) -> None:
     games.add_argument(
-        "--games-per-shard", type=int, default=1000, metavar="N", help="of a new shard; default: %(default)s"
+        "--games-per-shard", type=int, metavar="N", help=f"of a new shard; default: {_GAMES_PER_SHARD:,}"
     )
     games.add_argument(
         "--scores",
         choices=["eval", "result"],
-        default="eval",
-        help="an engine's, from comments such as [%%eval 0.17], or how the game ended; default: %(default)s",
+        help="an engine's, from comments such as [%%eval 0.17], or how the game ended; default: eval",
     )
 
 
@@ -158,9 +158,9 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
         sum(len(lot.sizes) for lot in plan.lots),
         arguments.format,
         arguments.compression,
-        arguments.scores,
+        arguments.scores or "eval",
         arguments.on_corrupt != "raise",
-        None if plan.indexes else arguments.games_per_shard,
+        None if plan.indexes else _games_per_shard(arguments),
     )
     found = []
     with closing(IndexProgress(None, "converting")) as progress:
@@ -180,7 +180,9 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
     if pgn.is_pgn(files[0]):
         if schema is not None and dict(schema.features) != dict(pgn.SCHEMA.features):
             raise OptionError(f"--schema of PGN must be loaderd.schemas:chess_eval, got {arguments.schema}")
+        _refuse(arguments, ["--records-per-shard"], "shards; of games in PGN, --games-per-shard go into one")
         return _plan_games(files, arguments)
+    _refuse(arguments, ["--games-per-shard", "--scores"], "games in PGN")
     features = _told(files[0]) if schema is None else schema.features
     records = features if isinstance(features, FixedRecords) else None
     indexer = Indexer("user", DEFAULT_BLOCK_RECORDS, records)
@@ -198,6 +200,18 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
     return _Plan(
         [index.file for index in indexes], indexes, dict(features) if records is None else features, lots, damages
     )
+
+
+def _games_per_shard(arguments: argparse.Namespace) -> int:
+    wanted = arguments.games_per_shard
+    return _GAMES_PER_SHARD if wanted is None else as_count(wanted, "--games-per-shard")
+
+
+def _refuse(arguments: argparse.Namespace, options: Sequence[str], of_what: str) -> None:
+    """Raise OptionError if one of ``options``, which are of other sources, is given."""
+    for option in options:
+        if getattr(arguments, option.strip("-").replace("-", "_")) is not None:
+            raise OptionError(f"{option} is only for {of_what}")
 
 
 def _plan_games(files: list[ShardFile], arguments: argparse.Namespace) -> _Plan:
@@ -219,7 +233,7 @@ def _plan_games(files: list[ShardFile], arguments: argparse.Namespace) -> _Plan:
                 )
             games += found
             done_bytes += file.size_bytes
-    lots = list(plan_games(games, as_count(arguments.games_per_shard, "--games-per-shard")))
+    lots = list(plan_games(games, _games_per_shard(arguments)))
     return _Plan(files, [], dict(pgn.SCHEMA.features), lots, [])
 
 

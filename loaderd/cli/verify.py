@@ -42,7 +42,7 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 1 if there is damage; 2 if nothing can be checked."""
     began_s = time.monotonic()
-    checked, damages, damaged, records, num_bytes = 0, 0, 0, 0, 0
+    checked, damages, damaged, records, num_bytes, unknown = 0, 0, 0, 0, 0, 0
     try:
         indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, stored_of(arguments.schema))
         for found in read_all(arguments, "checking shards", indexer):
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             checked += 1
             damages += len(index.damages)
             damaged += bool(index.damages)
+            unknown += index.error is not None
             records += index.num_records
             num_bytes += index.file.size_bytes
     except LoaderdError as error:
@@ -64,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         sum_up = f"{count(damages, 'damage')} in {damaged:,} of them" if damages else "all is well"
         say(f"{count(checked, 'shard')}, {count(records, 'healthy record')}, {num_bytes:,} bytes: {sum_up}")
         say(rate(records, num_bytes, seconds))
+    if unknown and arguments.schema is None:
+        sys.stderr.write("Records that are no TFRecords need --schema; loaderd inspect SHARD shows what they are.\n")
     return int(damages > 0)
 
 

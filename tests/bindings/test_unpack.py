@@ -209,6 +209,9 @@ def test_a_tensor_that_is_neither_feature_nor_field() -> None:
     for dtype in ("int64", "int32"):  # as it is stored, and as the workers finish it
         labels = loaderd_tf.unpack({"label": np.array([3, 4], dtype)}, schema)
         assert labels["label"].dtype == tf.int32 and labels["label"].numpy().tolist() == [3, 4]
+    named = Schema({"name": Raw("S4")}, {"name": Array("name")})
+    texts = loaderd_tf.unpack({"name": tf.constant([b"a", b"bcd"])}, named)  # as the workers finish them
+    assert texts["name"].numpy().tolist() == [b"a", b"bcd"]
 
 
 # ------------------------------------------------------------------------------------------------ packed_schema

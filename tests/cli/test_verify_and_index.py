@@ -59,6 +59,13 @@ def test_a_file_that_is_no_shard_is_damage(paths: list[Path]):
     assert done.returncode == 1 and "a zip archive" in done.stdout and "750 healthy records" in done.stdout
 
 
+def test_of_files_that_are_not_recognized_it_says_how_to_check_them(tmp_path: Path):
+    np.savez(tmp_path / "own.npz", number=np.arange(5))
+    done = run("verify", str(tmp_path / "own.npz"))
+    assert done.returncode == 1 and "a zip archive (as an .npz is)" in done.stdout
+    assert done.stderr == "Records that are no TFRecords need --schema; loaderd inspect SHARD shows what they are.\n"
+
+
 def test_wrong_arguments_and_no_shards_are_another_status(tmp_path: Path, paths: list[Path]):
     for command in ("verify", "index"):
         assert run(command).returncode == 2

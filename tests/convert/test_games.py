@@ -125,6 +125,9 @@ def test_without_scores_it_says_what_would_help(tmp_path: Path):
         done.returncode == 2 and "None of 6 positions has a score" in done.stderr and "--scores result" in done.stderr
     )
     assert not list((tmp_path / "to").glob("shard*"))
+    command = [*COMMAND, "a.pgn", "--to", "to", "--records-per-shard", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2 and "of games in PGN, --games-per-shard go into one" in done.stderr
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
