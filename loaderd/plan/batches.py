@@ -156,6 +156,13 @@ class BatchPlan:
         before = self._rows_before(epoch, self.first.host)
         return before + start, before + stop
 
+    def is_made_to_end(self, step: int) -> bool:
+        """Whether a host has had a row less in front of ``step`` than if the pass had more epochs ("carry")."""
+        if self.remainder != "carry" or self.epochs is None or step + 1 != self.num_steps:
+            return False
+        fewest = self._rows_before(self.epochs, self.first.num_hosts - 1)
+        return step < fewest <= step * self.batch_size
+
     def _rows_in_epoch(self, epoch: int, batch: int) -> tuple[int, int]:
         num_batches = self._first_steps if epoch == 0 else self.steps_per_epoch
         return self._rows_of_batch(batch, self.share_of(epoch).size, num_batches)

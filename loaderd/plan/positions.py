@@ -40,6 +40,8 @@ class Position:
     """The batch size with which ``batch`` was counted; None: that of the loader."""
     first_epoch: int | None = field(default=None, repr=False)
     """The epoch with which the pass began, if it matters; None: passes begin at the multiples of ``epochs``."""
+    epochs: int | None = field(default=None, repr=False)
+    """How many epochs the pass has (0: it never ends), if that matters to a loader with more or fewer; else None."""
     past: Past = field(default=(), repr=False)
     """How many rows each host took of epoch ``first_epoch``: a tuple for each change of the number of hosts."""
     listing: Listing | None = field(default=None, repr=False)
@@ -51,10 +53,13 @@ class Position:
         for what in ("epoch", "batch"):
             value = as_count(getattr(self, what), f"Position.{what}", "an integer from 0 on", 0)
             object.__setattr__(self, what, value)
-        for what in ("hosts", "batch_size"):
+        for what, least, must in (
+            ("hosts", 1, "a positive integer or None"),
+            ("batch_size", 1, "a positive integer or None"),
+            ("epochs", 0, "an integer from 0 on or None"),
+        ):
             if getattr(self, what) is not None:
-                value = as_count(getattr(self, what), f"Position.{what}", "a positive integer or None")
-                object.__setattr__(self, what, value)
+                object.__setattr__(self, what, as_count(getattr(self, what), f"Position.{what}", must, least))
         first = self.first_epoch
         is_first = first is None or (is_count(first, 0) and first <= self.epoch)
         require(is_first, "Position.first_epoch", f"an integer from 0 to {self.epoch} or None", first)
@@ -170,7 +175,8 @@ class Course:
             return replace(here, first_epoch=here.epoch) if carries else here
         here = replace(here, listing=pass_.listing)
         past = pass_.past if epoch == 0 or carries else ()
-        return replace(here, first_epoch=pass_.first_epoch, past=past) if past or carries else here
+        epochs = (pass_.epochs or 0) if carries and step else None
+        return replace(here, first_epoch=pass_.first_epoch, epochs=epochs, past=past) if past or carries else here
 
     def after(self, position: Position, batches: int) -> Position:
         """The position so many batches later, maybe in a later pass.
@@ -199,8 +205,9 @@ class Course:
         first_epoch = position.first_epoch
         if first_epoch is None:
             first_epoch = self._usual_first_epoch(position.epoch)
-        if (was_hosts, was_batch_size) == (num_hosts, batch_size):
-            pass_ = self._pass_from(first_epoch, position.past)
+        pass_ = self._pass_from(first_epoch, position.past)
+        was_pass = pass_ if position.epochs is None else pass_._replace(epochs=position.epochs or None)
+        if (was_hosts, was_batch_size) == (num_hosts, batch_size) and self._agree(pass_, was_pass, position):
             return pass_, self._step(self.batches(pass_), pass_, position)
         least = was_hosts * (1 if self._options.remainder == "short" else was_batch_size)
         if least > self._num_records:
@@ -210,14 +217,22 @@ class Course:
             )
         then = replace(self._options, shard=(0, was_hosts), batch_size=was_batch_size)
         before = Course(then, self._num_records, self._window_records, self._of, self.listing)
-        pass_ = before._pass_from(first_epoch, position.past)
-        step = self._step(before.batches(pass_), pass_, position)
+        step = self._step(before.batches(was_pass), was_pass, position)
         epoch = position.epoch - first_epoch
-        taken = dict(before.batches(pass_, host).taken_of(epoch, step) for host in range(was_hosts))
-        past = pass_.past if epoch == 0 else ()
+        taken = dict(before.batches(was_pass, host).taken_of(epoch, step) for host in range(was_hosts))
+        past = position.past if epoch == 0 else ()
         if any(taken.values()):
             past = (*past, tuple(taken[host] for host in range(was_hosts)))
         return self._pass_from(position.epoch, past), 0
+
+    def _agree(self, one: Pass, other: Pass, position: Position) -> bool:
+        """Whether two passes that differ in ``epochs`` alone have had the same rows in front of a position."""
+        if one == other:
+            return True
+        epoch = position.epoch - one.first_epoch
+        goes_on = all(each.epochs is None or epoch < each.epochs for each in (one, other))
+        step = self.batches(one).step_at(epoch, position.batch)
+        return goes_on and not any(self.batches(each).is_made_to_end(step) for each in (one, other))
 
     def _step(self, batches: BatchPlan, pass_: Pass, position: Position) -> int:
         epoch = position.epoch - pass_.first_epoch

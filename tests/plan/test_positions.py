@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loaderd.errors import OptionError
@@ -94,6 +94,10 @@ def test_every_position_of_a_pass_leads_back_to_its_batch(job: Job):
             pass_ = course.next_pass(pass_)
 
 
+# A pass that is to end, or not: the second host has one row less, and splits its only batch; a batch over an end.
+@example(job=Job((5,), 2, 1, StreamOptions(2, 1, False, remainder="carry")), epochs=None, step=1)
+@example(job=Job((5,), 2, 1, StreamOptions(2, 2, False, remainder="carry")), epochs=1, step=1)
+@example(job=Job((4,), 1, 1, StreamOptions(3, 2, False, remainder="carry")), epochs=1, step=2)
 @given(job=jobs, epochs=st.none() | st.integers(1, 5), step=st.integers(0, 40))
 def test_a_training_that_goes_on_for_longer_gets_what_is_left(job: Job, epochs: int | None, step: int):
     """Also of batches that go on over the ends of epochs: the last one of a pass is short, and so begins the next."""
