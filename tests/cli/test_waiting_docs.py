@@ -24,7 +24,16 @@ def test_the_commands_can_be_given():
     for command in commands:
         assert command[0] == "loaderd" and parser().parse_args(command[1:]).run
     for option in re.findall(r"--[a-z][a-z-]+", DOCS):
-        assert option in ("--json", "--max-waiting", "--png", "--record", "--schema", "--step-ms", "--tls-ca", "--token-file")
+        assert option in (
+            "--json",
+            "--max-waiting",
+            "--png",
+            "--record",
+            "--schema",
+            "--step-ms",
+            "--tls-ca",
+            "--token-file",
+        )
 
 
 def test_every_verdict_is_explained():
