@@ -12,6 +12,7 @@ from loaderd.cli.reading import add_shards, count, rate, read_all, say, stored_o
 from loaderd.errors import LoaderdError
 from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.redaction import redacted
+from loaderd.shards.compression import A_TFRECORD_FILE
 from loaderd.shards.indexer import Indexer
 from loaderd.shards.shard_index import ShardIndex
 
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             checked += 1
             damages += len(index.damages)
             damaged += bool(index.damages)
-            unknown += index.error is not None
+            unknown += index.error is not None and index.damages[0].expected == A_TFRECORD_FILE
             records += index.num_records
             num_bytes += index.file.size_bytes
     except LoaderdError as error:

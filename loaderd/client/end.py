@@ -175,20 +175,18 @@ def _end_all() -> None:
 
 
 def _drain() -> None:
-    """Wait until no thread of TensorFlow's is in Python, or about to enter it: until all of them sleep.
+    """Wait until nobody asks for a batch, and no thread of TensorFlow's is in Python or about to enter it: all sleep.
 
     A thread that waits for the GIL sleeps, too; but it gets the GIL while we sleep, so one look is not enough.
     """
     limit = _Limit()
-    for stream in _living_streams():
-        if stream.lock.acquire(timeout=limit.left_s()):
-            stream.lock.release()
     quiet = 0
     while limit.left_s() > 0:
         time.sleep(_LOOK_EVERY_S)
         running = _running_foreign_threads()
         limit.extend(running)
-        quiet = 0 if running else quiet + 1
+        is_asked = any(stream.lock.locked() for stream in _living_streams())
+        quiet = 0 if running or is_asked else quiet + 1
         if quiet >= (_QUIET_LOOKS_IN_PYTHON if _foreign_thread_is_in_python() else _QUIET_LOOKS):
             return
 
@@ -250,8 +248,12 @@ def _running_foreign_threads() -> dict[str, int | None]:
 
 
 def _is_in_tensorflow(frame: FrameType | None) -> bool:
-    """Whether it is a call of TensorFlow's, which may run a ``tf.data`` pipeline, and Python functions, here."""
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith("tensorflow.")
+    """Whether the thread is in a call of TensorFlow's, which may run a ``tf.data`` pipeline, and Python functions."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("tensorflow."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _threads_of_python() -> list[threading.Thread]:

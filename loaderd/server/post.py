@@ -26,7 +26,7 @@ class Post:
     delay_s: float = _FIRST_DELAY_S
     in_vain: int = 0
     restarts: int = 0
-    has_served: bool = False
+    has_ever_served: bool = False
     """Whether any of its processes has."""
     is_renewed: bool = False
     """Whether the process was told to end because another one is to replace it."""

@@ -220,7 +220,7 @@ class Supervisor:
             self._promote(child)
         post = self._post_of(child)
         if not self._stopping and post is not None:
-            post.has_served = True
+            post.has_ever_served = True
             self._announce(child, is_first=before is None)
         if self._reload_wanted:
             self._reload()
@@ -287,7 +287,7 @@ class Supervisor:
             _logger.info("%s, which was to end with its last consumer, %s", child, how)
         elif post.is_renewed:
             post.is_renewed, post.child, post.due_s = False, None, 0.0
-        elif child.error is not None and child.report is None and not (post.restarts or post.has_served):
+        elif child.error is not None and child.report is None and not (post.restarts or post.has_ever_served):
             self._give_up(child.error)  # the next one would fail in the same way
         else:
             self._missed(post, error, has_served=child.report is not None)

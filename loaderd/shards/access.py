@@ -13,6 +13,7 @@ two seconds of a look. Parts that come from the local disk are always those of t
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import OrderedDict
@@ -82,6 +83,12 @@ class Access:
         self._ahead: dict[Hashable, Future[bytes]] = {}
         self._lock = threading.Lock()
         self._counts = dict.fromkeys((each.name for each in fields(StorageCounts)), 0)
+
+    def counted_apart(self) -> Access:
+        """The same threads, connections and objects, with counts of their own that begin at 0."""
+        apart = copy.copy(self)
+        apart.take_counts()  # gives it a dict of its own
+        return apart
 
     def take_counts(self) -> StorageCounts:
         """What was counted since the last call of this."""

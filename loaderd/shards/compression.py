@@ -36,6 +36,8 @@ _OTHERS = {
 """How files of other kinds begin, and what they are."""
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
+A_TFRECORD_FILE = "a TFRecord file, plain, GZIP or ZLIB"
+"""What the damage expects that stands for a file of another kind."""
 _HINT_OTHER = "Shards are TFRecord files, plain or compressed with GZIP or ZLIB, or what FixedRecords describes."
 _HINT_COMPRESSED = "Decompress it, or compress it with gzip instead."
 _READ_BYTES = 1 << 18
@@ -51,7 +53,7 @@ def detect_compression(shard: str, file: Readable) -> Compression:
     got = file.read_at(0, memoryview(head))
     if is_frame(bytes(head[:got])):
         return "none"
-    refuse_others(shard, bytes(head[:got]), "a TFRecord file, plain, GZIP or ZLIB", _HINT_OTHER)
+    refuse_others(shard, bytes(head[:got]), A_TFRECORD_FILE, _HINT_OTHER)
     if head.startswith(_GZIP_MAGIC):
         return "gzip"
     # Half of ZLIB's first byte says "deflate", and its first two bytes are a multiple of 31. One length in 500 looks

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import pickle
 import select
@@ -202,9 +201,7 @@ class Worker:
     ) -> FileRows | RowFetcher:
         """What reads the records of a stream; ``source`` as in Attach."""
         if isinstance(source, Shards):
-            access = copy.copy(self._access_of(source.storage))
-            access.take_counts()  # from here on, it has counts of its own, and shares all else
-            reading = Reading(self._tell, access, spent)
+            reading = Reading(self._tell, self._access_of(source.storage).counted_apart(), spent)
             return FileRows(description.schema, source.files, source.compressions, reading)
         from loaderd.remote.row_fetcher import RowFetcher  # Arrow Flight, for those who need it
 

@@ -6,6 +6,20 @@ program need not close.
 
 from __future__ import annotations
 
+_DAEMON_THREAD = """
+it = iter(data_set())
+begun = threading.Event()
+
+def work():
+    for ids in it:
+        begun.set()
+    print("data without an end are over", file=sys.stderr)
+
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+begun.wait()
+"""
+
 DATA_SETS = {
     "batches": """
 it = iter(batches())
@@ -271,31 +285,11 @@ def goodbye():
     for ids in itertools.islice(it, 5):
         pass
 """,
-    "daemon thread": """
-it = iter(data_set())
-begun = threading.Event()
-
-def work():
-    for ids in it:
-        begun.set()
-    print("data without an end are over", file=sys.stderr)
-
-threading.Thread(target=work, daemon=True).start()
-begun.wait()
-""",
-    "daemon thread that gets no core": """
+    "daemon thread": _DAEMON_THREAD,
+    "daemon thread that gets no core": _DAEMON_THREAD
+    + """
 import subprocess
 
-it = iter(data_set())
-begun = threading.Event()
-
-def work():
-    for ids in it:
-        begun.set()
-
-thread = threading.Thread(target=work, daemon=True)
-thread.start()
-begun.wait()
 busy = "import time; end = time.time() + 1.2; exec('while time.time() < end: pass')"
 for core in range(2 * os.cpu_count()):
     subprocess.Popen([sys.executable, "-S", "-c", busy], env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
