@@ -122,6 +122,13 @@ def test_imports_point_down(module: str, path: Path):
             assert other == room or level_of(other) < level_of(room), f"{module} imports {imported}"
 
 
+def test_every_room_is_in_the_docs():
+    block = (ROOT / "docs" / "how-it-works.md").read_text().split("## The layers")[1].split("```")[1].split()
+    named = {name.replace("loaderd/", "").removeprefix("loaderd_").lstrip("._") for name in block}
+    rooms = {room.removeprefix("loaderd").lstrip("._").rpartition(".")[2] for row in LAYERS for room in row}
+    assert rooms - named - {"", "main__"} == set()
+
+
 @pytest.mark.parametrize("binding", BINDINGS)
 def test_only_the_binding_imports_its_library(binding: str):
     users = {

@@ -128,7 +128,7 @@ def _add_operation(operation: argparse._ArgumentGroup) -> None:
         type=float,
         default=ServerOptions.grace,
         metavar="S",
-        help="seconds that consumers have to finish when the server ends; default: %(default)g",
+        help="when the server ends, kill processes that still run after so many seconds; default: %(default)g",
     )
 
 

@@ -76,7 +76,8 @@ class Standing:
         """Have the next pass begin at ``position``, and end where it would have ended.
 
         Raises OptionError where the position is of other data, or does not exist. One from the middle of an epoch on
-        another number of hosts can only be given as ``Loader(…, start=position)``: it may take more memory.
+        another number of hosts, or in other batches, can only be given as ``Loader(…, start=position)``: it may take
+        more memory.
         """
         _require_position(position)
         with self._stream.lock:
@@ -85,8 +86,9 @@ class Standing:
             pass_ = pass_._replace(listing=None)
         if pass_.past and pass_ != self._first_pass:
             raise OptionError(
-                f"this position of {position.hosts} hosts in batches of {position.batch_size} is for a new loader",
-                hint="Give it as Loader(…, start=position).",
+                f"a part of epoch {position.epoch} was taken in other batches, or on another number of hosts, than "
+                f"this loader's: the position counts batches of {position.batch_size} on {position.hosts}",
+                hint="Give it to a new loader: start=position. Or go on as that epoch began, at least until it ends.",
             )
         with self._stream.lock:
             self._next = self._here = pass_, step

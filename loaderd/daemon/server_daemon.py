@@ -177,6 +177,7 @@ class ServerDaemon(Daemon):
             consumer = Consumer.accepted(number, sock)
         except ServerError as error:
             _logger.warning("%s", error)
+            self._sent_away += 1
             return
         self._next_consumer += 1
         self._consumers[number] = consumer

@@ -97,7 +97,7 @@ _HEADLINES: dict[Verdict, str] = {
     "storage": "The training waits for storage.",
     "workers": "The training waits for the workers.",
     "one field": "The training waits for one field.",
-    "too few batches held": "The training holds more batches than there is room for.",
+    "too few batches held": "The training needs room for more batches.",
     "copies to the device": "The training waits for copies to the device.",
     "the consumer's Python": "The training is as fast as its own Python code.",
     "nothing yet": "",

@@ -59,6 +59,7 @@ class Supervisor:
         self._posts = [self._daemon] if options.listen is None else [self._daemon, self._gateway]
         self._children: list[Child] = []
         self._next_daemon: Child | None = None
+        self._next_options = options
         self._reload_wanted = False
         self._stopping = ""
         self._kill_at_s = 0.0
@@ -131,7 +132,7 @@ class Supervisor:
                 self._kill_at_s = 0.0
             else:
                 why = f"the server ends ({signal.Signals(number).name})"
-                _logger.info("%s; its consumers have %g s to finish", why, self._options.grace)
+                _logger.info("%s; processes that still run in %g s are killed", why, self._options.grace)
                 self._stop(why)
 
     def _stop(self, why: str) -> None:
@@ -167,7 +168,7 @@ class Supervisor:
         except LoaderdError as error:
             _logger.error("reload failed, the server goes on as it was: %s", error)
         else:
-            self._options = options
+            self._next_options = options
 
     # ---------------------------------------------------------------------------------------- children
 
@@ -232,6 +233,7 @@ class Supervisor:
         """The next daemon is ready: have it replace the current one."""
         before = self._daemon.child
         self._daemon.child, self._daemon.due_s, self._next_daemon = child, None, None
+        self._options = self._next_options
         self._daemon.began_s = time.monotonic()
         _logger.info("reloaded: %s serves now", child)
         if before is not None:

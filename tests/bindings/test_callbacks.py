@@ -221,6 +221,8 @@ def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     fit(tmp_path, open_dataset(), interrupt=10)
     with pytest.raises(OptionError, match="seed: 0 when the position was taken, 1 now"):
         fit(tmp_path, open_dataset(seed=1))
+    with pytest.raises(OptionError, match=r"a part of epoch 0 was taken in other batches.* batches of 20 on 1"):
+        fit(tmp_path, open_dataset(batch_size=10))
     dataset = open_dataset()
     other = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
     other.compile("adam", "mse")

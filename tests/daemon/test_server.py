@@ -291,7 +291,8 @@ def test_a_process_of_another_user_may_not_connect(daemon: ServedDaemon):
         other.connect(str(daemon.path))
         os._exit(len(other.recv(1)))
     assert os.waitpid(child, 0)[1] == 0
-    assert daemon.report()["consumers"] == []
+    report = daemon.report()
+    assert (report["consumers"], report["sent_away"]) == ([], 1)
 
 
 def test_limits(write_numbered: Write, tmp_path: Path):

@@ -265,6 +265,21 @@ def test_what_is_weak_or_expires_is_warned_of_and_taken_anew_on_sighup(start: St
     assert ask_status(address, token="a-longer-one-than-before", tls=tls)["pid"]
 
 
+def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
+    (tmp_path / "token").write_text("the-token-of-the-start")
+    (tmp_path / "token").chmod(0o600)
+    server = start("--listen", "127.0.0.1:0", "--token-file", "token", until="grpc://")
+    address = server.said[-1].split('"')[1]
+    (tmp_path / "token").write_text("the-token-of-later")
+    (tmp_path / "sets.py").write_text("no Python")
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_line("reload failed, the server goes on as it was: cannot import sets")
+    (gateway,) = (pid for pid in server.family() if name_of(pid) == "loaderd-gateway")
+    os.kill(gateway, signal.SIGKILL)
+    server.wait_line("serves now")
+    assert ask_status(address, token="the-token-of-the-start")["pid"]
+
+
 def test_a_failed_handshake_is_counted_and_in_the_log(start: Start, tmp_path: Path):
     server = start(*HEALTH, "--listen", "127.0.0.1:0", *certificate(tmp_path, "server"), until="grpc+tls://")
     port = network_address(server.said[-1].split('"')[1])[1]
