@@ -1,11 +1,11 @@
-"""Games of chess that follow from a seed, positions taken from them, and their scores.
+"""Plays games of chess from a seed, takes positions from them, and scores them.
 
-The players know the rules and look one ply ahead. They open at random, then prefer moves that win material, leave
-nothing hanging, give check, and above all mate. That gives thousands of positions a second, of every phase and
-balance, as a training wants them.
+The players know the rules and look one ply ahead. They open at random. Then they prefer moves that win material,
+leave nothing hanging, give check, and above all mate. That is fast, and gives positions from all phases of the game,
+from even ones to decided ones.
 
-:func:`play` makes some hundred positions at a time, in any process. They depend on its seed alone, so the shards do
-not depend on the number of processes or their timing.
+Each call of :func:`play` makes some hundred positions. They depend on its task alone, so the shards do not depend on
+the number of processes or on timing.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from loaderd.convert import chess_boards
 MAX_PLIES = 240
 OPENING_PLIES = 8
 STOPPED = "stopped early"  # after MAX_PLIES, or when enough positions were taken
-KEPT_SHARE = 0.4  # of the positions of a game are taken, as neighbours are nearly the same
+KEPT_SHARE = 0.4  # the share of a game's positions that is taken: neighbours are nearly the same
 
-# Centipawns, indexed by piece type (0: no piece). The king has none: no legal move leaves it to be taken.
+# Centipawns, indexed by piece type (0: no piece). The king has no value, because it is never taken.
 PIECE_VALUE = (0, 100, 320, 330, 500, 900, 0)
 MOBILITY_VALUE = (0, 1, 4, 4, 3, 1, 0)  # for each attacked square
 CHECK_VALUE = 50
 MATE_VALUE = 10_000
-TEMPERATURE = 60.0
+TEMPERATURE = 60.0  # centipawns; the higher, the more often a player chooses a move that gains less
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a call of :func:`play` makes. ``stockfish``: the path of the engine, or None."""
+    """What a call of :func:`play` makes. ``stockfish`` and ``depth`` are those of :func:`open_scorer`."""
 
     seed: str
     num_positions: int
@@ -57,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Positions:
-    """``packed``: uint8, (n, 194); ``scores``: n of them; ``results``: the number of games by their result."""
+    """``packed``: uint8, (n, 194); ``scores``: one for each; ``results``: how many games had which result."""
 
     packed: npt.NDArray[np.uint8]
     scores: list[Score]
@@ -112,6 +112,7 @@ def play(task: Task) -> Positions:
 def look_ahead(board: chess.Board) -> Turn:
     """The legal moves of a position, and what each gains within one ply."""
     channels = chess_boards.bitboards(board)
+    # Of the four channels of each piece type, the last two are the squares that white and black attack.
     white_attacks, black_attacks = _union(channels[2::4]), _union(channels[3::4])
     own, theirs = (white_attacks, black_attacks) if board.turn else (black_attacks, white_attacks)
     hanging = theirs & ~own
@@ -127,6 +128,10 @@ def _union(masks: Sequence[int]) -> int:
 
 
 def _gain(board: chess.Board, move: chess.Move, attacked: int, hanging: int) -> int:
+    """What a move gains the player, in centipawns.
+
+    ``attacked``: the squares that the opponent attacks. ``hanging``: those of them that the player does not defend.
+    """
     mover = board.piece_type_at(move.from_square) or chess.PAWN
     taken = chess.PAWN if board.is_en_passant(move) else board.piece_type_at(move.to_square) or 0
     gain = 0 if board.is_castling(move) else PIECE_VALUE[taken]
@@ -144,7 +149,7 @@ def _gain(board: chess.Board, move: chess.Move, attacked: int, hanging: int) -> 
 
 
 def choose(turn: Turn, rng: random.Random) -> chess.Move:
-    """A random move: by softmax of the gains; in the opening, all moves are equally likely."""
+    """A random move: in the opening, each is equally likely; later, by the softmax of the gains."""
     if turn.board.ply() < OPENING_PLIES:
         return rng.choice(turn.moves)
     best = max(turn.gains)
@@ -169,9 +174,9 @@ def evaluate(turn: Turn) -> Score:
 
 @contextlib.contextmanager
 def open_scorer(stockfish: str | None, depth: int) -> Iterator[Scorer]:
-    """A scorer: the engine at ``stockfish``, searching ``depth`` plies; :func:`evaluate` if that is None.
+    """A scorer: the engine at the path ``stockfish``, searching ``depth`` plies; :func:`evaluate` if that is None.
 
-    The scorer's second argument is the number of the game: when it changes, the engine clears its memory.
+    The scorer's second argument is the number of the game. When it changes, the engine clears its memory.
     """
     if stockfish is None:
         yield lambda turn, game: evaluate(turn)

@@ -2,8 +2,8 @@
 
     python make_shards.py --out shards --positions 20000
 
-Worker processes play the games (:mod:`games`); this process writes the positions in order, so the same arguments give
-the same bytes. Each record is a ``tf.train.Example`` with two features: ``d``, 194 bytes
+Several processes play the games (:mod:`games`). This process writes the positions in order, so the same arguments
+give the same bytes. Each record is a ``tf.train.Example`` with two features: ``d``, 194 bytes
 (``loaderd.convert.chess_boards``), and ``s``, an int64: the score from white's side, in centipawns or, if bit 1546 of
 ``d`` is set, in moves to mate.
 """
@@ -69,15 +69,18 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--positions", type=_positive, default=20_000, help="in all shards together")
-    parser.add_argument("--shards", type=_positive, default=8, help="for training")
-    parser.add_argument("--validation-shards", type=_positive, default=2, help="for validation, beside those")
+    parser.add_argument("--positions", type=_positive, default=20_000, help="how many, in all shards together")
+    parser.add_argument("--shards", type=_positive, default=8, help="how many, for training")
+    parser.add_argument("--validation-shards", type=_positive, default=2, help="how many more, for validation")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same shards")
     parser.add_argument(
-        "--stockfish", default="auto", metavar="PATH|auto|off", help="the engine that scores positions"
+        "--stockfish",
+        default="auto",
+        metavar="PATH|auto|off",
+        help="the engine that scores positions; auto: Stockfish, if it is installed; off: score without an engine",
     )
-    parser.add_argument("--depth", type=_positive, default=6, help="plies that the engine searches")
-    parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="processes that play")
+    parser.add_argument("--depth", type=_positive, default=6, help="how many plies the engine searches")
+    parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="how many processes play")
     args = parser.parse_args()
     if args.positions < args.shards + args.validation_shards:
         parser.error("--positions must be at least one a shard")
@@ -92,7 +95,7 @@ def _positive(text: str) -> int:
 
 
 def find_stockfish(wanted: str) -> str | None:
-    """The path of the engine, or None if it is not wanted, or not found with "auto"."""
+    """The path of the engine; None with "off", or if "auto" finds none. Exits if there is no program ``wanted``."""
     if wanted == "off":
         return None
     # Debian installs it in /usr/games, which is not on every PATH.
@@ -121,7 +124,7 @@ def plan_shards(args: argparse.Namespace, stockfish: str | None) -> list[Shard]:
 
 
 def prepare_folder(folder: Path, to_write: set[Path]) -> None:
-    """Make the folder. One with other shards is refused, as a glob over the folder would match them, too."""
+    """Make the folder. Exits if it holds other shards: a training would read them, too."""
     folder.mkdir(parents=True, exist_ok=True)
     others = sorted(path.name for path in set(folder.glob("*.tfrecord")) - to_write)
     if others:
@@ -129,8 +132,8 @@ def prepare_folder(folder: Path, to_write: set[Path]) -> None:
 
 
 def play_all(shards: list[Shard], processes: int, advance: Callable[[int], None]) -> Iterator[list[Positions]]:
-    """For each shard, a list of its parts."""
-    # Not by fork, which would copy TensorFlow's threads in an unknown state.
+    """For each shard, in order, what its tasks made."""
+    # Not by fork: it would copy locks that other threads hold, such as those of the progress bar and of TensorFlow.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         made = pool.map(play, [task for shard in shards for task in shard.tasks])
         for shard in shards:
@@ -144,7 +147,7 @@ def play_all(shards: list[Shard], processes: int, advance: Callable[[int], None]
 def write_shard(path: Path, parts: list[Positions]) -> None:
     """Write the parts to one TFRecord file."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow as tf  # not at the top: the worker processes import this file, too
+    import tensorflow as tf  # not at the top: the processes that play import this file, too
 
     with tf.io.TFRecordWriter(str(path)) as writer:
         for part in parts:
@@ -154,13 +157,16 @@ def write_shard(path: Path, parts: list[Positions]) -> None:
                     "s": tf.train.Feature(int64_list=tf.train.Int64List(value=[score.value])),
                 }
                 example = tf.train.Example(features=tf.train.Features(feature=record))
-                # Maps have no order of their own; this makes two runs equal, byte for byte.
+                # Otherwise, the order of the two features could change from run to run.
                 writer.write(example.SerializeToString(deterministic=True))
 
 
 @contextmanager
 def show_progress(total: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """(advance by n positions, print a line): a progress bar on a terminal, else plain lines."""
+    """Two functions: one advances a progress bar by n positions, the other prints a line.
+
+    On a terminal, only the first one does anything; elsewhere, only the second one.
+    """
     console = Console()
     if not console.is_terminal:
         yield (lambda n: None), (lambda line: print(line, flush=True))

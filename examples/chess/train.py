@@ -4,9 +4,10 @@
     python train.py --data shards --out run
     python train.py --data others --out next --from run/model.keras --freeze 'conv*' 'norm*'
 
-The third command begins with the network that the second one saved, and trains all of it but the convolutions. The
-data come from :func:`open_training` and :func:`open_validation`; the rest is ordinary Keras. Killed and run again, it
-goes on with exactly the next batch. ``validate.py`` can validate its checkpoints at the same time.
+The third command begins with the network that the second one saved, and trains all of it but the convolutions and
+their normalizations. The data come from :func:`open_training` and :func:`open_validation`. If a training is killed,
+the same command goes on from its last backup, with exactly the next batch: see :func:`callbacks_that_save`. The rest
+is ordinary Keras. ``validate.py`` can validate the checkpoints at the same time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SEED = 0
 STRUCTURE = (("board", "flags"), "score")
 CHECKPOINTS = "checkpoints"  # a folder in --out: weights, for validate.py
 HISTORY = "history.csv"  # a file in --out: the losses of each epoch
-DONE = "done"  # an empty file in that folder, written after the last checkpoint
+DONE = "done"  # an empty file in the folder CHECKPOINTS, written after the last checkpoint
 
 
 def main() -> None:
@@ -73,7 +74,7 @@ def main() -> None:
     model.save(model_file)
     loss_after = history["val_loss"][-1]
     print(f"val_loss was {loss_before:.4f} and is {loss_after:.4f}")
-    if not math.isnan(timer.step_s):  # it is if only one step was left to train
+    if not math.isnan(timer.step_s):  # it is NaN if only one step was left to train
         report_speed(args.batch_size, timer.step_s, time_step_without_data(model, train, device))
     draw(curve_file, history_file, loss_before)
     print(f"model: {model_file}, history: {history_file}, curve: {curve_file}")
@@ -87,15 +88,19 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder with the shards")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the model is saved")
-    parser.add_argument("--epochs", type=int, default=3, help="passes over the training shards")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where model, losses, checkpoints and backup are saved"
+    )
+    parser.add_argument("--epochs", type=int, default=3, help="how often to train on each position")
     parser.add_argument("--batch-size", type=int, default=512, help="positions a step")
     parser.add_argument(
         "--save-every", type=int, default=20, metavar="STEPS", help="how often to save a backup and a checkpoint"
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto", help="where to train")
     parser.add_argument(
-        "--from", dest="trained", type=Path, metavar="MODEL", help="begin with this saved model; default: a new one"
+        "--device", choices=["auto", "cpu", "gpu"], default="auto", help="where to train; auto: on a GPU, if any"
+    )
+    parser.add_argument(
+        "--from", dest="trained", type=Path, metavar="MODEL", help="a saved model to begin with; None: a new one"
     )
     parser.add_argument(
         "--freeze", nargs="+", default=[], metavar="LAYERS", help="layers not to train, such as 'conv*' 'norm*'"
@@ -121,7 +126,7 @@ def choose_device(wanted: str) -> str | None:
 
 
 def open_training(folder: Path, batch_size: int, device: str | None) -> tf.data.Dataset:
-    """Batches of ((board, flags), score), in another order each epoch.
+    """Batches of ((board, flags), score), in a new order each epoch.
 
     ``board``: float32, (batch, 8, 8, 24); ``flags``: float32, (batch, 10); ``score``: float32, (batch,), from
     -1 (black wins) to 1 (white wins).
@@ -138,7 +143,7 @@ def open_training(folder: Path, batch_size: int, device: str | None) -> tf.data.
 
 
 def open_validation(folder: Path, batch_size: int, device: str | None) -> tf.data.Dataset:
-    """Batches as :func:`open_training` gives them, but in the files' order, with the remainder as the last one."""
+    """Batches as :func:`open_training` gives them, but in the files' order, with the remainder as the last batch."""
     return loaderd_tf.make_dataset(
         str(folder / "validation-*.tfrecord"),
         loaderd.schemas.chess_eval(),
@@ -150,7 +155,7 @@ def open_validation(folder: Path, batch_size: int, device: str | None) -> tf.dat
 
 
 def build_model() -> keras.Model:
-    """Three convolutions over the board, then dense layers that also see the flags. tanh, as scores are -1 to 1."""
+    """Three convolutions over the board, then dense layers that also see the flags. A tanh, as scores are -1 to 1."""
     board, flags = keras.Input((8, 8, 24), name="board"), keras.Input((10,), name="flags")
     x = board
     for number, filters in enumerate((48, 48, 16), 1):
@@ -180,9 +185,9 @@ def freeze(model: keras.Model, patterns: list[str]) -> None:
 
 
 def callbacks_that_save(out: Path, train: tf.data.Dataset, save_every: int) -> list[keras.callbacks.Callback]:
-    """What saves the losses, checkpoints for ``validate.py``, and a backup from which a killed training goes on."""
+    """Callbacks that save losses, checkpoints for ``validate.py``, and a backup to go on from after a crash."""
     backup, checkpoints = out / "backup", out / CHECKPOINTS
-    resumes = tf.train.latest_checkpoint(str(backup)) is not None  # a training that ends deletes it
+    resumes = tf.train.latest_checkpoint(str(backup)) is not None  # deleted when a training has come to its end
     if resumes:
         print(f"going on from {backup}", flush=True)
     else:  # remove what an earlier training left
@@ -220,7 +225,7 @@ def draw(path: Path, history_file: Path, loss_before: float) -> None:
 class SaveWeights(keras.callbacks.Callback):
     """Writes ``step-00000020.weights.h5`` every ``save_every`` steps of the optimizer, and at the end.
 
-    Even if the process is killed, a file of such a name is complete.
+    A file with such a name is complete, even if the process is killed.
     """
 
     def __init__(self, folder: Path, save_every: int) -> None:
@@ -247,8 +252,8 @@ class SaveWeights(keras.callbacks.Callback):
 class StepTimer(keras.callbacks.Callback):
     """``step_s``: the mean seconds of a training step in the last epoch, including the wait for its batch.
 
-    Not counted are an epoch's first step, which compiles the network and starts the workers, and what happens between
-    steps, such as saving.
+    It leaves out an epoch's first step, which may compile the network or wait for the workers to begin, and what
+    happens between steps, such as saving.
     """
 
     step_s = float("nan")
@@ -270,9 +275,10 @@ class StepTimer(keras.callbacks.Callback):
 def time_step_without_data(model: keras.Model, train: Any, device: str | None) -> float:
     """Seconds of a training step if its data cost nothing: it gets the same batch, held in memory, again and again.
 
-    The wait cannot be timed inside ``fit``, as TensorFlow reads ahead in its own threads. The difference to a normal
-    step is the whole cost of the data: the wait for a batch, and the cores that decoding takes from a network that
-    trains on the CPU. Call it last: it trains the model on that one batch.
+    What a normal step takes beyond that is the whole cost of the data: the wait for a batch and, on a CPU, the time
+    in which the workers use cores that the network could use. (The loader's own ``wait_s`` does not tell: it misses
+    the cores, and with a GPU, it is how long TensorFlow's threads waited, which take batches ahead.) Call this last:
+    it trains the model on that one batch.
     """
     held = tf.data.Dataset.from_tensors(next(iter(train))).repeat(int(train.cardinality()))
     held = held.apply(tf.data.experimental.prefetch_to_device(device)) if device else held.prefetch(2)

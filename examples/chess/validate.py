@@ -3,8 +3,8 @@
     python train.py --data shards --out run
     python validate.py --data shards --run run      # at the same time, in another terminal
 
-Each of the two processes has its own loader of the same folder, so neither waits for the other. The positions come in
-the files' order, so that every checkpoint is asked the same.
+Each of the two processes has a loader of its own, so neither waits for the other. All checkpoints are validated on
+the same positions in the same order: that of the files.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ def main() -> None:
     validation = open_validation(args.data, args.batch_size, device=None)
     model = build_model()
     compile_model(model)
-    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")  # which validation does not need
+    # Validation needs no optimizer.
+    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
     checkpoints, results = args.run / CHECKPOINTS, args.run / "validation.csv"
     last = last_step(results)
     print(f"waiting for checkpoints in {checkpoints}", flush=True)
     while True:
-        done = (checkpoints / DONE).exists()  # looked up first: if it is there, the newest checkpoint is the last one
+        done = (checkpoints / DONE).exists()  # before glob: if it is there, the newest checkpoint is the last
         path = max(checkpoints.glob("step-*.weights.h5"), default=None)
         if path is not None and step_of(path) != last:
             last = step_of(path)
@@ -53,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder with the shards")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="the --out of train.py")
-    parser.add_argument("--batch-size", type=int, default=512, help="positions a step")
+    parser.add_argument("--batch-size", type=int, default=512, help="positions at a time")
     args = parser.parse_args()
     if args.batch_size < 1:
         parser.error("--batch-size must be positive")
@@ -65,7 +66,7 @@ def step_of(path: Path) -> int:
 
 
 def last_step(results: Path) -> int | None:
-    """The step that was validated last, in this run or an earlier one."""
+    """The last step that an earlier call of this command has validated, if any."""
     if not results.exists():
         return None
     with results.open(newline="") as file:

@@ -4,7 +4,8 @@
 
 KataGo is not needed: ``self_play.py`` plays the games. Shapes, dtypes, bit order and columns are those of KataGo's
 cpp/dataio/trainingwrite.h. What a player without a search does not know (values along the way, the lead, future
-boards) has weight 0, as in KataGo's own files. The rows of all games are shuffled, as KataGo's shuffle.py does.
+boards) has weight 0, as unknown values have in KataGo's files. The rows of all games are shuffled, as KataGo's
+shuffle.py does.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
     parser.add_argument(
-        "--games", type=int, default=400, help="for training; a tenth as many are played for validation"
+        "--games", type=int, default=400, help="how many, for training; a tenth as many are played for validation"
     )
     parser.add_argument("--size", type=int, default=9, help="rows and columns of the board")
-    parser.add_argument("--rows", type=int, default=10_000, help="of a file, about")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that play")
+    parser.add_argument("--rows", type=int, default=10_000, help="how many positions to write to a file, about")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="how many processes play")
     return parser.parse_args()
 
 
@@ -67,7 +68,7 @@ def play_rows(seed: str, size: int) -> Rows:
 
 
 def rows_of(game: Game, size: int) -> Rows:
-    """One row for each turn, (turns,) of :func:`loaderd.schemas.kata.rows`, from the side of the player to move."""
+    """One row for each turn, as its player sees it: (turns,), of the dtype :func:`loaderd.schemas.kata.rows`."""
     found = np.zeros(len(game.turns), rows(size))
     owners = np.array(game.owners)
     for number, turn in enumerate(game.turns):
@@ -83,7 +84,7 @@ def rows_of(game: Game, size: int) -> Rows:
         for first in range(0, 20, 4):
             targets[first : first + 4] = score > 0, score < 0, 0, score
         targets[20] = score
-        targets[24] = 1  # 1 minus the weight of the values along the way
+        targets[24] = 1  # 1 minus the weight of the values along the way: they have none
         targets[[25, 26, 27]] = 1  # the weights of the row, of the policy, and of ownership and score
         targets[28] = number + 1 < len(game.turns)  # the weight of the next move's policy
         targets[36:41] = np.arange(5) < number  # whether each of the last five moves may be used as history

@@ -1,8 +1,8 @@
 """A game of Go: the rules, and a player without a search.
 
 The player prefers to capture, to save a group in atari, and to answer near the last move; it rarely plays where it
-would be captured at once, and never fills its own eye. Otherwise it moves at random. A net can learn this policy from
-the board alone.
+would be captured at once, and never fills its own eye. Otherwise it moves at random. A network can learn this policy,
+because it follows from the board and the last move.
 
 Points are numbered row by row from 0; ``size * size`` is a pass.
 """
@@ -21,10 +21,11 @@ CAPTURE, RESCUE, NEARBY, SELF_ATARI = 40.0, 20.0, 4.0, 0.02  # what makes a move
 
 @dataclass(frozen=True)
 class Turn:
-    """A position before a move. ``colors``: (size * size,); ``liberties``: those of the group on each point, or 0.
+    """A position before a move. ``player``: BLACK or WHITE, whose turn it is. ``move``: the point that is played.
 
-    ``ko``: the point where the rule of ko forbids to play, or -1. ``visits``: point -> how often it would be played
-    in ``VISITS`` games. ``move``: what was played.
+    ``colors``: of each point, (size * size,). ``liberties``: how many the group on each point has, 0 where it is
+    empty. ``ko``: the point that the rule of ko forbids, or -1. ``visits``: point -> how often, out of ``VISITS``
+    times, the player would play there.
     """
 
     player: int
@@ -46,7 +47,7 @@ class Game:
 
 @dataclass(frozen=True)
 class Group:
-    """Connected points of one color, or empty ones. ``touched``: the points beside them."""
+    """Connected points (``stones``) of one color, or connected empty points. ``touched``: the points beside them."""
 
     stones: frozenset[int]
     touched: frozenset[int]
@@ -96,7 +97,7 @@ def groups_of(colors: list[int], size: int) -> list[Group | None]:
 
 
 def weight(colors: list[int], groups: list[Group | None], size: int, player: int, point: int) -> float:
-    """How likely the player plays on an empty point, beside 1 for an ordinary move; 0: never."""
+    """How likely the player is to play on an empty point: an ordinary move has weight 1; 0 means never."""
     own, theirs, free = set[Group](), set[Group](), set[int]()
     for other in neighbours(size)[point]:
         group = groups[other]
@@ -119,7 +120,10 @@ def weight(colors: list[int], groups: list[Group | None], size: int, player: int
 
 
 def play_move(colors: list[int], size: int, player: int, point: int) -> int:
-    """Put a stone on a point, and take groups without liberties; returns the point of a ko, or -1."""
+    """Put a stone on a point, and take the opponent's groups without liberties.
+
+    Returns the point where the opponent may not play now, because of ko, or -1.
+    """
     colors[point] = player
     taken = []
     for other in neighbours(size)[point]:
@@ -135,7 +139,7 @@ def play_move(colors: list[int], size: int, player: int, point: int) -> int:
 
 
 def play(seed: str, size: int) -> Game:
-    """Play a game until both players pass. It follows from the seed."""
+    """Play a game until both players pass, or for ``3 * size * size`` moves. It depends on seed and size alone."""
     rng = random.Random(seed)
     colors, player, ko, last, passes = [EMPTY] * (size * size), BLACK, -1, -1, 0
     turns: list[Turn] = []

@@ -3,8 +3,8 @@
     python make_npz.py --out games
     python train.py --data games --out run
 
-The network says where to play, who wins, and who will own each point, as KataGo's does. With ``--size 19``, it trains
-on the files of KataGo's own self-play and shuffle.py.
+The network says where to play, who wins, and who will own each point, as KataGo's does. It can be trained on files of
+KataGo's own self-play and shuffle.py: call them ``train-….npz`` and ``validation-….npz``, and give ``--size 19``.
 """
 
 from __future__ import annotations
@@ -83,13 +83,17 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where model and curve are saved")
     parser.add_argument("--size", type=int, default=9, help="rows and columns of the board")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=2, help="how often to train on each position")
+    parser.add_argument("--batch-size", type=int, default=128, help="positions a step")
     return parser.parse_args()
 
 
 def build_model(size: int, filters: int = 48, blocks: int = 3) -> keras.Model:
-    """From (22, size, size) and (19,), logits of moves (size² + 1,), of a win (), of owning each point (size²,)."""
+    """The network. All shapes are those of one position.
+
+    From planes, (22, size, size), and global inputs, (19,), it makes logits: of the moves, (size² + 1,), of a win,
+    (), and of owning each point, (size²,).
+    """
     layers = keras.layers
     planes, facts = keras.Input((22, size, size), name="planes"), keras.Input((19,), name="global")
     x = layers.Conv2D(filters, 3, padding="same")(layers.Permute((2, 3, 1))(planes))
@@ -106,7 +110,7 @@ def build_model(size: int, filters: int = 48, blocks: int = 3) -> keras.Model:
 
 
 def losses(model: keras.Model, batch: Any) -> list[Any]:
-    """Of the policy, the value and the ownership: the means over the batch, each row times its weights."""
+    """The losses of policy, value and ownership: means over the batch, in which each row counts by its weights."""
     planes, facts, visits, targets, value_targets = batch
     policy, value, ownership = model([planes, facts])
     entropy = tf.nn.sigmoid_cross_entropy_with_logits
@@ -129,7 +133,7 @@ def in_words(parts: list[float]) -> str:
 
 
 def draw(path: Path, history: list[list[float]], after: list[float]) -> None:
-    """Draw the losses by step, and those of the validation after the last step."""
+    """Draw the losses of the training by step, and those of the validation after the last step."""
     figure, axes = pyplot.subplots(1, len(LOSSES), figsize=(12, 3.5), layout="constrained")
     for plot, name, curve, end in zip(axes, LOSSES, zip(*history, strict=True), after, strict=True):
         plot.plot(curve, label="training")

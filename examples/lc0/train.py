@@ -3,8 +3,8 @@
     python make_tars.py --out games
     python train.py --data games --out run
 
-The hourly tars of Leela's server can be used, too: call them ``train-….tar`` and ``validation-….tar``. If it is
-killed, the same command goes on with exactly the next batch, in the middle of a tar.
+The hourly tars of Leela's server can be used, too: call them ``train-….tar`` and ``validation-….tar``. If a training
+is killed, the same command goes on from its last backup with exactly the next batch, even in the middle of a tar.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     print(f"{int(train.cardinality())} steps an epoch; untrained: {in_words(before)}", flush=True)
 
     backup, history_file = args.out / "backup", args.out / "history.csv"
-    resumes = tf.train.latest_checkpoint(str(backup)) is not None  # a training that ends deletes it
+    resumes = tf.train.latest_checkpoint(str(backup)) is not None  # deleted when a training has come to its end
     history = model.fit(
         train,
         epochs=args.epochs,
@@ -70,10 +70,10 @@ def parse_arguments() -> argparse.Namespace:
         "--data", type=Path, required=True, metavar="DIR", help="the folder with train-*.tar and validation-*.tar"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where model and curve are saved")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--filters", type=int, default=32)
-    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2, help="how often to train on each position")
+    parser.add_argument("--batch-size", type=int, default=256, help="positions a step")
+    parser.add_argument("--filters", type=int, default=32, help="channels of each residual block")
+    parser.add_argument("--blocks", type=int, default=3, help="how many residual blocks")
     return parser.parse_args()
 
 

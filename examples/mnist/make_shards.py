@@ -3,9 +3,9 @@
     python make_shards.py --out shards                 # the digits that come with scikit-learn, without a download
     python make_shards.py --out shards --mnist         # MNIST itself, which Keras downloads
 
-Each record is a ``tf.train.Example`` with the features ``image_raw``, 28 × 28 bytes, ``label``, an int64, and
-``height``, ``width`` and ``depth``. scikit-learn's 1,797 digits are handwritten, too, of 8 × 8 pixels in 17 greys:
-each pixel becomes 3 × 3, and a margin of 2 is added.
+Each record is a ``tf.train.Example`` with the feature ``image_raw``, 28 × 28 bytes, and the int64 features ``label``,
+``height``, ``width`` and ``depth``. scikit-learn's 1,797 digits are handwritten, too, but have 8 × 8 pixels in 17
+greys. Each pixel becomes 3 × 3, and a margin of 2 is added on each side.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Write pictures of digits as TFRecord shards.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
     parser.add_argument("--mnist", action="store_true", help="take MNIST, which Keras downloads (11 MB)")
-    parser.add_argument("--shards", type=int, default=4, help="for training, and as many for testing; default: 4")
+    parser.add_argument(
+        "--shards", type=int, default=4, help="how many, for training; as many again for testing; default: 4"
+    )
     return parser.parse_args()
 
 

@@ -52,7 +52,7 @@ def main() -> None:
         loaderd.schemas.mnist(),
         batch_size=args.batch_size,
         epochs=None,
-        held_batches=2 * len(devices),  # those of this step, and those of the next
+        held_batches=2 * len(devices),  # those of a step, and those of the next one
     )
     with train:
         board = loaderd_tf.TensorBoard(train, args.out / "logs")
@@ -63,7 +63,7 @@ def main() -> None:
             history.append(float(train_step(tuple(islice(batches, len(devices))))))
             seconds = time.perf_counter() - began_s
             if step % args.log_every == 0:
-                # As in the tutorial, the seconds of a batch are those of a step by the number of towers.
+                # As in the tutorial, sec/batch is the time of a step divided by the number of towers.
                 examples_per_s, s_per_batch = args.batch_size * len(devices) / seconds, seconds / len(devices)
                 print(
                     f"{datetime.now()}: step {step}, loss = {history[-1]:.2f} "
@@ -85,11 +85,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="where model, curve and logs are saved"
     )
-    parser.add_argument("--towers", type=int, help="default: the number of GPUs, or 2 without one")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch-size", type=int, default=64, help="for each tower")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--log-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--towers", type=int, help="how many; None: as many as there are GPUs, or 2 without one")
+    parser.add_argument("--steps", type=int, default=300, help="how many; each takes one batch for each tower")
+    parser.add_argument("--batch-size", type=int, default=64, help="pictures a step, for each tower")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of the optimizer Adam")
+    parser.add_argument("--log-every", type=int, default=10, metavar="STEPS", help="how often to print and log")
     args = parser.parse_args()
     if min(args.steps, args.batch_size, args.log_every, args.towers or 1) < 1:
         parser.error("--towers, --steps, --batch-size and --log-every must be positive")
@@ -97,7 +97,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def find_devices(towers: int | None) -> list[str]:
-    """A GPU for each tower, or a logical CPU device if there are no GPUs."""
+    """For each tower, the name of a GPU; without a GPU, that of a logical CPU device."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         for gpu in gpus:

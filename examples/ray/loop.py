@@ -2,7 +2,8 @@
 
     python examples/ray/loop.py
 
-It uses the cluster of ``RAY_ADDRESS``; if that is not set, Ray starts one on this machine.
+It uses the cluster of ``RAY_ADDRESS``; if that is not set, Ray starts one on this machine. ``datasets.py`` says which
+shards it reads; ``make demo`` writes them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import ray
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parent))  # on a cluster: runtime_env={"working_dir": …} of ray.init
+    # The servers must be able to import ``datasets``. On a cluster, give ray.init runtime_env={"working_dir": …}.
+    sys.path.insert(0, str(Path(__file__).parent))
     ray.init(os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False)
     loaderd_ray.serve("datasets:train", name="chess-loop")
     try:

@@ -2,10 +2,11 @@
 
     python examples/ray/train.py --out demo/ray
 
-It uses the cluster of ``RAY_ADDRESS``; if that is not set, Ray starts one on this machine.
+It uses the cluster of ``RAY_ADDRESS``; if that is not set, Ray starts one on this machine. ``datasets.py`` says which
+shards it reads; ``make demo`` writes them.
 
 If it is killed, the same command goes on from its last checkpoint with exactly the next batch, even with another
-number of ``--workers``.
+number of ``--workers``. A checkpoint holds the weights and the position; the optimizer begins anew.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ MODEL = "model.weights.h5"
 
 
 def train(settings: dict[str, Any]) -> None:
-    """Runs in each worker. Each reads its share of an epoch's records, and all take the same number of steps."""
+    """Runs in each worker of Ray Train.
+
+    Each worker takes its share of an epoch's records, and all take the same number of steps.
+    """
     import loaderd_tf
     import tensorflow as tf
-    import tf_keras as keras  # which Ray Train makes TensorFlow use
+    import tf_keras as keras  # TensorflowTrainer has TensorFlow use this Keras
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
@@ -61,7 +65,7 @@ def train(settings: dict[str, Any]) -> None:
 
     start = loaderd_ray.load(checkpoint)
     if start is not None and start.epoch >= settings["epochs"]:
-        return  # it is finished; a loader would begin as many epochs once more
+        return  # it is finished; a loader that starts here would deliver as many epochs again
     number = 0
     with loaderd_ray.connect(
         NAME, batch_size=settings["batch_size"], epochs=settings["epochs"], remainder="drop", workers=1, start=start
@@ -75,7 +79,7 @@ def train(settings: dict[str, Any]) -> None:
 
 
 def report(loader: Any, model: Any, loss: float) -> None:
-    """Report the loss, and from rank 0 a checkpoint: the position is the same for all workers."""
+    """Report the loss and, from rank 0 alone, a checkpoint: weights and position are the same for all workers."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
         if ray.train.get_context().get_world_rank() == 0:
@@ -87,16 +91,17 @@ def report(loader: Any, model: Any, loss: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="where Ray Train keeps checkpoints")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True, help="the folder where Ray Train keeps checkpoints")
+    parser.add_argument("--workers", type=int, default=2, help="processes that train")
+    parser.add_argument("--epochs", type=int, default=2, help="how often to train on each record")
     parser.add_argument("--batch-size", type=int, default=256, help="records a step, of each worker")
     args = parser.parse_args()
 
-    sys.path.insert(0, str(Path(__file__).parent))  # on a cluster: runtime_env={"working_dir": …} of ray.init
+    # The servers must be able to import ``datasets``. On a cluster, give ray.init runtime_env={"working_dir": …}.
+    sys.path.insert(0, str(Path(__file__).parent))
     if "RAY_ADDRESS" in os.environ:
         ray.init()
-    else:  # the server and the workers count as a core each, which a small machine does not have
+    else:  # Ray reserves a core for the server and for each worker: a small machine must claim more than it has
         ray.init("local", num_cpus=max(4, os.cpu_count() or 1))
     loaderd_ray.serve("datasets:train", name=NAME)
     try:

@@ -1,6 +1,7 @@
 """The data sets of a server: ``loaderd serve datasets:train datasets:validation``.
 
-The server imports this module; consumers choose a data set by its name. Replace it by a module of your own.
+The server imports this module, and consumers choose a data set by its name. The shards are in the folder that the
+environment variable ``SHARDS`` names, by default ``shards``. Replace this module with one of your own.
 """
 
 import os
