@@ -58,6 +58,14 @@ def planned(shards: list[str]) -> list[int]:
         return taken(loader)
 
 
+def wait_for_quiet(store: DistantS3) -> None:
+    """Until nobody has asked the store for anything for half a second."""
+    before = -1
+    while (now := store.asked.total()) != before:
+        before = now
+        time.sleep(0.5)
+
+
 # Where records may be skipped, one that could not be fetched might be.
 ON_CORRUPT = [pytest.param("raise", marks=pytest.mark.slow), "skip_record"]
 
@@ -157,10 +165,11 @@ def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait
                 return [numbers_of(batch)[0] for batch in pool.map(next, iterators)]
 
             next_of_all()
+            wait_for_quiet(store)  # all is loaded that there is room for: nobody waits for what is asked for next
             store.away = True
-            while not store.asked["away"]:  # the daemon has taken all that is loaded, and members little of it
+            while not store.asked["away"]:
                 next_of_all()
-                time.sleep(0.1)
+                wait_for_quiet(store)
             time.sleep(4)
             store.away = False
             time.sleep(8)
