@@ -20,6 +20,8 @@ import loaderd
 from loaderd.shards.crc import framed
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
+# The threads of numpy's algebra, which no test needs, cost each process as much as the rest of numpy's import.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # How many examples a property is tried on: few in `make test`, the same each time, so that a change fails by what it
 # changes; more in `make torture`, other ones each time. How long one takes says nothing on a machine that is busy.
 _CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -71,6 +73,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOADERD_CACHE_DIR", str(tmp_path_factory.mktemp("index-cache")))
+        yield
+
+
+# Their workers run with numpy alone, those of the other rooms with compiled code: what is promised holds with both.
+# A daemon that compiles nothing starts with a quarter less CPU time.
+_NUMPY_ROOMS = ("cli", "convert", "endings", "reliability", "remote", "schemas", "server")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels_of_the_room(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(Path(__file__).parent).parts[0] in _NUMPY_ROOMS:
+            patch.setenv("LOADERD_KERNELS", "numpy")
         yield
 
 

@@ -228,7 +228,10 @@ def _running_foreign_threads() -> dict[str, int | None]:
 
     For each the nanoseconds that it has computed; None if it waits for a disk, or Linux does not say.
     """
-    threads = set(os.listdir("/proc/self/task"))
+    try:
+        threads = set(os.listdir("/proc/self/task"))
+    except OSError:  # the process can open no more files: for all that we know, a thread runs
+        return {"unknown": None}
     threads.discard(str(os.getpid()))  # the main thread: in a fork, Python 3.11 has the parent's native_id for it
     frames = sys._current_frames()
     for thread in _threads_of_python():

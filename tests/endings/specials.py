@@ -271,6 +271,23 @@ last_line()
         End(""),
     ),
     _case(
+        "no more files can be opened",
+        """
+import resource
+it = iter(loader())
+next(it)
+last_line()
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+""",
+        End(""),
+    ),
+    _case(
         "multiprocessing, a daemon that iterates",
         """
 import multiprocessing

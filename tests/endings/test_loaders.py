@@ -30,6 +30,7 @@ QUICK_SPECIALS = [
     ),
     *("multiprocessing, fork: loaders of their own beside their parent's", "multiprocessing, a daemon that iterates"),
     *("multiprocessing, spawn: loaders of their own", "SIGCHLD is ignored"),
+    "no more files can be opened",
     *("slow data, loader, a daemon thread waits", "slow data, loader, SIGTERM", "slow data, Ctrl-C"),
 ]
 

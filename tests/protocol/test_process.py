@@ -74,6 +74,7 @@ def test_a_process_sees_no_gpu_one_thread_and_the_same_modules(
     monkeypatch.syspath_prepend(str(odd))
     monkeypatch.setattr(sys, "path", ["", *sys.path, Path("not a string")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     process, sock = start(
         "seer",
         """

@@ -43,7 +43,8 @@ def embedded(server):
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_batches_are_those_of_an_embedded_loader(server, embedded, compression):
+def test_batches_are_those_of_an_embedded_loader(server, embedded, compression, monkeypatch):
+    monkeypatch.delenv("LOADERD_KERNELS")
     with connect(server, epochs=2, compression=compression) as loader:
         assert [check(batch) for batch in loader] == embedded
         statistics = loader.statistics()

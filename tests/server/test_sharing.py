@@ -108,6 +108,10 @@ class Group:
         (found,) = [one for one in self.server.report()["consumers"] if one["pid"] == consumer.process.pid]
         return found
 
+    def states(self) -> list[str]:
+        """What its consumers wait for; one that has only just connected has nothing to say."""
+        return [each["state"] for each in self.server.report()["consumers"] if "state" in each]
+
     def close(self) -> None:
         for one in self.consumers:
             one.process.kill()
@@ -366,7 +370,7 @@ def test_a_reload_keeps_a_group_together(group: Group, embedded: Any, sharing: s
     group.server.wait_line("reloaded")
     one.ask(ALL)
     # It knows what both have had. The other one may know of nothing, and would begin the pass anew if it came first.
-    wait_until(lambda: any("the rest of its group" in each["state"] for each in group.server.report()["consumers"]))
+    wait_until(lambda: any("rest of its group" in state for state in group.states()))
     other.restart()
     first_life = len(other.had)
     take(ALL, other)
