@@ -258,7 +258,7 @@ class Mix(_Joined):
         by_epoch = self.weights if change else {0: self.weights}
         if 0 not in by_epoch:
             raise OptionError(f"weights must begin at epoch 0, got the epochs {list(by_epoch)}")
-        schedule = {int(epoch): self._exact(weights) for epoch, weights in by_epoch.items()}
+        schedule = {int(epoch): self._exact(weights) for epoch, weights in sorted(by_epoch.items())}
         object.__setattr__(self, "schedule", MappingProxyType(schedule))
         # A copy: pickle and replace() compute the schedule anew, and by then the caller may have changed the dict.
         copied = {epoch: dict(weights) for epoch, weights in by_epoch.items()}

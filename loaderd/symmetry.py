@@ -14,6 +14,7 @@ import numpy.typing as npt
 from loaderd.errors import SchemaError
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Derived, Schema, Shape
+from loaderd.schema.features import check_shape
 
 AnyArray = npt.NDArray[Any]
 Layout = Literal["NHWC", "NCHW"]
@@ -49,7 +50,7 @@ def board_symmetry(
     1.2 for a ``field`` of int8, which is cast to ``dtype`` when it is turned.
     """
     chosen = check_symmetries(symmetries, range(8), "board_symmetry")
-    planes_first, size, has_pass = _board_of(tuple(shape), layout)
+    planes_first, size, has_pass = _board_of(check_shape(shape, "board_symmetry"), layout)
     sources = np.stack([_sources(size, has_pass, symmetry) for symmetry in chosen])
     turn = _turn_planes if planes_first else _turn_squares
     return Derived(partial(turn, sources), (field,), shape, dtype, random=stream)

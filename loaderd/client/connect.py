@@ -171,7 +171,7 @@ def _subscription(
     """What a server is asked for, with a choice in place of each None. Raises OptionError."""
     if sharing == "split" and shard is None:
         raise OptionError('sharing="split" needs shard=(i, n): this is consumer i of n')
-    is_part = shard is not None and tuple(shard) != (0, 1)
+    is_part = shard is not None and shard not in ((0, 1), [0, 1])
     return Subscription(
         **options,
         shard=shard or (0, 1),

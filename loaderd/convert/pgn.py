@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ SCHEMA = Schema.of_stored(chess_eval().features)
 _BEGIN = b"[Event "
 _BEGIN_OF_LINE = b"\n" + _BEGIN
 _PIECE_BYTES = 1 << 20
+# What follows the first of several empty lines between headers and moves.
+_MORE_EMPTY_LINES = re.compile(rb"(\][^\S\n]*\n[^\S\n]*\n)(\s*\n)(?=[^\S\n]*[^\s\[])")
 _HINT = 'Mend the game, or pass --on-corrupt "skip_record" to leave such games out.'
 _RESULTS = {"1-0": (1, True), "0-1": (-1, True), "1/2-1/2": (0, False)}
 
@@ -111,6 +114,8 @@ def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOr
 
     with closing(open_shard(file)) as opened:
         data = _read(opened, games.start, games.stop - games.start)
+    # python-chess takes moves behind a second empty line for another game, from the initial position.
+    data = _MORE_EMPTY_LINES.sub(lambda found: found[1] + b" " * len(found[2]), data)
     # A character for each byte, so that places in the text are those in the file.
     text = io.StringIO(data.decode("latin-1"))
     number, offset = games.first_game, 0
@@ -129,7 +134,9 @@ def _problem_of(game: Any) -> str:
 
     if game.errors:
         return f"{game.errors[0]}"
-    return "" if type(game.board()) is chess.Board else f"variant {game.headers.get('Variant')!r}"
+    board = game.board()
+    is_standard = type(board) is chess.Board and not board.chess960
+    return "" if is_standard else f"variant {game.headers.get('Variant')!r}"
 
 
 def _positions(game: Any, scores: Scores) -> Iterator[RowsOrFault | Unscored]:

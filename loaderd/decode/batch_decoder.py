@@ -229,11 +229,12 @@ class CastValues:
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         stored = rows[:, self._columns].view(self._stored)
         values = out.reshape(stored.shape)
-        values[...] = stored
-        if self._scale is not None:
-            np.multiply(values, self._scale, out=values)
-        if self._offset is not None:
-            np.add(values, self._offset, out=values)
+        with np.errstate(all="ignore"):  # what is too large becomes infinite, as in TensorFlow, without a warning
+            values[...] = stored
+            if self._scale is not None:
+                np.multiply(values, self._scale, out=values)
+            if self._offset is not None:
+                np.add(values, self._offset, out=values)
 
 
 class LookUpValues:
@@ -248,8 +249,7 @@ class LookUpValues:
         self._num_bytes = int(columns.stop - columns.start)
         self._table: AnyArray = np.empty(256, dtype)
         every_byte = np.arange(256, dtype=np.uint8)[:, None]
-        with np.errstate(all="ignore"):  # the table has every byte, also those that no record holds
-            CastValues(slice(0, 1), stored, dtype, definition).decode(every_byte, self._table)
+        CastValues(slice(0, 1), stored, dtype, definition).decode(every_byte, self._table)
 
     @property
     def scratch_record_bytes(self) -> int:

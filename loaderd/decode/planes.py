@@ -31,12 +31,13 @@ class SpreadValues:
         self._scale = definition.scale
         # Values of one byte come from a table of all 256; larger ones are computed.
         self._table: AnyArray | None = None
+        self._dtype = definition.dtype
         if stored.itemsize == 1:
-            with np.errstate(all="ignore"):  # the table has every byte, also those that no record holds
-                self._table = self._scaled(np.arange(256, dtype=np.uint8).view(stored)).astype(definition.dtype)
+            self._table = self._scaled(np.arange(256, dtype=np.uint8).view(stored))
 
     def _scaled(self, values: AnyArray) -> AnyArray:
-        scaled: AnyArray = values.astype(np.float64) * self._scale
+        with np.errstate(all="ignore"):  # as in TensorFlow, without a warning
+            scaled: AnyArray = (values.astype(np.float64) * self._scale).astype(self._dtype)
         return scaled
 
     def reserve(self, max_records: int) -> None:

@@ -32,8 +32,8 @@ def resolve_dtype(dtype: Any) -> np.dtype[Any]:
         if not isinstance(found, type):
             raise SchemaError(f"dtype must be one that numpy or ml_dtypes knows, got {dtype!r}")
         resolved = np.dtype(found)
-    if resolved.hasobject:
-        raise SchemaError(f"dtype must have a fixed size, got {resolved}")
+    if resolved.hasobject or resolved.itemsize == 0:
+        raise SchemaError(f"dtype must have a fixed size, got {resolved}; a string's is that of its bytes: S16")
     return resolved
 
 
@@ -97,6 +97,18 @@ class _Values:
     shape: Shape
     default: Any
 
+    def __eq__(self, other: object) -> bool:
+        """Defaults are equal if they are stored alike: NaN equals NaN."""
+        if type(self) is not type(other):
+            return NotImplemented
+        return self._stored() == other._stored()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self._stored())
+
+    def _stored(self) -> tuple[Any, ...]:
+        return self.value_dtype, self.shape, self.default_bytes
+
     @property
     def value_dtype(self) -> np.dtype[Any]:
         raise NotImplementedError
@@ -139,7 +151,7 @@ def _keep_default(feature: Any) -> None:
         object.__setattr__(feature, "default", feature.default.tolist())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Raw(_Values):
     """A bytes feature that holds the values of an array: in C order, little-endian unless ``dtype`` says otherwise.
 
@@ -155,10 +167,6 @@ class Raw(_Values):
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
         object.__setattr__(self, "shape", check_shape(self.shape, "Raw"))
-        if self.dtype.itemsize == 0:
-            raise SchemaError(
-                f"Raw: dtype must have a fixed size, got {self.dtype}; a string's is that of its bytes: S16"
-            )
         _keep_default(self)
         _ = self.default_bytes
 
@@ -167,7 +175,7 @@ class Raw(_Values):
         return self.dtype  # type: ignore[no-any-return]  # resolved in __post_init__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Int64(_Values):
     """An int64 feature: a scalar (``shape=()``), or a list of exactly as many values as ``shape`` has."""
 
@@ -186,7 +194,7 @@ class Int64(_Values):
         return np.dtype("<i8")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Float(_Values):
     """A float feature (stored as float32): a scalar (``shape=()``), or a list of as many values as ``shape`` has."""
 

@@ -173,7 +173,7 @@ class Spread:
     """Each value of a feature that is no PackedBits, repeated over a plane of ``shape``.
 
     The field has the shape ``(*the feature's shape, *shape)``. A plane holds value · ``scale``, computed in float64
-    and rounded to ``dtype`` once.
+    and cast to ``dtype`` once: floats are rounded, integers truncated.
     """
 
     feature: str

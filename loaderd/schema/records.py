@@ -32,7 +32,8 @@ class FixedRecords(Mapping[str, Feature]):
             self.dtype: np.dtype[Any] = np.dtype(dtype)
         except TypeError as error:
             raise SchemaError(f"FixedRecords: dtype must be one of numpy's, got {dtype!r:.200}: {error}") from None
-        fields = self.dtype.fields
+        # By names: dtype.fields has a title as another name for its field.
+        fields = {name: self.dtype.fields[name] for name in self.dtype.names} if self.dtype.fields else {}
         if not fields or self.dtype.hasobject:
             raise SchemaError(f"FixedRecords: dtype must be a structured one of fixed size, got {self.dtype}")
         self.bits = frozenset((bits,) if isinstance(bits, str) else bits)

@@ -42,6 +42,7 @@ _HINT_OTHER = "Shards are TFRecord files, plain or compressed with GZIP or ZLIB,
 _HINT_COMPRESSED = "Decompress it, or compress it with gzip instead."
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
+_MOST_INFLATED = 1032  # bytes that deflate can make of one: zlib.net/zlib_tech.html
 
 
 def detect_compression(shard: str, file: Readable) -> Compression:
@@ -153,6 +154,7 @@ class InflatedStream:
         self._pending = memoryview(b"")
         self._most_fed = _READ_BYTES
         self._member_started = False
+        self._is_behind_gzip = False
         self._buffer = bytearray(_READ_BYTES)
         self._inflated_bytes = 0
         self.damage: Damage | None = None
@@ -163,6 +165,9 @@ class InflatedStream:
         """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
         while self.damage is None:
             got = self._refill() if not self._pending else 1
+            if self._is_behind_gzip and self._pending[:1] == b"\0":  # gzip(1) skips zeros behind a member, too
+                self._pending = self._pending[len(self._pending) - len(bytes(self._pending).lstrip(b"\0")) :]
+                continue
             if not got and not self._member_started:
                 return 0
             try:
@@ -188,7 +193,9 @@ class InflatedStream:
         tail = bytearray(4)
         self._file.read_at(max(0, self._compressed_offset - len(tail)), memoryview(tail))
         size = int.from_bytes(tail, "little")
-        return self._unit_bytes > 0 and size > 0 and size % self._unit_bytes == 0
+        # Most files that are cut end in a number that is larger than all that their bytes can be inflated to.
+        is_possible = 0 < size <= _MOST_INFLATED * self._compressed_offset
+        return self._unit_bytes > 0 and is_possible and size % self._unit_bytes == 0
 
     def _inflate(self, most: int) -> bytes:
         """Inflate a step of what is pending: up to ``most`` bytes, maybe none yet."""
@@ -211,6 +218,7 @@ class InflatedStream:
         if self._inflater.eof:
             self._inflater = zlib.decompressobj(self._window_bits)
             self._member_started = False
+        self._is_behind_gzip = not self._member_started and self._window_bits == _WINDOW_BITS["gzip"]
         self._pending = self._pending[len(self._pending) - left :]
         return data
 

@@ -1,12 +1,14 @@
 """Finds the members of a tar that hold records.
 
 **The rule:** members that are files and whose names end in ``.gz`` or ``.zst`` hold records, and all others are
-skipped: folders, links, a LICENSE. The tar itself must not be compressed, so that a member can be read where it is.
+skipped: folders, links, a LICENSE, and the files ``._NAME`` that macOS adds beside others. The tar itself must not be
+compressed, so that a member can be read where it is.
 """
 
 from __future__ import annotations
 
 import io
+import posixpath
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -26,6 +28,10 @@ class Member(NamedTuple):
     num_bytes: int
 
 
+def _holds_records(name: str) -> bool:
+    return name.endswith(_ENDINGS) and not posixpath.basename(name).startswith("._")
+
+
 def find_members(
     shard: str, file: OpenFile, size_bytes: int, on_skipped: Callable[[str], None] | None = None
 ) -> Iterator[Member | Damage]:
@@ -42,7 +48,11 @@ def find_members(
             while (info := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # else it keeps one for each game
                 offset = tar.offset
-                if info.isreg() and info.name.endswith(_ENDINGS):
+                if (
+                    info.isreg()
+                    and info.name.endswith(_ENDINGS)
+                    and not posixpath.basename(info.name).startswith("._")
+                ):
                     left = size_bytes - info.offset_data
                     yield Member(info.name, info.offset_data, min(info.size, left))
                     if info.size > left:

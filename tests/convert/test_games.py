@@ -37,6 +37,7 @@ DRAWN = """[Event "B"]
 LOST = '[Event "C"]\n[Result "0-1"]\n\n1. f3 e5 0-1\n'
 OPEN = '[Event "D"]\n[Result "*"]\n\n1. f3 { [%eval -1] } *\n'
 ILLEGAL = '[Event "E"]\n[Result "0-1"]\n\n1. d4 { [%eval 1] } Ke4 0-1\n'
+CHESS960 = '[Event "G"]\n[Variant "Chess960"]\n[Result "0-1"]\n\n1. d4 d5 0-1\n'
 ATOMIC = '[Event "F"]\n[Variant "Atomic"]\n[Result "0-1"]\n\n1. d4 d5 0-1\n'
 
 
@@ -102,8 +103,20 @@ def test_a_loader_delivers_the_results(tmp_path: Path):
         assert batch["flags"][:5, 0].tolist() == [1, 0, 1, 0, 1], "white to move"
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_empty_lines_between_headers_and_moves_are_as_good_as_one(tmp_path: Path, newline: str):
+    """python-chess would take the moves for another game, from the initial position."""
+    games = [MATED, LOST, ILLEGAL, DRAWN]
+    expected = read(write(tmp_path / "a.pgn", *games, newline=newline), "result")
+    for more in ("\n", "\n \n\n"):
+        path = write(tmp_path / "b.pgn", *(game.replace("]\n\n", "]\n\n" + more) for game in games), newline=newline)
+        rows, without, faults = read(path, "result")
+        assert [row.tobytes() for row in rows] == [row.tobytes() for row in expected[0]]
+        assert without == expected[1] and [fault.damage and fault.damage.record for fault in faults] == [2]
+
+
 def test_games_that_cannot_be_read_are_named(tmp_path: Path):
-    path = write(tmp_path / "a.pgn", DRAWN, ILLEGAL, ATOMIC, OPEN)
+    path = write(tmp_path / "a.pgn", DRAWN, ILLEGAL, ATOMIC, CHESS960, OPEN)
     rows, _, faults = read(path, "eval")
     assert scores_of(rows) == [(-12, True), (-100, False)]
     damages = [fault.damage for fault in faults if fault.damage is not None]
@@ -111,8 +124,10 @@ def test_games_that_cannot_be_read_are_named(tmp_path: Path):
     assert [(one.record, one.offset) for one in damages] == [
         (1, text.index('[Event "E"')),
         (2, text.index('[Event "F"')),
+        (3, text.index('[Event "G"')),
     ]
     assert "illegal san: 'Ke4'" in damages[0].found and "'Atomic'" in damages[1].found
+    assert "'Chess960'" in damages[2].found
     command = [*COMMAND, "a.pgn", "--to", "to", "--processes", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 1 and "record 1 at byte" in done.stderr and "--on-corrupt" in done.stderr

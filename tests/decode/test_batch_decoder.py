@@ -145,8 +145,16 @@ def test_mnist_is_what_tensorflow_computes(dtype: str) -> None:
         pytest.param(
             Int64(), np.array([0, 5, -1]), Array("f", dtype="bool"), np.array([False, True, True]), id="bool"
         ),
+        pytest.param(
+            Float(),
+            np.array([1e30, -1]),
+            Array("f", dtype="float16", scale=2),
+            np.array([np.inf, -2], np.float16),
+            id="too large, without a warning",
+        ),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_array_fields(feature: Any, values: AnyArray, field: Array, expected: AnyArray) -> None:
     # An odd number of bytes before it, and a neighbour behind it.
     schema = Schema({"before": PackedBits(3), "f": feature, "after": PackedBits(8)}, {"x": field})

@@ -119,6 +119,11 @@ def test_schemas_that_are_made_alike_are_equal():
 
     assert schema(1) == schema(1, table=np.arange(3)) == schema(1, default=None)
     assert schema(1, default=np.zeros(2)) == schema(1, default=np.zeros(2)) != schema(1)
+    nan = [float("nan"), float("-nan")]
+    assert loaderd.Float(default=nan[0]) == loaderd.Float(default=nan[0]) != loaderd.Float(default=0.0)
+    assert pickle.loads(pickle.dumps(loaderd.Raw("<f2", 2, nan))) == loaderd.Raw("<f2", 2, nan)
+    assert loaderd.Int64(2, default=0) == loaderd.Int64((2,), default=[0, 0]) != loaderd.Raw("<i8", 2, 0)
+    assert len({loaderd.Int64(1, default=[7]), loaderd.Int64(1, default=[7])}) == 1
     assert schema(1) != schema(2), "another default"
     assert schema(1) != schema(1, table=np.arange(1, 4)), "another closure"
     assert schema(1) != schema(1, names="yx"), "another order of delivery"
@@ -228,6 +233,8 @@ BITS = {"b": loaderd.PackedBits(32)}
         (lambda: loaderd.Bits("b", shape=(2,), channel_order="ab"), r"permutation of 0…1 .* got \('a', 'b'\)"),
         (lambda: loaderd.Derived(abs, 5), "each of inputs must be a name, got 5"),
         (lambda: loaderd.Raw("S"), "dtype must have a fixed size, got .*: S16"),
+        (lambda: loaderd.Array("b", dtype=bytes), "dtype must have a fixed size, got .*: S16"),
+        (lambda: loaderd.Derived(abs, "x", dtype="U"), "dtype must have a fixed size, got .*: S16"),
         (lambda: loaderd.Schema(["a"], {}), "features must be a mapping of names to PackedBits, Raw, Int64 or Float"),
         (
             lambda: loaderd.Schema({"a": loaderd.Array("a")}, {}),

@@ -259,10 +259,12 @@ def test_the_end_of_a_stream_is_numbered_behind_the_records_in_front(tmp_path: P
 @pytest.mark.parametrize("garbage", [b"\x00", b"x", b"garbage behind the end", bytes(5000)])
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
 def test_garbage_behind_the_end_costs_no_record(tmp_path: Path, compression: str, garbage: bytes):
+    """Behind GZIP, zeros are padding."""
     data = COMPRESS[compression](frames(payloads_of(100))) + garbage
     index = build_index(make_shard(tmp_path / "a", data), 50)
     assert index.num_records == 100
-    assert [damage.record for damage in index.damages] == [100]
+    is_padding = compression == "gzip" and not any(garbage)
+    assert [damage.record for damage in index.damages] == ([] if is_padding else [100])
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])

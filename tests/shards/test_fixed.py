@@ -27,8 +27,9 @@ from fixed_files import (
 )
 from shard_bytes import make_shard, overwrite
 
+import loaderd
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError
-from loaderd.shards import fixed_blocks, inflate, npz
+from loaderd.shards import fixed_blocks, fixed_index, inflate, npz
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.shard_file import Block, ShardFile
@@ -172,6 +173,27 @@ def test_compressed_data_that_is_cut_keeps_what_is_in_front(how: str, tmp_path: 
     assert loaded(file, index) == (list(range(index.num_records)), 0)
 
 
+def test_of_a_gzip_that_is_cut_the_last_bytes_are_seldom_a_size(tmp_path: Path):
+    """Of small records, each second number is a multiple of theirs."""
+    records = loaderd.FixedRecords([("value", "<u2")])
+    data = gzip.compress(np.random.default_rng(1).integers(0, 1000, 20_000, np.uint16).tobytes())
+    for cut in range(len(data) // 2, len(data) // 2 + 20):
+        index = build_fixed_index(make_shard(tmp_path / "a", data[:cut]), records, 1000)
+        assert index.num_records > 5000
+
+
+@pytest.mark.parametrize("num_zeros", [1, 5000])
+def test_zeros_behind_a_gzip_are_padding(num_zeros: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = wrapped(records_from(0, 65), "gzip") + bytes(num_zeros)
+    for most_bytes in (1 << 20, 10):  # inflated at once, and in pieces
+        monkeypatch.setattr(fixed_index, "_MAX_AT_ONCE_BYTES", most_bytes)
+        monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", most_bytes)
+        file = make_shard(tmp_path / "a", data)
+        index = build_fixed_index(file, RECORDS, 7)
+        assert index.damages == () and index.num_records == 65
+        assert read(file, index) == (list(range(65)), [])
+
+
 def games(*changed: tuple[str, bytes]) -> bytes:
     """A tar of three games of ten, with some members in place of others or more of them."""
     whole = {f"{number}.gz": gzip.compress(records_from(10 * number, 10).tobytes()) for number in range(3)}
@@ -188,7 +210,8 @@ def test_a_member_that_is_cut_costs_its_last_record(tmp_path: Path):
 
 @pytest.mark.parametrize("content", [b"hello", b""])
 def test_a_member_that_is_not_what_its_name_says(content: bytes, tmp_path: Path):
-    file = make_shard(tmp_path / "a.tar", games(("1.gz", content), ("LICENSE", b"\x1f\x8b\x08")))
+    others = ("LICENSE", b"\x1f\x8b\x08"), ("games/._0.gz", b"of macOS")
+    file = make_shard(tmp_path / "a.tar", games(("1.gz", content), *others))
     index = build_fixed_index(file, RECORDS, 7)
     (damage,) = index.damages
     assert damage.expected == "a gzip or zstd file in the tar"
