@@ -32,6 +32,7 @@ _MIN_COPYING = 0.05
 _MOSTLY_COPYING = 0.7
 COPY_TO_DEVICE = "copy to the device"
 """The only limiting stage that is not the workers'."""
+_MIN_KNOWN = 0.3
 _MIN_SLOT_WAITING = 0.25
 _MOST_WINDOW_WAITING = 0.15
 _LESS = 0.7
@@ -111,6 +112,12 @@ def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
     found = rates(before, now, facts)
     if found.batches < 2 and found.wait_s < 0.5 * found.over_s:
         return nothing_yet(f"{found.batches} batches were taken in {found.over_s:.1f} s", found.over_s)
+    if found.wait_s > 0.5 * found.step_s and found.known_share < _MIN_KNOWN:
+        return nothing_yet(
+            f"the consumer waits, and the workers have been at the same tasks for most of {found.over_s:.1f} s. What "
+            "they do is counted when it is done; `pkill -USR1 loaderd-daemon` prints what each is at now",
+            found.over_s,
+        )
     verdict = _verdict(found)
     limiting = found.limiting if verdict in ("storage", "workers", "one field") else ""
     if verdict == "copies to the device":

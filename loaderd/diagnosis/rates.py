@@ -67,6 +67,12 @@ class Rates:
         return self.busy_s / self.facts.workers
 
     @property
+    def known_share(self) -> float:
+        """The share of the workers' time of which it is known what it was: a task counts when it is done."""
+        worked_s = sum(max(0.0, s) for s in self.stage_s.values())
+        return worked_s / self.facts.workers / self.step_s + self.slot_share + self.window_share
+
+    @property
     def workers_compute(self) -> bool:
         """Whether workers are busy computing, rather than waiting for something such as storage."""
         return self.worker_cpu_share + self.delay_share > _COMPUTING

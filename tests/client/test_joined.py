@@ -107,6 +107,15 @@ def test_weights_that_change(apart: dict[str, Dataset], check_batch: Check):
     assert epochs(pickle.loads(pickle.dumps(mix)), check_batch, 1)[0] == epochs(mix, check_batch, 1)[0]
 
 
+def test_the_order_in_which_weights_are_given_is_no_part_of_a_position(apart: dict[str, Dataset]):
+    early, late = {"a": 1.0, "b": 0.0}, {"b": 0.5, "a": 0.5}
+    with loaderd.Loader(Mix({0: early, 2: late}, apart, 100), batch_size=20, workers=1) as loader:
+        next(iter(loader))
+        position = loader.position
+    with loaderd.Loader(Mix({2: late, 0: early}, apart, 100), batch_size=20, workers=1, start=position) as loader:
+        assert len(list(loader)) == 4
+
+
 def test_a_mix_keeps_the_weights_that_it_was_made_of(sets: dict[str, Dataset]):
     """What becomes of the caller's dicts is not for it, nor for what is made of it by replace()."""
     both: tuple[dict[Any, Any], ...] = {"a": 0.75, "b": 0.25}, {0: {"a": 0.75, "b": 0.25}}
@@ -245,6 +254,19 @@ def test_shards_are_picked_up_between_epochs(
         ):
             loader.seek(Position.from_json(texts[0][1]))
         assert len([check_batch(batch) for batch in loader]) == 5, "a position that is refused costs nothing"
+
+
+def test_the_first_epoch_has_the_shards_that_there_are_when_it_begins(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
+):
+    paths = write_numbered([100, 100])
+    folder = tmp_path / "growing"
+    folder.mkdir()
+    grow(paths, folder, 1)
+    growing = Dataset(str(folder / "*.tfrecord"), numbered_schema, shuffle=SMALL, refresh="epoch")
+    with loaderd.Loader(growing, batch_size=20, workers=1) as loader:
+        grow(paths, folder, 1)
+        assert sorted(flat([check_batch(batch) for batch in loader])) == list(range(200))
 
 
 def test_growing_data_as_an_option_and_in_a_mix(

@@ -78,6 +78,12 @@ def test_what_follows_from_the_welcome(numbered_schema: loaderd.Schema):
         make(remainder="carry").welcomed(welcome(numbered_schema, grows=True))
 
 
+@pytest.mark.parametrize("shard", [3, "ab", (1, 2, 3), (2, 2)])
+def test_a_part_that_is_none_is_refused(shard: Any):
+    with pytest.raises(OptionError, match="shard must be"):
+        loaderd.connect("unix:///nobody", "train", batch_size=4, shard=shard)
+
+
 def test_what_is_said_first():
     hello, subscribe = make(shard=(1, 2), sharing="split").greeting("{}")
     assert isinstance(hello, Hello) and hello.dataset == "train"

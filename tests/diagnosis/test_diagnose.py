@@ -104,6 +104,7 @@ def found(now: Snapshot, **facts: Any) -> Diagnosis:
         (after(wait_s=0.5, device_wait_s=4.0, takes_ahead=True), {}, "copies to the device", "copy to the device"),
         (after(wait_s=0.0, batches=1), {}, "nothing yet", ""),
         (after(wait_s=4.9, batches=0, read=9.0), {}, "storage", "read"),
+        (after(wait_s=4.9, batches=0), {}, "nothing yet", ""),
     ],
 )
 def test_verdicts(now: Snapshot, facts: dict[str, Any], verdict: str, limiting: str):
@@ -234,8 +235,16 @@ def test_who_waits_for_the_first_batch_for_long_is_told_why():
     assert diagnose_samples(samples[:4], FACTS).verdict == "nothing yet"
 
 
+def test_of_tasks_that_have_not_ended_nothing_is_known():
+    """A function that takes many seconds, or hangs: only the little that was done before is counted."""
+    hanging = found(after(wait_s=5.0, batches=0, read=0.001, slow=0.0))
+    assert hanging.verdict == "nothing yet" and hanging.gain == 1
+    assert "the workers have been at the same tasks for most of 5.0 s" in str(hanging)
+
+
 def test_what_was_long_ago_does_not_count():
     samples = [sample(second, min(second, 2), 100 * second + 1) for second in range(8)]
     assert diagnose_samples(samples[:3], FACTS).verdict == "nothing yet", "it has just begun"
-    assert diagnose_samples([one._replace(number=5) for one in samples[:3]], FACTS).waiting_share == 1
+    busy = [one._replace(number=5, stage_s={**START.stage_s, "read": one.time_s}) for one in samples[:3]]
+    assert diagnose_samples(busy, FACTS).waiting_share == 1
     assert diagnose_samples(samples, FACTS).waiting_share == 0

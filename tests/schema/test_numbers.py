@@ -120,3 +120,11 @@ def test_integers_that_no_dtype_of_integers_holds_scale_floats(dtype: str) -> No
 def test_bytes_that_no_record_need_hold_warn_nobody() -> None:
     fields = {"spread": Spread("r", (1,), 1e300, "float16"), "array": Array("r", "float16", scale=600)}
     BatchDecoder(Schema({"r": Raw("uint8")}, fields))
+
+
+def test_a_title_is_no_other_field():
+    titled = np.dtype({"names": ["a", "b"], "formats": ["<i4", "u1"], "titles": ["first", None]})
+    found = FixedRecords(titled, expect={"a": 7})
+    assert list(found) == ["a", "b"]
+    with pytest.raises(SchemaError, match="must name fields of the dtype"):
+        FixedRecords(titled, expect={"first": 7})
