@@ -171,7 +171,10 @@ class StreamOptions:
             checked[name] = None if value is None else as_count(value, name, "a positive integer or None")
         if self.workers is None:  # chosen once: the sizes of memory depend on it
             checked["workers"] = default_workers()
-        require(isinstance(self.shuffle, (bool, Shuffle)), "shuffle", "True, False or loaderd.Shuffle", self.shuffle)
+        is_known = isinstance(self.shuffle, (bool, Shuffle))
+        hint = f"loaderd.Shuffle(window_records={self.shuffle}) shuffles among so many."
+        hint = hint if is_count(self.shuffle) else ""
+        require(is_known, "shuffle", "True, False or loaderd.Shuffle", self.shuffle, hint)
         checked["seed"] = as_seed(self.seed)
         require_choice(self.remainder, "remainder", Remainder)
         shard = self.shard

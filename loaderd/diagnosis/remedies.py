@@ -196,7 +196,9 @@ def _of_workers(limiting: str, found: Rates) -> Remedy:
         return _with_workers(found, workers, cause)
     if limiting in _COMPILED and facts.has_bits and found.now.kernels == "numpy":
         busy_s = found.busy_s - sum(part * found.stage_s.get(stage, 0.0) for stage, part in _COMPILED.items())
-        return Remedy(cause, "pip install 'loaderd[compiled]'", _gain(found, busy_s, facts.workers))
+        return Remedy(
+            cause, "Install compiled code: pip install 'loaderd[compiled]'.", _gain(found, busy_s, facts.workers)
+        )
     if limiting == "unpack" and facts.has_bits:
         busy_s = found.busy_s - 0.8 * found.stage_s["unpack"]
         advice = 'Unpack on the device: make_dataset(…, unpack="device"); or choose a dtype of fewer bytes.'

@@ -156,12 +156,13 @@ def test_bad_arguments(write_numbered: Write, numbered_schema: loaderd.Schema, t
     for options, error, text in (
         ({"batch_size": 0}, OptionError, "batch_size must be a positive integer, got 0"),
         ({"epochs": 0}, OptionError, "epochs must be a positive integer or None, got 0"),
-        ({"shuffle": 5}, OptionError, "shuffle must be True, False or loaderd.Shuffle, got 5"),
+        ({"shuffle": 5}, OptionError, "shuffle must be True, False or loaderd.Shuffle, got 5\n.*window_records=5"),
         ({"remainder": "keep"}, OptionError, 'remainder must be "drop", "short" or "carry", got .keep.'),
         ({"shard": (2, 2)}, OptionError, "shard must be a pair"),
         ({"workers": -1}, OptionError, "workers must be a positive integer or None, got -1"),
         ({"on_corrupt": "ignore"}, OptionError, 'on_corrupt must be "raise", "skip_record" or "skip_shard"'),
         ({"held_batches": 0}, OptionError, "held_batches must be a positive integer, got 0"),
+        ({"schema": "chess_eval"}, OptionError, "got 'chess_eval'\n.*loaderd.schemas.chess_eval()"),
         ({"schema": None}, OptionError, "schema must be a loaderd.Schema, got None\n.*loaderd inspect"),
         ({"refresh": "epochs"}, OptionError, 'refresh must be "never" or "epoch", got .epochs.'),
         ({"index_cache": "usr"}, OptionError, 'index_cache must be "user", .* got .usr.\nA new folder here is ./usr'),
@@ -175,5 +176,5 @@ def test_bad_arguments(write_numbered: Write, numbered_schema: loaderd.Schema, t
     with pytest.raises(SchemaError, match="needs bits 30…33 of feature 'bits', which has 32"):
         loaderd.Schema({"bits": loaderd.PackedBits(32)}, {"x": loaderd.Bits("bits", start=30, shape=(4,))})
     (tmp_path / "empty.tfrecord").touch()
-    with pytest.raises(NoShardsError, match=r"no record can be read from 1 shard\n"):
+    with pytest.raises(NoShardsError, match=r"no record can be read from 1 shard, such as /.*\n"):
         make(shards=str(tmp_path / "empty.tfrecord"))

@@ -96,7 +96,7 @@ class Data:
             if not table.num_records:
                 raise NoShardsError(
                     f"no record can be read from {len(files)} shard{'s' * (len(files) != 1)}"
-                    + (f": {damages[0]}" if damages else ""),
+                    + (f": {damages[0]}" if damages else f", such as {files[0].uri}"),
                     hint="Check that these are the right files, and that nobody writes to them at this moment.",
                 )
         self._block_ends = list(accumulate(len(table.counts) for table in self._tables))
