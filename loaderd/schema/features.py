@@ -101,7 +101,7 @@ class _Values:
         """Defaults are equal if they are stored alike: NaN equals NaN."""
         if type(self) is not type(other):
             return NotImplemented
-        return self._stored() == other._stored()  # type: ignore[attr-defined]
+        return self._stored() == other._stored()
 
     def __hash__(self) -> int:
         return hash(self._stored())
