@@ -165,7 +165,7 @@ class InflatedStream:
         """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
         while self.damage is None:
             got = self._refill() if not self._pending else 1
-            if self._is_behind_gzip and self._pending and self._pending[0] == 0:  # gzip(1) skips zeros behind a member, too
+            if self._is_behind_gzip and self._pending and self._pending[0] == 0:  # padding, as for gzip(1)
                 self._pending = self._pending[len(self._pending) - len(bytes(self._pending).lstrip(b"\0")) :]
                 continue
             if not got and not self._member_started:
