@@ -36,6 +36,7 @@ _MIN_KNOWN = 0.3
 _MIN_SLOT_WAITING = 0.25
 _MOST_WINDOW_WAITING = 0.15
 _LESS = 0.7
+_MOSTLY_READING = 0.5
 _PYTHON_CPU = 0.8
 _PYTHON_ALONE = 0.2
 
@@ -180,8 +181,11 @@ def _waits_for_device(found: Rates) -> bool:
 def _comes_in_bursts(found: Rates) -> bool:
     """Whether batches are taken in bursts, so that consumer and workers wait in turn, and more slots would help.
 
-    Slow windows look alike; but then the consumer waits much longer, and the workers wait for windows.
+    Slow windows look alike; but then the consumer waits much longer, and the workers wait for windows. Where an epoch
+    is one window, they do not: while one of them reads the next, the others wait for slots of this one.
     """
+    if found.stage_s["read"] > _MOSTLY_READING * found.busy_s:
+        return False
     waiting = found.wait_s / found.step_s
     wait_for_slots = found.slot_share > max(_MIN_SLOT_WAITING, _LESS * waiting)
     return wait_for_slots and found.window_share < _MOST_WINDOW_WAITING * waiting

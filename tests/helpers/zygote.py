@@ -292,6 +292,7 @@ def serve(descriptor: int, freeze: bool, modules: Sequence[str]) -> tuple[types.
     main.__dict__.update(__file__=script, __builtins__=builtins)
     sys.excepthook = _print_without_ours
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     return compile(Path(script).read_text(), script, "exec"), main.__dict__
 
 

@@ -60,7 +60,7 @@ def both(one, other):
     total = tf.constant(0.0)
     for _ in tf.range(16):
         (x, y), (z, _) = next(one), next(other)
-        total = total / 2 + tf.reduce_sum(x * y[:, None]) - tf.reduce_sum(z * y[:, None])
+        total = total / 2 + tf.reduce_sum(x * y[:, None]) - tf.reduce_sum(z * y[:, None]) / 4
     return total
 
 
