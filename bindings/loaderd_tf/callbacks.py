@@ -11,6 +11,7 @@ batch. This one also knows where the training stands in its data::
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -71,7 +72,8 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     Raises OptionError for data that grow, for ``sharing="shared"``, and for a ``directory`` that TensorFlow would
     take for a pattern. When ``fit`` begins, raises it if the backup is of another model or of other data, and for
     what cannot be resumed: other data than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the like make of
-    it, a MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
+    it, a MultiWorkerMirroredStrategy, ``steps_per_epoch`` for data with an end, and ``steps_per_execution`` that does
+    not divide an epoch's steps.
     """
 
     def __init__(
@@ -195,6 +197,13 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 f"fit must take all {self._num_steps} steps of the data set each epoch, got steps_per_epoch={steps}",
                 hint="Make the data set with epochs=None: it goes on from one epoch of fit to the next.",
             )
+        if _steps_given_to_fit() is not None:
+            raise OptionError(
+                "fit must not be given steps_per_epoch for a data set with an end: Keras then keeps its iterator "
+                "from one epoch to the next, and the epoch after a resumed one would have no steps",
+                hint=f"Leave it out: fit takes the {self._num_steps} steps of the data set by itself. Or make the "
+                "data set with epochs=None.",
+            )
         if self._num_steps % together:
             raise OptionError(
                 f"steps_per_execution must divide the {self._num_steps} steps of an epoch, got {together}",
@@ -276,3 +285,16 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
 def _cardinality(dataset: Any) -> int:
     cardinality = dataset.cardinality
     return int(cardinality() if callable(cardinality) else cardinality)
+
+
+def _steps_given_to_fit() -> Any:
+    """The ``steps_per_epoch`` that the ``fit`` which calls was given; None also where its frame is not found.
+
+    Keras tells callbacks how many steps an epoch has, and not who said so. To be called only when ``fit`` begins:
+    what reads a frame's variables may keep them alive, and later an iterator and its batches are among them.
+    """
+    fit = inspect.unwrap(keras.Model.fit).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not fit:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("steps_per_epoch")

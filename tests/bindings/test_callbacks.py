@@ -249,6 +249,25 @@ def test_a_backup_is_not_written_over_the_one_that_was_found(open_dataset: Calla
     assert set(tf.io.gfile.glob(f"{tmp_path}/backup-*.index")) == {f"{second}.index"}, "one at a time"
 
 
+@pytest.mark.parametrize("own_fit", [False, True])
+def test_the_steps_of_data_with_an_end_are_not_for_fit_to_say(
+    open_dataset: Callable[..., Any], tmp_path: Path, own_fit: bool
+):
+    """Keras keeps its iterator over epochs then: the epoch after a resume had no steps, and a loss of 0."""
+
+    class Own(Logged):
+        def fit(self, *args: Any, **options: Any) -> Any:
+            return super().fit(*args, **options)
+
+    model = Own() if own_fit else Logged()
+    model.compile("adam", "mse")
+    dataset = open_dataset()
+    backup = loaderd_tf.BackupAndRestore(tmp_path / "backup", dataset)
+    with pytest.raises(OptionError, match=r"must not be given steps_per_epoch .*\n.*takes the 22 steps"):
+        model.fit(dataset, epochs=2, steps_per_epoch=22, callbacks=[backup], shuffle=False, verbose=0)
+    assert model.seen == {} and dataset.loader.next_is_whole
+
+
 def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path):
     dataset = open_dataset()
     with pytest.raises(OptionError, match="must take all 22 steps of the data set each epoch, got steps_per_epoch=7"):
