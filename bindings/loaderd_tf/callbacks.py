@@ -120,6 +120,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------ called by fit
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._found: str | None = tf.train.latest_checkpoint(self._directory)
         self._steps_per_epoch = self._check_fit()
         self._progress = _Progress()
         self._manager: tf.train.CheckpointManager | None = None
@@ -128,7 +129,6 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch_ended = False
         self._data_checked = False
         self.model._initial_epoch = None
-        self._found: str | None = tf.train.latest_checkpoint(self._directory)
         if self._found is not None:
             self._restore(self._found)
 
@@ -209,7 +209,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 f"steps_per_execution must divide the {self._num_steps} steps of an epoch, got {together}",
                 hint="Make the data set with epochs=None, and give fit steps_per_epoch.",
             )
-        if not self._loader.next_is_whole:
+        # With a backup, it does not matter where the data stand, as they are sought: in the middle of an epoch also
+        # where an earlier fit sought them, and ended before its first step. See _seek.
+        if self._found is None and not self._loader.next_is_whole:
             raise OptionError(
                 "the data set begins in the middle of an epoch",
                 hint="Make it without start=…: the callback finds out by itself where to go on.",
@@ -269,9 +271,29 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 f"{progress.shapes}, and these have {self._shapes()}",
                 hint="Delete it to train anew, or give another directory.",
             )
+        self._seek(loaderd.Position.from_json(progress.position), progress.step)
         tf.train.Checkpoint(**self._variables()).restore(found).expect_partial()
-        self._loader.seek(loaderd.Position.from_json(progress.position))
         self.model._initial_epoch = progress.epoch
+
+    def _seek(self, position: loaderd.Position, step: int) -> None:
+        """Have the data go on at ``position``, which is ``step`` steps behind the begin of an epoch of ``fit``.
+
+        Raises OptionError where ``fit`` would end its epochs elsewhere than the data end theirs.
+        """
+        before = self._loader.next_position
+        self._loader.seek(position)
+        if self._endless:
+            return
+        together, batches = self._batches_per_step, len(self._loader)
+        # A last step of fewer batches than the others may be dropped or taken.
+        if abs((self._num_steps - step) * together - batches) >= together:
+            self._loader.seek(before)
+            raise OptionError(
+                f"fit must take epochs of {step + -(-batches // together)} steps, as the backup in "
+                f"{self._directory} says, got {self._num_steps} steps",
+                hint="Make the data set as it was made then, without start=…: the callback finds out by itself where "
+                "to go on.",
+            )
 
     def _delete(self) -> None:
         # First the file that names the latest backup: if the process dies here, nobody finds half of one.
