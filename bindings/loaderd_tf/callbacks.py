@@ -11,6 +11,7 @@ batch. This one also knows where the training stands in its data::
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -71,7 +72,8 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     Raises OptionError for data that grow, for ``sharing="shared"``, and for a ``directory`` that TensorFlow would
     take for a pattern. When ``fit`` begins, raises it if the backup is of another model or of other data, and for
     what cannot be resumed: other data than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the like make of
-    it, a MultiWorkerMirroredStrategy, and ``steps_per_execution`` that does not divide an epoch's steps.
+    it, a MultiWorkerMirroredStrategy, ``steps_per_epoch`` for data with an end, and ``steps_per_execution`` that does
+    not divide an epoch's steps.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------ called by fit
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._found: str | None = tf.train.latest_checkpoint(self._directory)
         self._steps_per_epoch = self._check_fit()
         self._progress = _Progress()
         self._manager: tf.train.CheckpointManager | None = None
@@ -126,7 +129,6 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch_ended = False
         self._data_checked = False
         self.model._initial_epoch = None
-        self._found: str | None = tf.train.latest_checkpoint(self._directory)
         if self._found is not None:
             self._restore(self._found)
 
@@ -195,12 +197,21 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 f"fit must take all {self._num_steps} steps of the data set each epoch, got steps_per_epoch={steps}",
                 hint="Make the data set with epochs=None: it goes on from one epoch of fit to the next.",
             )
+        if _steps_given_to_fit() is not None:
+            raise OptionError(
+                "fit must not be given steps_per_epoch for a data set with an end: Keras then keeps its iterator "
+                "from one epoch to the next, and the epoch after a resumed one would have no steps",
+                hint=f"Leave it out: fit takes the {self._num_steps} steps of the data set by itself. Or make the "
+                "data set with epochs=None.",
+            )
         if self._num_steps % together:
             raise OptionError(
                 f"steps_per_execution must divide the {self._num_steps} steps of an epoch, got {together}",
                 hint="Make the data set with epochs=None, and give fit steps_per_epoch.",
             )
-        if not self._loader.next_is_whole:
+        # With a backup, it does not matter where the data stand, as they are sought: in the middle of an epoch also
+        # where an earlier fit sought them, and ended before its first step. See _seek.
+        if self._found is None and not self._loader.next_is_whole:
             raise OptionError(
                 "the data set begins in the middle of an epoch",
                 hint="Make it without start=…: the callback finds out by itself where to go on.",
@@ -260,9 +271,29 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 f"{progress.shapes}, and these have {self._shapes()}",
                 hint="Delete it to train anew, or give another directory.",
             )
+        self._seek(loaderd.Position.from_json(progress.position), progress.step)
         tf.train.Checkpoint(**self._variables()).restore(found).expect_partial()
-        self._loader.seek(loaderd.Position.from_json(progress.position))
         self.model._initial_epoch = progress.epoch
+
+    def _seek(self, position: loaderd.Position, step: int) -> None:
+        """Have the data go on at ``position``, which is ``step`` steps behind the begin of an epoch of ``fit``.
+
+        Raises OptionError where ``fit`` would end its epochs elsewhere than the data end theirs.
+        """
+        before = self._loader.next_position
+        self._loader.seek(position)
+        if self._endless:
+            return
+        together, batches = self._batches_per_step, len(self._loader)
+        # A last step of fewer batches than the others may be dropped or taken.
+        if abs((self._num_steps - step) * together - batches) >= together:
+            self._loader.seek(before)
+            raise OptionError(
+                f"fit must take epochs of {step + -(-batches // together)} steps, as the backup in "
+                f"{self._directory} says, got {self._num_steps} steps",
+                hint="Make the data set as it was made then, without start=…: the callback finds out by itself where "
+                "to go on.",
+            )
 
     def _delete(self) -> None:
         # First the file that names the latest backup: if the process dies here, nobody finds half of one.
@@ -276,3 +307,16 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
 def _cardinality(dataset: Any) -> int:
     cardinality = dataset.cardinality
     return int(cardinality() if callable(cardinality) else cardinality)
+
+
+def _steps_given_to_fit() -> Any:
+    """The ``steps_per_epoch`` that the ``fit`` which calls was given; None also where its frame is not found.
+
+    Keras tells callbacks how many steps an epoch has, and not who said so. To be called only when ``fit`` begins:
+    what reads a frame's variables may keep them alive, and later an iterator and its batches are among them.
+    """
+    fit = inspect.unwrap(keras.Model.fit).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not fit:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("steps_per_epoch")

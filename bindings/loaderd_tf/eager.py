@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -92,17 +93,17 @@ class Batches(Elements):
         return self.loader.iterate(partial(self._begin_copy, _Copier(self._device)), self._prefetch)
 
     def _begin_copy(self, copier: _Copier, batch: loaderd.Batch) -> Callable[[], Any]:
-        copies, num_records = copier.begin(self._tensors(batch)), batch.num_records
-        return lambda: self._pack(self._copied(copies, num_records))
+        copy, num_records = _Copy(copier, self._tensors(batch)), batch.num_records
+        return lambda: self._pack(self._copied(copy, num_records))
 
-    def _copied(self, copies: Future[_Copies], num_records: int) -> dict[str, tf.Tensor]:
+    def _copied(self, copy: _Copy, num_records: int) -> _Tensors:
         began_ns = time.perf_counter_ns()
-        tensors, took_ns = copies.result()
+        tensors, took_ns = copy.wait()
         self._waits.took(took_ns, num_records)
         self._waits.waited(time.perf_counter_ns() - began_ns, num_records)
         return tensors
 
-    def _tensors(self, batch: loaderd.Batch) -> dict[str, tf.Tensor]:
+    def _tensors(self, batch: loaderd.Batch) -> _Tensors:
         _check_eager()
         return {name: read(batch, name) for name, read in self._fields.items()}
 
@@ -148,8 +149,17 @@ def _copy(batch: loaderd.Batch, name: str) -> tf.Tensor:
 # ----------------------------------------------------------------------------------- to a device
 
 
-_Copies = tuple[dict[str, tf.Tensor], int]
-"""Tensors on the device by field, and how many ns it took to copy them."""
+_Tensors = dict[str, tf.Tensor]  # by field
+_Copies = tuple[_Tensors, int]
+"""Tensors on the device, and how many ns it took to copy them."""
+
+
+@dataclass
+class _Failed:
+    """In the place of copies: why there are none, and what was to be copied."""
+
+    error: Exception
+    tensors: _Tensors
 
 
 class _Copier:
@@ -160,14 +170,37 @@ class _Copier:
         threading.Thread(target=_copy_all, args=(self._jobs, device), name="loaderd-copy", daemon=True).start()
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
-    def begin(self, tensors: dict[str, tf.Tensor]) -> Future[_Copies]:
+    def begin(self, tensors: _Tensors) -> Future[_Copies | _Failed]:
         """Begin to copy ``tensors``; the result of what is returned are the copies."""
-        copies: Future[_Copies] = Future()
+        copies: Future[_Copies | _Failed] = Future()
         self._jobs.put((tensors, copies))
         return copies
 
 
-_Jobs = SimpleQueue[tuple[dict[str, tf.Tensor], Future[_Copies]] | None]
+class _Copy:
+    """A copy of one batch that was begun. The tensors are kept only until they are copied."""
+
+    def __init__(self, copier: _Copier, tensors: _Tensors) -> None:
+        self._copier = copier
+        self._copies = copier.begin(tensors)
+        self._failed: _Tensors | None = None  # those of a copy whose error was raised
+
+    def wait(self) -> _Copies:
+        """The copies. Raises the error of a copy that failed; the next call then begins it anew."""
+        if self._failed is not None:
+            # Nothing is called between the two assignments, so Ctrl-C cannot come between them.
+            self._copies, self._failed = self._copier.begin(self._failed), None
+        found = self._copies.result()
+        if isinstance(found, _Failed):
+            self._failed = found.tensors
+            try:
+                raise found.error
+            finally:
+                del found  # or whoever keeps the error would keep the tensors
+        return found
+
+
+_Jobs = SimpleQueue[tuple[_Tensors, Future[_Copies | _Failed]] | None]
 
 
 def _copy_all(jobs: _Jobs, device: str) -> None:
@@ -180,5 +213,5 @@ def _copy_all(jobs: _Jobs, device: str) -> None:
             copies.set_result((copied, time.perf_counter_ns() - began_ns))
             del copied
         except Exception as error:  # such as that the device has no memory left: raised where the loop waits
-            copies.set_exception(error)
+            copies.set_result(_Failed(error, tensors))
         del job, tensors, copies  # or they would be held until the next job comes

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import loaderd
@@ -12,6 +14,7 @@ from loaderd.options import require
 
 # The dtypes of the numbers in a tf.train.Example.
 _KINDS: dict[tf.DType, type[loaderd.Int64 | loaderd.Float]] = {tf.int64: loaderd.Int64, tf.float32: loaderd.Float}
+_DESCRIPTIONS = (loaderd.PackedBits, loaderd.Raw)
 
 
 def schema_from_features(
@@ -23,9 +26,10 @@ def schema_from_features(
 
     ``features``: name -> ``tf.io.FixedLenFeature`` of int64, float32 or string; shapes and defaults are kept. A
     string feature does not say what its bytes hold, so ``bytes_features`` does: ``{"d": loaderd.PackedBits(1552)}``.
-    ``fields``: the fields of a batch; without it every feature is a field of its own name, as it is stored. Raises
-    SchemaError for features of a variable size, which don't fit in a fixed batch, and of a dtype that no
-    ``tf.train.Example`` has; OptionError for what is no dict.
+    A default that is given there counts, not that of ``features``. ``fields``: the fields of a batch; without it
+    every feature is a field of its own name, as it is stored. Raises SchemaError for features of a variable size,
+    which don't fit in a fixed batch, for several strings in a feature, and for a dtype that no ``tf.train.Example``
+    has; OptionError for what is no dict of these.
     """
     require(isinstance(features, Mapping), "features", "a dict, name -> tf.io.FixedLenFeature", features)
     is_mapping = isinstance(bytes_features, Mapping | None)
@@ -33,19 +37,51 @@ def schema_from_features(
     described = dict(bytes_features or {})
     stored: dict[str, Any] = {}
     for name, feature in features.items():
-        stored[name] = described.pop(name) if name in described else _stored_feature(name, feature)
+        dtype = _dtype_of(name, feature)
+        if name in described:
+            stored[name] = _described(name, feature, dtype, described.pop(name))
+        else:
+            stored[name] = _stored_feature(name, feature, dtype)
     if described:
         raise loaderd.errors.SchemaError(f"bytes_features describes {sorted(described)}, which features lacks")
     return loaderd.Schema.of_stored(stored) if fields is None else loaderd.Schema(features=stored, fields=fields)
 
 
-def _stored_feature(name: str, feature: Any) -> loaderd.Int64 | loaderd.Float:
+def _dtype_of(name: str, feature: Any) -> tf.DType:
     if not isinstance(feature, tf.io.FixedLenFeature):
         raise loaderd.errors.SchemaError(
             f"feature {name!r} must be a tf.io.FixedLenFeature, got {type(feature).__name__}",
             hint="loaderd reads records of a fixed size.",
         )
-    dtype = tf.as_dtype(feature.dtype)
+    return tf.as_dtype(feature.dtype)
+
+
+def _described(
+    name: str, feature: Any, dtype: tf.DType, description: loaderd.PackedBits | loaderd.Raw
+) -> loaderd.PackedBits | loaderd.Raw:
+    """``description``, with the default of ``feature`` where it has none of its own."""
+    require(isinstance(description, _DESCRIPTIONS), f"bytes_features[{name!r}]", "PackedBits or Raw", description)
+    if dtype != tf.string or tf.TensorShape(feature.shape).rank != 0:
+        raise loaderd.errors.SchemaError(
+            f"feature {name!r}, which bytes_features describes, must be one string (shape []), got {dtype.name} of "
+            f"shape {feature.shape}",
+            hint="Leave int64 and float32 out of bytes_features. loaderd does not read lists of strings.",
+        )
+    if feature.default_value is None or description.default is not None:
+        return description
+    default: bytes = tf.constant(feature.default_value, tf.string, []).numpy()
+    if len(default) != description.num_bytes:
+        raise loaderd.errors.SchemaError(
+            f"feature {name!r}: default_value must have {description.num_bytes} bytes, as {description} says, got "
+            f"{len(default)}",
+            hint="Leave it out, if every record has the feature, or give bytes_features a default.",
+        )
+    if isinstance(description, loaderd.PackedBits):
+        return replace(description, default=default)
+    return replace(description, default=np.frombuffer(default, description.dtype).reshape(description.shape))
+
+
+def _stored_feature(name: str, feature: Any, dtype: tf.DType) -> loaderd.Int64 | loaderd.Float:
     if dtype == tf.string:
         raise loaderd.errors.SchemaError(
             f"feature {name!r} is a string: say what its bytes hold",

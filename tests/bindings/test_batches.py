@@ -264,17 +264,6 @@ def test_waits_for_copies_are_counted(loader: loaderd.Loader):
     assert now.device_wait_s >= waited_s and now.copies_ahead == 0
 
 
-def test_what_cannot_be_copied_is_an_error_for_who_takes_it(loader: loaderd.Loader, monkeypatch: pytest.MonkeyPatch):
-    """As when a GPU's memory is full. The batch is not lost, nor are those behind it."""
-    iterator = iter(loaderd_tf.batches(loader, "id", device="/CPU:1", prefetch=1))
-    with monkeypatch.context() as patch:
-        patch.setattr(tf, "identity", lambda tensor: tf.constant(1).no_such_thing)
-        for _ in range(2):
-            with pytest.raises(AttributeError, match="no_such_thing"):
-                next(iterator)
-        assert loader.position.batch == 0
-
-
 # -------------------------------------------------------------------------------- going on and ends
 
 

@@ -73,18 +73,20 @@ def fit(
     callbacks: tuple[Any, ...] = (),
     epochs: int = 2,
     derive: Callable[[Any], Any] = lambda dataset: dataset,
+    sought: bool = True,
     **options: Any,
 ) -> Any:
     """Trains a model that knows nothing yet until step ``interrupt``, as if in a process of its own.
 
-    ``derive``: makes what is trained on of the data set that is backed up.
+    ``derive``: makes what is trained on of the data set that is backed up. ``sought``: whether that begins anew.
     Returns the ids of every step, the logs of the epochs that came to their end, and the weights.
     """
     model, initial = build(strategy, together)
     for variable, value in initial:
         variable.assign(value)
     model.seen = {}
-    dataset.loader.seek(loaderd.Position())
+    if sought:
+        dataset.loader.seek(loaderd.Position())
     ours = loaderd_tf.BackupAndRestore(directory, dataset, **(backup or {"save_freq": 4}))
     history: dict[str, list[float]] = {}
     with warnings.catch_warnings(), suppress(KeyboardInterrupt):
@@ -160,8 +162,9 @@ def test_fit_on_two_replicas(
     numbered_schema: loaderd.Schema,
     tmp_path: Path,
 ):
+    """In the last step of an epoch, only one of them has records."""
     dataset = loaderd_tf.distribute(
-        mirrored, write_numbered([430]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
+        mirrored, write_numbered([410]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
     )
     seen, history, weights = fit(tmp_path / "whole", dataset, strategy=mirrored)
     seen_before, _, _ = fit(tmp_path / "parts", dataset, strategy=mirrored, interrupt=17)
@@ -217,6 +220,40 @@ def test_a_first_epoch_that_is_shorter_makes_the_others_of_fit_so(open_dataset: 
         assert len(model.seen) == num_steps
 
 
+class InterruptBeforeTheFirstStep(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("case", ["refused", "interrupted"])
+def test_a_fit_that_ended_before_its_first_step_can_be_tried_again(
+    open_dataset: Callable[..., Any], tmp_path: Path, case: str
+):
+    """With the same data set, as in a notebook. That fit has sought the data already."""
+    dataset = open_dataset()
+    fit(tmp_path, dataset, interrupt=10)
+    if case == "refused":
+        with pytest.raises(OptionError, match="got ShuffleDataset between"):
+            fit(tmp_path, dataset, derive=lambda dataset: dataset.shuffle(3))
+    else:
+        assert fit(tmp_path, dataset, callbacks=(InterruptBeforeTheFirstStep(),))[0] == {}
+    seen, history, _ = fit(tmp_path, dataset, sought=False)
+    assert (min(seen), max(seen), len(history["loss"])) == (9, 44, 2)
+
+
+def test_data_that_begin_in_the_middle_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
+    """Keras would make all epochs as short as the first; or as long as those of fit, where the backup is of such."""
+    fit(tmp_path / "a", open_dataset(), interrupt=10)
+    start = loaderd.Position(0, 3)
+    with pytest.raises(OptionError, match=r"must take epochs of 22 steps, as the backup .* says, got 19 steps"):
+        dataset = open_dataset(start=start)
+        fit(tmp_path / "a", dataset, sought=False)
+    assert (dataset.loader.next_position.batch, build(DEFAULT, 1)[0].seen) == (3, {}), "as it was"
+    fit(tmp_path / "b", open_dataset(epochs=None), steps_per_epoch=16, interrupt=21)
+    with pytest.raises(OptionError, match=r"must take epochs of 6 steps, as the backup .* says, got 22 steps"):
+        fit(tmp_path / "b", open_dataset())
+
+
 def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     fit(tmp_path, open_dataset(), interrupt=10)
     with pytest.raises(OptionError, match="seed: 0 when the position was taken, 1 now"):
@@ -247,6 +284,25 @@ def test_a_backup_is_not_written_over_the_one_that_was_found(open_dataset: Calla
     second = tf.train.latest_checkpoint(tmp_path)
     assert first is not None and second not in (None, first)
     assert set(tf.io.gfile.glob(f"{tmp_path}/backup-*.index")) == {f"{second}.index"}, "one at a time"
+
+
+@pytest.mark.parametrize("own_fit", [False, True])
+def test_the_steps_of_data_with_an_end_are_not_for_fit_to_say(
+    open_dataset: Callable[..., Any], tmp_path: Path, own_fit: bool
+):
+    """Keras keeps its iterator over epochs then: the epoch after a resume had no steps, and a loss of 0."""
+
+    class Own(Logged):
+        def fit(self, *args: Any, **options: Any) -> Any:
+            return super().fit(*args, **options)
+
+    model = Own() if own_fit else Logged()
+    model.compile("adam", "mse")
+    dataset = open_dataset()
+    backup = loaderd_tf.BackupAndRestore(tmp_path / "backup", dataset)
+    with pytest.raises(OptionError, match=r"must not be given steps_per_epoch .*\n.*takes the 22 steps"):
+        model.fit(dataset, epochs=2, steps_per_epoch=22, callbacks=[backup], shuffle=False, verbose=0)
+    assert model.seen == {} and dataset.loader.next_is_whole
 
 
 def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path):

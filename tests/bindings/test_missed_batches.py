@@ -67,6 +67,21 @@ def test_no_batch_is_missing_without_a_word(failing: Failing, in_graph: bool):
     assert taken(iter(failing.ds)) == list(range(0, 100, 10))
 
 
+@pytest.mark.parametrize(("errors", "step"), [(1, 4), (3, 6)])
+def test_who_seeks_behind_a_missed_batch_leaves_it_out(failing: Failing, errors: int, step: int):
+    """After some errors of the iterator that missed it, in the same pass."""
+    begin = failing.loader.next_position
+    failing.away = {3}
+    iterator = iter(failing.ds)
+    for _ in range(3):
+        next(iterator)
+    for _ in range(errors):
+        with pytest.raises(tf.errors.UnknownError, match=f"{AWAY}|{MISSED}"):
+            next(iterator)
+    failing.loader.seek(failing.loader.after(begin, step))
+    assert taken(iter(failing.ds)) == list(range(step * 10, 100, 10))
+
+
 @pytest.mark.parametrize("repeated", [False, True])
 def test_the_last_batch_of_a_pass_is_missed_as_any_other(failing: Failing, repeated: bool):
     failing.away = {9}

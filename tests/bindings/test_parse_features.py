@@ -37,6 +37,49 @@ def test_a_schema_from_what_parse_example_takes(tmp_path: Path):
     assert np.array_equal(batch["d"], tf.io.decode_raw(parsed["d"], tf.uint8))
 
 
+def string(default: object = None, shape: object = ()) -> tf.io.FixedLenFeature:
+    return tf.io.FixedLenFeature(shape, tf.string, default)
+
+
+def test_defaults_of_strings_are_those_of_parse_example(tmp_path: Path):
+    path = str(tmp_path / "a.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for _ in range(3):
+            writer.write(tf.train.Example().SerializeToString())
+    defaults = {"bits": b"\xfe\x01", "raw": np.arange(-3, 3, dtype=">i2").tobytes(), "nan": b"\0\0\xc0\x7f"}
+    features = {"bits": string(defaults["bits"]), "raw": string([defaults["raw"]]), "nan": string(defaults["nan"])}
+    described = {"bits": loaderd.PackedBits(15), "raw": loaderd.Raw(">i2", (2, 3)), "nan": loaderd.Raw("<f4")}
+    parsed = tf.io.parse_example([b""], features)
+    assert {name: parsed[name].numpy()[0] for name in features} == defaults
+    schema = loaderd_tf.schema_from_features(features, described)
+    with loaderd.Loader(path, schema, batch_size=3, workers=1) as loader:
+        (batch,) = loader
+        assert batch["raw"].shape == (3, 2, 3)
+        for name, default in defaults.items():
+            dtype = {"bits": "u1", "raw": ">i2", "nan": "<f4"}[name]
+            assert [row.astype(dtype).tobytes() for row in batch[name]] == 3 * [default]
+    own = loaderd.Raw("uint8", (2,), default=7)
+    assert loaderd_tf.schema_from_features({"d": string(b"")}, {"d": own}).features["d"] == own
+
+
+def test_features_that_their_description_does_not_fit():
+    bits, raw = loaderd.PackedBits(15), loaderd.Raw("<i2", (3,))
+    for feature, got in (
+        (string(shape=[2]), r"string of shape \[2\]"),
+        (string(shape=[None]), r"string of shape \[None\]"),
+        (tf.io.FixedLenFeature([], tf.int64), r"int64 of shape \[\]"),
+    ):
+        with pytest.raises(SchemaError, match=rf"'d', which .* must be one string \(shape \[\]\), got {got}"):
+            loaderd_tf.schema_from_features({"d": feature}, {"d": bits})
+    with pytest.raises(SchemaError, match=r"feature 'd' must be a tf\.io.FixedLenFeature, got VarLenFeature"):
+        loaderd_tf.schema_from_features({"d": tf.io.VarLenFeature(tf.string)}, {"d": bits})
+    for described, size in ((bits, 2), (raw, 6)):
+        with pytest.raises(SchemaError, match=f"'d': default_value must have {size} bytes, as .* says, got 5"):
+            loaderd_tf.schema_from_features({"d": string("12345")}, {"d": described})
+    with pytest.raises(OptionError, match=r"bytes_features\['d'\] must be PackedBits or Raw, got Int64"):
+        loaderd_tf.schema_from_features({"d": string()}, {"d": loaderd.Int64()})
+
+
 def test_features_that_do_not_fit_a_schema():
     with pytest.raises(SchemaError, match="feature 'd' is a string: say what its bytes hold"):
         loaderd_tf.schema_from_features({"d": tf.io.FixedLenFeature([], tf.string)})
