@@ -120,8 +120,7 @@ class ServerOptions:
             if path is not None and not os.access(path, os.R_OK):
                 raise OptionError(f"cannot read {path}", hint="It must be a PEM file that this user may read.")
         if self.listen is None:
-            if self.tls_cert is not None:
-                raise OptionError("--tls-cert is for the network", hint="Say where to listen: --listen 0.0.0.0:8471")
+            self._refuse_network_options()
             return
         missing = [
             *([] if self.tls_cert else ["TLS (--tls-cert and --tls-key)"]),
@@ -132,6 +131,13 @@ class ServerOptions:
                 f"--listen {self.listen} can be reached from other machines, and needs {' and '.join(missing)}",
                 hint="Listen at 127.0.0.1, give what is missing, or pass --insecure if everybody may read the data.",
             )
+
+    def _refuse_network_options(self) -> None:
+        """Raise OptionError if there is an option that would be ignored, as there is no network."""
+        for name in ("tls_cert", "token_file", "makers", "max_bandwidth", "insecure"):
+            if getattr(self, name) not in (None, False):
+                option = f"--{name.replace('_', '-')}"
+                raise OptionError(f"{option} is for the network", hint="Say where to listen: --listen 0.0.0.0:8471")
 
     def renewed(self) -> ServerOptions:
         """The same options, with the token that is in its file now. Raises OptionError."""
