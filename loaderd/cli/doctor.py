@@ -90,7 +90,7 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
     if targets and all(target.startswith(_ADDRESSES) for target in targets):
         access = access_of(arguments)
         return [case for target in targets for case in _of_server(target, *access)]
-    wrong = [target for target in targets if not target.isdigit()]
+    wrong = [target for target in targets if not (target.isascii() and target.isdigit())]
     if wrong and len(wrong) < len(targets):
         raise OptionError(
             f"TARGETs must be numbers of processes, or addresses of servers, got {' and '.join(map(repr, targets))}",

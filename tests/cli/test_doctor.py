@@ -62,7 +62,12 @@ def test_a_training_that_has_not_begun(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "hint"), [(("nonsense",), "numbers of processes"), ((__file__,), "Shards need --schema")]
+    ("arguments", "hint"),
+    [
+        (("nonsense",), "numbers of processes"),
+        (("²",), "numbers of processes"),
+        ((__file__,), "Shards need --schema"),
+    ],
 )
 def test_what_is_no_target(arguments: tuple[str, ...], hint: str):
     done = doctor(*arguments)
