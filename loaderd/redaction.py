@@ -13,14 +13,17 @@ import re
 HIDDEN = "***"
 
 # The user and the password in front of the host: s3://KEY:SECRET@bucket. A number behind the colon, and a slash, are
-# a port; but a bucket has none, and a secret may begin so.
+# a port; but a bucket has none, and a secret may begin so. A secret may hold an @, too: it goes to the last one
+# before the slash that ends the host.
 _USER = re.compile(
-    r"(?:(?<=s3://)|(?<=gs://)|(?<=abfs://)|(?<=abfss://)|(?<=://)(?=[^\s/@?:]*:(?!\d+/)))[^\s/@?:]*:[^\s@]*(?=@)"
+    r"(?:(?<=s3://)|(?<=gs://)|(?<=abfs://)|(?<=abfss://)|(?<=://)(?=[^\s/@?:]*:(?!\d+/)))[^\s/@?:]*:[^\s@]*"
+    r"(?:@[^\s@/?#]*)*(?=@)"
 )
 # ?secret_key=…&X-Amz-Signature=…; whole words, so that "keys" and "monkey" do not match.
 _QUERY = re.compile(
     r"(?<=[?&;])((?:[^=&?\s]*[-_.])?"
-    r"(?:secret|token|password|passwd|pwd|signature|sig|credential|credentials|key|key_?id|accesskey|secretkey)"
+    r"(?:auth|authorization|pass|passphrase|(?:access|api|auth|client|secret|session)?"
+    r"(?:secret|token|password|passwd|pwd|signature|sig|credential|credentials|key|key_?id))"
     r"(?:[-_.][^=&?\s]*)?)=[^&;\s'\"]+",
     re.IGNORECASE,
 )

@@ -23,6 +23,14 @@ from loaderd.redaction import redacted
         ("https://host:80/p@q?monkey=3", "https://host:80/p@q?monkey=3"),
         ("s3://a:b@c: 4 and s3://d:e@f/x?token=g", "s3://***@c: 4 and s3://***@f/x?token=***"),
         ("/data/key=1/a:b@c", "/data/key=1/a:b@c"),
+        ("https://h/x?apikey=abc&accesskeyid=d", "https://h/x?apikey=***&accesskeyid=***"),
+        ("https://h/x?AccessToken=abc&sessiontoken=d", "https://h/x?AccessToken=***&sessiontoken=***"),
+        ("https://h/x?auth=abc&pass=d&x-auth=e", "https://h/x?auth=***&pass=***&x-auth=***"),
+        ("https://h/x?author=a&passes=3&apikeys=2", "https://h/x?author=a&passes=3&apikeys=2"),
+        ("https://u:p@ss@@SECRET@h:80/x", "https://***@h:80/x"),
+        ("s3://KEY:SE/C@RET@bucket/x@y and a@b", "s3://***@bucket/x@y and a@b"),
+        ("s3://a:b@c/d@e", "s3://***@c/d@e"),
+        ("s3://a:b@c,s3://d:e@f", "s3://***@c,s3://***@f"),
     ],
 )
 def test_secrets_are_hidden_and_nothing_else(text: str, expected: str):

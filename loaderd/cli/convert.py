@@ -144,6 +144,7 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
     if arguments.compression not in COMPRESSIONS[arguments.format]:
         known = ", ".join(COMPRESSIONS[arguments.format])
         raise OptionError(f"--compression of {arguments.format} must be one of {known}, got {arguments.compression}")
+    folder = _folder(arguments.to)
     plan = _plan(arguments)
     _tell_damages(plan.damages, arguments.json)
     if plan.unreadable:
@@ -154,7 +155,7 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
         tuple(plan.files),
         tuple(index.compression for index in plan.indexes),
         plan.features,
-        arguments.to.expanduser().resolve(),
+        folder,
         sum(len(lot.sizes) for lot in plan.lots),
         arguments.format,
         arguments.compression,
@@ -169,6 +170,13 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
             if arguments.json:
                 say(json.dumps({"kind": "shard", **asdict(written), "was_there": was_there}))
     return found, plan
+
+
+def _folder(to: Path) -> Path:
+    try:
+        return to.expanduser().resolve()
+    except RuntimeError as error:  # a user whom nobody knows, or links in a circle
+        raise OptionError(f"--to {to} is no folder: {error}") from None
 
 
 # ---------------------------------------------------------------------------------------------- the plan

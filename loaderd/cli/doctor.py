@@ -18,6 +18,7 @@ from loaderd.client.connect import ask_status
 from loaderd.client.running import RunningStream, running_streams
 from loaderd.diagnosis import COPY_TO_DEVICE, Diagnosis, diagnose_samples
 from loaderd.errors import LoaderdError, OptionError
+from loaderd.options import require
 from loaderd.tls import TLS
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def add_to(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 1 if a training waits too much or needs more workers; 2 if there is nothing to judge."""
+    most = arguments.max_waiting
     try:
+        require(0 <= most <= 1, "--max-waiting", "a share of the time, from 0 to 1", most)
         if arguments.schema is not None:
             return examine(arguments)
         cases = _cases(arguments)
@@ -78,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write("\n\n".join(map(text_of, cases)) + "\n")
     if all(case.diagnosis.verdict == "nothing yet" for case in cases):
         return 2
-    return int(any(case.diagnosis.waiting_share > arguments.max_waiting for case in cases))
+    return int(any(case.diagnosis.waiting_share > most for case in cases))
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
@@ -87,7 +90,7 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
     if targets and all(target.startswith(_ADDRESSES) for target in targets):
         access = access_of(arguments)
         return [case for target in targets for case in _of_server(target, *access)]
-    wrong = [target for target in targets if not target.isdigit()]
+    wrong = [target for target in targets if not (target.isascii() and target.isdigit())]
     if wrong and len(wrong) < len(targets):
         raise OptionError(
             f"TARGETs must be numbers of processes, or addresses of servers, got {' and '.join(map(repr, targets))}",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import loaderd
+from loaderd.cli.standard_output import with_output
 
 COMMANDS = ("bench", "convert", "dashboard", "doctor", "index", "inspect", "serve", "status", "top", "verify")
 
@@ -26,6 +27,10 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
+    sys.exit(with_output(lambda: _run(words)))
+
+
+def _run(words: Sequence[str]) -> int:
     # The modules of the other commands are not imported: that would take half of the time until a server starts.
     asked_for = [name for name in COMMANDS if name in words[:1]]
     options = parser(asked_for or COMMANDS).parse_args(words)
@@ -33,4 +38,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status: int = options.run(options)
     except KeyboardInterrupt:
         status = 130
-    sys.exit(status)
+    return status

@@ -7,8 +7,6 @@ starting a process would take longer than reading gigabytes.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -99,17 +97,10 @@ def _result(future: Future[Indexed], show: Callable[[], None]) -> Indexed:
 
 
 def say(text: str) -> None:
-    """Print a line at once. It may hold the name of a file that is no valid Unicode.
-
-    If nobody reads the output any more, as with ``| head``, this ends the program as SIGPIPE would.
-    """
+    """Print a line at once. It may hold the name of a file that is no valid Unicode."""
     encoding = sys.stdout.encoding or "utf-8"
-    try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its exit
-        sys.exit(128 + signal.SIGPIPE)
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    sys.stdout.flush()
 
 
 def count(number: int, unit: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.remote.security import read_token
@@ -26,4 +27,6 @@ def add_access(parser: argparse.ArgumentParser) -> None:
 def access_of(arguments: argparse.Namespace) -> tuple[str | None, TLS | None]:
     """The server's token, and the certificates; None for what is not given. Raises OptionError."""
     given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
-    return read_token(arguments.token_file), TLS(*given) if any(given) else None
+    # A variable that is set to nothing is no token: a server that asks for one will say so, and others ask for none.
+    has_token = arguments.token_file is not None or os.environ.get(TOKEN_VARIABLE)
+    return read_token(arguments.token_file) if has_token else None, TLS(*given) if any(given) else None

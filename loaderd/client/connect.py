@@ -197,7 +197,7 @@ def network_settings(
     """How to call servers on the network. Raises OptionError."""
     if tls is not None and not all(network_address(address)[2] for address in addresses):
         raise OptionError(f"tls is for addresses grpc+tls://HOST:PORT, got {', '.join(addresses)}")
-    token = os.environ.get(TOKEN_VARIABLE) if token is None else token
+    token = os.environ.get(TOKEN_VARIABLE) or None if token is None else token
     return Settings(token, tls, compression, consumer)
 
 

@@ -40,7 +40,7 @@ def network_address(address: str) -> tuple[str, int, bool]:
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
-        is_plain = not (parts.username or parts.path.strip("/") or parts.query)
+        is_plain = not (parts.username or parts.path.strip("/") or parts.query) and can_be_host(host or "")
     except (ValueError, AttributeError):  # a port that is no number, an open bracket, no string
         host, port, is_plain = None, None, False
     if not (is_plain and host and port and parts.scheme in _NETWORK_SCHEMES):
@@ -49,6 +49,15 @@ def network_address(address: str) -> tuple[str, int, bool]:
             hint="unix: alone is where a server listens by default.",
         )
     return host, port, _NETWORK_SCHEMES[parts.scheme]
+
+
+def can_be_host(name: str) -> bool:
+    """Whether the machine can be asked where ``name`` is: not of "a..b", nor of a part over 63 characters."""
+    try:
+        name.encode("idna")  # as socket.getaddrinfo does
+    except UnicodeError:
+        return False
+    return True
 
 
 def checked_addresses(found: Any) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 from loaderd.errors import OptionError
 from loaderd.logs import FORMATS, LogFormat
 from loaderd.options import default_workers, is_count, require
-from loaderd.remote.address import TOKEN_VARIABLE
+from loaderd.remote.address import TOKEN_VARIABLE, can_be_host
 from loaderd.remote.security import read_token
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -21,7 +22,8 @@ _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 
 def parse_bytes(text: str, what: str = "a number of bytes") -> int:
     """The number of bytes in ``text``, such as "100MB" or "1.5 GiB". Raises OptionError, which names ``what``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]i?B|B)", text.strip())
-    number = round(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
+    wanted = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0.0
+    number = round(wanted) if math.isfinite(wanted) else 0
     require(number > 0, what, f"like 100MB, with a unit of {', '.join(_UNITS)}", text)
     return number
 
@@ -40,7 +42,7 @@ class Address:
         is_port = bool(colon) and port.isascii() and port.isdigit() and int(port) < 1 << 16
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         require(
-            is_port and bool(bare) and (":" not in host or bare != host),
+            is_port and bool(bare) and (":" not in host or bare != host) and can_be_host(bare),
             what,
             "HOST:PORT, such as 127.0.0.1:8471 or [::]:8471",
             text,
@@ -104,7 +106,7 @@ class ServerOptions:
             require(is_count(getattr(self, name)), name, "a positive integer", getattr(self, name))
         for name in ("max_bandwidth", "max_memory"):
             value = getattr(self, name)
-            require(value is None or value > 0, name, "positive", value)
+            require(value is None or is_count(value), name, "from 1 to 2**63 - 1 bytes", value)
         require(self.idle_timeout is None or self.idle_timeout > 0, "idle_timeout", "positive", self.idle_timeout)
         require(self.log_format in FORMATS, "log_format", " or ".join(FORMATS), self.log_format)
         require(self.grace >= 0, "grace", "at least 0 s", self.grace)
@@ -120,8 +122,7 @@ class ServerOptions:
             if path is not None and not os.access(path, os.R_OK):
                 raise OptionError(f"cannot read {path}", hint="It must be a PEM file that this user may read.")
         if self.listen is None:
-            if self.tls_cert is not None:
-                raise OptionError("--tls-cert is for the network", hint="Say where to listen: --listen 0.0.0.0:8471")
+            self._refuse_network_options()
             return
         missing = [
             *([] if self.tls_cert else ["TLS (--tls-cert and --tls-key)"]),
@@ -132,6 +133,13 @@ class ServerOptions:
                 f"--listen {self.listen} can be reached from other machines, and needs {' and '.join(missing)}",
                 hint="Listen at 127.0.0.1, give what is missing, or pass --insecure if everybody may read the data.",
             )
+
+    def _refuse_network_options(self) -> None:
+        """Raise OptionError if there is an option that would be ignored, as there is no network."""
+        for name in ("tls_cert", "token_file", "makers", "max_bandwidth", "insecure"):
+            if getattr(self, name) not in (None, False):
+                option = f"--{name.replace('_', '-')}"
+                raise OptionError(f"{option} is for the network", hint="Say where to listen: --listen 0.0.0.0:8471")
 
     def renewed(self) -> ServerOptions:
         """The same options, with the token that is in its file now. Raises OptionError."""

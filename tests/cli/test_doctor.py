@@ -42,6 +42,12 @@ def test_a_training_that_waits_is_an_exit_status(start_training: Start):
     assert case["diagnosis"]["waiting_share"] > 0.01 and done.returncode == 1
 
 
+@pytest.mark.parametrize("share", ["10", "-0.1", "nan"])
+def test_what_is_no_share_of_the_time(share: str):
+    done = doctor(str(os.getpid()), "--max-waiting", share)
+    assert done.returncode == 2 and "--max-waiting must be a share of the time, from 0 to 1, got" in done.stderr
+
+
 def test_nobody_there():
     done = doctor(str(os.getpid()))
     assert done.returncode == 2 and f"was found in process {os.getpid()}" in done.stderr
@@ -56,7 +62,12 @@ def test_a_training_that_has_not_begun(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "hint"), [(("nonsense",), "numbers of processes"), ((__file__,), "Shards need --schema")]
+    ("arguments", "hint"),
+    [
+        (("nonsense",), "numbers of processes"),
+        (("²",), "numbers of processes"),
+        ((__file__,), "Shards need --schema"),
+    ],
 )
 def test_what_is_no_target(arguments: tuple[str, ...], hint: str):
     done = doctor(*arguments)

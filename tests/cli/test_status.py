@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from commands import run
 from rich.console import Console
 
@@ -84,6 +85,18 @@ def test_one_who_has_just_come_and_nobody():
     newcomer = {"number": -3, "name": "", "pid": 9, "dataset": "train", "connected_s": 0.0, "idle_s": 0.0}
     assert shown(report(), report(newcomer))[5] == ["-3", "(9)", "train", "connecting"]
     assert shown(report(), report())[-1] == ["no", "consumers"]
+
+
+def test_a_variable_that_is_set_to_nothing_is_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("LOADERD_TOKEN", "")
+    for address, error in ((f"unix://{tmp_path}/x.sock", "loaderd serve"), ("grpc://127.0.0.1:1", "nothing answers")):
+        done = run("status", address)
+        assert done.returncode == 1 and error in done.stderr and "LOADERD_TOKEN" not in done.stderr
+
+
+def test_a_host_that_there_cannot_be_is_no_address():
+    done = run("status", "grpc://a..b:80")
+    assert done.returncode == 1 and "address must be" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_where_there_is_no_server(tmp_path: Path):

@@ -50,6 +50,8 @@ def test_what_an_address_names(address: str, path: str | None, monkeypatch: pyte
         "grpc://a:1/x",
         "grpc://token@a:1",
         "grpc://[::1:1",
+        "grpc://a..b:1",
+        "grpc+tls://\udcff:1",
     ],
 )
 def test_what_is_no_address(address: str):

@@ -54,6 +54,16 @@ def test_on_this_machine_and_over_the_network(server: Server):
     assert report["limits"]["max_consumers"] == 64
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_that_nobody_reads_it_does_not_mean_that_the_server_does_not_answer(server: Server, words: list[str]):
+    command = [COMMAND, "status", f"unix://{server.path}", *words]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_the_doctor_sees_consumers_by_the_server_and_by_its_process(server: Server):
     def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([COMMAND, "doctor", *arguments], capture_output=True, text=True, timeout=60)

@@ -1,0 +1,72 @@
+"""Standard output that cannot be written: a reader who has gone, as with ``| head``; a full disk; none at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import Any, TextIO, cast
+
+_CANNOT = 2
+_READER_GONE = 128 + signal.SIGPIPE
+
+
+class OutputError(BaseException):
+    """Standard output cannot be written. No Exception, so that no command takes it for storage's or a server's."""
+
+    def __init__(self, cause: OSError) -> None:
+        self.reader_gone = isinstance(cause, BrokenPipeError)
+        super().__init__(f"standard output cannot be written: {cause.strerror or cause}")
+
+
+class _Output:
+    """A stream whose errors are told apart from all others: they are OutputErrors."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise OutputError(error) from None
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise OutputError(error) from None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def with_output(run: Callable[[], int]) -> int:
+    """The exit status that ``run`` returns, once all that it printed is written.
+
+    If that cannot be written, the status says so, and not what ``run`` found: nobody has read that. It is 141 if the
+    reader has gone, as if SIGPIPE had ended the program; else 2, with the reason on standard error.
+    """
+    stream: TextIO | None = sys.stdout  # None if it was closed when the program began
+    output = _Output(stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    try:
+        with redirect_stdout(cast(TextIO, output)):
+            try:
+                return run()
+            finally:
+                output.flush()
+    except OutputError as error:
+        return _end(error, output)
+
+
+def _end(error: OutputError, output: _Output) -> int:
+    # What is left in its buffer goes nowhere, or Python would complain at its exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    if error.reader_gone:
+        return _READER_GONE
+    errors: TextIO | None = sys.stderr
+    if errors is not None:
+        errors.write(f"{error}\n")
+    return _CANNOT
