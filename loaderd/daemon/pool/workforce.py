@@ -311,12 +311,13 @@ class Workforce:
         """A worker is dead, or has ``stalled``: another one takes its place."""
         task, what = self.task_of(worker), self._lost_at(worker, stalled)
         seat, pid = self.pool.seat_of(worker), self.pool.pid_of(worker)
+        was_idle = self.scheduler.is_ready(worker) and self._at(worker) is None
         num_fills = sum(stream.page.total(Counter.FILLS) for stream in self._streams.values())
         if num_fills != self._num_fills:
             self._num_fills = num_fills
             self.pool.achieved()
         self._wires.remove(worker)
-        reason = self.pool.bury(worker)
+        reason = self.pool.bury(worker, was_idle)
         for stream in self._streams.values():
             stream.lose_claims(seat, stalled or reason, bool(stalled))
         self.scheduler.lose_worker(worker, stalled or reason, bool(stalled), task)

@@ -348,6 +348,31 @@ def test_the_load_that_a_worker_has_begun_is_blamed_and_not_one_that_stands_befo
     assert guilty not in workforce.scheduler.tasks_of(worker), "its slices are tried one by one"
 
 
+def test_a_worker_that_dies_has_failed_unless_there_was_nothing_to_do(line_of: Any):
+    line = line_of(400, 10, 100)
+    crew, page = line.crew, line.stream.page
+    crew.kill(at_a_batch(line).number)
+    (hand,) = crew.hands.values()
+    crew.kill(hand.number)
+    assert crew.pool.were_idle == [False, False], "at a batch, and before it had started"
+    (hand,) = crew.hands.values()
+    hand.start()
+    line.listen()
+    assert page.keys().count(page.words[POSITION]) == 0
+    crew.kill(hand.number)
+    assert crew.pool.were_idle.pop() is False, "it could have made the batch that is wanted"
+    (hand,) = crew.hands.values()
+    hand.start()
+    line.keeps = True
+    assert all(True for _ in line.work())
+    crew.kill(hand.number)
+    (hand,) = crew.hands.values()
+    hand.start()
+    line.listen()
+    crew.kill(hand.number)
+    assert crew.pool.were_idle[-2:] == [True, True], "the consumer gives no slot back"
+
+
 # --------------------------------------------------------------------- workers that the machine lets us not have
 
 
