@@ -23,6 +23,8 @@ from typing import NamedTuple
 _ROOT = Path("/")
 # What a daemon of one stream opens, with some to spare: 26 files have been enough for 2 workers.
 _OPEN_FILES, _OPEN_FILES_PER_WORKER = 23, 3
+MAX_SENT_FILES = 253
+"""Descriptors that fit in one message to another process: the kernel's own limit."""
 # Of cgroups of version 2, then of 1: the files of the limit and of the usage, and the prefix of names in memory.stat.
 _MEMORY_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from loaderd.errors import OptionError
-from loaderd.machine import available_memory, usable_cores
+from loaderd.machine import MAX_SENT_FILES, available_memory, usable_cores
 
 OnCorrupt = Literal["raise", "skip_record", "skip_shard"]
 Remainder = Literal["drop", "short", "carry"]
@@ -21,6 +21,8 @@ DEFAULT_WINDOW_BYTES = 256 << 20
 DEFAULT_BLOCK_RECORDS = 1024
 _UNSHUFFLED_WINDOW_RECORDS = 16_384
 _MAX_DEFAULT_WORKERS = 8
+MAX_WORKERS = MAX_SENT_FILES - 4
+"""A consumer gets the bell of each in one message, with four descriptors more (``Opened``)."""
 # A worker takes 25 MiB and its share of the slots; what a schema imports comes on top.
 _BYTES_PER_DEFAULT_WORKER = 128 << 20
 _SLOTS_PER_WORKER = 2
@@ -171,6 +173,7 @@ class StreamOptions:
             checked[name] = None if value is None else as_count(value, name, "a positive integer or None")
         if self.workers is None:  # chosen once: the sizes of memory depend on it
             checked["workers"] = default_workers()
+        require(checked["workers"] <= MAX_WORKERS, "workers", f"at most {MAX_WORKERS}", self.workers)
         is_known = isinstance(self.shuffle, (bool, Shuffle))
         hint = f"loaderd.Shuffle(window_records={self.shuffle}) shuffles among so many."
         hint = hint if is_count(self.shuffle) else ""

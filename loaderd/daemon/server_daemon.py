@@ -70,6 +70,8 @@ class ServerDaemon(Daemon):
         self._limits = Limits()
         self._catalog: dict[str, Served] = {}
         self._listener: socket.socket | None = None
+        self._rests = self._is_full = False
+        """No consumer is accepted until the next tick; and none could be since that was said."""
         self._consumers: dict[int, Consumer] = {}
         self._leaving: dict[int, Consumer] = {}
         """Members of groups that were sent away, and may still read the slots that they have: see ``_forget``."""
@@ -141,7 +143,8 @@ class ServerDaemon(Daemon):
     def _close_listener(self) -> None:
         """Take no more consumers. The socket stays open in the supervisor, for the next daemon."""
         if self._listener is not None:
-            self._wires.unwatch(_LISTENER)
+            if not self._rests:
+                self._wires.unwatch(_LISTENER)
             self._listener.close()
             self._listener = None
 
@@ -169,9 +172,12 @@ class ServerDaemon(Daemon):
             sock, _ = self._listener.accept()
         except OSError as error:  # the consumer is gone again, or there are too many open files
             if remedy(error):
-                _logger.error("cannot accept a consumer: %s. %s", error.strerror, remedy(error))
-                time.sleep(0.1)  # the listener stays readable: do not spin
+                if not self._is_full:
+                    _logger.error("cannot accept a consumer: %s. %s", error.strerror, remedy(error))
+                self._rests = self._is_full = True
+                self._wires.unwatch(_LISTENER)  # it stays readable: do not spin
             return
+        self._is_full = False
         number = self._next_consumer
         try:
             consumer = Consumer.accepted(number, sock)
@@ -345,6 +351,9 @@ class ServerDaemon(Daemon):
 
     def _tick(self, now_s: float, passed_s: float) -> None:
         super()._tick(now_s, passed_s)
+        if self._rests and self._listener is not None:
+            self._rests = False
+            self._wires.watch(_LISTENER, self._listener)
         for consumer in list(self._consumers.values()):
             if error := consumer.overdue(now_s, self._limits):
                 self._part(consumer, error)

@@ -252,9 +252,14 @@ class Session:
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
-        if self.members is not None and self.opened is not None:
+        if self.members is not None and self.opened is not None and self._granting is not None:
             self.opened.stream.tick(seconds)
             self.members.tick(seconds)
+            self._granting.tick(seconds, bool(self._asleep(self.members)))
+
+    def _asleep(self, members: Members) -> list[tuple[int, int]]:
+        """(member, generation) of those that sleep until the stream's next batch is there."""
+        return [(member, generation) for member, generation in members.waiting() if self._lanes[member].sleeps]
 
     def hand_over(self) -> None:
         """Take slots back, look at the page, and send members and workers what there is to tell."""
@@ -277,8 +282,7 @@ class Session:
         error = stream.away.error
         if error is None:
             return
-        waiting = members.waiting() if stream.is_waited_for else []
-        asleep = [(member, generation) for member, generation in waiting if self._lanes[member].sleeps]
+        asleep = self._asleep(members) if stream.is_waited_for else []
         for member, generation in asleep:
             self._announce(member, Away(generation, to_wire(error)))
         stream.away.told(bool(asleep))

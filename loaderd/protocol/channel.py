@@ -14,14 +14,13 @@ from weakref import WeakSet
 import msgpack
 
 from loaderd.errors import DaemonError
-from loaderd.machine import remedy
+from loaderd.machine import MAX_SENT_FILES, remedy
 from loaderd.protocol.descriptors import above_standard, socket_above_standard
 from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
 MAX_MESSAGE_BYTES = 256 << 20
 _RECEIVE_BYTES = 1 << 16
-_MAX_FDS = 253  # the kernel's own limit
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_SENT_FILES * array.array("i").itemsize)
 _CUT_SHORT = int(socket.MSG_CTRUNC)  # an int: the enum takes 1 µs
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of socket(7): pid, uid, gid
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from loaderd.errors import OptionError
 from loaderd.logs import FORMATS, LogFormat
-from loaderd.options import default_workers, is_count, require
+from loaderd.options import MAX_WORKERS, default_workers, is_count, require
 from loaderd.remote.address import TOKEN_VARIABLE, can_be_host
 from loaderd.remote.security import read_token
 
@@ -100,6 +100,7 @@ class ServerOptions:
             is_target = all(part.isidentifier() for part in re.split(r"[.:]", target)) and target.count(":") == 1
             require(is_target, "a data set", "named like mypackage.module:dataset", target)
         require(self.workers is None or is_count(self.workers), "workers", "a positive integer", self.workers)
+        require((self.workers or 1) <= MAX_WORKERS, "workers", f"at most {MAX_WORKERS}", self.workers)
         require(self.makers is None or is_count(self.makers), "makers", "a positive integer", self.makers)
         require(is_count(self.cache, 0), "cache", "a number of bytes", self.cache)
         for name in ("max_consumers", "max_held_batches"):

@@ -24,7 +24,7 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from loaderd.dataset import StreamDescription
-from loaderd.errors import LoaderdError, WorkerError, to_wire
+from loaderd.errors import DaemonError, LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
 from loaderd.memory.anonymous import mapped
 from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
@@ -389,6 +389,11 @@ def main(sock: socket.socket) -> None:
     be_killed_first()
     if "numpy.random" in sys.modules:  # all workers are forks, with the same random state
         sys.modules["numpy.random"].seed()
+    channel, status = Channel(sock), 0
     with contextlib.suppress(ChannelClosed):
-        Worker(Channel(sock)).run()
-    os._exit(0)  # a thread may wait for storage, for ever
+        try:
+            Worker(channel).run()
+        except DaemonError as error:  # it can open too few files for what it was sent
+            status = 1
+            channel.send(Said(f"a worker {error.message}. {error.hint}"))
+    os._exit(status)  # a thread may wait for storage, for ever

@@ -160,6 +160,7 @@ def test_bad_arguments(write_numbered: Write, numbered_schema: loaderd.Schema, t
         ({"remainder": "keep"}, OptionError, 'remainder must be "drop", "short" or "carry", got .keep.'),
         ({"shard": (2, 2)}, OptionError, "shard must be a pair"),
         ({"workers": -1}, OptionError, "workers must be a positive integer or None, got -1"),
+        ({"workers": 250}, OptionError, "workers must be at most 249, got 250"),
         ({"on_corrupt": "ignore"}, OptionError, 'on_corrupt must be "raise", "skip_record" or "skip_shard"'),
         ({"held_batches": 0}, OptionError, "held_batches must be a positive integer, got 0"),
         ({"schema": "chess_eval"}, OptionError, "got 'chess_eval'\n.*loaderd.schemas.chess_eval()"),

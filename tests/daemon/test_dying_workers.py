@@ -6,8 +6,10 @@ import contextlib
 import logging
 import os
 import re
+import resource
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -21,6 +23,7 @@ from own_processes import (
     children_of,
     fork_server_of,
     kill,
+    last_sample_of_newest,
     newest_daemon,
     wait_ends,
     wait_for_no_daemon,
@@ -63,6 +66,40 @@ def test_workers_may_be_killed_at_any_time(
     for record in caplog.records:
         warning = r"worker process \d+ was killed by SIGKILL( at .*)?; another one does its work again"
         assert re.fullmatch(warning, record.getMessage())
+
+
+def test_all_workers_may_be_killed_while_the_consumer_pauses(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    """There is nothing for those that take their places to do."""
+    with loaderd.Loader(write_numbered([2000]), numbered_schema, batch_size=10, workers=12) as loader:
+
+        def before(step: int) -> None:
+            if step == 20:
+                wait_until(lambda: last_sample_of_newest().slots_full >= 27)  # one may be lent
+                kill(*all_workers_of(newest_daemon(), 12))
+                wait_until(lambda: last_sample_of_newest().workers_restarted == 12)
+
+        assert sorted(chain(*fetch_all(loader, check_batch, before=before))) == list(range(2000))
+
+
+def test_a_consumer_does_not_wait_for_ever_for_a_worker_that_cannot_be_replaced(
+    write_numbered: Write, numbered_schema: loaderd.Schema
+):
+    """It holds all slots of the other worker, as it may."""
+    with loaderd.Loader(
+        write_numbered([2000]), numbered_schema, batch_size=10, workers=2, held_batches=8, stall_timeout=1.0
+    ) as loader:
+        batches = iter(loader)
+        held = deque([next(batches)], maxlen=8)
+        daemon = newest_daemon()
+        first, _ = all_workers_of(daemon, 2)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon, resource.RLIMIT_NOFILE, (3, most))
+        kill(first)
+        with pytest.raises(DaemonError, match="cannot start a worker: Too many open files") as caught:
+            held.extend(batches)
+    assert "ulimit -n" in caught.value.hint
 
 
 def test_what_workers_are_forks_of_may_be_killed(

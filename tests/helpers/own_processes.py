@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from loaderd.client.running import running_streams
+from loaderd.client.running import RunningStream, running_streams
 from loaderd.snapshots import Snapshot
 
 DAEMON = "loaderd-daemon"
@@ -40,8 +40,17 @@ def newest_daemon() -> int:
 
 def seen_of_newest() -> Snapshot:
     """What another process, as ``loaderd top``, sees of the stream of that daemon."""
-    (stream,) = (stream for stream in running_streams(frozenset({newest_daemon()})))
-    return stream.watched.now()
+    return _newest_stream().watched.now()
+
+
+def last_sample_of_newest() -> Snapshot:
+    """What that daemon has counted in the last second or two."""
+    return _newest_stream().watched.samples()[-1]
+
+
+def _newest_stream() -> RunningStream:
+    (stream,) = running_streams(frozenset({newest_daemon()}))
+    return stream
 
 
 def fork_server_of(daemon: int) -> int:

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.errors import DaemonError
+from loaderd.options import MAX_WORKERS
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Ask, Message, Open, Want, Warned, encode
+from loaderd.protocol.messages import Ask, Message, Open, Opened, PageSize, Want, Warned, encode
 from loaderd.protocol.worker_messages import Loaded, LoadFault
 
 Pair = tuple[Channel, Channel]
@@ -129,6 +130,16 @@ def test_signals_may_interrupt_a_large_message(pair: Pair):
         signal.signal(signal.SIGALRM, before)
     receiver.join()
     assert found == [large, Want(1)] and interrupts > 0
+
+
+def test_the_bells_of_as_many_workers_as_there_may_be_come_in_one_message(pair: Pair):
+    one, two = pair
+    one.post(Opened({}, PageSize(10, MAX_WORKERS)), (0,) * (4 + MAX_WORKERS))
+    receive(two, 1)
+    for _ in range(4 + MAX_WORKERS):
+        os.close(two.take_fd())
+    with pytest.raises(ChannelClosed):
+        one.post(Opened({}, PageSize(10, MAX_WORKERS + 1)), (0,) * (5 + MAX_WORKERS))
 
 
 def test_file_descriptors_come_along_in_order(pair: Pair):

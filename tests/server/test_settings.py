@@ -74,6 +74,7 @@ def make(**given: Any) -> ServerOptions:
         ({"targets": ("a.b:c:d",)}, "mypackage.module:dataset"),
         ({"targets": ("../a:b",)}, "mypackage.module:dataset"),
         ({"workers": 0}, "workers must be"),
+        ({"workers": 250}, "workers must be at most 249, got 250"),
         ({"max_consumers": 0}, "max_consumers must be"),
         ({"max_held_batches": -1}, "max_held_batches must be"),
         ({"idle_timeout": 0.0}, "idle_timeout must be"),

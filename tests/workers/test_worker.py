@@ -6,6 +6,8 @@ import contextlib
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -38,6 +40,7 @@ from loaderd.protocol.worker_messages import (
     LoadTask,
     Probed,
     ProbeTask,
+    Said,
     Seat,
     TaskFailed,
 )
@@ -107,6 +110,38 @@ def daemon(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.S
     yield daemon
     daemon.close()
     assert daemon.failed is None
+
+
+FULL = """
+import os, resource, socket, sys
+from loaderd.workers.worker import main
+
+sock = socket.socket(fileno=int(sys.argv[1]))
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+next_fd = os.dup(0)
+os.close(next_fd)
+resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd, most))
+main(sock)
+"""
+
+
+def test_a_worker_that_may_open_too_few_files_says_so_and_ends():
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(Channel(ours)) as channel, theirs:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", FULL, str(theirs.fileno())], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE
+        )
+        theirs.close()
+        channel.send(Seat(0), (0,))
+        said: list[Message] = []
+        with pytest.raises(ChannelClosed):
+            while True:
+                said += channel.receive()
+        _, stderr = worker.communicate(timeout=60)
+    assert (worker.returncode, stderr) == (1, b"")
+    _, why = said
+    assert isinstance(why, Said)
+    assert why.text.startswith("a worker cannot take shared memory over: Too many open files. A process may have ")
 
 
 def test_a_stream_ends_while_a_worker_waits_for_news_of_it(daemon: Daemon):

@@ -21,7 +21,8 @@ class Granting:
     def __init__(self, opened: OpenedStream, workforce: Workforce, tell_consumers: Callable[[], None]) -> None:
         self.number = opened.number
         self.error: LoaderdError | None = None
-        """Why a worker could not be attached to the stream, which cannot go on then."""
+        """Why the stream cannot go on: a worker could not be attached to it, or those that it needs are missing."""
+        self._missing_s = 0.0
         self._opened = opened
         self._stream = opened.stream
         self._workforce = workforce
@@ -36,6 +37,14 @@ class Granting:
 
     def attach_failed(self, error: LoaderdError) -> None:
         self.error = self.error or error
+
+    def tick(self, seconds: float, is_waited_for: bool) -> None:
+        """So much time has passed. A stream does not wait for ever for slots whose workers cannot be replaced."""
+        shortage = self._workforce.shortage(self.page) if is_waited_for else None
+        self._missing_s = 0.0 if shortage is None else self._missing_s + seconds
+        limit_s = self._workforce.stall_timeout
+        if limit_s is not None and self._missing_s >= limit_s:
+            self.error = self.error or shortage
 
     def granted_message(self) -> Granted:
         """What a worker that is attached now may make. Consumers are told first what there is to tell."""

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from loaderd.daemon.delivery.outgoing import Delivery
 from loaderd.daemon.delivery.stream import Stream
+from loaderd.errors import DaemonError
+from loaderd.machine import remedy
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.page import (
     CONSUMER_SLEEPS_FOR,
@@ -43,13 +45,16 @@ class Had(NamedTuple):
 
 
 class Lane:
-    """The page of one member of a group, whose stream has ``num_slots`` slots."""
+    """The page of one member of a group, whose stream has ``num_slots`` slots. Raises DaemonError."""
 
     def __init__(self, num_slots: int, daemon_bell: int) -> None:
         self._words = SharedMemory.create("lane", 8 * words_of(num_slots, 1))
         self._page = Page(self._words.bytes, num_slots, 1)
         self._page.say_sleeps(_SEAT, True)
-        self._bell = new_bell()
+        try:
+            self._bell = new_bell()
+        except OSError as error:
+            raise DaemonError(f"cannot take a consumer: {error.strerror}", hint=remedy(error)) from None
         self.fds = [self._words.fd, self._bell, daemon_bell, daemon_bell]
         """The descriptors that the member needs: see ``Opened``."""
         self.had = Had()

@@ -105,6 +105,8 @@ class ForkServer:
             raise SystemExit(1)
         number, value = msgpack.unpackb(reply)
         if flags & socket.MSG_CTRUNC:
+            if not number:
+                self._ask([_END, value])  # the new worker: without its descriptor nobody would ever end it
             number = errno.EMFILE
         if number:
             raise OSError(number, os.strerror(number))

@@ -12,7 +12,7 @@ from loaderd.memory.page import new_bell
 from loaderd.protocol.channel import Channel
 
 # If so many workers in a row die without having done anything, the machine is at fault and not the data: a task that
-# kills workers is cut into parts, and one of the first few parts succeeds.
+# kills workers is cut into parts, and one of the first few parts succeeds. Those that had nothing to do don't count.
 _MAX_FRUITLESS_DEATHS = 10
 
 
@@ -34,6 +34,8 @@ class WorkerPool:
         self._workers: dict[int, _Worker] = {}
         self._next_number = FIRST_WORKER
         self._fruitless_deaths = 0
+        self._first_fruitless = FIRST_WORKER
+        """Workers from this number on were started after the last of them had done something."""
         self._oom_kills = oom_kills()
         self._bells: list[int] = []
         self.restarts = 0
@@ -59,17 +61,19 @@ class WorkerPool:
     def achieved(self) -> None:
         """Some worker has done something."""
         self._fruitless_deaths = 0
+        self._first_fruitless = self._next_number
 
-    def bury(self, worker: int) -> str:
+    def bury(self, worker: int, was_idle: bool) -> str:
         """Forget a worker that is dead, after killing it if it is not; returns how it ended.
 
-        Raises DaemonError when too many in a row have died without having done anything.
+        ``was_idle``: it had started, and there was nothing that it should have done. Raises DaemonError when too many
+        in a row have died without having done anything.
         """
         buried = self._workers.pop(worker)
         os.close(buried.pidfd)
         reason = self._forks.end(buried.pid) + self._for_memory()
         self.restarts += 1
-        self._fruitless_deaths += 1
+        self._fruitless_deaths += not was_idle and worker >= self._first_fruitless
         if self._fruitless_deaths >= _MAX_FRUITLESS_DEATHS:
             raise DaemonError(
                 f"{self._fruitless_deaths} workers died without having done anything; the last {reason}",

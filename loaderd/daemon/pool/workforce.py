@@ -99,7 +99,8 @@ class Workforce:
         self._num_fills = 0
         self._num_missing = 0
         """Workers that are lost, and could not be replaced yet."""
-        self._is_short_said = False
+        self._shortage: DaemonError | None = None
+        """Why the machine lets us have no others in their place."""
         self._said: dict[str, float] = {}
         self.use = WorkersUse(pool)
         """For samples."""
@@ -181,13 +182,19 @@ class Workforce:
             except DaemonError as error:
                 if not self.pool.numbers:
                     raise
-                if not self._is_short_said:
+                if self._shortage is None:
                     text = f"{error.message}. {error.hint}".strip()
                     self._warn(f"{text} Those that are left ({len(self.pool.numbers)}) go on; it is tried again")
-                self._is_short_said = True
+                self._shortage = error
                 return
             self._num_missing -= 1
-        self._is_short_said = False
+        self._shortage = None
+
+    def shortage(self, page: Page) -> DaemonError | None:
+        """Why no free slot of a page has its worker; None: some have, or none is free."""
+        lacking = {page.seat_of(slot) for slot in range(page.num_slots) if page.is_free(slot)}
+        has_worker = not lacking.isdisjoint(map(self.pool.seat_of, self.pool.numbers))
+        return None if has_worker or not lacking else self._shortage
 
     def received(self, worker: int, messages: list[Message] | None) -> None:
         """Handle what has come from a worker (None: it is dead), or from BELL: the daemon's bell was rung."""
@@ -311,12 +318,13 @@ class Workforce:
         """A worker is dead, or has ``stalled``: another one takes its place."""
         task, what = self.task_of(worker), self._lost_at(worker, stalled)
         seat, pid = self.pool.seat_of(worker), self.pool.pid_of(worker)
+        was_idle = self.scheduler.is_ready(worker) and self._at(worker) is None
         num_fills = sum(stream.page.total(Counter.FILLS) for stream in self._streams.values())
         if num_fills != self._num_fills:
             self._num_fills = num_fills
             self.pool.achieved()
         self._wires.remove(worker)
-        reason = self.pool.bury(worker)
+        reason = self.pool.bury(worker, was_idle)
         for stream in self._streams.values():
             stream.lose_claims(seat, stalled or reason, bool(stalled))
         self.scheduler.lose_worker(worker, stalled or reason, bool(stalled), task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ import pytest
 
 from loaderd.client.intake import Intake, TurnIntake
 from loaderd.daemon.delivery.outgoing import Delivery
+from loaderd.daemon.groups import lane
 from loaderd.daemon.groups.lane import Had, Lane
+from loaderd.errors import DaemonError
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.page import CONSUMER_NEWS, NEVER, Page, new_bell
 from loaderd.protocol.messages import Broken, Ended
@@ -41,6 +44,16 @@ class Member:
         self.intake.close()
         self.lane.close()
         os.close(self.daemon_bell)
+
+
+def test_a_member_for_whom_there_is_no_bell_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    def no_bell() -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(lane, "new_bell", no_bell)
+    with pytest.raises(DaemonError, match="cannot take a consumer: Too many open files") as caught:
+        Lane(NUM_SLOTS, 0)
+    assert "ulimit -n" in caught.value.hint
 
 
 @pytest.fixture(params=[Intake, TurnIntake])

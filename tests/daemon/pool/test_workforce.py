@@ -2,131 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-from page_workers import answer_to, new_page
-from workforce_run import Crew, Hand
+from line_run import STALL_TICKS, at_a_batch
+from page_workers import answer_to
 
-from loaderd.daemon.delivery.outgoing import Delivery, PassEnd
-from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.pool.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TaskSource, TrialWork
-from loaderd.errors import DaemonError, LoaderdError
+from loaderd.daemon.delivery.outgoing import PassEnd
+from loaderd.daemon.pool.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TaskSource
+from loaderd.errors import LoaderdError
 from loaderd.memory.page import POSITION, split_key
-from loaderd.memory.taking import Taker
-from loaderd.options import Remainder
-from loaderd.plan.batches import BatchPlan
-from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import SetRows
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.passes import Pass
 from loaderd.protocol.worker_messages import Done
 from loaderd.workers.fill import Claim
-
-_STALL_TIMEOUT_S = 8.0
-_STALL_TICKS = 8
-
-
-class Line:
-    """A stream whose consumer takes all and gives it back at once, and the ``workers`` of it alone."""
-
-    def __init__(
-        self,
-        num_records: int,
-        batch_size: int,
-        window: int,
-        *,
-        workers: int = 1,
-        slots: int = 8,
-        remainder: Remainder = "short",
-        epochs: int = 1,
-    ) -> None:
-        batches = BatchPlan(HostShare(Rest(num_records), 0, 1, window), batch_size, remainder, epochs)
-        self.plan = PassPlan(SetRows(np.full(num_records // 10, 10), 0, True), batches, 0, True, 0)
-        self.crew = Crew(_STALL_TIMEOUT_S)
-        self.stream = Stream(
-            lambda _: self.plan,
-            new_page(slots, workers),
-            num_arenas=max(2, batches.max_windows_of_a_batch),
-            num_workers=workers,
-            skip_damaged=False,
-            blame=lambda records, error: error,
-        )
-        self.granting = self.crew.attach(self.stream)
-        self.feed = Feed(self.stream, Taker(self.stream.page, self.crew.workforce.bell, self.crew.pool.bells))
-        self.crew.start(workers)
-        for hand in self.crew.hands.values():
-            hand.start()
-        self.begun: list[LoadWork | TrialWork | Claim] = []
-        self.taken: list[Delivery] = []
-        self.ended = False
-        self.keeps = False
-        self.feed.start(1, Pass(0, epochs), 0)
-        self.listen()
-
-    def listen(self) -> None:
-        """What the daemon does, and the consumer, until nothing wakes them."""
-        self.crew.hear()
-        self._listen_once()
-        while self.crew.hear():
-            self._listen_once()
-
-    def _listen_once(self) -> None:
-        self.stream.look()
-        self.feed.collect()
-        while self.feed.outbox:
-            item = self.feed.outbox.popleft()
-            if isinstance(item, PassEnd):
-                self.ended = True
-                continue
-            assert isinstance(item, Delivery)
-            self.taken.append(item)
-            self.feed.lend(item.slot, 0)
-            if not self.keeps:
-                self.feed.give_back(item.slot, 0)
-        self.granting.say()
-        self.crew.assign()
-
-    def begin(self, hand: Hand) -> None:
-        hand.begin()
-        if hand.job is not None:
-            what = hand.job.claim or (hand.job.task and hand.job.task.work)
-            assert isinstance(what, (LoadWork, TrialWork, Claim))
-            self.begun.append(what)
-
-    def work(self) -> Iterator[LoadWork | TrialWork | Claim]:
-        """Until nobody has anything to do: what workers begin with, when they do. One after the other gets on."""
-        idle = 0
-        while idle < 2:
-            idle += 1
-            for hand in self.crew.hands.values():
-                if hand.job is not None:
-                    idle = 0
-                    hand.end()
-                    self.listen()
-                before = len(self.begun)
-                self.begin(hand)
-                yield from self.begun[before:]
-
-    def tick(self, times: int) -> list[int]:
-        """Moments pass; who was lost."""
-        return [worker for _ in range(times) for worker in self.crew.tick()]
-
-
-@pytest.fixture
-def line_of() -> Iterator[Any]:
-    """Makes a :class:`Line`, and closes it."""
-    made: list[Line] = []
-
-    def make(*sizes: int, **more: Any) -> Line:
-        made.append(Line(*sizes, **more))
-        return made[-1]
-
-    yield make
-    for line in made:
-        line.crew.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -220,18 +108,10 @@ def test_while_a_batch_is_on_trial_its_slot_is_kept_for_it(line_of: Any):
 # -------------------------------------------------------------------------- stalls that the workforce must see
 
 
-def at_a_batch(line: Line) -> Hand:
-    """The worker that comes to make a batch first."""
-    for what in line.work():
-        if isinstance(what, Claim):
-            break
-    return next(hand for hand in line.crew.hands.values() if hand.job and hand.job.claim)
-
-
 def test_a_worker_that_hangs_at_a_batch_is_replaced_and_another_one_makes_it(line_of: Any):
     line = line_of(400, 10, 100)
     hand = at_a_batch(line)
-    assert line.tick(_STALL_TICKS) == [] and line.tick(1) == [hand.number]
+    assert line.tick(STALL_TICKS) == [] and line.tick(1) == [hand.number]
     (warning,) = line.crew.warnings
     assert "made no progress for 8 s at the decoding of batch 0; another one" in warning
     (new,) = line.crew.hands.values()
@@ -244,7 +124,7 @@ def test_a_worker_that_hangs_at_a_load_is_replaced(line_of: Any):
     (hand,) = line.crew.hands.values()
     line.begin(hand)
     assert hand.job is not None and isinstance(hand.job.task, Task)
-    assert line.tick(_STALL_TICKS) == [] and line.tick(1) == [hand.number]
+    assert line.tick(STALL_TICKS) == [] and line.tick(1) == [hand.number]
     assert "made no progress for 8 s at the load of 50 records of window" in line.crew.warnings[0]
     assert hand.job.task.deaths == 1
 
@@ -254,7 +134,7 @@ def test_a_load_that_waits_for_its_time_is_no_stall(line_of: Any):
     line = line_of(4000, 10, 2000)
     hand = at_a_batch(line)
     while line.crew.workforce.scheduler.tasks_of(hand.number) and split_key(line.stream.page.words[POSITION])[1] < 30:
-        assert line.tick(_STALL_TICKS // 2) == []
+        assert line.tick(STALL_TICKS // 2) == []
         if hand.job is not None:
             hand.end()
         line.listen()
@@ -268,7 +148,7 @@ def test_a_worker_that_hangs_at_a_batch_that_nobody_wants_any_more_is_replaced(l
     hand = at_a_batch(line)
     line.feed.start(2, Pass(0, 1), 20)
     line.listen()
-    assert hand.number in line.tick(3 * _STALL_TICKS)
+    assert hand.number in line.tick(3 * STALL_TICKS)
 
 
 def test_a_worker_that_was_stopped_while_it_had_nothing_to_do_is_replaced(line_of: Any):
@@ -276,7 +156,7 @@ def test_a_worker_that_was_stopped_while_it_had_nothing_to_do_is_replaced(line_o
     line = line_of(400, 10, 100)
     (hand,) = line.crew.hands.values()
     assert hand.job is None and line.crew.workforce.scheduler.tasks_of(hand.number)
-    assert hand.number in line.tick(3 * _STALL_TICKS)
+    assert hand.number in line.tick(3 * STALL_TICKS)
 
 
 def test_a_worker_that_was_stopped_just_behind_its_claim_is_replaced(line_of: Any):
@@ -286,7 +166,7 @@ def test_a_worker_that_was_stopped_just_behind_its_claim_is_replaced(line_of: An
     (filler,) = hand.fillers.values()
     filler.page.say_makes(filler.seat, 0)
     assert not line.crew.workforce.scheduler.tasks_of(hand.number)
-    assert hand.number in line.tick(3 * _STALL_TICKS)
+    assert hand.number in line.tick(3 * STALL_TICKS)
 
 
 class Indexing(TaskSource):
@@ -346,41 +226,3 @@ def test_the_load_that_a_worker_has_begun_is_blamed_and_not_one_that_stands_befo
         line.listen()
     assert (first.deaths, guilty.deaths) == (0, MAX_DEATHS)
     assert guilty not in workforce.scheduler.tasks_of(worker), "its slices are tried one by one"
-
-
-# --------------------------------------------------------------------- workers that the machine lets us not have
-
-
-def test_where_a_lost_worker_cannot_be_replaced_the_others_go_on_and_it_is_tried_again(line_of: Any):
-    line = line_of(400, 10, 100, workers=3)
-    crew = line.crew
-    first, *others = crew.hands
-    crew.pool.refuses = True
-    crew.kill(first)
-    assert list(crew.hands) == others
-    lost, short = crew.warnings
-    assert lost.startswith(f"worker process {first} was killed by SIGKILL")
-    assert short == "cannot start a worker: no memory. Have more. Those that are left (2) go on; it is tried again"
-    assert line.tick(3) == [] and len(crew.warnings) == 2, "it is said once"
-    crew.workforce.start(3)
-    assert list(crew.hands) == others, "what is tried again counts as started"
-    crew.pool.refuses = False
-    line.tick(1)
-    assert len(crew.hands) == 3
-    for hand in crew.hands.values():
-        hand.start()
-    line.listen()
-    assert all(True for _ in line.work()) and line.ended
-    crew.pool.refuses = True
-    crew.kill(others[0])
-    assert len(crew.warnings) == 4 and len(crew.hands) == 2, "now it is news again"
-
-
-def test_where_no_worker_is_left_and_none_can_be_started_the_daemon_gives_up(line_of: Any):
-    line = line_of(400, 10, 100, workers=2)
-    first, second = line.crew.hands
-    line.crew.pool.refuses = True
-    line.crew.kill(first)
-    with pytest.raises(DaemonError, match="cannot start a worker: no memory"):
-        line.crew.kill(second)
-    assert f"worker process {second} was killed by SIGKILL" in line.crew.warnings[-1]

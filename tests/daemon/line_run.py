@@ -1,0 +1,118 @@
+"""One stream and its workers, of which nobody is a process, and a consumer that takes all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from page_workers import new_page
+from workforce_run import Crew, Hand
+
+from loaderd.daemon.delivery.outgoing import Delivery, PassEnd
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.groups.feed import Feed
+from loaderd.daemon.pool.tasks import LoadWork, TrialWork
+from loaderd.memory.taking import Taker
+from loaderd.options import Remainder
+from loaderd.plan.batches import BatchPlan
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.rows import SetRows
+from loaderd.plan.shares import HostShare, Rest
+from loaderd.workers.fill import Claim
+
+STALL_TIMEOUT_S = 8.0
+STALL_TICKS = 8
+
+
+class Line:
+    """A stream whose consumer takes all and gives it back at once, and the ``workers`` of it alone."""
+
+    def __init__(
+        self,
+        num_records: int,
+        batch_size: int,
+        window: int,
+        *,
+        workers: int = 1,
+        slots: int = 8,
+        remainder: Remainder = "short",
+        epochs: int = 1,
+    ) -> None:
+        batches = BatchPlan(HostShare(Rest(num_records), 0, 1, window), batch_size, remainder, epochs)
+        self.plan = PassPlan(SetRows(np.full(num_records // 10, 10), 0, True), batches, 0, True, 0)
+        self.crew = Crew(STALL_TIMEOUT_S)
+        self.stream = Stream(
+            lambda _: self.plan,
+            new_page(slots, workers),
+            num_arenas=max(2, batches.max_windows_of_a_batch),
+            num_workers=workers,
+            skip_damaged=False,
+            blame=lambda records, error: error,
+        )
+        self.granting = self.crew.attach(self.stream)
+        self.feed = Feed(self.stream, Taker(self.stream.page, self.crew.workforce.bell, self.crew.pool.bells))
+        self.crew.start(workers)
+        for hand in self.crew.hands.values():
+            hand.start()
+        self.begun: list[LoadWork | TrialWork | Claim] = []
+        self.taken: list[Delivery] = []
+        self.ended = False
+        self.keeps = False
+        self.feed.start(1, Pass(0, epochs), 0)
+        self.listen()
+
+    def listen(self) -> None:
+        """What the daemon does, and the consumer, until nothing wakes them."""
+        self.crew.hear()
+        self._listen_once()
+        while self.crew.hear():
+            self._listen_once()
+
+    def _listen_once(self) -> None:
+        self.stream.look()
+        self.feed.collect()
+        while self.feed.outbox:
+            item = self.feed.outbox.popleft()
+            if isinstance(item, PassEnd):
+                self.ended = True
+                continue
+            assert isinstance(item, Delivery)
+            self.taken.append(item)
+            self.feed.lend(item.slot, 0)
+            if not self.keeps:
+                self.feed.give_back(item.slot, 0)
+        self.granting.say()
+        self.crew.assign()
+
+    def begin(self, hand: Hand) -> None:
+        hand.begin()
+        if hand.job is not None:
+            what = hand.job.claim or (hand.job.task and hand.job.task.work)
+            assert isinstance(what, (LoadWork, TrialWork, Claim))
+            self.begun.append(what)
+
+    def work(self) -> Iterator[LoadWork | TrialWork | Claim]:
+        """Until nobody has anything to do: what workers begin with, when they do. One after the other gets on."""
+        idle = 0
+        while idle < 2:
+            idle += 1
+            for hand in self.crew.hands.values():
+                if hand.job is not None:
+                    idle = 0
+                    hand.end()
+                    self.listen()
+                before = len(self.begun)
+                self.begin(hand)
+                yield from self.begun[before:]
+
+    def tick(self, times: int) -> list[int]:
+        """Moments pass; who was lost."""
+        return [worker for _ in range(times) for worker in self.crew.tick()]
+
+
+def at_a_batch(line: Line) -> Hand:
+    """The worker that comes to make a batch first."""
+    for what in line.work():
+        if isinstance(what, Claim):
+            break
+    return next(hand for hand in line.crew.hands.values() if hand.job and hand.job.claim)
