@@ -21,6 +21,8 @@ from loaderd.plan.epoch import Slice
 from loaderd.remote.tables import table_to_wire
 from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
+from loaderd.shards.access import Access
+from loaderd.shards.reader import Reading
 from loaderd.workers.file_rows import FileRows
 
 # The fields of so many records are still in the cache when they are copied into rows.
@@ -79,7 +81,8 @@ class RowMaker:
         leaf = served.dataset.leaves()[0]
         self._seed = leaf.seed
         self._schema = leaf.schema
-        self._files = FileRows(leaf.schema, served.data.files, served.data.compressions)
+        reading = Reading(access=Access(served.data.storage))
+        self._files = FileRows(leaf.schema, served.data.files, served.data.compressions, reading)
         self._decoder = BatchDecoder(packed_schema(leaf.schema))
         self._row_dtype = unpacking_schema(leaf.schema).row_dtype
         self._gaps = _gaps_of(self._row_dtype)
@@ -88,8 +91,9 @@ class RowMaker:
         self._columns = {name: np.empty((_ROWS_AT_A_TIME, *spec.shape), spec.dtype) for name, spec in specs}
 
     def close(self) -> None:
-        """Close the shards' files."""
+        """Close the shards' files, and end the threads that ask storage."""
         self._files.close()
+        self._files.access.abandon()
 
     def make(self, ticket: RowsTicket, out: Rows) -> list[Fault]:
         """Write the rows to ``out``, uint8, (ticket.num_rows, row bytes), C-contiguous.
