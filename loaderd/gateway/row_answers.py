@@ -8,6 +8,7 @@ are stored where that takes fewer bytes than the fields, and fields that only th
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +22,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.remote.tables import table_to_wire
 from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
-from loaderd.shards.access import Access
+from loaderd.shards.access import Access, tell_nobody
 from loaderd.shards.reader import Reading
 from loaderd.workers.file_rows import FileRows
 
@@ -32,11 +33,15 @@ Rows = npt.NDArray[np.uint8]
 
 
 class ServedSet:
-    """A data set that this process can read, and its table for consumers (``remote.tables``)."""
+    """A data set that this process can read, and its table for consumers (``remote.tables``).
 
-    def __init__(self, dataset: AnyDataset, data: Data) -> None:
+    ``on_wait`` is called now and then while storage does not answer.
+    """
+
+    def __init__(self, dataset: AnyDataset, data: Data, on_wait: Callable[[], None] = tell_nobody) -> None:
         self.dataset = dataset
         self.data = data
+        self.access = Access(data.storage, on_wait)
         self.table, self.digest = table_to_wire(
             dataset,
             data.counts,
@@ -81,7 +86,7 @@ class RowMaker:
         leaf = served.dataset.leaves()[0]
         self._seed = leaf.seed
         self._schema = leaf.schema
-        reading = Reading(access=Access(served.data.storage))
+        reading = Reading(access=served.access)
         self._files = FileRows(leaf.schema, served.data.files, served.data.compressions, reading)
         self._decoder = BatchDecoder(packed_schema(leaf.schema))
         self._row_dtype = unpacking_schema(leaf.schema).row_dtype
