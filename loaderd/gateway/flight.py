@@ -177,20 +177,26 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
             reader = name or "a Flight client", _host_of(context.peer())
             text = _not_too_long(ticket.ticket)
             if "rows" in parse_object(text, "a ticket"):
-                return self._rows(reader, parse(RowsTicket, text), text)
+                return self._rows(context, reader, parse(RowsTicket, text), text)
             wanted = Ticket.parse(text)
             schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
             self.tally.reads(reader, wanted.dataset)
             wanted = wanted.sized(self._num_records(wanted.dataset))
-            return flight.GeneratorStream(schema, self._batches(wanted, schema), _options(wanted.compression))
+            return flight.GeneratorStream(
+                schema, self._batches(context, wanted, schema), _options(wanted.compression)
+            )
 
-    def _batches(self, wanted: Ticket, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def _batches(
+        self, context: flight.ServerCallContext, wanted: Ticket, schema: pa.Schema
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         with _in_words(), self._place():
             for batch, position in batches_of(self._daemon, wanted, schema):
-                self._hold_back(batch.nbytes)
+                self._hold_back(context, batch.nbytes)
                 yield batch, position
 
-    def _rows(self, reader: Reader, ticket: RowsTicket, text: bytes) -> flight.GeneratorStream:
+    def _rows(
+        self, context: flight.ServerCallContext, reader: Reader, ticket: RowsTicket, text: bytes
+    ) -> flight.GeneratorStream:
         def make(answer: Answer) -> None:
             made = self._makers.make(Make(text, answer.cell))
             answer.num_rows, answer.row_bytes, answer.faults = made.num_rows, made.row_bytes, made.faults
@@ -198,8 +204,8 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         # Answers are kept by a digest of the ticket, which may be longer than its answer.
         answer, was_there = self._answers.get(sha256(text).digest(), make)
         rows = self._answers.rows(answer)
+        self._hold_back(context, rows.size)
         self.tally.answered(reader, ticket.dataset, answer.num_rows, rows.size, was_there)
-        self._hold_back(rows.size)
         schema = pa.schema([pa.field(COLUMN, pa.binary(answer.row_bytes), nullable=False)])
         column = pa.Array.from_buffers(schema.field(0).type, answer.num_rows, [None, pa.py_buffer(rows)], 0)
         batch = pa.RecordBatch.from_arrays([column], schema=schema)
@@ -209,12 +215,17 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         """What the supervisor is told in a Status: plain values."""
         return {"address": self.address, "makers_restarted": self._makers.restarts, **self.tally.report()}
 
-    def _hold_back(self, num_bytes: int) -> None:
-        """Wait until the limit of bandwidth allows to send more, and count ``num_bytes`` as sent."""
+    def _hold_back(self, context: flight.ServerCallContext, num_bytes: int) -> None:
+        """Wait until the limit of bandwidth allows to send more, and count ``num_bytes`` as sent.
+
+        Raises FlightCancelledError if the caller has gone meanwhile: what nobody takes must not hold others back.
+        """
         if self._bandwidth is None:
             return
         with self._sending:
             time.sleep(self._bandwidth.wait_s(time.monotonic()))
+            if context.is_cancelled():
+                raise flight.FlightCancelledError("the caller has gone")
             self._bandwidth.used(num_bytes, time.monotonic())
 
     # ---------------------------------------------------------------------------------------- the data sets

@@ -1,7 +1,7 @@
 """A process that makes answers: it reads shards as workers do, and writes rows to the gateway's memory.
 
 It starts with Making (settings: "unix", "log_format"; the memory of the answers comes along), and then answers each
-Make with Made, one at a time, until the gateway closes the channel.
+Make with Made, one at a time, until the gateway closes the channel. While storage lets it wait, it sends Waits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import logging
 import os
 import select
 import threading
+import time
+from collections.abc import Callable
 
 from loaderd.client.link import LinkLost
 from loaderd.errors import LoaderdError, ServerError, to_wire
@@ -19,20 +21,34 @@ from loaderd.gateway.served import ServedSets
 from loaderd.logs import configure
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Made, Make, Making
+from loaderd.protocol.messages import Made, Make, Making, Waits
 from loaderd.protocol.process import enter_process
 from loaderd.remote.tickets import REMOTE_PROTOCOL, RowsTicket, TableRequest, faults_to_wire, parse
+from loaderd.shards.access import tell_nobody
 from loaderd.version import VERSION
+
+_TELL_EVERY_S = 1.0
 
 _logger = logging.getLogger("loaderd")
 
 
 class Maker:
-    """Makes answers from the data sets of the daemon at ``daemon``, an address ``unix:…``; rows go to ``memory``."""
+    """Makes answers from the data sets of the daemon at ``daemon``, an address ``unix:…``; rows go to ``memory``.
 
-    def __init__(self, daemon: str, memory: SharedMemory) -> None:
-        self._sets = ServedSets(daemon)
+    ``tell_waits`` is called now and then, at most once a second, while storage does not answer.
+    """
+
+    def __init__(self, daemon: str, memory: SharedMemory, tell_waits: Callable[[], None] = tell_nobody) -> None:
+        self._sets = ServedSets(daemon, self._on_wait)
         self._memory = memory
+        self._tell_waits = tell_waits
+        self._told_s = 0.0
+
+    def _on_wait(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _TELL_EVERY_S:
+            self._told_s = now_s
+            self._tell_waits()
 
     def answer(self, wanted: Make) -> Made:
         """The answer; or, if anything goes wrong, what it was. Raises nothing."""
@@ -85,6 +101,7 @@ def main() -> None:
             for message in channel.receive():
                 if isinstance(message, Making):
                     configure(message.settings["log_format"], "maker")
-                    maker = Maker(f"unix://{message.settings['unix']}", SharedMemory(channel.take_fd()))
+                    daemon = f"unix://{message.settings['unix']}"
+                    maker = Maker(daemon, SharedMemory(channel.take_fd()), lambda: channel.send(Waits()))
                 elif isinstance(message, Make) and maker is not None:
                     channel.send(maker.answer(message))

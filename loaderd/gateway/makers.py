@@ -8,7 +8,6 @@ import queue
 import select
 import threading
 import time
-from collections import Counter
 from hashlib import sha256
 from typing import Any
 
@@ -16,15 +15,16 @@ from loaderd.errors import DaemonError, WorkerError, from_wire
 from loaderd.gateway.answers import NotReady
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Made, Make, Making
+from loaderd.protocol.messages import Made, Make, Making, Waits
 from loaderd.protocol.process import how_it_ended
 from loaderd.protocol.starting import start_process
 
-_LIMIT_S = 60.0
+_LIMIT_S = 60.0  # of silence; while storage is asked again, a maker says so, however large retry_s is
 _FEWEST_CALLS, _MOST_CALLS = 4, 32
 _LONGEST_WAIT_S = 0.25
 _WEIGHT_OF_LAST = 0.2
 _MAX_DEATHS = 3
+_REMEMBERED_S = 300.0
 _MOST_REMEMBERED = 1000
 
 _logger = logging.getLogger("loaderd")
@@ -39,6 +39,10 @@ def calls_per_maker(took_s: float) -> int:
     return max(_FEWEST_CALLS, min(_MOST_CALLS, int(_LONGEST_WAIT_S / took_s))) if took_s else _MOST_CALLS
 
 
+class _Silent(Exception):
+    """A maker says nothing: the storage that it reads hangs, or a function of the user's never ends."""
+
+
 class _Maker:
     """One process. Raises DaemonError if it cannot be started."""
 
@@ -51,13 +55,14 @@ class _Maker:
             self.channel.send(Making(settings), (memory.fd,))
 
     def ask(self, wanted: Make) -> Made:
-        """Its answer. Raises ChannelClosed if the process ends meanwhile, or says nothing for 60 s."""
+        """Its answer. Raises ChannelClosed if the process ends meanwhile, _Silent if it says nothing for 60 s."""
         self.channel.send(wanted)
         while self._poll.poll(1000 * _LIMIT_S):
             for message in self.channel.receive():
-                assert isinstance(message, Made)
-                return message
-        raise ChannelClosed(f"said nothing for {_LIMIT_S:g} s")
+                if isinstance(message, Made):
+                    return message
+                assert isinstance(message, Waits)
+        raise _Silent(f"said nothing for {_LIMIT_S:g} s: its storage hangs, or a derived field never ends")
 
     def end(self) -> str:
         """Kill the process if it still runs; returns how it ended, in words."""
@@ -66,6 +71,25 @@ class _Maker:
             self.process.wait(0.1)
         self.process.kill()
         return how_it_ended(self.process.wait())
+
+
+class _Deaths:
+    """Which tickets makers died of, and when: memory that was short, say, may not be so later. For any thread."""
+
+    def __init__(self) -> None:
+        self._when_s: dict[bytes, list[float]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, digest: bytes) -> int:
+        """How many makers died of a ticket in the last five minutes."""
+        with self._lock:
+            return sum(time.monotonic() - when_s < _REMEMBERED_S for when_s in self._when_s.get(digest, ()))
+
+    def add(self, digest: bytes) -> None:
+        with self._lock:
+            if len(self._when_s) > _MOST_REMEMBERED:
+                self._when_s.clear()
+            self._when_s[digest] = [*self._when_s.get(digest, ())[-_MAX_DEATHS + 1 :], time.monotonic()]
 
 
 class Makers:
@@ -80,20 +104,20 @@ class Makers:
         self._lock = threading.Lock()
         self._calls = 0
         self._took_s = 0.0
-        self._deaths: Counter[bytes] = Counter()
+        self._deaths = _Deaths()
         for _ in range(number):
             self._idle.put(_Maker(settings, memory))
 
     def make(self, wanted: Make) -> Made:
         """A maker's answer. Raises NotReady, and the error that the maker has met.
 
-        Raises WorkerError if three makers have died while they made it.
+        Raises WorkerError if three makers have died while they made it, in the last five minutes.
         """
         digest = sha256(wanted.text).digest()  # to count deaths by: a ticket may be long
-        if self._deaths[digest] >= _MAX_DEATHS:
+        if self._deaths.of(digest) >= _MAX_DEATHS:
             raise WorkerError(
                 f"{_MAX_DEATHS} processes of the server died while they made these rows",
-                hint="A derived field that crashes or never ends, or too little memory, are the usual causes.",
+                hint="A derived field that crashes, or too little memory, are the usual causes.",
             )
         with self._lock:
             if self._calls >= self._number * calls_per_maker(self._took_s):
@@ -121,14 +145,14 @@ class Makers:
                 weight = _WEIGHT_OF_LAST if self._took_s else 1.0
                 self._took_s += weight * (time.monotonic() - began_s - self._took_s)
             return made
-        except ChannelClosed as closed:
+        except (ChannelClosed, _Silent) as error:
             assert maker is not None
             how, maker = maker.end(), None
             self.restarts += 1
-            if len(self._deaths) > _MOST_REMEMBERED:
-                self._deaths.clear()
-            self._deaths[digest] += 1
-            _logger.error("a maker %s (%s); another one is started", how, closed)
+            _logger.error("a maker %s (%s); another one is started", how, error)
+            if isinstance(error, _Silent):  # we have killed it: that says nothing against the records
+                raise NotReady(f"the process that made the rows {error}; ask again") from None
+            self._deaths.add(digest)
             raise NotReady("the process that made the rows has ended; ask again") from None
         except DaemonError as error:
             raise NotReady(error.message) from None

@@ -8,6 +8,7 @@ are stored where that takes fewer bytes than the fields, and fields that only th
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,8 @@ from loaderd.plan.epoch import Slice
 from loaderd.remote.tables import table_to_wire
 from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
+from loaderd.shards.access import Access, tell_nobody
+from loaderd.shards.reader import Reading
 from loaderd.workers.file_rows import FileRows
 
 # The fields of so many records are still in the cache when they are copied into rows.
@@ -30,11 +33,15 @@ Rows = npt.NDArray[np.uint8]
 
 
 class ServedSet:
-    """A data set that this process can read, and its table for consumers (``remote.tables``)."""
+    """A data set that this process can read, and its table for consumers (``remote.tables``).
 
-    def __init__(self, dataset: AnyDataset, data: Data) -> None:
+    ``on_wait`` is called now and then while storage does not answer.
+    """
+
+    def __init__(self, dataset: AnyDataset, data: Data, on_wait: Callable[[], None] = tell_nobody) -> None:
         self.dataset = dataset
         self.data = data
+        self.access = Access(data.storage, on_wait)
         self.table, self.digest = table_to_wire(
             dataset,
             data.counts,
@@ -79,7 +86,8 @@ class RowMaker:
         leaf = served.dataset.leaves()[0]
         self._seed = leaf.seed
         self._schema = leaf.schema
-        self._files = FileRows(leaf.schema, served.data.files, served.data.compressions)
+        reading = Reading(access=served.access)
+        self._files = FileRows(leaf.schema, served.data.files, served.data.compressions, reading)
         self._decoder = BatchDecoder(packed_schema(leaf.schema))
         self._row_dtype = unpacking_schema(leaf.schema).row_dtype
         self._gaps = _gaps_of(self._row_dtype)
@@ -88,8 +96,9 @@ class RowMaker:
         self._columns = {name: np.empty((_ROWS_AT_A_TIME, *spec.shape), spec.dtype) for name, spec in specs}
 
     def close(self) -> None:
-        """Close the shards' files."""
+        """Close the shards' files, and end the threads that ask storage."""
         self._files.close()
+        self._files.access.abandon()
 
     def make(self, ticket: RowsTicket, out: Rows) -> list[Fault]:
         """Write the rows to ``out``, uint8, (ticket.num_rows, row bytes), C-contiguous.

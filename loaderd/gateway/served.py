@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from loaderd.client.link import ask_server
 from loaderd.daemon.catalog import data_of
@@ -11,16 +12,18 @@ from loaderd.gateway.row_answers import ServedSet
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.plan.passes import Listing
 from loaderd.protocol.messages import AskData, DataIs
+from loaderd.shards.access import tell_nobody
 
 _ANSWER_TIMEOUT_S = 30.0
 _MOST_LISTINGS = 4
 
 
 class ServedSets:
-    """The data sets of the daemon at ``daemon``, an address ``unix:…``."""
+    """The data sets of the daemon at ``daemon``, an address ``unix:…``; ``on_wait`` as in ServedSet."""
 
-    def __init__(self, daemon: str) -> None:
+    def __init__(self, daemon: str, on_wait: Callable[[], None] = tell_nobody) -> None:
         self._daemon = daemon
+        self._on_wait = on_wait
         self._found: OrderedDict[tuple[str, Listing | None], ServedSet] = OrderedDict()
 
     def get(self, dataset: str, listing: Listing | None, is_new: bool = False) -> ServedSet:
@@ -33,7 +36,7 @@ class ServedSets:
         if known is not None and not (is_new and listing is None and known.dataset.grows):
             self._found.move_to_end((dataset, listing))
             return known
-        found = ServedSet(*data_of(ask_data(self._daemon, dataset, listing)))
+        found = ServedSet(*data_of(ask_data(self._daemon, dataset, listing)), self._on_wait)
         before = set(self._found.values())
         for each in {listing, found.data.listing}:
             self._found[dataset, each] = found

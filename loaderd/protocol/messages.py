@@ -14,7 +14,7 @@
     supervisor  ──► gateway  Gateway, Stop, AskStatus
     supervisor  ◄── gateway  Status, Failed
     gateway     ──► maker    Making, Make
-    gateway     ◄── maker    Made
+    gateway     ◄── maker    Made, Waits
 
 On the wire a message is a msgpack array: its number in ``MESSAGES``, then its fields in order. Bulk data does not go
 this way: it lies in shared memory, whose file descriptors come with messages such as Opened and Attach.
@@ -153,6 +153,10 @@ class Made(NamedTuple):
     table: bytes = b""
     error: dict[str, Any] | None = None
     why_not: str = ""
+
+
+class Waits(NamedTuple):
+    """Maker: storage has not answered yet, and is asked again. Made is still to come."""
 
 
 class Drain(NamedTuple):
@@ -331,6 +335,7 @@ Message = (
     | Away
     | Done
     | Found
+    | Waits
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(MESSAGES)}

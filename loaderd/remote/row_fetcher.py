@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import LoaderdError, RecordMismatchError, ServerError, from_wire
+from loaderd.errors import LoaderdError, RecordMismatchError, ServerError, ShardReadError, from_wire
 from loaderd.plan.epoch import Slice
 from loaderd.protocol.worker_messages import LoadTask, ProbeTask
 from loaderd.remote.ask_once import wait_telling
 from loaderd.remote.calls import Calls, Rows
-from loaderd.remote.servers import Servers
+from loaderd.remote.servers import Lacking, Servers
 from loaderd.remote.source import RemoteRows
 from loaderd.remote.tickets import Fault, Range, RowsTicket, to_json
 from loaderd.stages import Spent, Stage
@@ -34,7 +34,8 @@ _MOST_AHEAD = 4
 
 Places = npt.NDArray[np.intp]
 Faults = list[tuple[list[int], LoaderdError]]
-Answer = futures.Future[tuple[Rows, list[Fault]]]
+Answered = tuple[Rows, list[Fault]]
+Answer = futures.Future[Answered]
 
 
 @dataclass
@@ -62,6 +63,17 @@ def requests_of(slices: Sequence[Slice], most_rows: int) -> Iterator[Request]:
             request.num_rows += end - begin
     if request.num_rows:
         yield request
+
+
+def completed(answer: Answered, other: Answered) -> Answered:
+    """``answer`` to a ticket, with the rows that it lacks and ``other``, another server's answer, has."""
+    rows, faults = answer[0].copy(), answer[1]
+    nowhere = {number for fault in other[1] for number in fault.rows}
+    for fault in faults:
+        found = [number for number in fault.rows if number not in nowhere]
+        rows[found] = other[0][found]
+    left = [Fault([number for number in fault.rows if number in nowhere], fault.error) for fault in faults]
+    return rows, [fault for fault in left if fault.rows]
 
 
 class RowFetcher:
@@ -146,16 +158,21 @@ class RowFetcher:
             first_row += request.num_rows
         return asked
 
-    def _rows(self, request: Request) -> tuple[Rows, list[Fault]]:
+    def _rows(self, request: Request) -> Answered:
         data = self._data
         compression = data.of.settings.compression
         ticket = to_json(RowsTicket(data.of.name, data.data, tuple(request.ranges), data.listing, compression))
         expected = request.num_rows, data.row_bytes
+        before: list[Answered] = []
 
-        def call(calls: Calls, timeout_s: float) -> tuple[Rows, list[Fault]]:
+        def call(calls: Calls, timeout_s: float) -> Answered:
             rows, faults = calls.rows(ticket, timeout_s)
             if rows.shape != expected:
                 raise ServerError(f"the server at {calls.address} sent rows of {rows.shape}, expected {expected}")
-            return rows, faults
+            answered = completed(before.pop(), (rows, faults)) if before else (rows, faults)
+            if any(fault.error["class"] == ShardReadError.__name__ for fault in answered[1]):
+                before.append(answered)
+                raise Lacking(answered)  # another server may have these shards
+            return answered
 
         return self._servers.ask(call, data.of.limit_s)

@@ -10,6 +10,9 @@ their way to it and for one more, judged by how long its last answers took. So a
 new one gets its share at once, and a server that was slow once is tried again. After each attempt that fails,
 the next one is given more time: a slow answer is better than none. If the request itself is wrong, no other server is
 asked.
+
+What is wrong with the files or the processes of one server (ShardError, WorkerError, Lacking) is the answer only if
+the others say so, too. A server that lacked what another one had is asked after the others for the next 5 s.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from loaderd.errors import LoaderdError, ServerError
+from loaderd.errors import LoaderdError, ServerError, ShardError, StorageError, WorkerError
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.source import Settings
 
 _FIRST_AWAY_S, _MOST_AWAY_S = 0.1, 5.0
 _REFUSED_S = 5.0
+_LACKS_S = 5.0
+_ENOUGH = 8  # of a thousand servers: a record that kills makers would kill some on each of them
 _ATTEMPTS_S = (1.0, 5.0, 10.0, 20.0, 40.0)
 _ONE_IN_TIME = 4
 _WEIGHT_OF_LAST = 0.2
@@ -51,6 +56,19 @@ class _Way:
     away_s: float = _FIRST_AWAY_S
     until_s: float = 0.0
     refusal: LoaderdError | None = None
+    lacks_until_s: float = 0.0
+
+
+class Lacking(Exception):
+    """Raised by a call: its ``answer`` lacks what another server may have."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__("it cannot read some of its shards")
+        self.answer = answer
+
+
+Said = dict[str, Lacking | LoaderdError]
+"""What is wrong with servers, by their addresses, in one call."""
 
 
 def draw(ways: Sequence[tuple[int, float]], rng: random.Random | ModuleType) -> int:
@@ -88,52 +106,58 @@ class Servers:
     def ask(self, call: Callable[[Calls, float], _Answer], limit_s: float) -> _Answer:
         """What ``call(calls, timeout_s)`` returns for the first server that answers.
 
-        Raises ServerError if none answers for ``limit_s`` seconds, a server's reason if all refuse, and at once the
-        error of a request that is wrong itself.
+        Raises ServerError if none answers for ``limit_s`` seconds, a server's reason if all refuse or fail, and at
+        once the error of a request that is wrong itself. If all are Lacking, the last one's answer is returned.
         """
         began_s = time.monotonic()
         failures = 0
         last = "there is no address of one"
+        said: Said = {}
         while True:
             is_over = time.monotonic() - began_s > limit_s
             if is_over and failures:
                 break
-            way = self._choose(all_of_them=is_over)
+            way = self._choose(said, all_of_them=is_over)
             if way is None:
                 if is_over:
                     break
-                time.sleep(self._until_next_s())
+                time.sleep(self._until_next_s(said))
                 continue
             attempt_s = _ATTEMPTS_S[min(failures + (len(self._ways) == 1), len(_ATTEMPTS_S) - 1)]
             try:
-                return self._try(way, call, attempt_s)
+                return self._try(way, call, attempt_s, said)
             except OutOfReach as error:
                 failures += 1
                 last = str(error)
-            if (refusal := self._refused_by_all()) is not None:
-                raise refusal
+            end = self._end(said)
+            if isinstance(end, Lacking):
+                return end.answer  # type: ignore[no-any-return]  # which is of the call
+            if end is not None:
+                raise end
         raise ServerError(
             f"no server has answered for {limit_s:g} s; the last attempt: {last}",
             hint="Are they running? `loaderd serve mypackage.module:dataset --listen HOST:PORT` starts one. "
             "Iterate again to keep trying; it continues with the same batch.",
         )
 
-    def _choose(self, all_of_them: bool) -> _Way | None:
-        """Draw one of those that are not set aside, or of all; None: there is none."""
+    def _choose(self, said: Said, all_of_them: bool) -> _Way | None:
+        """Draw one of those that are not set aside, or of all, but for those in ``said``; None: there is none."""
         now_s = time.monotonic()
         with self._lock:
             # Drawing one of a thousand takes 90 µs, which is 44 ns for each of 2,048 records; one of eight, 2 µs.
             for ways in (random.sample(self._ways, min(MOST_DRAWN, len(self._ways))), self._ways):
-                there = [way for way in ways if all_of_them or way.until_s <= now_s]
+                there = [way for way in ways if (all_of_them or way.until_s <= now_s) and way.address not in said]
                 if there:
                     break
             else:
                 return None
+            there = [way for way in there if way.lacks_until_s <= now_s] or there
             way = there[draw([(way.on_the_way, way.answer_s) for way in there], random)]
             way.on_the_way += 1
             return way
 
-    def _try(self, way: _Way, call: Callable[[Calls, float], _Answer], attempt_s: float) -> _Answer:
+    def _try(self, way: _Way, call: Callable[[Calls, float], _Answer], attempt_s: float, said: Said) -> _Answer:
+        """The answer of this server. Raises OutOfReach where another one is to be asked."""
         began_s = time.monotonic()
         try:
             calls = way.calls = way.calls or Calls(way.address, self._settings)
@@ -145,6 +169,9 @@ class Servers:
         except ServerError as error:
             self._set_aside(way, error, 0.0)
             raise OutOfReach(str(error)) from None
+        except (Lacking, ShardError, WorkerError) as error:
+            said[way.address] = error
+            raise OutOfReach(f"the server at {way.address}: {error}") from None
         finally:
             with self._lock:
                 way.on_the_way -= 1
@@ -155,6 +182,7 @@ class Servers:
             is_back, way.away_s, way.refusal = way.away_s > _MOST_AWAY_S / 2, _FIRST_AWAY_S, None
         if is_back:
             self._say(f"the server at {way.address} answers again")
+        self._ask_later(said)
         return found
 
     def _why(self, way: _Way, error: OutOfReach) -> LoaderdError | str:
@@ -195,14 +223,40 @@ class Servers:
             self._ways[self._ways.index(way)] = spare
             self._spare.append(_Way(way.address, until_s=way.until_s, refusal=way.refusal))
 
-    def _refused_by_all(self) -> LoaderdError | None:
-        with self._lock:
-            ways = self._ways + self._spare
-            refusals = [way.refusal for way in ways if way.refusal is not None]
-            return refusals[0] if refusals and len(refusals) == len(ways) else None
-
-    def _until_next_s(self) -> float:
+    def _ask_later(self, said: Said) -> None:
+        """Ask these servers after the others for a while: another one had what they lack."""
+        if not said:
+            return
         now_s = time.monotonic()
         with self._lock:
-            waits = [way.until_s - now_s for way in self._ways]
+            lacking = [way for way in self._ways if way.address in said]
+            new = [way for way in lacking if not way.lacks_until_s]
+            for way in lacking:
+                way.lacks_until_s = now_s + _LACKS_S
+        for way in new:
+            self._say(f"the server at {way.address}: {said[way.address]}; others are asked first")
+
+    def _end(self, said: Said) -> Lacking | LoaderdError | None:
+        """What ends a call: that all servers refuse, or what is wrong with all that do not; None: it goes on."""
+        with self._lock:
+            others = [way for way in self._ways + self._spare if way.address not in said]
+        refusals = [way.refusal for way in others if way.refusal is not None]
+        if said and (len(refusals) == len(others) or len(said) >= _ENOUGH):
+            return _chief_of(said)
+        return refusals[0] if refusals and len(refusals) == len(others) else None
+
+    def _until_next_s(self, said: Said) -> float:
+        now_s = time.monotonic()
+        with self._lock:
+            waits = [way.until_s - now_s for way in self._ways if way.address not in said]
         return max(0.01, min([0.5, *waits]))
+
+
+def _chief_of(said: Said) -> Lacking | LoaderdError:
+    """What to do if nobody has an answer: ask storage again, as no record is lost then; else take what there is."""
+    last_first = list(reversed(said.values()))
+    for kind in (StorageError, Lacking):
+        for each in last_first:
+            if isinstance(each, kind):
+                return each
+    return last_first[0]

@@ -84,10 +84,11 @@ def _groups(parts: list[Part], reader: Reader) -> Iterator[list[Part]]:
         yield group
 
 
-def _at_record(error: ShardReadError, number: int, block_offset: int) -> ShardReadError:
-    """The error for record ``number`` of a block that cannot be read."""
-    assert error.damage is not None
-    damage = replace(error.damage, record=number, offset=block_offset)
+def _at_record(error: ShardReadError, number: int, block_offset: int, uri: str) -> ShardReadError:
+    """The error for record ``number`` of a block that cannot be read, of the shard at ``uri``."""
+    # An error of the file system itself, such as one for a URI that nothing can open, is of no record yet.
+    of_shard = error.damage or Damage(uri, 0, 0, "a file that can be read", error.message, lost_bytes=-1)
+    damage = replace(of_shard, record=number, offset=block_offset)
     return ShardReadError(error.message, hint=error.hint, damage=damage)
 
 
@@ -187,9 +188,9 @@ class WindowLoader:
                     faults += self._load_piece(part, found, window)
         except ShardReadError as error:
             # Each record is named, so that a batch counts those that it lacks, and no others.
-            numbers = (wanted + block.first_record).tolist()
+            uri, numbers = self._files[block.shard].uri, (wanted + block.first_record).tolist()
             return [
-                ([place], _at_record(error, number, block.offset))
+                ([place], _at_record(error, number, block.offset, uri))
                 for place, number in zip(part.places[wanted].tolist(), numbers, strict=True)
             ]
         return faults

@@ -7,6 +7,8 @@ import json
 import random
 import re
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
 import network_server
@@ -221,8 +223,6 @@ def test_places_are_limited(start_server):
 
 
 def test_bandwidth_is_limited(start_server):
-    import time
-
     server = start_server(max_bandwidth=20_000.0, cache=0)
     with loaderd.connect([server.address], "train", batch_size=100, epochs=6, workers=1) as loader:
         began_s = time.monotonic()
@@ -232,11 +232,39 @@ def test_bandwidth_is_limited(start_server):
 
 
 def test_bandwidth_of_finished_batches_is_limited(start_server):
-    import time
-
     server = start_server(max_bandwidth=100_000.0)
     with flight.connect(server.address) as client:
         began_s = time.monotonic()
         table = client.do_get(flight.Ticket(b'{"dataset": "train", "batch_size": 100, "epochs": 3}')).read_all()
     assert table.num_rows == 3000
     assert time.monotonic() - began_s > table.nbytes / 100_000 - 2
+
+
+def test_calls_whose_callers_have_gone_use_no_bandwidth(start_server):
+    """Else those who call again get nothing, as long as more is asked for than may be sent."""
+    bytes_per_s = 20_000.0
+    server = start_server(max_bandwidth=bytes_per_s, cache=0)
+    with flight.connect(server.address) as client:
+        (result,) = client.do_action(flight.Action(TABLE, b'{"dataset": "train"}'))
+        ticket = {"dataset": "train", "data": msgpack.unpackb(result.body.to_pybytes())["digest"]}
+
+        def get(number, timeout_s):
+            rows = [[5 * number + epoch, block, 0, 16] for epoch in range(5) for block in range(18)]
+            options = flight.FlightCallOptions(timeout=timeout_s)
+            reader = client.do_get(flight.Ticket(json.dumps({**ticket, "rows": rows})), options)
+            return reader.read_all().get_total_buffer_size()
+
+        def get_nothing(number):
+            with contextlib.suppress(pa.ArrowException):
+                return get(number, 0.3)
+            return 0
+
+        size = get(0, 60)
+        with ThreadPoolExecutor(20) as pool:
+            came = [size, *pool.map(get_nothing, range(1, 21))]
+        began_s = time.monotonic()
+        came.append(get(21, 60))
+    assert came.count(0) > 15
+    assert time.monotonic() - began_s < 5 * size / bytes_per_s
+    (counts,) = server.gateway_report()["remote"]
+    assert counts["requests"] <= len(came) - came.count(0) + 1, "one may have timed out while it was sent"

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgpack
+import network_server
 import pytest
-from network_server import SETTINGS
+from network_server import SETTINGS, NetworkServer
 
+from loaderd.errors import WorkerError
 from loaderd.gateway import makers
 from loaderd.gateway.answers import NotReady
 from loaderd.gateway.maker import Maker
 from loaderd.gateway.makers import calls_per_maker
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.messages import Make
-from loaderd.remote.tickets import REMOTE_PROTOCOL
+from loaderd.remote.tickets import REMOTE_PROTOCOL, RowsTicket, TableRequest, to_json
 
 
 @pytest.mark.parametrize(("took_s", "calls"), [(0.0, 32), (0.002, 32), (0.02, 12), (0.06, 4), (30.0, 4)])
@@ -26,22 +33,118 @@ def test_as_many_as_have_their_turn_soon(took_s: float, calls: int):
     assert calls_per_maker(took_s) == calls
 
 
-def test_a_maker_that_dies_before_its_first_message_is_replaced(monkeypatch: pytest.MonkeyPatch):
-    dead: list[subprocess.Popen[bytes]] = []
+Started = list[tuple[subprocess.Popen[bytes], socket.socket]]
 
-    def start_dead(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+
+def start_others(monkeypatch: pytest.MonkeyPatch, *command: str, says: bool) -> Started:
+    """Have makers be processes of ``command``, without a channel unless ``says``; returns those that were started."""
+    started: Started = []
+
+    def start(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
-        theirs.close()
-        dead.append(subprocess.Popen(["true"]))
-        return dead[-1], ours
+        if not says:
+            theirs.close()
+        started.append((subprocess.Popen(command), theirs))
+        return started[-1][0], ours
 
-    monkeypatch.setattr(makers, "start_process", start_dead)
+    monkeypatch.setattr(makers, "start_process", start)
+    return started
+
+
+def test_a_maker_that_dies_before_its_first_message_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    dead = start_others(monkeypatch, "true", says=False)
     some = makers.Makers(1, {}, SharedMemory.create("answers", 1 << 12))
     for number in range(2):  # the first is replaced at the second call
         with pytest.raises(NotReady, match="ask again"):
             some.make(Make(b"%d" % number, 0))
-    assert [process.returncode for process in dead] == [0, 0], "nobody has waited for it"
+    assert [process.returncode for process, _ in dead] == [0, 0], "nobody has waited for it"
     assert some.restarts == 2
+
+
+def test_silence_is_no_death(monkeypatch: pytest.MonkeyPatch):
+    """The storage of a ticket's records may hang for long: nothing is wrong with the records."""
+    monkeypatch.setattr(makers, "_LIMIT_S", 0.02)
+    silent = start_others(monkeypatch, "sleep", "600", says=True)
+    some = makers.Makers(1, {}, SharedMemory.create("answers", 1 << 12))
+    for _ in range(5):
+        with pytest.raises(NotReady, match=r"said nothing for 0.02 s.*ask again"):
+            some.make(Make(b"a ticket", 0))
+    assert [process.returncode for process, _ in silent] == [-signal.SIGKILL] * 5
+    for _, theirs in silent:
+        theirs.close()
+
+
+def test_deaths_of_a_ticket_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    """What they died of, such as too little memory, may be over."""
+    now_s = [1000.0]
+    monkeypatch.setattr("loaderd.gateway.makers.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    start_others(monkeypatch, "true", says=False)
+    some = makers.Makers(1, {}, SharedMemory.create("answers", 1 << 12))
+    for minute in (0, 10):
+        now_s[0] = 1000.0 + 60 * minute
+        for _ in range(3):
+            with pytest.raises(NotReady, match="ask again"):
+                some.make(Make(b"a ticket", 0))
+        with pytest.raises(WorkerError, match="3 processes of the server died"):
+            some.make(Make(b"a ticket", 0))
+
+
+# Its files fail with EIO while there is a file "away" beside them.
+OF_A_MOUNT = """
+import errno
+from pathlib import Path
+
+import loaderd
+
+
+class Mount:
+    protocol = "mount"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return path.removeprefix("mount://")
+
+    def info(self, path):
+        at = Path("/", path)
+        kind = "directory" if at.is_dir() else "file"
+        return {"name": path, "size": at.stat().st_size, "type": kind, "mtime": at.stat().st_mtime}
+
+    isdir = lambda self, path: Path("/", path).is_dir()
+    isfile = lambda self, path: Path("/", path).is_file()
+
+    def open(self, path, mode):
+        if Path("/", path).with_name("away").exists():
+            raise OSError(errno.EIO, "the mount is away")
+        return Path("/", path).open("rb")
+
+
+schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
+shards = "mount:/" + str(Path(__file__).parent / "shards" / "000.tfrecord")
+train = loaderd.Dataset(shards, schema, storage=loaderd.Storage(filesystem=Mount(), retry_s=60.0))
+"""
+
+
+def test_a_maker_whose_storage_is_asked_again_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
+):
+    """However large ``Storage.retry_s`` is."""
+    monkeypatch.setattr(network_server, "MODULE", OF_A_MOUNT)
+    settings = {**SETTINGS, "unix": start_server().unix_address.removeprefix("unix://")}
+    monkeypatch.setattr(makers, "_LIMIT_S", 3.0)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    some = makers.Makers(1, settings, SharedMemory.create("answers", 1 << 20))
+    table = msgpack.unpackb(some.make(Make(to_json(TableRequest("train")), -1)).table)
+    ticket = to_json(RowsTicket("train", table["digest"], ((0, 0, 0, 100),)))
+    away = tmp_path / "shards" / "away"
+    away.touch()
+    mended = threading.Timer(6.0, away.unlink)
+    mended.start()
+    assert some.make(Make(ticket, 0)).num_rows == 100
+    assert some.restarts == 0 and not away.exists()
+    mended.join()
+    idle = some._idle.get()
+    assert idle is not None
+    idle.end()
 
 
 @pytest.mark.parametrize("protocol", [REMOTE_PROTOCOL + 1, "1", None])

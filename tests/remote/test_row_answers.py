@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import fs
 
 import loaderd
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.gateway.row_answers import ServedSet
-from loaderd.options import Shuffle, StreamOptions
+from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.remote.tickets import RowsTicket
+from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import build_index
 
@@ -72,6 +74,21 @@ def test_its_files_can_be_closed(served: ServedSet):
     assert len(os.listdir("/proc/self/fd")) == len(before) + 1
     served.close()
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_shards_are_read_from_the_storage_of_the_data_set(
+    tmp_path: Path, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+):
+    write_numbered([20])
+    storage = Storage(filesystem=fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), retry_s=0.0)
+    (file,) = list_shards("ours://shards/*.tfrecord", access=Access(storage))
+    index = build_index(file, BLOCK, access=Access(storage))
+    dataset = loaderd.Dataset("ours://shards/*.tfrecord", numbered_schema, storage=storage)
+    data = Data(dataset, StreamOptions(8, storage=storage), [[file]], lambda _: index)
+    served = ServedSet(dataset, data)
+    rows, faults = made(served, (0, 0, 0, 20))
+    assert not faults and rows[1:].any(axis=1).all()
+    served.close()
 
 
 def test_an_answer_follows_from_its_ticket_alone(served: ServedSet):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from loaderd.errors import RecordMismatchError, to_wire
+from loaderd.errors import RecordMismatchError, ShardReadError, to_wire
 from loaderd.plan.epoch import Slice
-from loaderd.protocol.worker_messages import ProbeTask
+from loaderd.protocol.worker_messages import LoadTask, ProbeTask
 from loaderd.remote import row_fetcher
 from loaderd.remote.row_fetcher import RowFetcher, requests_of
 from loaderd.remote.source import RemoteRows, RemoteSet, Settings
@@ -93,3 +95,39 @@ def test_a_probe_of_records_that_come_in_several_requests(fit_from: int):
             with pytest.raises(RecordMismatchError, match="they do not fit"):
                 rows.check_fits(task, 1000)
         rows.close()
+
+
+class Half(flight.FlightServerBase):
+    """Serves rows filled with 7; of block b it cannot read records that are in ``gone[b]``."""
+
+    gone: dict[int, list[int]]
+
+    def do_get(self, _: Any, ticket: flight.Ticket) -> flight.GeneratorStream:
+        rows, lost = [], []
+        for _, block, first, stop in json.loads(ticket.ticket)["rows"]:
+            for number in range(first, stop):
+                is_gone = number in self.gone.get(block, [])
+                lost += [len(rows)] if is_gone else []
+                rows.append(bytes([0 if is_gone else 7]) * 8)
+        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(8), len(rows), [None, pa.py_buffer(b"".join(rows))])
+        batch = pa.record_batch([column], names=[COLUMN])
+        faults = faults_to_wire([Fault([number], to_wire(ShardReadError("it is gone"))) for number in lost])
+        return flight.GeneratorStream(batch.schema, iter([(batch, faults)]))
+
+
+@pytest.mark.parametrize("both", [[], [3]])
+def test_rows_that_one_server_cannot_read_come_from_another(both: list[int]):
+    """Each lacks a block of a request; only what no server can read is a fault, in its place."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Half("grpc://127.0.0.1:0")) for _ in range(2)]
+        servers[0].gone, servers[1].gone = {4: list(range(5))}, {5: list(range(4)), 4: both}
+        of = RemoteSet(tuple(f"grpc://127.0.0.1:{each.port}" for each in servers), Settings(), "train", 10.0)
+        fetcher = RowFetcher(RemoteRows(of, "digest", 8), lambda _: None, print, lambda: None, [0] * len(Stage))
+        stack.callback(fetcher.close)
+        for number in range(8):  # whichever is asked first
+            window = np.zeros((9, 8), np.uint8)
+            task = SimpleNamespace(task=number, slices=[Slice(4, 0, 5, 0, 0), Slice(5, 0, 4, 5, 0)])
+            faults = fetcher.load(cast(LoadTask, task), np.arange(9)[::-1].copy(), window)
+            lost = [8 - place for place in both]
+            assert [places for places, _ in faults] == ([lost] if lost else [])
+            assert [place for place in range(9) if (window[place] != 7).any()] == lost

@@ -35,7 +35,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[_Set]:
 
     monkeypatch.setattr(served, "ask_data", answer)
     monkeypatch.setattr(served, "data_of", lambda answered: answered)
-    monkeypatch.setattr(served, "ServedSet", lambda dataset, data: data)
+    monkeypatch.setattr(served, "ServedSet", lambda dataset, data, on_wait: data)
     return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import pytest
 
-from loaderd.errors import ServerError
+from loaderd.errors import LoaderdError, NoShardsError, ServerError, ShardReadError, StorageError, WorkerError
 from loaderd.remote.calls import Calls, OutOfReach
-from loaderd.remote.servers import MOST_CONNECTED, Servers
+from loaderd.remote.servers import MOST_CONNECTED, Lacking, Servers
 from loaderd.remote.source import Settings
 
 
@@ -72,3 +73,81 @@ def test_all_servers_are_asked_before_refusals_end_a_call(monkeypatch: pytest.Mo
         with pytest.raises(ServerError, match="refuses the token"):
             servers.ask(call, 60.0)
     assert sorted(asked) == sorted(addresses)
+
+
+HERE, THERE = "grpc://127.0.0.1:9", "grpc://127.0.0.1:10"
+
+
+@pytest.mark.parametrize(
+    "error", [StorageError("EIO"), WorkerError("it dies"), NoShardsError("gone"), Lacking("half")]
+)
+def test_what_is_wrong_with_one_server_is_asked_of_another(error: LoaderdError | Lacking):
+    """And from then on, the other one is asked first; the user hears that once."""
+    asked: Counter[str] = Counter()
+    heard: list[str] = []
+
+    def call(calls: Calls, timeout_s: float) -> str:
+        asked[calls.address] += 1
+        if calls.address == HERE:
+            raise error
+        return "an answer"
+
+    servers = Servers((HERE, THERE), Settings(), heard.append)
+    assert [servers.ask(call, 60.0) for _ in range(50)] == 50 * ["an answer"]
+    assert (asked[HERE], asked[THERE]) == (1, 50)
+    assert len(heard) == 1 and f"the server at {HERE}: {error}" in heard[0]
+
+
+@pytest.mark.parametrize(
+    ("errors", "chief"),
+    [
+        ([StorageError("EIO"), WorkerError("it dies")], StorageError),
+        ([StorageError("EIO"), Lacking("half an answer")], StorageError),
+        ([NoShardsError("gone"), NoShardsError("gone")], NoShardsError),
+        ([WorkerError("it dies"), ServerError("other data")], WorkerError),
+        ([WorkerError("it dies"), Lacking("half an answer")], None),
+    ],
+)
+def test_if_all_servers_fail_no_record_is_lost_that_storage_has(
+    errors: list[LoaderdError | Lacking], chief: type[LoaderdError] | None
+):
+    for each in (errors, errors[::-1]):
+        asked: list[str] = []
+
+        def call(calls: Calls, timeout_s: float, each: list[LoaderdError | Lacking] = each) -> str:
+            asked.append(calls.address)  # noqa: B023
+            raise each[calls.address == THERE]
+
+        servers = Servers((HERE, THERE), Settings(), lambda text: None)
+        if chief is None:
+            assert servers.ask(call, 60.0) == "half an answer"
+        else:
+            with pytest.raises(chief):
+                servers.ask(call, 60.0)
+        assert sorted(asked) == sorted((HERE, THERE))
+
+
+def test_no_record_is_lost_while_a_server_is_away():
+    """Which may have it."""
+
+    def call(calls: Calls, timeout_s: float) -> str:
+        if calls.address == HERE:
+            raise ShardReadError("the file is gone")
+        raise OutOfReach("it restarts")
+
+    servers = Servers((HERE, THERE), Settings(), lambda text: None)
+    with pytest.raises(ServerError, match=r"no server has answered for 0\.5 s"):
+        servers.ask(call, 0.5)
+
+
+def test_not_all_of_many_servers_are_asked_for_a_record_that_kills_makers():
+    asked: list[str] = []
+
+    def call(calls: Calls, timeout_s: float) -> str:
+        asked.append(calls.address)
+        raise WorkerError("3 processes of the server died")
+
+    servers = Servers(tuple(f"grpc://127.0.0.1:{port}" for port in range(1, 21)), Settings(), lambda text: None)
+    with pytest.raises(WorkerError, match="3 processes"):
+        servers.ask(call, 60.0)
+    assert len(set(asked)) == len(asked) == 8

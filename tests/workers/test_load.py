@@ -242,6 +242,17 @@ def test_a_shard_that_cannot_be_read_costs_its_own_places(write_numbered: Write,
     assert np.array_equal(window, shards.expected(parts, 150, bad=range(100)))
 
 
+def test_why_a_uri_cannot_be_opened_is_said_of_each_record(write_numbered: Write, numbered_schema: loaderd.Schema):
+    (path,) = write_numbered([3])
+    shards = Shards([path], numbered_schema, 50)
+    nowhere = shards.files[0]._replace(uri="nowhere://shards/a")
+    loader = WindowLoader(numbered_schema, [nowhere], [shards.indexes[0].compression])
+    faults = faults_of(loader.load([whole(shards.blocks[0], 0)], shards.window(3)))
+    damages = [error.damage for error in faults.values() if isinstance(error, ShardReadError)]
+    assert {(damage.shard, damage.record) for damage in damages if damage} == {(nowhere.uri, n) for n in range(3)}
+    assert all("Unrecognized filesystem" in error.message for error in faults.values())
+
+
 @pytest.mark.parametrize("how", ["together", "data", "frame", "compressed"])
 def test_rows_hold_the_keys_of_their_records(write_numbered: Write, numbered_schema: loaderd.Schema, how: str):
     paths = write_numbered([100, 100])

@@ -70,7 +70,7 @@ class Data:
         index_of: Callable[[ShardFile], ShardIndex],
     ) -> None:
         self.files = [file for files in sets for file in files]
-        self._storage = options.storage
+        self.storage = options.storage
         indexes = [[index_of(file) for file in files] for files in sets]
         of_files = {index.file: index for of_set in indexes for index in of_set}  # sets may share shards
         damages = [damage for index in of_files.values() for damage in index.damages]
@@ -133,7 +133,7 @@ class Data:
     @property
     def source(self) -> Shards:
         """Where workers find the records: as in Attach."""
-        return Shards(self.files, self.compressions, pickled_storage(self._storage))
+        return Shards(self.files, self.compressions, pickled_storage(self.storage))
 
     def count(self, block: int) -> int:
         """Records of a block that are in the data set."""
