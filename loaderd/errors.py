@@ -28,6 +28,12 @@ from typing import Any
 
 from loaderd.redaction import redacted
 
+HOW_TO_GO_ON = (
+    "Ask the same iterator again (next) to go on with the same batch, or call loader.seek(loader.position) before a "
+    "new loop, which begins the next pass otherwise."
+)
+"""The hint of an error after which no batch is lost."""
+
 
 @dataclass(frozen=True, slots=True)
 class Damage:

@@ -53,7 +53,9 @@ class BaseLoader(Standing):
         """Begin a new pass. An older pass's iterator still works, but each change between the two costs a new start.
 
         Where data sets grow, each epoch is a pass of its own, made of the shards that there are when it begins. The
-        iterator can be used after an exception: if a batch could not be delivered, it goes on with the next one.
+        iterator can be used after an exception: if a batch could not be delivered, it goes on with the next one; if
+        storage or servers did not answer, it waits for the same batch. A new iterator begins the next pass all the
+        same: call ``seek(position)`` before, to go on in this one.
         """
         return self.iterate()
 

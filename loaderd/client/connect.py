@@ -120,8 +120,10 @@ def connect(
     - ``name``: what servers call this consumer; None: the name of the program.
 
     Raises ServerError, here or in the middle of an iteration, if a server cannot be reached or refuses (its token,
-    limits, version; a data set that it does not have). With ``"shared"``, the batches that a consumer held when it
-    died go to another one, so these may come twice, all others once; there is no ``len()``, ``fetch`` or ``seek``.
+    limits, version; a data set that it does not have). If it was away for too long, the same iterator goes on with
+    the same batch when it is asked again; a new one begins the next pass, unless ``seek(position)`` was called. With
+    ``"shared"``, the batches that a consumer held when it died go to another one, so these may come twice, all others
+    once; there is no ``len()``, ``fetch`` or ``seek``.
     """
     first = checked_start(start)
     if isinstance(dataset, (Dataset, Concat, Mix)):

@@ -12,7 +12,7 @@ from typing import Any
 from loaderd.client.discovery import Discovery
 from loaderd.client.link import Link, LinkLost, link_to_server
 from loaderd.client.sources import OwnDaemon, Source, check_remainder
-from loaderd.errors import BusyError, LoaderdError, ServerError
+from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, ServerError
 from loaderd.options import Shuffle
 from loaderd.pickling import pickled
 from loaderd.protocol.messages import PROTOCOL, Hello, Message, Subscribe, Welcome
@@ -23,6 +23,8 @@ from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 
 HOW_TO_START = "Is it running? `loaderd serve mypackage.module:dataset` starts one, and says where it listens."
+
+_HOW_TO_GO_ON_IN_TURNS = "Iterate again to keep trying: the group's pass goes on."
 
 _MIN_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
@@ -46,7 +48,7 @@ class RemoteSource(OwnDaemon):
         return isinstance(failure, ServerError) and bool(self._known.said)
 
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
-        if lost.failure is not None:  # the workers have tried long enough; the next iteration has them try again
+        if lost.failure is not None:  # the workers have tried long enough; the next call has them try again
             raise lost.failure
         return super().pause_s(lost, fruitful, at)
 
@@ -145,7 +147,7 @@ class ServedSource(Source):
             self._end_outage()
             raise ServerError(
                 f"{lost}; it was called for {self._timeout_s:g} s, and no batch came",
-                hint="Iterate again to keep trying; it continues with the same batch.",
+                hint=_HOW_TO_GO_ON_IN_TURNS if self.takes_turns else HOW_TO_GO_ON,
             )
         if not self._away:
             self._away = True

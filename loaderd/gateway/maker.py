@@ -13,6 +13,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from loaderd.client.link import LinkLost
 from loaderd.errors import LoaderdError, ServerError, to_wire
@@ -90,6 +91,11 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
+def _tell_waits(channel: Channel) -> None:
+    with contextlib.suppress(ChannelClosed):  # the gateway has ended, which the next message shows
+        channel.send(Waits())
+
+
 def main() -> None:
     """Entry point of the process: see ``protocol.starting.start_process``."""
     sock, parent = enter_process("loaderd-maker")
@@ -102,6 +108,6 @@ def main() -> None:
                 if isinstance(message, Making):
                     configure(message.settings["log_format"], "maker")
                     daemon = f"unix://{message.settings['unix']}"
-                    maker = Maker(daemon, SharedMemory(channel.take_fd()), lambda: channel.send(Waits()))
+                    maker = Maker(daemon, SharedMemory(channel.take_fd()), partial(_tell_waits, channel))
                 elif isinstance(message, Make) and maker is not None:
                     channel.send(maker.answer(message))

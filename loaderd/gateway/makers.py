@@ -9,6 +9,7 @@ import select
 import threading
 import time
 from hashlib import sha256
+from subprocess import TimeoutExpired
 from typing import Any
 
 from loaderd.errors import DaemonError, WorkerError, from_wire
@@ -23,6 +24,7 @@ _LIMIT_S = 60.0  # of silence; while storage is asked again, a maker says so, ho
 _FEWEST_CALLS, _MOST_CALLS = 4, 32
 _LONGEST_WAIT_S = 0.25
 _WEIGHT_OF_LAST = 0.2
+_END_S = 3.0
 _MAX_DEATHS = 3
 _REMEMBERED_S = 300.0
 _MOST_REMEMBERED = 1000
@@ -65,12 +67,16 @@ class _Maker:
         raise _Silent(f"said nothing for {_LIMIT_S:g} s: its storage hangs, or a derived field never ends")
 
     def end(self) -> str:
-        """Kill the process if it still runs; returns how it ended, in words."""
+        """Kill the process if it still runs; returns how it ended, in words. It takes a few seconds at most."""
         self.channel.close()
         with contextlib.suppress(Exception):
             self.process.wait(0.1)
         self.process.kill()
-        return how_it_ended(self.process.wait())
+        try:
+            return how_it_ended(self.process.wait(_END_S))
+        except TimeoutExpired:  # it waits in the kernel for storage, and ends when that wait does
+            threading.Thread(target=self.process.wait, daemon=True).start()
+            return "cannot be ended yet"
 
 
 class _Deaths:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
-from loaderd.errors import LoaderdError, ServerError, ShardError, StorageError, WorkerError
+from loaderd.errors import HOW_TO_GO_ON, LoaderdError, ServerError, ShardError, StorageError, WorkerError
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.source import Settings
 
@@ -137,7 +137,7 @@ class Servers:
         raise ServerError(
             f"no server has answered for {limit_s:g} s; the last attempt: {last}",
             hint="Are they running? `loaderd serve mypackage.module:dataset --listen HOST:PORT` starts one. "
-            "Iterate again to keep trying; it continues with the same batch.",
+            + HOW_TO_GO_ON,
         )
 
     def _choose(self, said: Said, all_of_them: bool) -> _Way | None:

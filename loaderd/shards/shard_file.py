@@ -16,7 +16,10 @@ from loaderd.errors import Damage, ShardReadError, StorageError
 from loaderd.redaction import redacted
 
 HINT_STORAGE = "Check that this machine reaches it: the network, a proxy, the endpoint or region, the credentials."
-_HINT_LONGER = "Storage(retry_s=…) says for how long it is tried. Nothing is skipped: ask again to go on."
+_HINT_LONGER = (
+    "Storage(retry_s=…) says for how long it is tried. Nothing is skipped: ask again to go on, in a loop the same "
+    "iterator (next)."
+)
 _HINT_READ = "Check that the file exists and that this user may read it."
 _HINT_CHANGED = "Make a new loader: it will index the file as it is now."
 

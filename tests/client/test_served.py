@@ -139,6 +139,23 @@ def test_a_server_that_ends_in_good_order(server: Restarted, embedded: Any, capl
         assert found == embedded(batch_size=5)
 
 
+@pytest.mark.parametrize("way", [r"the same iterator again \(next\)", r"call loader\.seek\(loader\.position\)"])
+def test_what_the_hint_says_goes_on_with_the_same_batch(server: Restarted, embedded: Any, way: str):
+    """A new loop begins the next pass otherwise, and the rest of this one is left out."""
+    with server.connect(5, reconnect_timeout=0.2) as loader:
+        batches = iter(loader)
+        found = [next(batches)["id"].tolist()]
+        server.kill()
+        with pytest.raises(ServerError, match=way):
+            found.extend(batch["id"].tolist() for batch in batches)
+        server.start()
+        if "seek" in way:
+            loader.seek(loader.position)
+            batches = iter(loader)
+        found.extend(batch["id"].tolist() for batch in batches)
+        assert found == embedded(batch_size=5)
+
+
 @pytest.mark.parametrize("how", ["close", "interrupt"])
 def test_a_call_in_vain_can_be_ended(server: Restarted, embedded: Any, how: str):
     """By close() in another thread, and by Ctrl-C; after that, the loader goes on."""

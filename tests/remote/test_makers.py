@@ -17,6 +17,7 @@ import msgpack
 import network_server
 import pytest
 from network_server import SETTINGS, NetworkServer
+from serving import wait_until
 
 from loaderd.errors import WorkerError
 from loaderd.gateway import makers
@@ -72,6 +73,49 @@ def test_silence_is_no_death(monkeypatch: pytest.MonkeyPatch):
     assert [process.returncode for process, _ in silent] == [-signal.SIGKILL] * 5
     for _, theirs in silent:
         theirs.close()
+
+
+class Unkillable(subprocess.Popen[bytes]):
+    """As a process that waits in the kernel for a mount that hangs: SIGKILL ends it only when the mount is back."""
+
+    mount_is_back = threading.Event()
+
+    def kill(self) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self.mount_is_back.wait(timeout):
+            raise subprocess.TimeoutExpired("a maker", timeout or 0.0)
+        super().kill()
+        return super().wait(timeout)
+
+
+def test_a_maker_that_cannot_be_ended_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(makers, "_LIMIT_S", 0.02)
+    monkeypatch.setattr(makers, "_END_S", 0.1, raising=False)
+    started: list[Unkillable] = []
+    channels: list[socket.socket] = []
+
+    def start(module: str) -> tuple[Unkillable, socket.socket]:
+        ours, theirs = socket.socketpair()
+        channels.append(theirs)
+        started.append(Unkillable(["sleep", "600"]))
+        return started[-1], ours
+
+    monkeypatch.setattr(makers, "start_process", start)
+    some = makers.Makers(1, {}, SharedMemory.create("answers", 1 << 12))
+    late = threading.Timer(10.0, Unkillable.mount_is_back.set)
+    late.start()
+    for _ in range(2):
+        with pytest.raises(NotReady, match="said nothing"):
+            some.make(Make(b"a ticket", 0))
+    assert not Unkillable.mount_is_back.is_set(), "it was waited for"
+    late.cancel()
+    Unkillable.mount_is_back.set()
+    for process in started:
+        wait_until(lambda process=process: process.returncode is not None)
+    for each in channels:
+        each.close()
 
 
 def test_deaths_of_a_ticket_are_forgotten(monkeypatch: pytest.MonkeyPatch):

@@ -217,9 +217,10 @@ def test_no_server_comes_back(borrow_server):
         next(batches)
         server.gateway.kill()
         server.gateway.wait()
-        with pytest.raises(ServerError, match="no server has answered for 1 s"):
+        with pytest.raises(ServerError, match="no server has answered for 1 s") as caught:
             for number, _ in enumerate(batches):  # noqa: B007
                 pass
+        assert "same iterator again (next)" in caught.value.hint and "seek(loader.position)" in caught.value.hint
         position = loader.position
         assert loader.statistics().records_skipped == 0
         server.start_gateway(port=server.port)
