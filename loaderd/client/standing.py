@@ -19,10 +19,7 @@ class Standing:
         self._options = options
         self.grows = grows
         """Whether each epoch is made of the shards that there are when it begins."""
-        pass_, step = stream.course.find(start)
-        if grows and start.listing is None and step == 0:
-            pass_ = pass_._replace(listing=None)  # of the shards that there are when it begins
-        self._next = pass_, step
+        self._next = stream.course.find(start)
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
 

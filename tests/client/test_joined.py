@@ -256,19 +256,6 @@ def test_shards_are_picked_up_between_epochs(
         assert len([check_batch(batch) for batch in loader]) == 5, "a position that is refused costs nothing"
 
 
-def test_the_first_epoch_has_the_shards_that_there_are_when_it_begins(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
-):
-    paths = write_numbered([100, 100])
-    folder = tmp_path / "growing"
-    folder.mkdir()
-    grow(paths, folder, 1)
-    growing = Dataset(str(folder / "*.tfrecord"), numbered_schema, shuffle=SMALL, refresh="epoch")
-    with loaderd.Loader(growing, batch_size=20, workers=1) as loader:
-        grow(paths, folder, 1)
-        assert sorted(flat([check_batch(batch) for batch in loader])) == list(range(200))
-
-
 def test_growing_data_as_an_option_and_in_a_mix(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
 ):

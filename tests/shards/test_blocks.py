@@ -369,7 +369,7 @@ def test_what_broke_a_compressed_shard_is_said(tmp_path: Path, make_reader: Make
     front, behind = gzip.compress(frames(payloads[:250])), gzip.compress(frames(payloads[250:]))
     file = make_shard(tmp_path / "a", front + behind)
     blocks = blocks_of(build_index(file, 40))
-    overwrite(file, front + bytes(10) + behind[10:])
+    overwrite(file, front + b"U" * 10 + behind[10:])
     records, damages = read_blocks(make_reader(file, compression="gzip"), blocks)
     assert records == dict(enumerate(payloads[:250]))
     assert [damage.record for damage in damages] == list(range(250, 400))
