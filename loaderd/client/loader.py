@@ -39,8 +39,8 @@ class Loader(BaseLoader):
     - ``index_cache``: ``"user"`` (``$LOADERD_CACHE_DIR`` or ``~/.cache/loaderd``), ``"beside"`` (the shards),
       ``"none"``, or a folder.
     - ``progress``: a bar for the index pass; None: if standard error is a terminal.
-    - ``refresh``: ``"epoch"``: each epoch is made of the shards that there are when it begins (the first one, when the
-      loader is made); else ``"never"``.
+    - ``refresh``: ``"epoch"``: each epoch is made of the shards that there are when it begins (the first one, when
+      the loader is made); else ``"never"``.
     - ``stall_timeout``: seconds without progress after which a process of loaderd is replaced; None: never.
     - ``report``: a file to which every damaged record is written, a JSON object a line; see
       "When something breaks" in the documentation (docs/failures.md).
