@@ -29,9 +29,9 @@ class SpreadValues:
         self._stored = stored
         self._shape = (*value_shape, *(1 for _ in definition.shape))
         self._scale = definition.scale
+        self._dtype = definition.dtype
         # Values of one byte come from a table of all 256; larger ones are computed.
         self._table: AnyArray | None = None
-        self._dtype = definition.dtype
         if stored.itemsize == 1:
             self._table = self._scaled(np.arange(256, dtype=np.uint8).view(stored))
 

@@ -48,11 +48,7 @@ def find_members(
             while (info := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # else it keeps one for each game
                 offset = tar.offset
-                if (
-                    info.isreg()
-                    and info.name.endswith(_ENDINGS)
-                    and not posixpath.basename(info.name).startswith("._")
-                ):
+                if info.isreg() and _holds_records(info.name):
                     left = size_bytes - info.offset_data
                     yield Member(info.name, info.offset_data, min(info.size, left))
                     if info.size > left:
