@@ -8,6 +8,7 @@ are stored where that takes fewer bytes than the fields, and fields that only th
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import cached_property
 
@@ -117,21 +118,30 @@ class RowMaker:
         found = out.reshape(-1).view(self._row_dtype)
         for before, stop in itertools.pairwise([-1, *lost, row]):
             for first in range(before + 1, stop, _ROWS_AT_A_TIME):
-                faults += self._pack(first, min(first + _ROWS_AT_A_TIME, stop), found)
+                failed = self._pack(first, min(first + _ROWS_AT_A_TIME, stop), found)
+                faults += [([number], self._named(slices, number, error)) for number, error in failed]
         for gap in self._gaps:  # nobody may see what an earlier answer has left there
             out[:, gap] = 0
         for numbers, _ in faults:
             out[numbers] = 0
         return [Fault(numbers, to_wire(error)) for numbers, error in faults]
 
-    def _pack(self, first: int, stop: int, found: npt.NDArray[np.void]) -> list[tuple[list[int], LoaderdError]]:
+    def _named(self, slices: list[Slice], number: int, error: Exception) -> LoaderdError:
+        """The error that a function met at row ``number``, with its record named."""
+        if not isinstance(error, LoaderdError):
+            error = WorkerError(f"the server failed at a record: {type(error).__name__}: {error}")
+        part = slices[bisect_right(slices, number, key=lambda part: part.row) - 1]
+        record = part.first + number - part.row
+        return self._served.data.blame([part._replace(first=record, stop=record + 1)], error, survived=True)
+
+    def _pack(self, first: int, stop: int, found: npt.NDArray[np.void]) -> list[tuple[int, Exception]]:
         """Write these rows of the window, packed, to ``found``; returns those at which a function failed, and why."""
         columns = {name: column[: stop - first] for name, column in self._columns.items()}
         try:
             self._decoder.decode(self._window[first:stop], columns)
         except Exception as error:  # in a user's function: find the record by halving
             if stop - first == 1:
-                return [([first], _of_function(error))]
+                return [(first, error)]
             middle = (first + stop) // 2
             return self._pack(first, middle, found) + self._pack(middle, stop, found)
         for name, column in columns.items():
@@ -144,9 +154,3 @@ def _gaps_of(row_dtype: np.dtype[np.void]) -> list[slice]:
     ends = sorted((offset, offset + dtype.itemsize) for dtype, offset, *_ in (row_dtype.fields or {}).values())
     bounds = [0, *itertools.chain.from_iterable(ends), row_dtype.itemsize]
     return [slice(first, stop) for first, stop in zip(bounds[::2], bounds[1::2], strict=True) if first < stop]
-
-
-def _of_function(error: Exception) -> LoaderdError:
-    if isinstance(error, LoaderdError):
-        return error
-    return WorkerError(f"the server failed at a record: {type(error).__name__}: {error}")

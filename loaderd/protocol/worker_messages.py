@@ -261,11 +261,15 @@ class TaskFailed(NamedTuple):
 
 
 class FillFailed(NamedTuple):
-    """Worker: this batch cannot be made. Its claim stays until the batch is Withdrawn."""
+    """Worker: this batch cannot be made. Its claim stays until the batch is Withdrawn.
+
+    ``row``: the first row of the batch that cannot be made alone; -1: not known.
+    """
 
     stream: int
     generation: int
     step: int
+    row: int
     error: dict[str, Any]
 
 

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -87,12 +88,14 @@ class ShardFiles:
         self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._max_open = max(1, min(_MAX_OPEN_FILES, max_open_files() - _OTHER_OPEN_FILES))
+        _all.add(self)
 
     def close(self) -> None:
         self._fetches.forget()
-        self._close_files()
+        self.close_files()
 
-    def _close_files(self) -> None:
+    def close_files(self) -> None:
+        """Have no file open until the next one is read."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -145,9 +148,18 @@ class ShardFiles:
                 self._open.pop(other).close()
             while len(self._open) >= self._max_open:
                 self._open.popitem(last=False)[1].close()
-            file = self._open[shard] = open_shard(self._files[shard], self._access, self._close_files)
+            file = self._open[shard] = open_shard(self._files[shard], self._access, _close_all)
         self._open.move_to_end(shard)
         return file
+
+
+_all: WeakSet[ShardFiles] = WeakSet()
+"""Those of this process, of all streams: together they may have more files open than a process may have."""
+
+
+def _close_all() -> None:
+    for one in list(_all):
+        one.close_files()
 
 
 def _key(block: Block) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
 
 _MAX_PROBED = 1000
+_MOST_SEARCH_NS = 10**9
 
 
 def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | None = None) -> FilesFound:
@@ -109,9 +111,33 @@ class Executor:
 
     def try_out(self, task: TrialTask) -> TriedOut:
         """Decode a batch, and forget it."""
-        room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
-        self._decode(room, task.segments, task.omit)
+        self._decode(self._room(), task.segments, task.omit)
         return TriedOut(task.task)
+
+    def first_failing(self, segments: Sequence[ArenaSegment], omit: Sequence[int], began_ns: int) -> int:
+        """Of a batch that cannot be made, the first row that alone cannot be made, found by halving; -1: none.
+
+        It is given up a second after ``began_ns``, by the monotonic clock: a user's function may be slow.
+        """
+        num_rows = sum(stop - start for _, start, stop in segments)
+        left = np.delete(np.arange(num_rows), omit)
+        room = self._room()
+        while len(left):
+            if time.monotonic_ns() - began_ns > _MOST_SEARCH_NS:
+                return -1
+            half = left[: (len(left) + 1) // 2]
+            try:
+                self._decode(room, segments, np.delete(np.arange(num_rows), half).tolist())
+                left = left[len(half) :]
+            except Exception:
+                if len(left) == 1:
+                    return int(left[0])
+                left = half
+        return -1
+
+    def _room(self) -> dict[str, npt.NDArray[Any]]:
+        """Room for a batch that nobody gets."""
+        return {name: np.empty_like(view) for name, view in self._slots[0].items()}
 
     def _decode(
         self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[ArenaSegment], omit: Sequence[int]

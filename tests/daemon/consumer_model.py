@@ -66,7 +66,7 @@ class Consumer:
             num_arenas=self.num_arenas,
             num_workers=num_workers,
             skip_damaged=skip_damaged,
-            blame=lambda records, error: error,
+            blame=lambda records, error, **_: error,
         )
         self.granting = crew.attach(self.stream)
         self.taker = Taker(self.page, crew.workforce.bell, crew.pool.bells)

@@ -47,7 +47,7 @@ class Line:
             num_arenas=max(2, batches.max_windows_of_a_batch),
             num_workers=workers,
             skip_damaged=False,
-            blame=lambda records, error: error,
+            blame=lambda records, error, **_: error,
         )
         self.granting = self.crew.attach(self.stream)
         self.feed = Feed(self.stream, Taker(self.stream.page, self.crew.workforce.bell, self.crew.pool.bells))

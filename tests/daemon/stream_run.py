@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def scheduler_of(*sources: Any, workers: int) -> Scheduler:
     return scheduler
 
 
-def blame(records: list[Slice], error: LoaderdError) -> WorkerError:
+def blame(records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
     """Names the records by block and number."""
     named = [(part.block, number) for part in records for number in range(part.first, part.stop)]
     return WorkerError(f"{sorted(named)}: {error.message}")

@@ -212,20 +212,26 @@ def check_others(found: list[Any], broken: int) -> None:
     assert found[:broken] + found[broken + 1 :] == expected[:broken] + expected[broken + 1 :]
 
 
-def test_a_function_that_raises_breaks_its_batch(write_numbered: Write, check_batch: Check):
+@pytest.mark.parametrize("shuffle", [False, loaderd.Shuffle(window_records=100, block_records=20)])
+def test_a_function_that_raises_breaks_its_batch_and_the_record_is_named(
+    write_numbered: Write, check_batch: Check, shuffle: bool | loaderd.Shuffle
+):
     def refuse(numbers: Any) -> Any:
         if 123 in numbers:
             raise ValueError("no \udcff 123")
         return numbers
 
-    with loaderd.Loader(
-        write_numbered([200]), crashing_schema(refuse), batch_size=10, shuffle=False, workers=2
-    ) as loader:
+    shards = write_numbered([120, 80])
+    with loaderd.Loader(shards, crashing_schema(refuse), batch_size=10, shuffle=shuffle, workers=2) as loader:
         found = fetch_all(loader, check_batch)
-        error = found[12]
+        (step,) = [step for step, batch in enumerate(found) if isinstance(batch, LoaderdError)]
+        error = found[step]
         assert isinstance(error, WorkerError) and "derived field 'x'" in error.message
         assert "ValueError: no \udcff 123" in error.message and "in refuse" in error.traceback
-        check_others(found, 12)
+        assert f"fails first at\n  {shards[1]}: record 3, of the block of " in error.message
+        assert error.damage is not None and (error.damage.shard, error.damage.record) == (str(shards[1]), 3)
+        others = {number for batch in found if not isinstance(batch, LoaderdError) for number in batch}
+        assert len(others) == 190 and 123 not in others
         assert loader.statistics().workers_restarted == 0
 
 

@@ -63,7 +63,7 @@ def test_rows_that_cannot_be_had_are_named_and_zero(served: ServedSet):
     rows, faults = made(served, (0, 1, 0, 300), (0, 0, 0, BLOCK))
     lost = {300 + REFUSED, 300 + BAD}
     assert set(faults) == lost
-    assert "not this one" in faults[300 + REFUSED]
+    assert "not this one" in faults[300 + REFUSED] and f"000.tfrecord: record {REFUSED}, of" in faults[300 + REFUSED]
     assert {number for number in range(len(rows)) if not rows[number].any()} - {300} == lost, "300 is of number 0"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,40 @@ def test_a_derived_field_that_raises_is_named(write_numbered: Write):
     with pytest.raises(WorkerError, match=rf"derived field 'x': .* raised KeyError: {first}") as caught:
         stage.executor.fill(0, [(0, 0, 16)], [])
     assert "in refuse" in caught.value.traceback
+
+
+def test_the_row_that_cannot_be_made_alone_is_found(write_numbered: Write):
+    bad: set[int] = set()
+    calls: list[float] = []
+
+    def refuse(numbers: Any) -> Any:
+        calls.append(time.monotonic())
+        time.sleep(pause_s)
+        if len(bad.intersection(numbers.tolist())) >= least:
+            raise KeyError(numbers)
+        return numbers
+
+    schema = loaderd.Schema(
+        {"id": loaderd.Int64()}, {"x": loaderd.Derived(refuse, "id")}, {"id": loaderd.Array("id")}
+    )
+    stage = Stage(write_numbered([170]), schema)
+    for window, arena in ((0, 2), (1, 0)):
+        stage.load(window, arena)
+    segments = [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)]
+    numbers = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
+    least, pause_s = 1, 0.0
+    for row in range(16):
+        bad = {numbers[row], numbers[15]}
+        assert stage.executor.first_failing(segments, [], time.monotonic_ns()) == row
+    bad = {numbers[3], numbers[12]}
+    assert stage.executor.first_failing(segments, [0, 3, 7], time.monotonic_ns()) == 12
+    least = 2
+    assert stage.executor.first_failing(segments, [], time.monotonic_ns()) == -1, "none fails alone"
+    assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
+    pause_s, least = 0.4, 1
+    calls.clear()
+    assert stage.executor.first_failing(segments, [], time.monotonic_ns()) == -1
+    assert len(calls) <= 4, "a second, and the call that was under way"
 
 
 def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbered: Write):

@@ -67,8 +67,8 @@ class Granting:
     def is_under_way(self, key: int) -> bool:
         return self._stream.is_under_way(key)
 
-    def not_made(self, generation: int, step: int, error: LoaderdError) -> None:
-        self._stream.not_made(generation, step, error)
+    def not_made(self, generation: int, step: int, error: LoaderdError, row: int) -> None:
+        self._stream.not_made(generation, step, error, row)
 
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
         """The worker of a seat is lost: give up its claims, so that others make these batches, if anybody may."""

@@ -69,7 +69,7 @@ class OpenedStream:
             num_arenas=self._num_arenas,
             num_workers=options.num_workers,
             skip_damaged=options.on_corrupt != "raise",
-            blame=lambda records, error: self._data.blame(records, error),
+            blame=lambda records, error, *, survived=False: self._data.blame(records, error, survived=survived),
             tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
         )
         self.kernels: Kernels = "numpy"

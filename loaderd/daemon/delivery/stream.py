@@ -38,6 +38,7 @@ from loaderd.daemon.pool.tasks import (
     TaskSource,
     TrialWork,
 )
+from loaderd.daemon.preparing.blame import Blame
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
 from loaderd.memory.page import (
     CONSUMER_SLEEPS_FOR,
@@ -52,18 +53,12 @@ from loaderd.memory.page import (
     split_key,
 )
 from loaderd.plan.batches import Segment
-from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.protocol.worker_messages import Done, Loaded
 
-_NO_GENERATION = 0
-
 
 class Stream(TaskSource):
-    """See the module's docstring.
-
-    ``plan_pass`` makes the plan of a pass; ``blame`` makes an error name the records that it is about.
-    """
+    """See the module's docstring. ``plan_pass`` makes the plan of a pass."""
 
     def __init__(
         self,
@@ -73,13 +68,13 @@ class Stream(TaskSource):
         num_arenas: int,
         num_workers: int,
         skip_damaged: bool,
-        blame: Callable[[list[Slice], LoaderdError], LoaderdError],
+        blame: Blame,
         tasks_per_worker: int = TASKS_PER_WORKER,
     ) -> None:
         self._tasks_per_worker = tasks_per_worker
         self.notes: deque[Note] = deque()
         self.grants: deque[list[Grant] | Withdrawal] = deque()
-        self.generation = _NO_GENERATION
+        self.generation = 0  # none
         self.plan: PassPlan | None = None
         self.plan_pass = plan_pass
         self.page = page
@@ -293,11 +288,15 @@ class Stream(TaskSource):
         generation, step = split_key(key)
         return self.plan is not None and generation == self.generation and self._granted.has(step)
 
-    def not_made(self, generation: int, step: int, error: LoaderdError) -> None:
-        """A worker says that a batch cannot be made."""
-        if self.is_under_way(key_of(generation, step)):
-            self._withdraw(step)
-            self.notes.append(BrokenBatch(step, error))
+    def not_made(self, generation: int, step: int, error: LoaderdError, row: int = -1) -> None:
+        """A worker says that a batch cannot be made, because of this row of it (-1: not known)."""
+        if not self.is_under_way(key_of(generation, step)):
+            return
+        batch = self._withdraw(step)
+        if 0 <= row < batch.num_rows:
+            window, place = batch.place_of(row)
+            error = self._blame(self._windows.records_at(window, place, place + 1), error, survived=True)
+        self.notes.append(BrokenBatch(step, error))
 
     def keeps_slot(self, key: int) -> bool:
         """Whether a claim is of a batch on trial. That batch keeps its slot: later ones could take all slots."""

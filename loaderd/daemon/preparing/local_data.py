@@ -13,6 +13,7 @@ from itertools import accumulate, takewhile
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.daemon.preparing.blame import naming
 from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.daemon.preparing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
 from loaderd.dataset import AnyDataset, Dataset, joined_text
@@ -27,7 +28,6 @@ from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.shards.shard_index import ShardIndex
 
 _MOST_NAMED = 3
-_UNKNOWN = -1
 
 
 def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[list[ShardFile]]:
@@ -148,18 +148,20 @@ class Data:
         own, of_set = self._find(block)
         return self._tables[of_set].place(own, seed, epoch)
 
-    def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
-        """The ``error`` that workers met at ``records``, with the shards, blocks and records named."""
+    def blame(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
+        """The ``error`` that workers met at ``records``, with the shards, blocks and records named.
+
+        ``survived``: as in ``Blame``.
+        """
         numbers: dict[int, list[int]] = {}
         for part in records:
             numbers.setdefault(part.block, []).extend(self._numbers(part))
         named = [self._named(block, found) for block, found in numbers.items()]
         rest = f"\n  … and of {len(named) - _MOST_NAMED} more blocks" if len(named) > _MOST_NAMED else ""
-        text = f"{error.message}. It holds\n  " + "\n  ".join(named[:_MOST_NAMED]) + rest
+        text = "".join(f"\n  {place}" for place in named[:_MOST_NAMED]) + rest
         block, found = next(iter(numbers.items()))
         uri = self.files[self._place(block).block.shard].uri
-        damage = Damage(uri, min(found), _UNKNOWN, "records that workers survive", error.message)
-        return WorkerError(text, hint=error.hint, damage=damage)
+        return naming(error, text, uri, min(found), survived=survived)
 
     def _named(self, block: int, numbers: Sequence[int]) -> str:
         of = self._place(block).block

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from loaderd.daemon.preparing.blame import naming
 from loaderd.errors import Damage, LoaderdError, WorkerError
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
@@ -54,11 +55,13 @@ class RemoteData:
         """No places: servers read the records."""
         return []
 
-    def blame(self, records: Sequence[Slice], error: LoaderdError) -> WorkerError:
-        """The ``error`` that workers met at ``records``, with their blocks and the data set named."""
+    def blame(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
+        """The ``error`` that workers met at ``records``, with their blocks and the data set named.
+
+        ``survived``: as in ``Blame``.
+        """
         blocks = sorted({part.block for part in records})
         count = sum(part.stop - part.first for part in records)
         name = self._of().name
         named = f"{count} records of blocks {blocks[0]} to {blocks[-1]} of data set {name}"
-        damage = Damage(name, -1, -1, "records that workers survive", error.message)
-        return WorkerError(f"{error.message}. It holds {named}", hint=error.hint, damage=damage)
+        return naming(error, f" {named}", name, survived=survived)

@@ -35,7 +35,7 @@ def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bo
         num_arenas=2,
         num_workers=2,
         skip_damaged=True,
-        blame=lambda records, error: error,
+        blame=lambda records, error, **_: error,
     )
     heard: list[Note] = []
 
@@ -83,7 +83,7 @@ class Damaged:
             num_arenas=2,
             num_workers=2,
             skip_damaged=skip_damaged,
-            blame=lambda records, error: error,
+            blame=lambda records, error, **_: error,
         )
         self._bell = new_bell()
         self._consumer = Taker(page, self._bell, [])

@@ -69,7 +69,7 @@ class StreamMachine(StreamWorld):
             num_arenas=num_arenas,
             num_workers=sizes["num_workers"],
             skip_damaged=skip,
-            blame=lambda records, error: error,
+            blame=lambda records, error, **_: error,
         )
         self.scheduler = Scheduler()
         self.scheduler.add_source(self.stream)
