@@ -71,9 +71,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     ``fit`` trains on ``dataset`` or on what ``map`` and ``prefetch`` make of it: each step must be its next batch.
     Raises OptionError for data that grow, for ``sharing="shared"``, and for a ``directory`` that TensorFlow would
     take for a pattern. When ``fit`` begins, raises it if the backup is of another model or of other data, and for
-    what cannot be resumed: other data than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the like make of
-    it, a MultiWorkerMirroredStrategy, ``steps_per_epoch`` for data with an end, and ``steps_per_execution`` that does
-    not divide an epoch's steps.
+    what cannot be resumed: a model of tf_keras, other data than ``dataset``, what ``cache``, ``shuffle``, ``batch``
+    and the like make of it, a MultiWorkerMirroredStrategy, ``steps_per_epoch`` for data with an end, and
+    ``steps_per_execution`` that does not divide an epoch's steps.
     """
 
     def __init__(
@@ -118,6 +118,16 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._delete_checkpoint = delete_checkpoint
 
     # ------------------------------------------------------------------------------------ called by fit
+
+    def set_model(self, model: Any) -> None:
+        if not isinstance(model, keras.Model):
+            raise OptionError(
+                f"BackupAndRestore is for models of Keras {keras.__version__}, got one of "
+                f"{type(model).__module__.partition('.')[0]}",
+                hint="Build the model with the package keras; or save its weights and loader.position in a training "
+                "loop of your own.",
+            )
+        super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._found: str | None = tf.train.latest_checkpoint(self._directory)

@@ -41,6 +41,8 @@ def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Ca
         server = _Server(family, (str(address[0]), port))
     except OSError as error:
         raise OptionError(f"metrics cannot be served at {host}:{port}: {error.strerror}") from None
+    except UnicodeError as error:  # of a name that can be no host's, such as "a..b"
+        raise OptionError(f"host must be the name or address of this machine, got {host!r}: {error}") from None
     server.set_app(make_wsgi_app(registry))
     threading.Thread(target=server.answer, name="loaderd-metrics", daemon=True).start()
     end = weakref.finalize(loader, server.end)

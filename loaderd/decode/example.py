@@ -39,11 +39,15 @@ _MAX_NAMES = 16
 
 
 class RecordFault(NamedTuple):
-    """What is wrong with one record of a batch. ``record``: its position in the batch, from 0."""
+    """What is wrong with one record of a batch. ``record``: its position in the batch, from 0.
+
+    ``is_missing``: a feature is not there, for which a default could stand in.
+    """
 
     record: int
     expected: str
     found: str
+    is_missing: bool = False
 
 
 class Span(NamedTuple):
@@ -75,7 +79,7 @@ class Example(NamedTuple):
 
 
 class _Mismatch(Exception):
-    """The record is not what it should be; the arguments are what was expected and what was found."""
+    """The record is not what it should be; the arguments are those of RecordFault behind its first."""
 
 
 def parse_example(
@@ -200,10 +204,10 @@ def _default(name: str, feature: Feature, names: list[bytes]) -> Value:
     if feature.default_bytes is not None:
         return Value(feature.default_bytes, ())
     if name.encode() in names:
-        raise _Mismatch(f"feature {name!r}", "that feature without a list")
+        raise _Mismatch(f"feature {name!r}", "that feature without a list", True)
     shown = [each[:64].decode(errors="backslashreplace") for each in names[:_MAX_NAMES]]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    raise _Mismatch(f"feature {name!r}", f"features {shown}{more}" if names else "no features")
+    raise _Mismatch(f"feature {name!r}", f"features {shown}{more}" if names else "no features", True)
 
 
 # ------------------------------------------------------------------------------------------------- lists

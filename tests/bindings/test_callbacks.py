@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import warnings
 from collections.abc import Callable
@@ -266,6 +267,15 @@ def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     backup = loaderd_tf.BackupAndRestore(tmp_path, dataset)
     with pytest.raises(OptionError, match=r"is of another model or optimizer: .*\[32, 8\].* these have .*\[32, 1\]"):
         other.fit(dataset, callbacks=[backup], shuffle=False, verbose=0)
+
+
+def test_a_model_of_tf_keras_is_refused(open_dataset: Callable[..., Any], tmp_path: Path):
+    tf_keras = importlib.import_module("tf_keras")
+    model = tf_keras.Sequential([tf_keras.Input((32,)), tf_keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    dataset = open_dataset()
+    with pytest.raises(OptionError, match=r"is for models of Keras 3\..*, got one of tf_keras"):
+        model.fit(dataset, verbose=0, callbacks=[loaderd_tf.BackupAndRestore(tmp_path, dataset)])
 
 
 @pytest.mark.parametrize("epochs", [1, None])

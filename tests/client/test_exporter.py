@@ -51,6 +51,8 @@ def test_a_loader_gives_its_figures(
         assert found["loaderd_waiting_seconds_total"] == pytest.approx(statistics.wait_s)
         with pytest.raises(OptionError, match=f"cannot be served at 127.0.0.1:{port}"):
             loader.serve_metrics(port, "127.0.0.1")
+        with pytest.raises(OptionError, match=r"host must be the name or address of this machine, got 'a\.\.b'"):
+            loader.serve_metrics(0, "a..b")
     with pytest.raises(OSError):
         scrape(port)
 

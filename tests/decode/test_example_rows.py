@@ -239,7 +239,7 @@ def test_faults_leave_the_neighbours_alone() -> None:
     assert faults == [
         RecordFault(3, "feature 'd' of 194 bytes", "190 bytes"),
         RecordFault(4, "a tf.train.Example", "a field of 222 bytes where 221 are left at byte 3"),
-        RecordFault(49, "feature 's'", "features ['d', 't']"),
+        RecordFault(49, "feature 's'", "features ['d', 't']", True),
     ]
     assert np.flatnonzero(~out.any(axis=1)).tolist() == [3, 4, 49]
 

@@ -224,6 +224,7 @@ def test_a_record_that_does_not_fit_costs_its_place_alone(
     offset = sum(len(payload) + 16 for payload in records[:33])
     assert (error.damage.record, error.damage.offset) == (33, offset)
     assert "expected feature 'bits'" in error.message and "bats" in error.message
+    assert "give the feature a default" in error.hint
     rows[33] = bytes(len(rows[33]))
     assert window.tobytes() == b"".join(rows)
 
@@ -313,5 +314,8 @@ def test_the_first_record_tells_whether_the_schema_fits(write_numbered: Write, n
     shards.loader.check_fits(shards.blocks[0], np.arange(1))
     other = loaderd.Schema({"bits": loaderd.PackedBits(40)}, {"bits": loaderd.Packed("bits")})
     loader = WindowLoader(other, shards.files, ["none"])
-    with pytest.raises(RecordMismatchError, match=f"{paths[0]}: record 0 at byte 0: expected feature 'bits'"):
+    with pytest.raises(
+        RecordMismatchError, match=f"{paths[0]}: record 0 at byte 0: expected feature 'bits'"
+    ) as caught:
         loader.check_fits(shards.blocks[0], np.arange(1))
+    assert "default" not in caught.value.hint, "which is for a feature that is not there"
