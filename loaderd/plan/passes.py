@@ -117,6 +117,20 @@ class PassPlan:
             found = Window(found.start + found.first, found.num_places, 0, found.num_places)
         return self._first_epoch + epoch, found
 
+    def stop_of_run(self, step: int) -> int:
+        """The step behind the batches from ``step`` on that lie one behind the other in a window, all of one size.
+
+        Batch ``step`` has one segment.
+        """
+        (segment,) = self.segments_of(step)
+        last = self.last_step_in(segment.window) - 1
+        if last <= step:
+            return step + 1
+        size = segment.stop - segment.start
+        start = segment.start + (last - step) * size
+        is_run = self.segments_of(last) == [Segment(segment.window, start, start + size)]
+        return last + 1 if is_run else step + 1
+
     def rows_of(self, window: int) -> int:
         """Rows to be loaded for ``window``: more than its places, if other hosts have delivered a part of it."""
         return self._locate(window)[1].size

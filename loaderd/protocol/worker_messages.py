@@ -263,13 +263,14 @@ class TaskFailed(NamedTuple):
 class FillFailed(NamedTuple):
     """Worker: this batch cannot be made. Its claim stays until the batch is Withdrawn.
 
-    ``row``: the first row of the batch that cannot be made alone; -1: not known.
+    ``rows``: those that cannot be made alone either; only the first of them, if not ``all_rows``.
     """
 
     stream: int
     generation: int
     step: int
-    row: int
+    rows: list[int]
+    all_rows: bool
     error: dict[str, Any]
 
 

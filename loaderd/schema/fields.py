@@ -240,7 +240,8 @@ class Derived:
 
     ``inputs`` names other fields or intermediates; each arrives as an array of shape (n, …), n being any number
     of records. ``function`` returns an array of shape ``(n, *shape)``, which is cast to ``dtype``. It may be a
-    lambda. It must depend only on its arguments: a batch that has to be made again must come out the same.
+    lambda. It must depend only on its arguments: a batch that has to be made again must come out the same. Where it
+    raises, it is called again with fewer records, to find at which.
 
     With ``random``, the function gets a :class:`~loaderd.RecordRandom` as its last argument: a generator for each of
     the n records, seeded by (seed, epoch, record) and by the name of a stream. True: the stream has the field's own

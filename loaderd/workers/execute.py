@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _MAX_PROBED = 1000
 _MOST_SEARCH_NS = 10**9
+_MOST_FAILING = 32  # if more records of a batch fail, it is not the data's fault
 
 
 def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | None = None) -> FilesFound:
@@ -114,26 +116,31 @@ class Executor:
         self._decode(self._room(), task.segments, task.omit)
         return TriedOut(task.task)
 
-    def first_failing(self, segments: Sequence[ArenaSegment], omit: Sequence[int], began_ns: int) -> int:
-        """Of a batch that cannot be made, the first row that alone cannot be made, found by halving; -1: none.
+    def failing_rows(
+        self, segments: Sequence[ArenaSegment], omit: Sequence[int], began_ns: int
+    ) -> tuple[list[int], bool]:
+        """Of a batch that cannot be made, the rows that cannot be made alone either, found by halving; and True.
 
-        It is given up a second after ``began_ns``, by the monotonic clock: a user's function may be slow.
+        The first of them, and False, if there are more than 32, or if it takes more than a second from ``began_ns``,
+        by the monotonic clock.
         """
-        num_rows = sum(stop - start for _, start, stop in segments)
-        left = np.delete(np.arange(num_rows), omit)
+        rows = np.arange(sum(stop - start for _, start, stop in segments))
         room = self._room()
-        while len(left):
-            if time.monotonic_ns() - began_ns > _MOST_SEARCH_NS:
-                return -1
-            half = left[: (len(left) + 1) // 2]
+        waiting = deque([np.delete(rows, omit)])
+        found: list[int] = []
+        while waiting:
+            if len(found) > _MOST_FAILING or time.monotonic_ns() - began_ns > _MOST_SEARCH_NS:
+                return found[:1], False
+            half = waiting.pop()
             try:
-                self._decode(room, segments, np.delete(np.arange(num_rows), half).tolist())
-                left = left[len(half) :]
+                self._decode(room, segments, np.delete(rows, half).tolist())
             except Exception:
-                if len(left) == 1:
-                    return int(left[0])
-                left = half
-        return -1
+                middle = len(half) // 2
+                if middle:
+                    waiting += [half[middle:], half[:middle]]
+                else:
+                    found += half.tolist()
+        return found, len(found) <= _MOST_FAILING
 
     def _room(self) -> dict[str, npt.NDArray[Any]]:
         """Room for a batch that nobody gets."""

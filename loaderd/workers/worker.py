@@ -322,10 +322,10 @@ class Worker:
         if error is None:
             stream.filler.made(claim)
             return
-        row = stream.executor.first_failing(claim.segments, claim.run.omit, began_ns)
+        rows, all_rows = stream.executor.failing_rows(claim.segments, claim.run.omit, began_ns)
         stream.filler.not_made(claim)
         generation, step = claim.place
-        self._channel.send(FillFailed(stream.number, generation, step, row, to_wire(error)))
+        self._channel.send(FillFailed(stream.number, generation, step, rows, all_rows, to_wire(error)))
 
     def _do_task(self, task: AnyTask) -> None:
         """Do a task, and answer."""

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from page_workers import new_page
 
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Note, Omission
 from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
-from loaderd.errors import LoaderdError
+from loaderd.errors import LoaderdError, to_wire
 from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
 from loaderd.memory.taking import Taker
+from loaderd.protocol.worker_messages import FillFailed
 from loaderd.workers.fill import Claim, Filler
 
 
@@ -34,8 +36,8 @@ class Hand:
         self.filler = Filler(page, seat, page.news(seat), consumer_bell)
         self.unread: deque[tuple[int, list[Grant] | Withdrawal]] = deque()
         """Granted and Withdrawn."""
-        self.unheard: deque[tuple[int, int, LoaderdError]] = deque()
-        """Its FillFailed, of which the daemon has not heard."""
+        self.unheard: deque[FillFailed] = deque()
+        """Of which the daemon has not heard."""
         self.claim: Claim | None = None
         self.asleep = False
         self._bell = bell
@@ -78,12 +80,12 @@ class Hand:
         claim, self.claim = self.claim, None
         self.filler.made(claim)
 
-    def not_made(self, error: LoaderdError) -> None:
-        """Its batch cannot be made; the daemon is told."""
+    def not_made(self, error: LoaderdError, rows: Sequence[int] = (), all_rows: bool = True) -> None:
+        """Its batch cannot be made, because of these rows; the daemon is told."""
         assert self.claim is not None
         claim, self.claim = self.claim, None
         self.filler.not_made(claim)
-        self.unheard.append((*claim.place, error))
+        self.unheard.append(FillFailed(0, *claim.place, list(rows), all_rows, to_wire(error)))
 
 
 class Consumer:
@@ -193,7 +195,7 @@ class Floor:
         """The daemon hears what a worker could not make."""
         hand = self.hands[seat]
         while hand.unheard:
-            self.stream.not_made(*hand.unheard.popleft())
+            self.stream.not_made(hand.unheard.popleft())
         self.say()
 
     def lose(self, seat: int, reason: str, stalled: bool = False) -> None:

@@ -15,14 +15,14 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.members import Handed, Members, PassKey, key_of
 from loaderd.daemon.pool.tasks import Task
-from loaderd.errors import ShardReadError
+from loaderd.errors import ShardReadError, to_wire
 from loaderd.memory.page import MAX_GENERATION, new_bell
 from loaderd.memory.taking import Taker
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
-from loaderd.protocol.worker_messages import Granted, Withdrawn
+from loaderd.protocol.worker_messages import FillFailed, Granted, Withdrawn
 from loaderd.workers.fill import Claim
 
 BATCH_SIZE = 2
@@ -132,7 +132,7 @@ class Workshop:
         generation, step = claim.place
         if step in self.broken:
             worker.filler.not_made(claim)
-            self.stream.not_made(generation, step, ShardReadError("unreadable"))
+            self.stream.not_made(FillFailed(0, generation, step, [], True, to_wire(ShardReadError("unreadable"))))
             return
         assert not self.readers.get(claim.slot), "nobody reads what is overwritten"
         self.fills += 1

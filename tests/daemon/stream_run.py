@@ -151,11 +151,17 @@ class Run:
         self.hand_out()
 
     def to_the_end(
-        self, is_deadly: Any = lambda work: False, error_at: Any = lambda work: None, stalled: bool = False
+        self,
+        is_deadly: Any = lambda work: False,
+        error_at: Any = lambda work: None,
+        stalled: bool = False,
+        failing: Sequence[int] = (),
+        all_failing: bool = True,
     ) -> list[Delivery | BrokenBatch]:
         """Have all done but what kills a worker (or has it ``stalled``), or fails; what was sent.
 
-        ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of claims.
+        ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of claims. Batches fail because of the rows
+        ``failing``, which may be only the first of all.
         """
         while not self.ended:
             progress = False
@@ -174,7 +180,7 @@ class Run:
                 elif task is not None:
                     self.end_task(task, error_at(work))
                 elif (error := error_at(work)) is not None:
-                    hand.not_made(error)
+                    hand.not_made(error, failing, all_failing)
                     self.floor.hear(seat)
                 else:
                     hand.made()

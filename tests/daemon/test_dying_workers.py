@@ -235,6 +235,27 @@ def test_a_function_that_raises_breaks_its_batch_and_the_record_is_named(
         assert loader.statistics().workers_restarted == 0
 
 
+def test_records_at_which_a_function_raises_are_left_out_where_the_user_chose_so(
+    write_numbered: Write, check_batch: Check
+):
+    def refuse(numbers: Any) -> Any:
+        if not (numbers % 70).all():
+            raise ValueError("no multiples of 70")
+        return numbers
+
+    (shard,) = write_numbered([200])
+    options: Any = {"batch_size": 64, "workers": 2, "on_corrupt": "skip_record"}
+    with loaderd.Loader(shard, crashing_schema(refuse), **options) as loader:
+        found = sorted(chain(*fetch_all(loader, check_batch)))
+        assert found == [number for number in range(200) if number % 70]
+        statistics = loader.statistics()
+        assert (statistics.records_skipped, statistics.workers_restarted) == (3, 0)
+        assert sorted((damage.shard, damage.record) for damage in statistics.damages) == [
+            (str(shard), number) for number in (0, 70, 140)
+        ]
+        assert all("no multiples of 70" in damage.found for damage in statistics.damages)
+
+
 # --------------------------------------------------------------------------- schemas that do not arrive
 
 

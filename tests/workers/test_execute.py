@@ -29,6 +29,7 @@ from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_index import build_index, decode_index
+from loaderd.workers import execute
 from loaderd.workers.execute import Executor, index_shard
 from loaderd.workers.file_rows import FileRows
 
@@ -196,12 +197,13 @@ def test_a_derived_field_that_raises_is_named(write_numbered: Write):
     assert "in refuse" in caught.value.traceback
 
 
-def test_the_row_that_cannot_be_made_alone_is_found(write_numbered: Write):
+def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
     bad: set[int] = set()
-    calls: list[float] = []
+    calls: list[int] = []
+    least, pause_s = 1, 0.0
 
     def refuse(numbers: Any) -> Any:
-        calls.append(time.monotonic())
+        calls.append(len(numbers))
         time.sleep(pause_s)
         if len(bad.intersection(numbers.tolist())) >= least:
             raise KeyError(numbers)
@@ -215,19 +217,32 @@ def test_the_row_that_cannot_be_made_alone_is_found(write_numbered: Write):
         stage.load(window, arena)
     segments = [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)]
     numbers = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
-    least, pause_s = 1, 0.0
+
+    def failing(*omit: int) -> tuple[list[int], bool]:
+        return stage.executor.failing_rows(segments, omit, time.monotonic_ns())
+
     for row in range(16):
         bad = {numbers[row], numbers[15]}
-        assert stage.executor.first_failing(segments, [], time.monotonic_ns()) == row
+        assert failing() == (sorted({row, 15}), True)
     bad = {numbers[3], numbers[12]}
-    assert stage.executor.first_failing(segments, [0, 3, 7], time.monotonic_ns()) == 12
+    assert failing(0, 3, 7) == ([12], True)
+    bad = set(numbers)
+    assert failing(9) == ([row for row in range(16) if row != 9], True)
     least = 2
-    assert stage.executor.first_failing(segments, [], time.monotonic_ns()) == -1, "none fails alone"
+    assert failing() == ([], True), "none fails alone"
     assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
-    pause_s, least = 0.4, 1
+    least = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execute, "_MOST_FAILING", 5)
+        calls.clear()
+        assert failing() == ([0], False)
+        assert len(calls) < 16
+        bad = set(numbers[8:13])
+        assert failing() == ([8, 9, 10, 11, 12], True)
+    pause_s = 0.25
     calls.clear()
-    assert stage.executor.first_failing(segments, [], time.monotonic_ns()) == -1
-    assert len(calls) <= 4, "a second, and the call that was under way"
+    assert failing() in (([], False), ([8], False))
+    assert len(calls) <= 5, "a second, and the call that was under way"
 
 
 def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbered: Write):

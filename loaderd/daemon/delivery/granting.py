@@ -9,7 +9,7 @@ from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.pool.workforce import Workforce
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import Page, barrier, ring
-from loaderd.protocol.worker_messages import Attach, Granted, Withdrawn
+from loaderd.protocol.worker_messages import Attach, FillFailed, Granted, Withdrawn
 
 
 class Granting:
@@ -67,8 +67,8 @@ class Granting:
     def is_under_way(self, key: int) -> bool:
         return self._stream.is_under_way(key)
 
-    def not_made(self, generation: int, step: int, error: LoaderdError, row: int) -> None:
-        self._stream.not_made(generation, step, error, row)
+    def not_made(self, failed: FillFailed) -> None:
+        self._stream.not_made(failed)
 
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
         """The worker of a seat is lost: give up its claims, so that others make these batches, if anybody may."""

@@ -20,7 +20,7 @@ The owner first sends what is in ``notes`` to the consumer, then what is in ``gr
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from loaderd.daemon.delivery.away import Away
 from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
@@ -54,7 +54,7 @@ from loaderd.memory.page import (
 )
 from loaderd.plan.batches import Segment
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.protocol.worker_messages import Done, Loaded
+from loaderd.protocol.worker_messages import Done, FillFailed, Loaded
 
 
 class Stream(TaskSource):
@@ -259,18 +259,8 @@ class Stream(TaskSource):
             if isinstance(note, BrokenBatch):
                 return None
         batch = PlannedBatch(step, tuple(segments), self._windows.arenas_of(segments), tuple(bad))
-        return Grant(batch, step + 1 if bad or len(segments) != 1 else self._stop_of_run(step, segments[0]))
-
-    def _stop_of_run(self, step: int, segment: Segment) -> int:
-        """The step behind the batches from ``step`` on that lie one behind the other in a window, all of one size."""
-        assert self.plan is not None
-        last = self.plan.last_step_in(segment.window) - 1
-        if last <= step or self._windows.has_bad_rows(segment.window):
-            return step + 1
-        size = segment.stop - segment.start
-        start = segment.start + (last - step) * size
-        is_run = self.plan.segments_of(last) == [Segment(segment.window, start, start + size)]
-        return last + 1 if is_run else step + 1
+        alone = bad or len(segments) != 1 or self._windows.has_bad_rows(segments[0].window)
+        return Grant(batch, step + 1 if alone else self._windows.plan.stop_of_run(step))
 
     def all_granted(self) -> list[Grant]:
         """What a worker that is attached now may make."""
@@ -288,14 +278,18 @@ class Stream(TaskSource):
         generation, step = split_key(key)
         return self.plan is not None and generation == self.generation and self._granted.has(step)
 
-    def not_made(self, generation: int, step: int, error: LoaderdError, row: int = -1) -> None:
-        """A worker says that a batch cannot be made, because of this row of it (-1: not known)."""
-        if not self.is_under_way(key_of(generation, step)):
+    def not_made(self, failed: FillFailed) -> None:
+        """A worker says that a batch cannot be made: it is made without the records to blame, or broken."""
+        step, rows, error = failed.step, failed.rows, from_wire(failed.error)
+        if not self.is_under_way(key_of(failed.generation, step)):
             return
         batch = self._withdraw(step)
-        if 0 <= row < batch.num_rows:
-            window, place = batch.place_of(row)
-            error = self._blame(self._windows.records_at(window, place, place + 1), error, survived=True)
+        if rows and failed.all_rows and step not in self._tried:
+            self._tried.add(step)
+            self._make_without(batch, dict.fromkeys(rows, error), survived=True)
+            return
+        if rows:
+            error = self._blame(self._windows.records_of(batch, rows[0]), error, survived=True)
         self.notes.append(BrokenBatch(step, error))
 
     def keeps_slot(self, key: int) -> bool:
@@ -347,10 +341,13 @@ class Stream(TaskSource):
         if batch.step < self._taken:
             self.grants.append(Withdrawal(batch.step))
             return
-        for row, why in trial.guilty.items():
-            window, place = batch.place_of(row)
-            record = self._windows.records_at(window, place, place + 1)
-            self._windows.mark_bad(window, place, self._blame(record, why))
+        self._make_without(batch, trial.guilty)
+
+    def _make_without(self, batch: PlannedBatch, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
+        """Have a batch that nobody may make now made without rows, or break it. ``survived``: as in ``Blame``."""
+        for row, why in guilty.items():
+            error = self._blame(self._windows.records_of(batch, row), why, survived=survived)
+            self._windows.mark_bad(*batch.place_of(row), error)
         bad = self._windows.bad_rows(batch.segments)
         if set(bad) == set(batch.omit):
             self._let([Grant(batch, batch.step + 1)])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from loaderd.daemon.pool.tasks import Fault, LoadWork, Task
+from loaderd.daemon.pool.tasks import Fault, LoadWork, PlannedBatch, Task
 from loaderd.errors import LoaderdError
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
@@ -190,6 +190,11 @@ class Windows:
             places = order.places(part.row, part.row + part.stop - part.first)
             found += [_record(part, n) for n in np.flatnonzero((places >= start) & (places < stop)).tolist()]
         return found
+
+    def records_of(self, batch: PlannedBatch, row: int) -> list[Slice]:
+        """The record of a row of a batch, as a slice."""
+        window, place = batch.place_of(row)
+        return self.records_at(window, place, place + 1)
 
     @property
     def num_ready(self) -> int:

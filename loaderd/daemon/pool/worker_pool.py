@@ -77,7 +77,8 @@ class WorkerPool:
         if self._fruitless_deaths >= _MAX_FRUITLESS_DEATHS:
             raise DaemonError(
                 f"{self._fruitless_deaths} workers died without having done anything; the last {reason}",
-                hint="Check the memory limit, and that the schema's module can be imported.",
+                hint="Warnings before this may say why. Check the limits of memory and of open files (ulimit -n), "
+                "and that the schema's module can be imported.",
             )
         return reason
 

@@ -72,8 +72,8 @@ class Attachable(Protocol):
     def is_under_way(self, key: int) -> bool:
         """Whether a claim of this key is of a batch that may be made."""
 
-    def not_made(self, generation: int, step: int, error: LoaderdError, row: int) -> None:
-        """A worker says that a batch cannot be made, because of this row of it (-1: not known)."""
+    def not_made(self, failed: FillFailed) -> None:
+        """A worker says that a batch cannot be made."""
 
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
         """The worker of a seat is lost: give up its claims, so that others make these batches."""
@@ -220,8 +220,7 @@ class Workforce:
             elif isinstance(message, TaskFailed):
                 self._failed(worker, message)
             elif isinstance(message, FillFailed) and message.stream in self._streams:
-                error = from_wire(message.error)
-                self._streams[message.stream].not_made(message.generation, message.step, error, message.row)
+                self._streams[message.stream].not_made(message)
             self.pool.achieved()
 
     def _pass_on(self, text: str) -> None:

@@ -17,7 +17,7 @@ from stream_world import Row, StreamWorld
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Fault, LoadWork, Task, TrialWork
-from loaderd.errors import LoaderdError, to_wire
+from loaderd.errors import LoaderdError, from_wire, to_wire
 from loaderd.memory.page import POSITION
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
@@ -125,6 +125,8 @@ class StreamMachine(StreamWorld):
         self.delivered: list[Row] = []
         self.bad: dict[tuple[int, int], LoaderdError] = {}
         self.broken: dict[int, LoaderdError] = {}
+        self.failed_before: set[int] = set()
+        """Batches that were made again without the records at which they had failed."""
         self.stream.start(self.generation, pass_, step)
         self.floor.say()
         self.settle()
@@ -242,9 +244,13 @@ class StreamMachine(StreamWorld):
         hand.made()
 
     @precondition(lambda self: self.making)
-    @rule(which=st.integers(0, 2))
-    def fail_batch(self, which: int) -> None:
-        self.hands[self.making[which % len(self.making)]].not_made(self.new_error())
+    @rule(which=st.integers(0, 2), guilty=st.lists(st.integers(0, 20), max_size=3), all_rows=st.booleans())
+    def fail_batch(self, which: int, guilty: list[int], all_rows: bool) -> None:
+        hand = self.hands[self.making[which % len(self.making)]]
+        assert hand.claim is not None
+        run = hand.claim.run
+        left = sorted(set(range(run.num_records + len(run.omit))).difference(run.omit))
+        hand.not_made(self.new_error(), sorted({left[row % len(left)] for row in guilty if left}), all_rows)
         if self.eager:
             self.hear(which)
 
@@ -256,9 +262,19 @@ class StreamMachine(StreamWorld):
         self.settle()
 
     def expect_broken(self, seat: int) -> None:
-        for generation, step, error in self.hands[seat].unheard:
-            if generation == self.stream.generation:
+        for failed in self.hands[seat].unheard:
+            if failed.generation != self.stream.generation:
+                continue
+            step, error = failed.step, from_wire(failed.error)
+            was_tried = step in self.failed_before or self.deaths_at[failed.generation, step] >= MAX_DEATHS
+            if not failed.rows or not failed.all_rows or was_tried:
                 self.broken[step] = error
+                continue
+            self.failed_before.add(step)
+            places = [(part.window, place) for part in self.plan.segments_of(step) for place in range(*part[1:])]
+            for row in failed.rows:
+                window, place = places[row]
+                self.note_faults(window, [Fault((place,), error)])
 
     @property
     def working(self) -> dict[int, Task]:
@@ -303,7 +319,7 @@ class StreamMachine(StreamWorld):
         claimed = [(self.stream.generation, step) for step in self.floor.steps_claimed(seat)]
         if any(self.deaths_at[place] == 2 * MAX_DEATHS - 1 for place in claimed):
             return  # it would be broken behind its trial
-        unheard = {(generation, step) for generation, step, _ in hand.unheard}
+        unheard = {(failed.generation, failed.step) for failed in hand.unheard}
         self.deaths_at.update(place for place in claimed if place not in unheard)
         if task is not None:
             self.deaths[task] += 1

@@ -61,6 +61,10 @@ def loads_place(run: Run, window: int, place: int) -> Deadly:
     )
 
 
+def omitted_by(work: Any) -> tuple[int, ...]:
+    return work.run.omit if isinstance(work, Claim) else ()
+
+
 def record_at(run: Run, window: int, place: int) -> tuple[int, int]:
     """(block, number) of what lies at a place."""
     row = run.plan.order_of(window).places().tolist().index(place)
@@ -167,7 +171,7 @@ def test_a_batch_that_cannot_be_decoded_breaks_alone(new_run: NewRun, workers: i
     run = new_run(200, 10, 100, workers=workers, slots=20)
     error = WorkerError("derived field 'x' raised")
     sent = run.to_the_end(error_at=lambda work: error if decodes(12)(work) else None)
-    assert [item for item in sent if isinstance(item, BrokenBatch)] == [BrokenBatch(12, error)]
+    assert broken(sent) == {12: error.message}
     assert [item.step for item in sent] == list(range(20))
     assert [claim.step for claim in run.claimed].count(12) == 1, "nobody tries it again"
 
@@ -189,7 +193,36 @@ def test_an_exception_behind_a_trial_is_that_of_the_batch(new_run: NewRun):
         is_deadly=lambda work: decodes(1)(work) and next(deaths, False),
         error_at=lambda work: error if decodes(1)(work) else None,
     )
-    assert [item for item in sent if isinstance(item, BrokenBatch)] == [BrokenBatch(1, error)]
+    assert broken(sent) == {1: error.message}
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_records_at_which_a_function_raises_are_named_and_cost_no_others(new_run: NewRun, skip: bool):
+    run = new_run(200, 10, 100, workers=2, slots=4, skip_damaged=skip)
+    error = WorkerError("derived field 'x' raised")
+    sent = run.to_the_end(
+        error_at=lambda work: error if decodes(12)(work) and 3 not in omitted_by(work) else None, failing=[3, 7]
+    )
+    names = [f"[{record_at(run, 1, 20 + row)}]: {error.message}" for row in (3, 7)]
+    if skip:
+        assert not broken(sent) and delivered(sent) == {step: 10 - 2 * (step == 12) for step in range(20)}
+        assert omitted(sent)[12].num_skipped == 2
+        assert [each.message for each in omitted(sent)[12].errors] == names
+    else:
+        assert broken(sent) == {12: f"{names[0]} (and 1 more in this batch)"}
+        assert delivered(sent) == {step: 10 for step in range(20) if step != 12}
+    assert [claim.step for claim in run.claimed].count(12) == 1 + skip
+
+
+@pytest.mark.parametrize(("all_rows", "tries"), [(True, 2), (False, 1)])
+def test_a_batch_at_which_a_function_raises_again_or_too_often_is_broken(new_run: NewRun, all_rows: bool, tries: int):
+    run = new_run(200, 10, 100, slots=2, skip_damaged=True)
+    error = WorkerError("derived field 'x' raised")
+    sent = run.to_the_end(
+        error_at=lambda work: error if decodes(12)(work) else None, failing=[3], all_failing=all_rows
+    )
+    assert broken(sent) == {12: f"[{record_at(run, 1, 23)}]: {error.message}"}
+    assert [claim.step for claim in run.claimed].count(12) == tries
 
 
 def run_up_to_trial(new_run: NewRun, step: int) -> tuple[Run, TrialWork]:
