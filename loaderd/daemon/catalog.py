@@ -107,7 +107,7 @@ class Served:
             raise found.error
         if not found.finished:
             return DataIs(0, f"data set {self.name} is being {found.doing}"), None
-        data = pickled((self.dataset, self.options, found.sets, found.indexes), self.dataset)
+        data = pickled((self.dataset, self.options, found.sets, found.indexes, found.listing), self.dataset)
         # ``data`` is a pickle in a pickle: unpickling it imports modules, so ``sys.path`` must be set before.
         path = [each for each in sys.path if isinstance(each, str)]
         contents = pickle.dumps((path, data))
@@ -207,8 +207,8 @@ class Served:
 def data_of(contents: bytes) -> tuple[AnyDataset, Data]:
     """The way back from :meth:`Served.data`. Sets ``sys.path`` to the daemon's: modules are imported from there."""
     sys.path[:], data = pickle.loads(contents)
-    dataset, options, sets, indexes = pickle.loads(data)
-    return dataset, Data(dataset, options, sets, indexes.__getitem__)
+    dataset, options, sets, indexes, listing = pickle.loads(data)
+    return dataset, Data(dataset, options, sets, indexes.__getitem__, listing)
 
 
 def load_catalog(targets: Sequence[str], workers: int | None, workforce: Workforce) -> dict[str, Served]:

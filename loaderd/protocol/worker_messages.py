@@ -260,17 +260,30 @@ class TaskFailed(NamedTuple):
     error: dict[str, Any]
 
 
-class FillFailed(NamedTuple):
-    """Worker: this batch cannot be made. Its claim stays until the batch is Withdrawn.
+class RowFault(NamedTuple):
+    """Why a row of a batch cannot be made, even alone."""
 
-    ``rows``: those that cannot be made alone either; only the first of them, if not ``all_rows``.
+    row: int
+    error: dict[str, Any]
+
+
+MOST_ROW_FAULTS = 32
+"""If more rows of a batch cannot be made, that is not the data's fault."""
+
+
+class FillFailed(NamedTuple):
+    """Worker: this batch, without the rows ``omit``, cannot be made. Its claim stays until the batch is
+    Granted anew or Withdrawn.
+
+    ``faults``: of the rows that cannot be made alone; if not ``all_faults``, of the first of them, if of any.
     """
 
     stream: int
     generation: int
     step: int
-    rows: list[int]
-    all_rows: bool
+    omit: list[int]
+    faults: list[RowFault]
+    all_faults: bool
     error: dict[str, Any]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,14 @@ import numpy.typing as npt
 
 from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.errors import to_wire
+from loaderd.errors import LoaderdError, StorageError, WorkerError, to_wire
+from loaderd.machine import remedy
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import MAX_FIELDS
 from loaderd.memory.runs import ArenaSegment
 from loaderd.protocol.worker_messages import (
+    MOST_ROW_FAULTS,
     FilesFound,
     Indexed,
     IndexTask,
@@ -29,6 +30,7 @@ from loaderd.protocol.worker_messages import (
     LoadTask,
     Probed,
     ProbeTask,
+    RowFault,
     TrialTask,
     TriedOut,
 )
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
 _MAX_PROBED = 1000
 _MOST_SEARCH_NS = 10**9
-_MOST_FAILING = 32  # if more records of a batch fail, it is not the data's fault
 
 
 def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | None = None) -> FilesFound:
@@ -78,6 +79,7 @@ class Executor:
         """``rows``: where windows are loaded from. ``spent``: the words of ``Page.spent``; None: count no time."""
         schema = description.schema
         self.rows = rows
+        self._options = description.options
         self._decoder = BatchDecoder(schema, None if spent is None else spent[len(Stage) :], MAX_FIELDS)
         window_layout = WindowLayout(schema.row_bytes, max_rows)
         num_arenas = len(windows.bytes) // window_layout.arena_bytes
@@ -100,11 +102,14 @@ class Executor:
         return Probed(task.task, self._decoder.kernels)
 
     def load(self, task: LoadTask) -> Loaded:
-        """Bring records into a window."""
+        """Bring records into a window. Raises StorageError where memory runs out."""
         # The slices' rows are consecutive: to ask for all their places at once takes a quarter of the time.
         last = task.slices[-1]
         places = task.order.places(task.slices[0].row, last.row + last.stop - last.first)
-        faults = self.rows.load(task, places, self._windows[task.arena])
+        try:
+            faults = self.rows.load(task, places, self._windows[task.arena])
+        except MemoryError as error:  # no record is damaged: it is tried again, and whoever waits is told
+            raise StorageError("memory ran out while records were read", hint=remedy(error)) from None
         return Loaded(task.task, [LoadFault(of_error, to_wire(error)) for of_error, error in faults])
 
     def fill(self, slot: int, segments: Sequence[ArenaSegment], omit: Sequence[int]) -> None:
@@ -116,31 +121,38 @@ class Executor:
         self._decode(self._room(), task.segments, task.omit)
         return TriedOut(task.task)
 
-    def failing_rows(
-        self, segments: Sequence[ArenaSegment], omit: Sequence[int], began_ns: int
-    ) -> tuple[list[int], bool]:
-        """Of a batch that cannot be made, the rows that cannot be made alone either, found by halving; and True.
+    def row_faults(
+        self, segments: Sequence[ArenaSegment], omit: Sequence[int], fill_ns: int
+    ) -> tuple[list[RowFault], bool]:
+        """What is wrong with the rows of a batch that cannot be made alone, found by halving; and True.
 
-        The first of them, and False, if there are more than 32, or if it takes more than a second from ``began_ns``,
-        by the monotonic clock.
+        Only the first of them, and False, if there are too many, or if it takes too long: longer than a second and
+        four times ``fill_ns``, which it took to find that the batch cannot be made.
         """
+        most_ns, stall_timeout = _MOST_SEARCH_NS + 4 * fill_ns, self._options.stall_timeout
+        if stall_timeout is not None:  # or the worker would count as stalled
+            most_ns = min(most_ns, int(stall_timeout * 5e8) - fill_ns)
+        until_ns = time.monotonic_ns() + most_ns
+        most = 0 if self._options.on_corrupt == "raise" else MOST_ROW_FAULTS
         rows = np.arange(sum(stop - start for _, start, stop in segments))
         room = self._room()
-        waiting = deque([np.delete(rows, omit)])
-        found: list[int] = []
-        while waiting:
-            if len(found) > _MOST_FAILING or time.monotonic_ns() - began_ns > _MOST_SEARCH_NS:
+        waiting = _halves(np.delete(rows, omit))
+        found: list[RowFault] = []
+        while waiting and len(found) <= most:
+            if time.monotonic_ns() > until_ns:
                 return found[:1], False
-            half = waiting.pop()
+            part = waiting.pop()
             try:
-                self._decode(room, segments, np.delete(rows, half).tolist())
-            except Exception:
-                middle = len(half) // 2
-                if middle:
-                    waiting += [half[middle:], half[:middle]]
+                self._decode(room, segments, np.delete(rows, part).tolist())
+            except Exception as error:
+                if len(part) > 1:
+                    waiting += _halves(part)
                 else:
-                    found += half.tolist()
-        return found, len(found) <= _MOST_FAILING
+                    of_user = (
+                        error if isinstance(error, LoaderdError) else WorkerError(f"{type(error).__name__}: {error}")
+                    )
+                    found.append(RowFault(int(part[0]), to_wire(of_user)))
+        return found if len(found) <= most else found[:1], len(found) <= most
 
     def _room(self) -> dict[str, npt.NDArray[Any]]:
         """Room for a batch that nobody gets."""
@@ -160,3 +172,9 @@ class Executor:
             out = {name: view[done:end] for name, view in views.items()}
             self._decoder.decode(self._windows[arena][start:stop], out)
             done = end
+
+
+def _halves(rows: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
+    """The second half and the first; no empty one."""
+    middle = (len(rows) + 1) // 2
+    return [half for half in (rows[middle:], rows[:middle]) if len(half)]

@@ -62,6 +62,9 @@ class Filler:
         self._news += 1
         if generation != self._generation:
             self._generation, self._runs = generation, []
+        for run in runs:
+            if run.stop == run.first + 1:  # it may be granted anew, with other rows left out
+                self._runs = without(self._runs, run.first)
         self._runs = sorted([*self._runs, *runs], key=lambda run: run.first)
         for key in list(self._parked):
             if split_key(key)[0] != generation or any(run.first <= step_of(key) < run.stop for run in runs):

@@ -316,16 +316,16 @@ class Worker:
         error = self._error_of(
             lambda: stream.executor.fill(claim.slot, claim.segments, claim.run.omit), "making a batch"
         )
-        page = stream.filler.page
-        page.count(self._seat, Counter.FILL_NS, time.monotonic_ns() - began_ns)
+        page, fill_ns = stream.filler.page, time.monotonic_ns() - began_ns
+        page.count(self._seat, Counter.FILL_NS, fill_ns)
         page.count(self._seat, Counter.FILLS, 1)
         if error is None:
             stream.filler.made(claim)
             return
-        rows, all_rows = stream.executor.failing_rows(claim.segments, claim.run.omit, began_ns)
+        faults, all_faults = stream.executor.row_faults(claim.segments, claim.run.omit, fill_ns)
         stream.filler.not_made(claim)
-        generation, step = claim.place
-        self._channel.send(FillFailed(stream.number, generation, step, rows, all_rows, to_wire(error)))
+        omit, place = list(claim.run.omit), claim.place
+        self._channel.send(FillFailed(stream.number, *place, omit, faults, all_faults, to_wire(error)))
 
     def _do_task(self, task: AnyTask) -> None:
         """Do a task, and answer."""

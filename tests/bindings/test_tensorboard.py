@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_processes import newest_daemon
+from own_processes import family_of, newest_daemon
 
 import loaderd
 from loaderd import testing
@@ -95,8 +96,16 @@ def test_waits_lie_where_they_belong(open_loader: Callable[..., Any], tmp_path: 
     """All of the waits together are as long as the loader says, by the places of their classes."""
     with open_loader(epochs=30) as loader:  # more batches than there are slots: they cannot all be there before
         board = loaderd_tf.TensorBoard(loader, tmp_path)
-        for _ in loader:
+        batches = iter(loader)
+        next(batches)
+        family = family_of(newest_daemon())
+        for pid in family:  # else all batches may be there before they are asked for, where this process is slow
+            os.kill(pid, signal.SIGSTOP)
+        going_on = threading.Timer(0.1, lambda: [os.kill(pid, signal.SIGCONT) for pid in family])
+        going_on.start()
+        for _ in batches:
             pass
+        going_on.join()
         board.write(0)
         wait_s = loader.statistics().wait_s
     (histogram,) = read(tmp_path)["loaderd/waits_log10_s"].values()

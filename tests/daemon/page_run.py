@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from page_workers import new_page
@@ -17,7 +17,7 @@ from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError, to_wire
 from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
 from loaderd.memory.taking import Taker
-from loaderd.protocol.worker_messages import FillFailed
+from loaderd.protocol.worker_messages import FillFailed, RowFault
 from loaderd.workers.fill import Claim, Filler
 
 
@@ -80,12 +80,16 @@ class Hand:
         claim, self.claim = self.claim, None
         self.filler.made(claim)
 
-    def not_made(self, error: LoaderdError, rows: Sequence[int] = (), all_rows: bool = True) -> None:
+    def not_made(
+        self, error: LoaderdError, faults: Mapping[int, LoaderdError] | None = None, all_faults: bool = True
+    ) -> None:
         """Its batch cannot be made, because of these rows; the daemon is told."""
         assert self.claim is not None
         claim, self.claim = self.claim, None
         self.filler.not_made(claim)
-        self.unheard.append(FillFailed(0, *claim.place, list(rows), all_rows, to_wire(error)))
+        of_rows = [RowFault(row, to_wire(fault)) for row, fault in (faults or {}).items()]
+        omit = list(claim.run.omit)
+        self.unheard.append(FillFailed(0, *claim.place, omit, of_rows, all_faults, to_wire(error)))
 
 
 class Consumer:

@@ -132,7 +132,7 @@ class Workshop:
         generation, step = claim.place
         if step in self.broken:
             worker.filler.not_made(claim)
-            self.stream.not_made(FillFailed(0, generation, step, [], True, to_wire(ShardReadError("unreadable"))))
+            self.stream.not_made(FillFailed(0, generation, step, [], [], True, to_wire(ShardReadError("unreadable"))))
             return
         assert not self.readers.get(claim.slot), "nobody reads what is overwritten"
         self.fills += 1

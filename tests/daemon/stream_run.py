@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,13 +155,13 @@ class Run:
         is_deadly: Any = lambda work: False,
         error_at: Any = lambda work: None,
         stalled: bool = False,
-        failing: Sequence[int] = (),
-        all_failing: bool = True,
+        faults: Mapping[int, LoaderdError] | None = None,
+        all_faults: bool = True,
     ) -> list[Delivery | BrokenBatch]:
         """Have all done but what kills a worker (or has it ``stalled``), or fails; what was sent.
 
-        ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of claims. Batches fail because of the rows
-        ``failing``, which may be only the first of all.
+        ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of claims. Batches fail because of the
+        ``faults`` of rows that are not left out yet; these may be only the first of all.
         """
         while not self.ended:
             progress = False
@@ -180,7 +180,8 @@ class Run:
                 elif task is not None:
                     self.end_task(task, error_at(work))
                 elif (error := error_at(work)) is not None:
-                    hand.not_made(error, failing, all_failing)
+                    left = {row: why for row, why in (faults or {}).items() if row not in work.run.omit}
+                    hand.not_made(error, left, all_faults)
                     self.floor.hear(seat)
                 else:
                     hand.made()

@@ -241,7 +241,9 @@ class Hand:
             filler.made(job.claim)
         else:
             filler.not_made(job.claim)
-            self.said.append(FillFailed(job.stream, *job.claim.place, [], True, to_wire(error)))
+            self.said.append(
+                FillFailed(job.stream, *job.claim.place, [*job.claim.run.omit], [], True, to_wire(error))
+            )
 
     def overlooked(self) -> list[tuple[int, int]]:
         """(stream, step) of the batches that it would make if it looked: asked in a way that claims none."""

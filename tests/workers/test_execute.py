@@ -45,8 +45,8 @@ UNTOUCHED = 0xEE
 class Stage:
     """An executor, and the daemon's side of its memory. 170 records make windows of 57, 57 and 56."""
 
-    def __init__(self, paths: list[Path], schema: loaderd.Schema) -> None:
-        options = StreamOptions(BATCH, shuffle=Shuffle(WINDOW, 20), remainder="short")
+    def __init__(self, paths: list[Path], schema: loaderd.Schema, **more: Any) -> None:
+        options = StreamOptions(BATCH, shuffle=Shuffle(WINDOW, 20), remainder="short", **more)
         files = list_shards([str(path) for path in paths])
         indexes = [build_index(file, options.block_records) for file in files]
         self.table = BlockTable(indexes, "raise")
@@ -205,22 +205,32 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
     def refuse(numbers: Any) -> Any:
         calls.append(len(numbers))
         time.sleep(pause_s)
-        if len(bad.intersection(numbers.tolist())) >= least:
-            raise KeyError(numbers)
+        found = sorted(bad.intersection(numbers.tolist()))
+        if len(found) >= least:
+            raise KeyError(found)
         return numbers
 
     schema = loaderd.Schema(
         {"id": loaderd.Int64()}, {"x": loaderd.Derived(refuse, "id")}, {"id": loaderd.Array("id")}
     )
-    stage = Stage(write_numbered([170]), schema)
-    for window, arena in ((0, 2), (1, 0)):
-        stage.load(window, arena)
-    segments = [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)]
-    numbers = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
+    shards = write_numbered([170])
 
-    def failing(*omit: int) -> tuple[list[int], bool]:
-        return stage.executor.failing_rows(segments, omit, time.monotonic_ns())
+    def stage_of(**options: Any) -> tuple[Stage, list[int]]:
+        stage = Stage(shards, schema, **options)
+        for window, arena in ((0, 2), (1, 0)):
+            stage.load(window, arena)
+        return stage, stage.numbers(0)[50:57] + stage.numbers(1)[:9]
 
+    def failing(*omit: int, fill_ns: int = 0) -> tuple[list[int], bool]:
+        """The rows, each with its own error; and whether these are all."""
+        faults, all_faults = stage.executor.row_faults(
+            [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)], omit, fill_ns
+        )
+        for fault in faults:
+            assert f"KeyError: [{numbers[fault.row]}]" in fault.error["message"]
+        return [fault.row for fault in faults], all_faults
+
+    stage, numbers = stage_of(on_corrupt="skip_record")
     for row in range(16):
         bad = {numbers[row], numbers[15]}
         assert failing() == (sorted({row, 15}), True)
@@ -228,21 +238,30 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
     assert failing(0, 3, 7) == ([12], True)
     bad = set(numbers)
     assert failing(9) == ([row for row in range(16) if row != 9], True)
+    assert failing(*range(15)) == ([15], True)
     least = 2
     assert failing() == ([], True), "none fails alone"
-    assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
     least = 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execute, "_MOST_FAILING", 5)
+        patch.setattr(execute, "MOST_ROW_FAULTS", 5)
         calls.clear()
         assert failing() == ([0], False)
         assert len(calls) < 16
         bad = set(numbers[8:13])
         assert failing() == ([8, 9, 10, 11, 12], True)
-    pause_s = 0.25
+    bad, pause_s = {numbers[0]}, 0.3
     calls.clear()
-    assert failing() in (([], False), ([8], False))
-    assert len(calls) <= 5, "a second, and the call that was under way"
+    assert not failing()[1] and len(calls) <= 4, "a second, and the call that was under way"
+    stage, numbers = stage_of(on_corrupt="skip_record", stall_timeout=1.0)
+    bad, pause_s = {numbers[0]}, 0.3
+    calls.clear()
+    assert failing(fill_ns=300_000_000) == ([], False) and len(calls) <= 1, "it must not count as stalled"
+    stage, numbers = stage_of()
+    bad, pause_s = {numbers[3], numbers[12]}, 0.05
+    assert failing(fill_ns=10**9) == ([3], False), (
+        "where the first one breaks the batch; a slow function has more time"
+    )
+    assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
 
 
 def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbered: Write):

@@ -72,9 +72,16 @@ class Grants:
         """Forget grants all of whose batches come before ``step``."""
         self._grants = [grant for grant in self._grants if grant.stop > step]
 
+    def batch(self, step: int) -> PlannedBatch:
+        """A batch that may be made."""
+        return self._of(step).batch(step)
+
     def take_out(self, step: int) -> PlannedBatch:
         """Take a batch, which must be granted, out of its grant; returns the batch."""
-        grant = next(grant for grant in self._grants if grant.has(step))
+        grant = self._of(step)
         self._grants.remove(grant)
         self._grants += grant.without(step)
         return grant.batch(step)
+
+    def _of(self, step: int) -> Grant:
+        return next(grant for grant in self._grants if grant.has(step))

@@ -54,7 +54,7 @@ from loaderd.memory.page import (
 )
 from loaderd.plan.batches import Segment
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.protocol.worker_messages import Done, FillFailed, Loaded
+from loaderd.protocol.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, Loaded
 
 
 class Stream(TaskSource):
@@ -87,6 +87,7 @@ class Stream(TaskSource):
         self._said = SaidAhead()
         self._trials: dict[int, Trial] = {}
         self._tried: set[int] = set()
+        self._num_faults: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
         self.away = Away()
         self._next = self._taken = 0
@@ -109,6 +110,7 @@ class Stream(TaskSource):
         self._said.clear()
         self._trials.clear()
         self._tried.clear()
+        self._num_faults.clear()
         self._deaths.clear()
         self.away.clear()
         self.plan = None
@@ -168,7 +170,8 @@ class Stream(TaskSource):
             # Tried again after all batches that can be made, so that it delays none of them.
             self.away.failed(task.work._replace(due=MAX_STEP), error)
         elif isinstance(task.work, LoadWork):
-            self._windows.lost(task.work, lambda _: error)
+            unforeseen = isinstance(error, WorkerError)
+            self._windows.lost(task.work, lambda record: self._blame([record], error) if unforeseen else error)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work, None)  # the worker survived; the error comes again with the whole batch
 
@@ -280,17 +283,20 @@ class Stream(TaskSource):
 
     def not_made(self, failed: FillFailed) -> None:
         """A worker says that a batch cannot be made: it is made without the records to blame, or broken."""
-        step, rows, error = failed.step, failed.rows, from_wire(failed.error)
-        if not self.is_under_way(key_of(failed.generation, step)):
+        step = failed.step
+        batch = self._granted.batch(step) if self.is_under_way(key_of(failed.generation, step)) else None
+        if batch is None or failed.omit != list(batch.omit):  # meanwhile, more are to be left out
             return
-        batch = self._withdraw(step)
-        if rows and failed.all_rows and step not in self._tried:
-            self._tried.add(step)
-            self._make_without(batch, dict.fromkeys(rows, error), survived=True)
+        faults = {fault.row: from_wire(fault.error) for fault in failed.faults}
+        self._num_faults[step] += len(faults)
+        if self._skip_damaged and faults and failed.all_faults and self._num_faults[step] <= MOST_ROW_FAULTS:
+            # Not withdrawn: the worker would use the slot that it keeps for a later batch.
+            self._make_without(self._granted.take_out(step), faults, survived=True)
             return
-        if rows:
-            error = self._blame(self._windows.records_of(batch, rows[0]), error, survived=True)
-        self.notes.append(BrokenBatch(step, error))
+        error = from_wire(failed.error)
+        if faults:
+            error = self._blame(self._windows.records_of(batch, [min(faults)]), error, survived=True)
+        self.notes.append(BrokenBatch(self._withdraw(step).step, error))
 
     def keeps_slot(self, key: int) -> bool:
         """Whether a claim is of a batch on trial. That batch keeps its slot: later ones could take all slots."""
@@ -315,13 +321,11 @@ class Stream(TaskSource):
         if batch.num_rows == len(batch.omit):  # no record is left in it that they could die of
             self._let([Grant(batch, step + 1)])
             return
-        error = WorkerError(
-            f"{MAX_DEATHS} workers in a row were lost at the decoding of batch {step}; the last one {reason}",
-            hint=HINT_OF_DEATHS,
-        )
+        lost = f"{MAX_DEATHS} workers in a row were lost at the decoding of batch {step}; the last one {reason}"
+        error = WorkerError(lost, hint=HINT_OF_DEATHS)
         del self._deaths[step]
         if step in self._tried or (stalled and not self._skip_damaged):
-            records = [one for s in batch.segments for one in self._windows.records_at(s.window, s.start, s.stop)]
+            records = self._windows.records_of(batch, range(batch.num_rows))
             self.notes.append(BrokenBatch(step, self._blame(records, error)))
             return
         self._tried.add(step)
@@ -345,9 +349,8 @@ class Stream(TaskSource):
 
     def _make_without(self, batch: PlannedBatch, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
         """Have a batch that nobody may make now made without rows, or break it. ``survived``: as in ``Blame``."""
-        for row, why in guilty.items():
-            error = self._blame(self._windows.records_of(batch, row), why, survived=survived)
-            self._windows.mark_bad(*batch.place_of(row), error)
+        for (row, why), record in zip(guilty.items(), self._windows.records_of(batch, list(guilty)), strict=True):
+            self._windows.mark_bad(*batch.place_of(row), self._blame([record], why, survived=survived))
         bad = self._windows.bad_rows(batch.segments)
         if set(bad) == set(batch.omit):
             self._let([Grant(batch, batch.step + 1)])

@@ -11,6 +11,7 @@ of its rows are there; until then, any number of loads may write to it at once, 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -182,19 +183,20 @@ class Windows:
         """The row at ``place`` cannot be delivered, for the reason ``error``."""
         self._open[window].bad_places[place] = Fault((place,), error)
 
-    def records_at(self, window: int, start: int, stop: int) -> list[Slice]:
-        """The records whose rows lie at places ``start`` to ``stop - 1`` of a window, each as a slice."""
-        order = self.plan.order_of(window)
-        found = []
-        for part in self.plan.slices_of(window):
-            places = order.places(part.row, part.row + part.stop - part.first)
-            found += [_record(part, n) for n in np.flatnonzero((places >= start) & (places < stop)).tolist()]
-        return found
+    def records_of(self, batch: PlannedBatch, rows: Sequence[int]) -> list[Slice]:
+        """The record of each of these rows of a batch, as a slice.
 
-    def records_of(self, batch: PlannedBatch, row: int) -> list[Slice]:
-        """The record of a row of a batch, as a slice."""
-        window, place = batch.place_of(row)
-        return self.records_at(window, place, place + 1)
+        Costs about 10 ns for each row of a window, and 3 µs for each slice: ask for many rows together.
+        """
+        places = [batch.place_of(row) for row in rows]
+        found: dict[tuple[int, int], Slice] = {}
+        for window in {window for window, _ in places}:
+            order, slices = self.plan.order_of(window).places(), self.plan.slices_of(window)
+            first_rows = [part.row for part in slices]
+            for row in np.flatnonzero(np.isin(order, [place for of, place in places if of == window])).tolist():
+                part = slices[bisect_right(first_rows, row) - 1]
+                found[window, int(order[row])] = _record(part, row - part.row)
+        return [found[place] for place in places]
 
     @property
     def num_ready(self) -> int:

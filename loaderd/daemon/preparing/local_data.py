@@ -29,6 +29,9 @@ from loaderd.shards.shard_index import ShardIndex
 
 _MOST_NAMED = 3
 
+_Entry = tuple[str, str, int, str] | None
+"""Of a listing: see :func:`_entry`."""
+
 
 def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[list[ShardFile]]:
     """The shards ``found`` of each set; of sets that grow, only those of ``listing`` (None: all).
@@ -60,7 +63,10 @@ def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -
 
 
 class Data:
-    """Raises what :func:`damage_error` says where damage forbids it; NoShardsError if a set has no record left."""
+    """Raises what :func:`damage_error` says where damage forbids it; NoShardsError if a set has no record left.
+
+    ``wanted``: the listing that the shards were found by, if there was one.
+    """
 
     def __init__(
         self,
@@ -68,6 +74,7 @@ class Data:
         options: StreamOptions,
         sets: Sequence[Sequence[ShardFile]],
         index_of: Callable[[ShardFile], ShardIndex],
+        wanted: Listing | None = None,
     ) -> None:
         self.files = [file for files in sets for file in files]
         self.storage = options.storage
@@ -104,7 +111,7 @@ class Data:
         rows = [SetRows(table.counts, options.seed, bool(options.shuffle)) for table in self._tables]
         self.rows = dataset.combine(iter(rows))
         entries = [_entry(*found) for found in zip(leaves, sets, self._tables, strict=True)]
-        self.listing: Listing | None = tuple(entries) if any(entries) else None
+        self.listing: Listing | None = _as_wanted(entries, wanted) if any(entries) else None
         self.of = joined_text(dataset)
         for name, table, entry in zip(dataset.names(), self._tables, entries, strict=True):
             if entry is None:
@@ -182,6 +189,15 @@ class Data:
         return block - (self._block_ends[of_set - 1] if of_set else 0), of_set
 
 
+def _as_wanted(entries: Sequence[_Entry], wanted: Listing | None) -> Listing:
+    """The listing of these entries, in the words of the ``wanted`` one where that says the same.
+
+    Of the shards that it names alone, the names are shorter: they leave out the folders that all have in common.
+    """
+    pairs = zip(entries, entries if wanted is None else wanted, strict=True)
+    return tuple(named if found and named and found[2:] == named[2:] else found for found, named in pairs)
+
+
 def _left_out_whole(shards: Mapping[ShardFile, ShardIndex]) -> list[str]:
     """A warning of the damaged shards: no damage tells of their sound records, which are left out, too."""
     damaged = {file.uri: index for file, index in shards.items() if index.damages and index.error is None}
@@ -195,7 +211,7 @@ def _left_out_whole(shards: Mapping[ShardFile, ShardIndex]) -> list[str]:
     ]
 
 
-def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> tuple[str, str, int, str] | None:
+def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> _Entry:
     """What the listing says of the shards of a set: (first, last, count, digest); None if the set does not grow.
 
     Shards in front of the newest records are left out, so that they may be deleted. The first and the last one are

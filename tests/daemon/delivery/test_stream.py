@@ -125,8 +125,6 @@ class StreamMachine(StreamWorld):
         self.delivered: list[Row] = []
         self.bad: dict[tuple[int, int], LoaderdError] = {}
         self.broken: dict[int, LoaderdError] = {}
-        self.failed_before: set[int] = set()
-        """Batches that were made again without the records at which they had failed."""
         self.stream.start(self.generation, pass_, step)
         self.floor.say()
         self.settle()
@@ -244,13 +242,14 @@ class StreamMachine(StreamWorld):
         hand.made()
 
     @precondition(lambda self: self.making)
-    @rule(which=st.integers(0, 2), guilty=st.lists(st.integers(0, 20), max_size=3), all_rows=st.booleans())
-    def fail_batch(self, which: int, guilty: list[int], all_rows: bool) -> None:
+    @rule(which=st.integers(0, 2), guilty=st.lists(st.integers(0, 20), max_size=3), all_faults=st.booleans())
+    def fail_batch(self, which: int, guilty: list[int], all_faults: bool) -> None:
         hand = self.hands[self.making[which % len(self.making)]]
         assert hand.claim is not None
         run = hand.claim.run
         left = sorted(set(range(run.num_records + len(run.omit))).difference(run.omit))
-        hand.not_made(self.new_error(), sorted({left[row % len(left)] for row in guilty if left}), all_rows)
+        rows = sorted({left[row % len(left)] for row in guilty if left})
+        hand.not_made(self.new_error(), {row: self.new_error() for row in rows}, all_faults)
         if self.eager:
             self.hear(which)
 
@@ -265,16 +264,14 @@ class StreamMachine(StreamWorld):
         for failed in self.hands[seat].unheard:
             if failed.generation != self.stream.generation:
                 continue
-            step, error = failed.step, from_wire(failed.error)
-            was_tried = step in self.failed_before or self.deaths_at[failed.generation, step] >= MAX_DEATHS
-            if not failed.rows or not failed.all_rows or was_tried:
-                self.broken[step] = error
+            step = failed.step
+            if not (self.skip and failed.faults and failed.all_faults):
+                self.broken[step] = from_wire(failed.error)
                 continue
-            self.failed_before.add(step)
             places = [(part.window, place) for part in self.plan.segments_of(step) for place in range(*part[1:])]
-            for row in failed.rows:
-                window, place = places[row]
-                self.note_faults(window, [Fault((place,), error)])
+            for fault in failed.faults:
+                window, place = places[fault.row]
+                self.note_faults(window, [Fault((place,), from_wire(fault.error))])
 
     @property
     def working(self) -> dict[int, Task]:

@@ -61,10 +61,6 @@ def loads_place(run: Run, window: int, place: int) -> Deadly:
     )
 
 
-def omitted_by(work: Any) -> tuple[int, ...]:
-    return work.run.omit if isinstance(work, Claim) else ()
-
-
 def record_at(run: Run, window: int, place: int) -> tuple[int, int]:
     """(block, number) of what lies at a place."""
     row = run.plan.order_of(window).places().tolist().index(place)
@@ -196,33 +192,79 @@ def test_an_exception_behind_a_trial_is_that_of_the_batch(new_run: NewRun):
     assert broken(sent) == {1: error.message}
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_records_at_which_a_function_raises_are_named_and_cost_no_others(new_run: NewRun, skip: bool):
-    run = new_run(200, 10, 100, workers=2, slots=4, skip_damaged=skip)
-    error = WorkerError("derived field 'x' raised")
-    sent = run.to_the_end(
-        error_at=lambda work: error if decodes(12)(work) and 3 not in omitted_by(work) else None, failing=[3, 7]
-    )
-    names = [f"[{record_at(run, 1, 20 + row)}]: {error.message}" for row in (3, 7)]
-    if skip:
-        assert not broken(sent) and delivered(sent) == {step: 10 - 2 * (step == 12) for step in range(20)}
-        assert omitted(sent)[12].num_skipped == 2
-        assert [each.message for each in omitted(sent)[12].errors] == names
-    else:
-        assert broken(sent) == {12: f"{names[0]} (and 1 more in this batch)"}
-        assert delivered(sent) == {step: 10 for step in range(20) if step != 12}
-    assert [claim.step for claim in run.claimed].count(12) == 1 + skip
+RAISED = WorkerError("derived field 'x' raised")
+FAULTS = {3: WorkerError("ValueError"), 7: WorkerError("KeyError")}
 
 
-@pytest.mark.parametrize(("all_rows", "tries"), [(True, 2), (False, 1)])
-def test_a_batch_at_which_a_function_raises_again_or_too_often_is_broken(new_run: NewRun, all_rows: bool, tries: int):
+def raises(step: int, rows: set[int]) -> Any:
+    """A function that raises at these rows of a batch."""
+    return lambda work: RAISED if rows_decoded(work) & {(step, row) for row in rows} else None
+
+
+def test_a_record_at_which_a_function_raises_breaks_its_batch_and_is_named(new_run: NewRun):
+    run = new_run(200, 10, 100, workers=2, slots=4)
+    sent = run.to_the_end(error_at=raises(12, {3, 7}), faults=FAULTS)
+    assert broken(sent) == {12: f"[{record_at(run, 1, 23)}]: {RAISED.message}"}
+    assert delivered(sent) == {step: 10 for step in range(20) if step != 12}
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_records_at_which_a_function_raises_are_skipped_if_the_user_chose_so(new_run: NewRun, slots: int):
+    run = new_run(200, 10, 100, workers=2, slots=slots, skip_damaged=True)
+    sent = run.to_the_end(error_at=raises(12, {3, 7}), faults=FAULTS)
+    assert not broken(sent) and delivered(sent) == {step: 10 - 2 * (step == 12) for step in range(20)}
+    assert omitted(sent)[12].num_skipped == 2
+    said = {error.message for error in omitted(sent)[12].errors}
+    assert said == {f"[{record_at(run, 1, 20 + row)}]: {error.message}" for row, error in FAULTS.items()}
+    assert [claim.step for claim in run.claimed].count(12) == 2
+
+
+def test_a_slot_that_is_kept_for_a_batch_is_used_for_it(new_run: NewRun):
+    """Whenever the worker looks: if it took a later batch, all slots could be full of batches that are not due."""
+    run = new_run(200, 10, 100, slots=1, skip_damaged=True)
+    while run.working:
+        run.end_task(run.working[0][1])
+    hand = run.floor.hands[0]
+    claim = run.claims(0)
+    assert claim is not None and claim.step == 0
+    hand.not_made(RAISED, FAULTS)
+    run.floor.hear(0)
+    while hand.unread:
+        hand.read(1)
+        if (claim := hand.try_claim()) is not None:
+            break
+    assert claim is not None and (claim.step, claim.run.omit) == (0, (3, 7))
+
+
+def test_what_another_worker_says_of_a_batch_that_is_made_without_some_is_passed_over(new_run: NewRun):
+    run = new_run(400, 100, 200, workers=2, slots=2, skip_damaged=True)
+    while run.working:
+        run.end_task(run.working[0][1])
+    claim_both(run, 0)
+    for hand in run.floor.hands:
+        hand.not_made(RAISED, FAULTS)
+    for seat in (0, 1):
+        run.floor.hear(seat)
+    sent = run.to_the_end()
+    assert not broken(sent) and delivered(sent) == {0: 98, 1: 100, 2: 100, 3: 100}
+    assert omitted(sent)[0].num_skipped == 2
+
+
+def test_a_batch_in_which_too_many_fail_is_broken(new_run: NewRun):
+    """The first 32 are named, and then there are more; or there were too many at once."""
+    faults = {row: WorkerError(f"row {row}") for row in range(33)}
+    for all_faults in (True, False):
+        run = new_run(400, 100, 200, slots=2, skip_damaged=True)
+        given = faults if all_faults else {5: faults[5]}
+        sent = run.to_the_end(error_at=raises(1, set(faults)), faults=given, all_faults=all_faults)
+        assert broken(sent) == {1: f"[{record_at(run, 0, 100 + min(given))}]: {RAISED.message}"}
+        assert delivered(sent) == dict.fromkeys([0, 2, 3], 100)
+
+
+def test_records_that_kill_and_records_at_which_a_function_raises_are_both_skipped(new_run: NewRun):
     run = new_run(200, 10, 100, slots=2, skip_damaged=True)
-    error = WorkerError("derived field 'x' raised")
-    sent = run.to_the_end(
-        error_at=lambda work: error if decodes(12)(work) else None, failing=[3], all_failing=all_rows
-    )
-    assert broken(sent) == {12: f"[{record_at(run, 1, 23)}]: {error.message}"}
-    assert [claim.step for claim in run.claimed].count(12) == tries
+    sent = run.to_the_end(is_deadly=decodes_rows((12, 5)), error_at=raises(12, {3, 7}), faults=FAULTS)
+    assert not broken(sent) and delivered(sent)[12] == 7 and omitted(sent)[12].num_skipped == 3
 
 
 def run_up_to_trial(new_run: NewRun, step: int) -> tuple[Run, TrialWork]:
