@@ -307,6 +307,29 @@ def test_growing_data_that_end_or_cannot_be_carried(
         assert sorted(numbers) == list(range(50)), "the loader is none the worse"
 
 
+def test_growing_data_of_which_the_newest_lie_in_one_of_several_folders(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
+):
+    """Of these alone, all folders are the same, and no folder need be named."""
+    write_numbered([60, 40], "data/0")
+    write_numbered([60, 40], "data/1")
+    shards = str(tmp_path / "data" / "*" / "*.tfrecord")
+    tail = Dataset(shards, numbered_schema, shuffle=SMALL, refresh="epoch").newest(80)
+    with loaderd.Loader(tail, batch_size=10, epochs=None, workers=1, remainder="drop") as loader:
+        batches = iter(loader)
+        expected = [check_batch(next(batches)) for _ in range(16)]
+        loader.seek(loaderd.Position())
+        batches = iter(loader)
+        found = [check_batch(next(batches)) for _ in range(3)]
+        position = loader.position
+        kill(newest_daemon())
+        assert found + [check_batch(next(batches)) for _ in range(13)] == expected
+    assert position.listing is not None and position.listing[0] is not None
+    assert position.listing[0][:2] == ("1/000.tfrecord", "1/001.tfrecord")
+    with loaderd.Loader(tail, batch_size=10, epochs=1, workers=1, remainder="drop", start=position) as loader:
+        assert [check_batch(batch) for batch in loader] == expected[3:8]
+
+
 def test_growing_data_whose_folders_hold_the_same_names(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
 ):

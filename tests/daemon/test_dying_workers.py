@@ -11,7 +11,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -254,6 +254,21 @@ def test_records_at_which_a_function_raises_are_left_out_where_the_user_chose_so
             (str(shard), number) for number in (0, 70, 140)
         ]
         assert all("no multiples of 70" in damage.found for damage in statistics.damages)
+
+
+def test_a_loop_with_few_slots_does_not_hang_where_a_function_often_raises(write_numbered: Write):
+    """A slot that was kept for a batch was used for a later one, until all held batches that were not due."""
+
+    def refuse(numbers: Any) -> Any:
+        if not (numbers % 50).all():
+            raise ValueError("no multiples of 50")
+        return numbers
+
+    options: Any = {"batch_size": 4, "workers": 2, "held_batches": 1, "on_corrupt": "skip_record", "epochs": None}
+    with loaderd.Loader(write_numbered([1000]), crashing_schema(refuse), **options) as loader:
+        for _ in islice(loader, 1000):
+            pass
+        assert 70 <= loader.statistics().records_skipped <= 90
 
 
 # --------------------------------------------------------------------------- schemas that do not arrive

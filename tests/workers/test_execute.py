@@ -15,7 +15,14 @@ import pytest
 import loaderd
 from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.dataset import Dataset, StreamDescription
-from loaderd.errors import CorruptRecordError, RecordMismatchError, ShardReadError, WorkerError, from_wire
+from loaderd.errors import (
+    CorruptRecordError,
+    RecordMismatchError,
+    ShardReadError,
+    StorageError,
+    WorkerError,
+    from_wire,
+)
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.runs import ArenaSegment
@@ -262,6 +269,19 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
         "where the first one breaks the batch; a slow function has more time"
     )
     assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
+
+
+def test_memory_that_runs_out_costs_no_record(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    """It may be there the next time; the daemon tries it again, as where storage does not answer."""
+
+    def take(*_: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.executor.rows, "load", take)
+        with pytest.raises(StorageError, match="memory ran out while records were read"):
+            stage.load(0, 0)
+    assert stage.load(0, 0) == []
 
 
 def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbered: Write):
