@@ -10,23 +10,25 @@
   left out, and their positions counted.
 
 Positions of the main line are taken, from the first to the last in which there is a legal move. A game that
-python-chess cannot read (one of its moves is illegal, say), or of another variant, is a fault, and none of its
-positions is taken.
+python-chess cannot read (one of its moves is illegal, say), one of another variant, and what it would misread
+(``pgn_text``) is a fault, and none of its positions is taken.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from loaderd.convert.lots import Games
+from loaderd.convert.pgn_text import find_begins, split_game
 from loaderd.convert.row_source import RowsOrFault
 from loaderd.errors import Damage, OptionError, RecordMismatchError, at_damage
 from loaderd.schema import Schema
@@ -42,8 +44,7 @@ SCHEMA = Schema.of_stored(chess_eval().features)
 _BEGIN = b"[Event "
 _BEGIN_OF_LINE = b"\n" + _BEGIN
 _PIECE_BYTES = 1 << 20
-# What follows the first of several empty lines between headers and moves.
-_MORE_EMPTY_LINES = re.compile(rb"(\][^\S\n]*\n[^\S\n]*\n)(\s*\n)(?=[^\S\n]*[^\s\[])")
+_SHOWN = 60
 _HINT = 'Mend the game, or pass --on-corrupt "skip_record" to leave such games out.'
 _RESULTS = {"1-0": (1, True), "0-1": (-1, True), "1/2-1/2": (0, False)}
 
@@ -104,6 +105,38 @@ def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOr
 
     Raises ShardReadError and StorageError.
     """
+    with closing(open_shard(file)) as opened:
+        data = _read(opened, games.start, games.stop - games.start)
+    bounds = sorted({games.start, *find_begins(games.start, data), games.stop})
+    for number, (start, stop) in enumerate(pairwise(bounds), games.first_game):
+        try:
+            game = _read_game(data[start - games.start : stop - games.start])
+        except ValueError as error:
+            damage = Damage(file.uri, number, start, "a game of standard chess", f"{error}")
+            yield at_damage(RecordMismatchError, damage, hint=_HINT)
+        else:
+            yield from _positions(game, scores)
+
+
+def _read_game(data: bytes) -> Any:
+    """The one game in ``data``. Raises ValueError where it is none of standard chess."""
+    import chess.pgn
+
+    tags, moves = split_game(data)
+    text = io.StringIO(f"{tags}\n\n{moves}\n")
+    game = chess.pgn.read_game(text, Visitor=_builder())
+    if left := text.read().strip():
+        raise ValueError(f"behind its end, {left[:_SHOWN]!r}")
+    if game.errors:
+        raise ValueError(f"{game.errors[0]}")
+    board = game.board()
+    if type(board) is not chess.Board or board.chess960:
+        raise ValueError(f"variant {game.headers.get('Variant')!r}")
+    return game
+
+
+@cache
+def _builder() -> Any:
     import chess.pgn
 
     class Builder(chess.pgn.GameBuilder):  # type: ignore[misc]  # to mypy, chess is Any
@@ -112,31 +145,7 @@ def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOr
         def handle_error(self, error: Exception) -> None:
             self.game.errors.append(error)
 
-    with closing(open_shard(file)) as opened:
-        data = _read(opened, games.start, games.stop - games.start)
-    # python-chess takes moves behind a second empty line for another game, from the initial position.
-    data = _MORE_EMPTY_LINES.sub(lambda found: found[1] + b" " * len(found[2]), data)
-    # A character for each byte, so that places in the text are those in the file.
-    text = io.StringIO(data.decode("latin-1"))
-    number, offset = games.first_game, 0
-    while (game := chess.pgn.read_game(text, Visitor=Builder)) is not None:
-        problem = _problem_of(game)
-        if problem:
-            damage = Damage(file.uri, number, games.start + offset, "a game of standard chess", problem)
-            yield at_damage(RecordMismatchError, damage, hint=_HINT)
-        else:
-            yield from _positions(game, scores)
-        number, offset = number + 1, text.tell()
-
-
-def _problem_of(game: Any) -> str:
-    import chess
-
-    if game.errors:
-        return f"{game.errors[0]}"
-    board = game.board()
-    is_standard = type(board) is chess.Board and not board.chess960
-    return "" if is_standard else f"variant {game.headers.get('Variant')!r}"
+    return Builder
 
 
 def _positions(game: Any, scores: Scores) -> Iterator[RowsOrFault | Unscored]:

@@ -133,6 +133,40 @@ def test_games_that_cannot_be_read_are_named(tmp_path: Path):
     assert done.returncode == 1 and "record 1 at byte" in done.stderr and "--on-corrupt" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("moves", "said"),
+    [
+        ("1. e4 e5 { what a move 2. Nf3 1-0", "a comment without its end among the moves, '{ what a move 2. Nf3 1-0"),
+        ("1. e4 { a { b } e5 } 2. Nf3 1-0", "the end of a comment among the moves, '} 2. Nf3 1-0"),
+        ('1. e4 e5 1-0 [Event "C"]\n[Result "0-1"]\n\n1. f3 0-1', 'a tag among the moves, \'[Event "C"]'),
+    ],
+)
+def test_a_comment_without_its_end_costs_its_own_game_alone(tmp_path: Path, moves: str, said: str):
+    """python-chess takes the games behind it for part of the comment."""
+    path = write(tmp_path / "a.pgn", LOST, f'[Event "E"]\n[Result "1-0"]\n\n{moves}\n', DRAWN)
+    (file,) = list_shards(path)
+    (lot,) = plan_games(pgn.find_games(0, file, lambda offset: None), 1000)
+    (games,) = lot.parts
+    assert isinstance(games, Games)
+    *rows, fault, drawn = list(pgn.read_games(file, games, "result"))
+    assert isinstance(fault, LoaderdError) and fault.damage is not None
+    assert (fault.damage.record, fault.damage.offset) == (1, path.read_text().index('[Event "E"'))
+    assert said in fault.damage.found
+    assert scores_of(list(rows[0])) == [(-1, True)] * 3 and scores_of(list(drawn)) == [(0, False)] * 3
+
+
+def test_with_skip_record_the_games_behind_an_unclosed_comment_are_converted(tmp_path: Path):
+    unclosed = '[Event "E"]\n[Result "1-0"]\n\n1. e4 e5 { what a move 2. Nf3 1-0\n'
+    write(tmp_path / "a.pgn", unclosed, LOST, LOST)
+    command = [*COMMAND, "a.pgn", "--to", "to", "--scores", "result", "--games-per-shard", "3", "--processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 1 and "a.pgn: record 0 at byte 0: " in done.stderr, done
+    command += ["--on-corrupt", "skip_record", "--json", "--to", "new"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    total = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0 and (total["records"], total["left_out"]) == (6, 1), done
+
+
 def test_without_scores_it_says_what_would_help(tmp_path: Path):
     write(tmp_path / "a.pgn", LOST, LOST)
     done = subprocess.run([*COMMAND, "a.pgn", "--to", "to"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
