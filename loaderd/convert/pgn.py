@@ -142,8 +142,18 @@ def _builder() -> Any:
     class Builder(chess.pgn.GameBuilder):  # type: ignore[misc]  # to mypy, chess is Any
         """Keeps errors with the game; python-chess's own builder would log them, too."""
 
+        ended_with = ""
+
         def handle_error(self, error: Exception) -> None:
             self.game.errors.append(error)
+
+        def visit_result(self, result: str) -> None:
+            self.ended_with = result
+            super().visit_result(result)
+
+        def begin_parse_san(self, board: Any, san: str) -> None:
+            if self.ended_with:
+                self.handle_error(ValueError(f"the move {san} behind the result {self.ended_with}"))
 
     return Builder
 

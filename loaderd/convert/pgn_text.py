@@ -7,8 +7,9 @@ A game is **tags**, each on a line of its own, and **moves**::
 
     1. e4 { a comment } e5 2. Nf3 1-0
 
-python-chess passes over words that are no moves, and where a comment does not end, takes all that follows for the
-comment. So it gets each game alone, and :func:`split_game` refuses what it would misread.
+python-chess takes an empty line between moves for the end of the game, passes over words that are no moves, and where
+a comment does not end, takes all that follows for the comment. So it gets each game alone, without empty lines, and
+:func:`split_game` refuses what it would misread.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def find_begins(offset: int, data: bytes) -> Iterator[int]:
 
 
 def split_game(data: bytes) -> tuple[str, str]:
-    """The tags and the moves of a game, without the empty lines in front of these; a character for each byte.
+    """The tags and the moves of a game, without empty lines; a character for each byte.
 
     Raises ValueError where python-chess would take one thing for another.
     """
     tags, moves = list[str](), list[str]()
     for line in data.decode("latin-1").split("\n"):
         line = line.removeprefix(_MARK.decode("latin-1"))
-        if not moves and (not line or line.isspace() or line[0] in "%;"):
+        if not line or line.isspace() or (not moves and line[0] in "%;"):
             continue
         if not moves and line.lstrip()[0] == "[":
             tags.append(line.lstrip())

@@ -155,6 +155,33 @@ def test_a_comment_without_its_end_costs_its_own_game_alone(tmp_path: Path, move
     assert scores_of(list(rows[0])) == [(-1, True)] * 3 and scores_of(list(drawn)) == [(0, False)] * 3
 
 
+def test_empty_lines_within_a_game_are_no_end_of_it(tmp_path: Path):
+    """For python-chess, what is behind one is another game, from the initial position."""
+    tags = '[Event "odds"]\n[SetUp "1"]\n[FEN "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/R1BQKBNR w KQkq - 0 1"]\n'
+    tags += '[Result "0-1"]\n\n'
+    plain = tags + "1. e4 { so be it } e5 2. Nf3 0-1\n"
+    expected, without, faults = read(write(tmp_path / "a.pgn", plain, LOST), "result")
+    assert (len(expected), without, faults) == (7, 0, [])
+    for moves in [
+        "1. e4 { so be it } e5\n\n2. Nf3 0-1\n",
+        "1. e4 { so be it } e5\n \n\t\n2. Nf3\n\xa0\n\n0-1\n",
+        "{ White gives a knight. }\n\n1. e4 e5 2. Nf3 0-1\n",
+        "1. e4 { so\n\n\nbe it } e5 2. Nf3 0-1\n",
+    ]:
+        path = tmp_path / "b.pgn"
+        path.write_bytes(f"{tags}{moves}\n{LOST}".encode("latin-1"))
+        rows, without, faults = read(path, "result")
+        assert [row.tobytes() for row in rows] == [row.tobytes() for row in expected] and not faults
+
+
+def test_moves_behind_the_result_are_a_fault(tmp_path: Path):
+    """They are those of another game, without tags; python-chess plays them on the same board."""
+    path = write(tmp_path / "a.pgn", LOST, "1. d4 d5 0-1\n", DRAWN)
+    rows, _, (fault,) = read(path, "result")
+    assert len(rows) == 3 and fault.damage is not None
+    assert fault.damage.record == 0 and "the move d4 behind the result 0-1" in fault.damage.found
+
+
 def test_with_skip_record_the_games_behind_an_unclosed_comment_are_converted(tmp_path: Path):
     unclosed = '[Event "E"]\n[Result "1-0"]\n\n1. e4 e5 { what a move 2. Nf3 1-0\n'
     write(tmp_path / "a.pgn", unclosed, LOST, LOST)
