@@ -237,7 +237,7 @@ def _plan_games(files: list[ShardFile], arguments: argparse.Namespace) -> _Plan:
             if file.size_bytes and not found:
                 raise NoShardsError(
                     f"no game in {file.uri}",
-                    hint='A game begins with a line "[Event …". Compressed PGN must be decompressed first.',
+                    hint='A game begins with tags, such as [Event "A"]. Compressed PGN must be decompressed first.',
                 )
             games += found
             done_bytes += file.size_bytes

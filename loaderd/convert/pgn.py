@@ -22,13 +22,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from loaderd.convert.lots import Games
-from loaderd.convert.pgn_text import find_begins, split_game
+from loaderd.convert.pgn_text import begins_as_pgn, find_begins, split_game
 from loaderd.convert.row_source import RowsOrFault
 from loaderd.errors import Damage, OptionError, RecordMismatchError, at_damage
 from loaderd.schema import Schema
@@ -41,9 +41,8 @@ Scores = Literal["eval", "result"]
 
 SCHEMA = Schema.of_stored(chess_eval().features)
 
-_BEGIN = b"[Event "
-_BEGIN_OF_LINE = b"\n" + _BEGIN
 _PIECE_BYTES = 1 << 20
+_LONGEST_LINE = 16 << 20  # a longer one is none of PGN, and may end anywhere
 _SHOWN = 60
 _HINT = 'Mend the game, or pass --on-corrupt "skip_record" to leave such games out.'
 _RESULTS = {"1-0": (1, True), "0-1": (-1, True), "1/2-1/2": (0, False)}
@@ -69,35 +68,31 @@ def check_installed() -> None:
 def is_pgn(file: ShardFile) -> bool:
     """Whether a file begins as PGN does. Raises ShardReadError and StorageError."""
     with closing(open_shard(file)) as opened:
-        return _without_mark(_read(opened, 0, 4096)).lstrip().startswith(_BEGIN)
+        return begins_as_pgn(_read(opened, 0, 4096))
 
 
 def find_games(number: int, file: ShardFile, on_read: OnRead) -> Iterator[Games]:
-    """Each game of a file, in order. A game begins with a line ``[Event …``. ``number``: that of the file.
+    """Each game of a file, in order, with what follows it up to the next one. ``number``: that of the file.
 
     Raises ShardReadError and StorageError.
     """
     with closing(open_shard(file)) as opened:
-        start, game, offset, before = -1, 0, 0, b"\n"
-        while data := _read(opened, offset, _PIECE_BYTES):
-            text = before + (data if offset else _without_mark(data))
-            found = text.find(_BEGIN_OF_LINE)
-            while found >= 0:
-                at = offset - len(before) + found + 1
-                if start >= 0:
-                    yield Games(number, start, at, game)
-                    game += 1
-                start, found = at, text.find(_BEGIN_OF_LINE, found + 1)
-            offset += len(data)
-            before = text[-len(_BEGIN_OF_LINE) + 1 :]
-            on_read(offset)
-        if start >= 0:
-            yield Games(number, start, offset, game)
+        bounds = chain(find_begins(_pieces(opened, on_read)), [file.size_bytes])
+        for game, (start, stop) in enumerate(pairwise(bounds)):
+            yield Games(number, start, stop, game)
 
 
-def _without_mark(data: bytes) -> bytes:
-    """``data``, with newlines in place of the mark of UTF-8 that some files begin with: offsets stay the same."""
-    return b"\n\n\n" + data[3:] if data.startswith(b"\xef\xbb\xbf") else data
+def _pieces(opened: OpenFile, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
+    """A file in pieces of whole lines, each with its offset."""
+    offset, rest = 0, b""
+    while data := _read(opened, offset, _PIECE_BYTES):
+        offset += len(data)
+        text = rest + data
+        stop = text.rfind(b"\n") + 1 if len(text) < _LONGEST_LINE else len(text)
+        yield offset - len(text), text[:stop]
+        rest = text[stop:]
+        on_read(offset)
+    yield offset - len(rest), rest
 
 
 def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOrFault | Unscored]:
@@ -107,7 +102,7 @@ def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOr
     """
     with closing(open_shard(file)) as opened:
         data = _read(opened, games.start, games.stop - games.start)
-    bounds = sorted({games.start, *find_begins(games.start, data), games.stop})
+    bounds = sorted({games.start, *find_begins([(games.start, data)]), games.stop})
     for number, (start, stop) in enumerate(pairwise(bounds), games.first_game):
         try:
             game = _read_game(data[start - games.start : stop - games.start])

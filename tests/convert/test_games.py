@@ -138,7 +138,7 @@ def test_games_that_cannot_be_read_are_named(tmp_path: Path):
     [
         ("1. e4 e5 { what a move 2. Nf3 1-0", "a comment without its end among the moves, '{ what a move 2. Nf3 1-0"),
         ("1. e4 { a { b } e5 } 2. Nf3 1-0", "the end of a comment among the moves, '} 2. Nf3 1-0"),
-        ('1. e4 e5 1-0 [Event "C"]\n[Result "0-1"]\n\n1. f3 0-1', 'a tag among the moves, \'[Event "C"]'),
+        ('1. e4 e5 1-0 [Event "C"]\n\n1. f3 0-1', 'a tag among the moves, \'[Event "C"]'),
     ],
 )
 def test_a_comment_without_its_end_costs_its_own_game_alone(tmp_path: Path, moves: str, said: str):
@@ -180,6 +180,76 @@ def test_moves_behind_the_result_are_a_fault(tmp_path: Path):
     rows, _, (fault,) = read(path, "result")
     assert len(rows) == 3 and fault.damage is not None
     assert fault.damage.record == 0 and "the move d4 behind the result 0-1" in fault.damage.found
+
+
+def test_the_mark_of_utf_8_may_be_before_any_game(tmp_path: Path):
+    """As in files that were joined: the second one was lost, or played on from the initial position."""
+    path = tmp_path / "a.pgn"
+    path.write_text("".join(f"\ufeff{before}{game}\n" for before in ("", "\n") for game in (DRAWN, ILLEGAL, LOST)))
+    rows, _, faults = read(path, "result")
+    assert scores_of(rows) == [*[(0, False)] * 3, *[(-1, True)] * 3] * 2
+    assert [fault.damage and fault.damage.record for fault in faults] == [1, 4]
+    assert faults[0].damage and faults[0].damage.offset == path.read_bytes().index(b'\xef\xbb\xbf[Event "E"')
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        '[White "A"]\n[Result "0-1"]\n\n1. f3 e5 0-1\n',
+        '[Site "here"]\n[Event "A"]\n[Result "0-1"]\n\n1. f3 e5 0-1\n',
+        '  [Event "A"]\n [Result "0-1"]\n\n1. f3 e5 0-1\n',
+        '[Event "A"]\n\n% a line that is no part of the game\n\n[Result "0-1"]\n\n1. f3 e5 0-1\n',
+    ],
+)
+def test_a_game_begins_with_its_first_tag_whichever_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+):
+    path = write(tmp_path / "a.pgn", first, DRAWN, first, before="; a comment\n\n% and [Event \n")
+    for size in (7, 50, 1 << 20):
+        monkeypatch.setattr(pgn, "_PIECE_BYTES", size)
+        rows, without, faults = read(path, "result")
+        assert scores_of(rows) == [*[(-1, True)] * 3, *[(0, False)] * 3, *[(-1, True)] * 3]
+        assert without == 0 and not faults
+    (file,) = list_shards(path)
+    assert pgn.is_pgn(file)
+
+
+def test_games_of_tags_alone_are_games(tmp_path: Path):
+    tags = '[Event "A"]\n[Result "0-1"]\n'
+    rows, _, faults = read(write(tmp_path / "a.pgn", tags, tags, LOST), "result")
+    assert len(rows) == 1 + 1 + 3 and not faults
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Games of 2026\nby e4 players\n", "no tag in front of 'Games of 2026'"),
+        ("1. d4 d5 0-1\n", "no tag in front of '1. d4 d5 0-1'"),
+        ("[%eval 1]\n", "no tag in front of '[%eval 1]'"),
+        ("\u00a0\n", "no tag in front of ''"),
+    ],
+)
+def test_text_in_front_of_the_first_game_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+):
+    path = tmp_path / "a.pgn"
+    path.write_bytes(f"\n; a comment\n{text}\n{LOST}".encode("latin-1"))
+    for size in (7, 1 << 20):
+        monkeypatch.setattr(pgn, "_PIECE_BYTES", size)
+        rows, _, (fault,) = read(path, "result")
+        assert len(rows) == 3 and fault.damage is not None and said in fault.damage.found
+        assert (fault.damage.record, fault.damage.offset) == (0, len("\n; a comment\n"))
+
+
+@pytest.mark.parametrize(
+    "tags",
+    ['[Result "0-1"] [FEN "8/8/8/8/8/8/8/8 w - - 0 1"]\n', '[Result "0-1" ]\n', '[Event "A"]\r[Result "0-1"]\r'],
+)
+def test_a_tag_that_matters_and_cannot_be_read_is_a_fault(tmp_path: Path, tags: str):
+    """python-chess passes over it: a position that is set up would be the initial one."""
+    path = write(tmp_path / "a.pgn", f'[Event "A"]\n{tags}\n1. f3 e5 0-1\n', LOST)
+    rows, _, (fault,) = read(path, "result")
+    assert len(rows) == 3 and fault.damage is not None and "not one tag on a line of its own" in fault.damage.found
 
 
 def test_with_skip_record_the_games_behind_an_unclosed_comment_are_converted(tmp_path: Path):
