@@ -37,6 +37,11 @@ def resolve_dtype(dtype: Any) -> np.dtype[Any]:
     return resolved
 
 
+def is_numpys(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is numpy's own, not one of ml_dtypes: whatever its kind, which is "f" for float8_e5m2."""
+    return dtype.type.__module__ == "numpy"
+
+
 def check_shape(shape: Any, of: str) -> Shape:
     """A shape as a tuple of ints; an integer is a shape of one axis. Raises SchemaError."""
     try:
