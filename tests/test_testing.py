@@ -129,6 +129,19 @@ def test_an_error_among_given_batches_comes_in_its_turn():
     assert seen == [0, 8, "of shard 3", 0, 8]
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">i8", "<u2", ">c8", ">f8", "S3", "bool"])
+def test_arrays_of_any_byte_order_come_as_a_loader_delivers_them(dtype: str, tmp_path: Path):
+    array = np.arange(4).astype(dtype)
+    loader = testing.loader_of([{"x": array}, {"x": array.astype(array.dtype.newbyteorder("="))}])
+    paths = testing.write_shards(tmp_path, {"x": array})
+    for batch in loader:
+        assert batch["x"].dtype.isnative and np.array_equal(batch["x"], array)
+    schema = testing.schema_of({"x": array})
+    with loaderd.Loader(paths, schema, batch_size=4, shuffle=False, workers=1) as from_shards:
+        (delivered,) = from_shards
+        assert delivered["x"].dtype == batch["x"].dtype and np.array_equal(delivered["x"], array)
+
+
 def test_what_is_no_batch_is_refused():
     number = np.arange(4)
     schema = loaderd.Schema({"number": loaderd.Int64()}, {"number": loaderd.Array("number", dtype="float32")})

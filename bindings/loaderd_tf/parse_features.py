@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -94,4 +95,13 @@ def _stored_feature(name: str, feature: Any, dtype: tf.DType) -> loaderd.Int64 |
             f"{{{name!r}: loaderd.Array({name!r}, dtype={dtype.name!r})}}.",
         )
     shape = tuple(tf.TensorShape(feature.shape).as_list())
-    return _KINDS[dtype](shape=shape, default=feature.default_value)
+    return _KINDS[dtype](shape=shape, default=_in_shape(feature.default_value, shape))
+
+
+def _in_shape(default: Any, shape: tuple[int | None, ...]) -> Any:
+    """``default`` in ``shape``, as TensorFlow reshapes it; as it is where it has another number of values."""
+    if default is None or None in shape:
+        return default
+    with contextlib.suppress(ValueError):  # lists of several lengths, or another number of values
+        return np.reshape(np.asarray(default), shape)
+    return default

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -224,25 +224,30 @@ def _refuse(arguments: argparse.Namespace, options: Sequence[str], of_what: str)
 
 def _plan_games(files: list[ShardFile], arguments: argparse.Namespace) -> _Plan:
     pgn.check_installed()
-    total = sum(file.size_bytes for file in files)
-    games: list[Games] = []
-    done_bytes = 0
     with closing(IndexProgress(None, "looking for games")) as progress:
-
-        def show(offset: int) -> None:
-            progress(done_bytes + offset, total)
-
-        for number, file in enumerate(files):
-            found = list(pgn.find_games(number, file, show))
-            if file.size_bytes and not found:
-                raise NoShardsError(
-                    f"no game in {file.uri}",
-                    hint='A game begins with a line "[Event …". Compressed PGN must be decompressed first.',
-                )
-            games += found
-            done_bytes += file.size_bytes
-    lots = list(plan_games(games, _games_per_shard(arguments)))
+        # There may be a hundred million games: none is kept, only the lots.
+        lots = list(plan_games(_games_of(files, progress), _games_per_shard(arguments)))
     return _Plan(files, [], dict(pgn.SCHEMA.features), lots, [])
+
+
+def _games_of(files: list[ShardFile], progress: IndexProgress) -> Iterator[Games]:
+    """The games of all files. Raises NoShardsError at a file without one, unless it is empty."""
+    total = sum(file.size_bytes for file in files)
+    done_bytes = 0
+
+    def show(offset: int) -> None:
+        progress(done_bytes + offset, total)
+
+    for number, file in enumerate(files):
+        games = None
+        for games in pgn.find_games(number, file, show):
+            yield games
+        if file.size_bytes and games is None:
+            raise NoShardsError(
+                f"no game in {file.uri}",
+                hint='A game begins with tags, such as [Event "A"]. Compressed PGN must be decompressed first.',
+            )
+        done_bytes += file.size_bytes
 
 
 def _told(file: ShardFile) -> FixedRecords:

@@ -46,6 +46,8 @@ def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> B
     what = f"batches[{number}]"
     require(arrays.keys() == schema.specs.keys(), what, f"of the fields {list(schema.specs)}", list(arrays))
     for name, spec in schema.specs.items():
+        if arrays[name].dtype.newbyteorder("=") == spec.dtype.newbyteorder("="):
+            arrays[name] = arrays[name].astype(spec.dtype, copy=False)  # as a Loader delivers it
         found = (arrays[name].dtype, arrays[name].shape[1:])
         must = f"of {spec.dtype} and of shape (records, {', '.join(map(str, spec.shape))})"
         if found != (spec.dtype, spec.shape) or not arrays[name].ndim:

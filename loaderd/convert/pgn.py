@@ -10,23 +10,25 @@
   left out, and their positions counted.
 
 Positions of the main line are taken, from the first to the last in which there is a legal move. A game that
-python-chess cannot read (one of its moves is illegal, say), or of another variant, is a fault, and none of its
-positions is taken.
+python-chess cannot read (one of its moves is illegal, say), one of another variant, and what it would misread
+(``pgn_text``) is a fault, and none of its positions is taken.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from loaderd.convert.lots import Games
+from loaderd.convert.pgn_text import begins_as_pgn, find_begins, split_game
 from loaderd.convert.row_source import RowsOrFault
 from loaderd.errors import Damage, OptionError, RecordMismatchError, at_damage
 from loaderd.schema import Schema
@@ -39,11 +41,9 @@ Scores = Literal["eval", "result"]
 
 SCHEMA = Schema.of_stored(chess_eval().features)
 
-_BEGIN = b"[Event "
-_BEGIN_OF_LINE = b"\n" + _BEGIN
 _PIECE_BYTES = 1 << 20
-# What follows the first of several empty lines between headers and moves.
-_MORE_EMPTY_LINES = re.compile(rb"(\][^\S\n]*\n[^\S\n]*\n)(\s*\n)(?=[^\S\n]*[^\s\[])")
+_LONGEST_LINE = 16 << 20  # a longer one is none of PGN, and may end anywhere
+_SHOWN = 60
 _HINT = 'Mend the game, or pass --on-corrupt "skip_record" to leave such games out.'
 _RESULTS = {"1-0": (1, True), "0-1": (-1, True), "1/2-1/2": (0, False)}
 
@@ -68,35 +68,31 @@ def check_installed() -> None:
 def is_pgn(file: ShardFile) -> bool:
     """Whether a file begins as PGN does. Raises ShardReadError and StorageError."""
     with closing(open_shard(file)) as opened:
-        return _without_mark(_read(opened, 0, 4096)).lstrip().startswith(_BEGIN)
+        return begins_as_pgn(_read(opened, 0, 4096))
 
 
 def find_games(number: int, file: ShardFile, on_read: OnRead) -> Iterator[Games]:
-    """Each game of a file, in order. A game begins with a line ``[Event …``. ``number``: that of the file.
+    """Each game of a file, in order, with what follows it up to the next one. ``number``: that of the file.
 
     Raises ShardReadError and StorageError.
     """
     with closing(open_shard(file)) as opened:
-        start, game, offset, before = -1, 0, 0, b"\n"
-        while data := _read(opened, offset, _PIECE_BYTES):
-            text = before + (data if offset else _without_mark(data))
-            found = text.find(_BEGIN_OF_LINE)
-            while found >= 0:
-                at = offset - len(before) + found + 1
-                if start >= 0:
-                    yield Games(number, start, at, game)
-                    game += 1
-                start, found = at, text.find(_BEGIN_OF_LINE, found + 1)
-            offset += len(data)
-            before = text[-len(_BEGIN_OF_LINE) + 1 :]
-            on_read(offset)
-        if start >= 0:
-            yield Games(number, start, offset, game)
+        bounds = chain(find_begins(_pieces(opened, on_read)), [file.size_bytes])
+        for game, (start, stop) in enumerate(pairwise(bounds)):
+            yield Games(number, start, stop, game)
 
 
-def _without_mark(data: bytes) -> bytes:
-    """``data``, with newlines in place of the mark of UTF-8 that some files begin with: offsets stay the same."""
-    return b"\n\n\n" + data[3:] if data.startswith(b"\xef\xbb\xbf") else data
+def _pieces(opened: OpenFile, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
+    """A file in pieces of whole lines, each with its offset."""
+    offset, rest = 0, b""
+    while data := _read(opened, offset, _PIECE_BYTES):
+        offset += len(data)
+        text = rest + data
+        stop = text.rfind(b"\n") + 1 if len(text) < _LONGEST_LINE else len(text)
+        yield offset - len(text), text[:stop]
+        rest = text[stop:]
+        on_read(offset)
+    yield offset - len(rest), rest
 
 
 def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOrFault | Unscored]:
@@ -104,39 +100,57 @@ def read_games(file: ShardFile, games: Games, scores: Scores) -> Iterator[RowsOr
 
     Raises ShardReadError and StorageError.
     """
+    with closing(open_shard(file)) as opened:
+        data = _read(opened, games.start, games.stop - games.start)
+    bounds = sorted({games.start, *find_begins([(games.start, data)]), games.stop})
+    for number, (start, stop) in enumerate(pairwise(bounds), games.first_game):
+        try:
+            game = _read_game(data[start - games.start : stop - games.start])
+        except ValueError as error:
+            damage = Damage(file.uri, number, start, "a game of standard chess", f"{error}")
+            yield at_damage(RecordMismatchError, damage, hint=_HINT)
+        else:
+            yield from _positions(game, scores)
+
+
+def _read_game(data: bytes) -> Any:
+    """The one game in ``data``. Raises ValueError where it is none of standard chess."""
+    import chess.pgn
+
+    tags, moves = split_game(data)
+    text = io.StringIO(f"{tags}\n\n{moves}\n")
+    game = chess.pgn.read_game(text, Visitor=_builder())
+    if left := text.read().strip():
+        raise ValueError(f"behind its end, {left[:_SHOWN]!r}")
+    if game.errors:
+        raise ValueError(f"{game.errors[0]}")
+    board = game.board()
+    if type(board) is not chess.Board or board.chess960:
+        raise ValueError(f"variant {game.headers.get('Variant')!r}")
+    return game
+
+
+@cache
+def _builder() -> Any:
     import chess.pgn
 
     class Builder(chess.pgn.GameBuilder):  # type: ignore[misc]  # to mypy, chess is Any
         """Keeps errors with the game; python-chess's own builder would log them, too."""
 
+        ended_with = ""
+
         def handle_error(self, error: Exception) -> None:
             self.game.errors.append(error)
 
-    with closing(open_shard(file)) as opened:
-        data = _read(opened, games.start, games.stop - games.start)
-    # python-chess takes moves behind a second empty line for another game, from the initial position.
-    data = _MORE_EMPTY_LINES.sub(lambda found: found[1] + b" " * len(found[2]), data)
-    # A character for each byte, so that places in the text are those in the file.
-    text = io.StringIO(data.decode("latin-1"))
-    number, offset = games.first_game, 0
-    while (game := chess.pgn.read_game(text, Visitor=Builder)) is not None:
-        problem = _problem_of(game)
-        if problem:
-            damage = Damage(file.uri, number, games.start + offset, "a game of standard chess", problem)
-            yield at_damage(RecordMismatchError, damage, hint=_HINT)
-        else:
-            yield from _positions(game, scores)
-        number, offset = number + 1, text.tell()
+        def visit_result(self, result: str) -> None:
+            self.ended_with = result
+            super().visit_result(result)
 
+        def begin_parse_san(self, board: Any, san: str) -> None:
+            if self.ended_with:
+                self.handle_error(ValueError(f"the move {san} behind the result {self.ended_with}"))
 
-def _problem_of(game: Any) -> str:
-    import chess
-
-    if game.errors:
-        return f"{game.errors[0]}"
-    board = game.board()
-    is_standard = type(board) is chess.Board and not board.chess960
-    return "" if is_standard else f"variant {game.headers.get('Variant')!r}"
+    return Builder
 
 
 def _positions(game: Any, scores: Scores) -> Iterator[RowsOrFault | Unscored]:

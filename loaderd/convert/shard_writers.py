@@ -23,6 +23,7 @@ import numpy as np
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import OptionError
 from loaderd.schema import Feature, Schema
+from loaderd.schema.features import is_numpys
 from loaderd.shards.crc import framed
 
 Format = Literal["tfrecord", "records", "npz"]
@@ -68,7 +69,7 @@ def check_format(features: Mapping[str, Feature], format: Format) -> None:
         return
     for name, feature in features.items():
         dtype = feature.row_dtype.base
-        if np.dtype(dtype.str) != dtype:
+        if not is_numpys(dtype) or np.dtype(dtype.str) != dtype:
             raise OptionError(
                 f"--format npz cannot hold feature {name!r}: .npy files know numpy's own dtypes only, and would "
                 f"call its {dtype} {dtype.str!r}",

@@ -37,6 +37,11 @@ def resolve_dtype(dtype: Any) -> np.dtype[Any]:
     return resolved
 
 
+def is_numpys(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is numpy's own, not one of ml_dtypes: whatever its kind, which is "f" for float8_e5m2."""
+    return dtype.type.__module__ == "numpy"
+
+
 def check_shape(shape: Any, of: str) -> Shape:
     """A shape as a tuple of ints; an integer is a shape of one axis. Raises SchemaError."""
     try:
@@ -146,9 +151,14 @@ def as_values(given: Any, dtype: np.dtype[Any], shape: Shape, what: str) -> npt.
 
 
 def _keep_default(feature: Any) -> None:
-    """Keep a default that is an array as lists: features are compared, and ``==`` of arrays is no bool."""
-    if isinstance(feature.default, (np.ndarray, np.generic)):
-        object.__setattr__(feature, "default", feature.default.tolist())
+    """Keep a default that is an array or tensor as lists, so that no worker imports the library that it is of."""
+    object.__setattr__(feature, "default", _as_lists(feature.default))
+
+
+def _as_lists(given: Any) -> Any:
+    if isinstance(given, (list, tuple)):
+        return [_as_lists(each) for each in given]
+    return np.asarray(given).tolist() if hasattr(given, "__array__") else given
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Float, Int64, PackedBits, Raw, Shape, resolve_dtype
+from loaderd.schema.features import Float, Int64, PackedBits, Raw, Shape, is_numpys, resolve_dtype
 from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Planes, Spread
 from loaderd.schema.schema import Schema
 
@@ -107,7 +107,8 @@ def _check_size(what: str, num_bytes: int) -> None:
 
 def _value_to_wire(value: Any) -> Any:
     if isinstance(value, np.dtype):
-        return value.name if value.kind == "V" else value.str  # "bfloat16" (its str is only "<V2"), or "<f4"
+        # "bfloat16" and "float8_e5m2" (their str, "<V2" and "<f1", name no dtype); else such as "<f4".
+        return value.str if is_numpys(value) and value.kind != "V" else value.name
     if isinstance(value, (list, tuple)):
         return [_value_to_wire(each) for each in value]
     return value.item() if isinstance(value, np.generic) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import loaderd_tf
@@ -60,6 +61,35 @@ def test_defaults_of_strings_are_those_of_parse_example(tmp_path: Path):
             assert [row.astype(dtype).tobytes() for row in batch[name]] == 3 * [default]
     own = loaderd.Raw("uint8", (2,), default=7)
     assert loaderd_tf.schema_from_features({"d": string(b"")}, {"d": own}).features["d"] == own
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "default"),
+    [
+        ([], tf.int64, [(1 << 62) + 1]),
+        ([2, 2], tf.float32, [1, 2, 3, 4.0]),
+        ([2], tf.int64, [[1], [2]]),
+        ([], tf.int64, tf.constant(5, tf.int64)),
+        ([2], tf.float32, tf.constant([1.0, 2.0])),
+        ([2], tf.float32, [tf.constant(1.0), np.float32(2)]),
+    ],
+)
+def test_defaults_of_numbers_are_those_of_parse_example(shape: list[int], dtype: tf.DType, default: object):
+    """And no tensor is left in the schema, for which each worker would import TensorFlow."""
+    features = {"x": tf.io.FixedLenFeature(shape, dtype, default)}
+    (feature,) = loaderd_tf.schema_from_features(features).features.values()
+    stored = np.frombuffer(feature.default_bytes, feature.row_dtype.base).reshape(shape)
+    (parsed,) = tf.io.parse_example([b""], features)["x"].numpy()
+    assert np.array_equal(stored, parsed)
+    assert b"tensorflow" not in pickle.dumps(feature)
+
+
+def test_defaults_of_another_number_of_values():
+    fits = tf.io.FixedLenFeature([2], tf.int64, 7)
+    assert loaderd_tf.schema_from_features({"x": fits}).features["x"] == loaderd.Int64((2,), default=[7, 7])
+    for default in ([1, 2, 3], [[1], [2, 3]]):
+        with pytest.raises(SchemaError, match=r"Int64: default must fit int64 of shape \(2,\)"):
+            loaderd_tf.schema_from_features({"x": tf.io.FixedLenFeature([2], tf.int64, default)})
 
 
 def test_features_that_their_description_does_not_fit():

@@ -182,11 +182,17 @@ def test_shards_that_are_there_are_not_written_again_and_what_lacks_is(tmp_path:
     assert not list(folder.glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("format", ["tfrecord", "records"])
-def test_dtypes_that_are_not_numpys(format: str, tmp_path: Path):
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2"])
+@pytest.mark.parametrize("format", ["tfrecord", "records", "npz"])
+def test_dtypes_that_are_not_numpys(format: str, name: str, tmp_path: Path):
     """npz does not know them: ``loaderd convert`` refuses it."""
-    np.arange(0, 300).astype("<f4").view("<u2")[1::2].tofile(tmp_path / "from")
-    schema = loaderd.Schema.of_stored(loaderd.FixedRecords([("half", loaderd.Raw("bfloat16").dtype)]))
+    dtype = loaderd.Raw(name).dtype
+    np.arange(0, 300).astype(dtype).tofile(tmp_path / "from")
+    schema = loaderd.Schema.of_stored(loaderd.FixedRecords([("half", dtype)]))
+    if format == "npz":
+        with pytest.raises(OptionError, match=f"npz cannot hold feature 'half'.* call its {name} '<"):
+            shard_writers.check_format(schema.features, format)
+        return
     convert_here(tmp_path / "from", schema, tmp_path / "to", format=format)
     assert_same(batches_of(tmp_path / "from", schema), batches_of(tmp_path / "to/*", converted(schema, format)))
 

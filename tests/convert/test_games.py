@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import chess
 import chess.pgn
@@ -17,6 +20,7 @@ import numpy as np
 import pytest
 
 import loaderd
+from loaderd.cli import convert as cli
 from loaderd.convert import chess_boards, pgn
 from loaderd.convert.lots import Games, plan_games
 from loaderd.errors import LoaderdError
@@ -133,6 +137,137 @@ def test_games_that_cannot_be_read_are_named(tmp_path: Path):
     assert done.returncode == 1 and "record 1 at byte" in done.stderr and "--on-corrupt" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("moves", "said"),
+    [
+        ("1. e4 e5 { what a move 2. Nf3 1-0", "a comment without its end among the moves, '{ what a move 2. Nf3 1-0"),
+        ("1. e4 { a { b } e5 } 2. Nf3 1-0", "the end of a comment among the moves, '} 2. Nf3 1-0"),
+        ('1. e4 e5 1-0 [Event "C"]\n\n1. f3 0-1', 'a tag among the moves, \'[Event "C"]'),
+    ],
+)
+def test_a_comment_without_its_end_costs_its_own_game_alone(tmp_path: Path, moves: str, said: str):
+    """python-chess takes the games behind it for part of the comment."""
+    path = write(tmp_path / "a.pgn", LOST, f'[Event "E"]\n[Result "1-0"]\n\n{moves}\n', DRAWN)
+    (file,) = list_shards(path)
+    (lot,) = plan_games(pgn.find_games(0, file, lambda offset: None), 1000)
+    (games,) = lot.parts
+    assert isinstance(games, Games)
+    *rows, fault, drawn = list(pgn.read_games(file, games, "result"))
+    assert isinstance(fault, LoaderdError) and fault.damage is not None
+    assert (fault.damage.record, fault.damage.offset) == (1, path.read_text().index('[Event "E"'))
+    assert said in fault.damage.found
+    assert scores_of(list(rows[0])) == [(-1, True)] * 3 and scores_of(list(drawn)) == [(0, False)] * 3
+
+
+def test_empty_lines_within_a_game_are_no_end_of_it(tmp_path: Path):
+    """For python-chess, what is behind one is another game, from the initial position."""
+    tags = '[Event "odds"]\n[SetUp "1"]\n[FEN "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/R1BQKBNR w KQkq - 0 1"]\n'
+    tags += '[Result "0-1"]\n\n'
+    plain = tags + "1. e4 { so be it } e5 2. Nf3 0-1\n"
+    expected, without, faults = read(write(tmp_path / "a.pgn", plain, LOST), "result")
+    assert (len(expected), without, faults) == (7, 0, [])
+    for moves in [
+        "1. e4 { so be it } e5\n\n2. Nf3 0-1\n",
+        "1. e4 { so be it } e5\n \n\t\n2. Nf3\n\xa0\n\n0-1\n",
+        "{ White gives a knight. }\n\n1. e4 e5 2. Nf3 0-1\n",
+        "1. e4 { so\n\n\nbe it } e5 2. Nf3 0-1\n",
+    ]:
+        path = tmp_path / "b.pgn"
+        path.write_bytes(f"{tags}{moves}\n{LOST}".encode("latin-1"))
+        rows, without, faults = read(path, "result")
+        assert [row.tobytes() for row in rows] == [row.tobytes() for row in expected] and not faults
+
+
+def test_moves_behind_the_result_are_a_fault(tmp_path: Path):
+    """They are those of another game, without tags; python-chess plays them on the same board."""
+    path = write(tmp_path / "a.pgn", LOST, "1. d4 d5 0-1\n", DRAWN)
+    rows, _, (fault,) = read(path, "result")
+    assert len(rows) == 3 and fault.damage is not None
+    assert fault.damage.record == 0 and "the move d4 behind the result 0-1" in fault.damage.found
+
+
+def test_the_mark_of_utf_8_may_be_before_any_game(tmp_path: Path):
+    """As in files that were joined: the second one was lost, or played on from the initial position."""
+    path = tmp_path / "a.pgn"
+    path.write_text("".join(f"\ufeff{before}{game}\n" for before in ("", "\n") for game in (DRAWN, ILLEGAL, LOST)))
+    rows, _, faults = read(path, "result")
+    assert scores_of(rows) == [*[(0, False)] * 3, *[(-1, True)] * 3] * 2
+    assert [fault.damage and fault.damage.record for fault in faults] == [1, 4]
+    assert faults[0].damage and faults[0].damage.offset == path.read_bytes().index(b'\xef\xbb\xbf[Event "E"')
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        '[White "A"]\n[Result "0-1"]\n\n1. f3 e5 0-1\n',
+        '[Site "here"]\n[Event "A"]\n[Result "0-1"]\n\n1. f3 e5 0-1\n',
+        '  [Event "A"]\n [Result "0-1"]\n\n1. f3 e5 0-1\n',
+        '[Event "A"]\n\n% a line that is no part of the game\n\n[Result "0-1"]\n\n1. f3 e5 0-1\n',
+    ],
+)
+def test_a_game_begins_with_its_first_tag_whichever_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+):
+    path = write(tmp_path / "a.pgn", first, DRAWN, first, before="; a comment\n\n% and [Event \n")
+    for size in (7, 50, 1 << 20):
+        monkeypatch.setattr(pgn, "_PIECE_BYTES", size)
+        rows, without, faults = read(path, "result")
+        assert scores_of(rows) == [*[(-1, True)] * 3, *[(0, False)] * 3, *[(-1, True)] * 3]
+        assert without == 0 and not faults
+    (file,) = list_shards(path)
+    assert pgn.is_pgn(file)
+
+
+def test_games_of_tags_alone_are_games(tmp_path: Path):
+    tags = '[Event "A"]\n[Result "0-1"]\n'
+    rows, _, faults = read(write(tmp_path / "a.pgn", tags, tags, LOST), "result")
+    assert len(rows) == 1 + 1 + 3 and not faults
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Games of 2026\nby e4 players\n", "no tag in front of 'Games of 2026'"),
+        ("1. d4 d5 0-1\n", "no tag in front of '1. d4 d5 0-1'"),
+        ("[%eval 1]\n", "no tag in front of '[%eval 1]'"),
+        ("\u00a0\n", "no tag in front of ''"),
+    ],
+)
+def test_text_in_front_of_the_first_game_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+):
+    path = tmp_path / "a.pgn"
+    path.write_bytes(f"\n; a comment\n{text}\n{LOST}".encode("latin-1"))
+    for size in (7, 1 << 20):
+        monkeypatch.setattr(pgn, "_PIECE_BYTES", size)
+        rows, _, (fault,) = read(path, "result")
+        assert len(rows) == 3 and fault.damage is not None and said in fault.damage.found
+        assert (fault.damage.record, fault.damage.offset) == (0, len("\n; a comment\n"))
+
+
+@pytest.mark.parametrize(
+    "tags",
+    ['[Result "0-1"] [FEN "8/8/8/8/8/8/8/8 w - - 0 1"]\n', '[Result "0-1" ]\n', '[Event "A"]\r[Result "0-1"]\r'],
+)
+def test_a_tag_that_matters_and_cannot_be_read_is_a_fault(tmp_path: Path, tags: str):
+    """python-chess passes over it: a position that is set up would be the initial one."""
+    path = write(tmp_path / "a.pgn", f'[Event "A"]\n{tags}\n1. f3 e5 0-1\n', LOST)
+    rows, _, (fault,) = read(path, "result")
+    assert len(rows) == 3 and fault.damage is not None and "not one tag on a line of its own" in fault.damage.found
+
+
+def test_with_skip_record_the_games_behind_an_unclosed_comment_are_converted(tmp_path: Path):
+    unclosed = '[Event "E"]\n[Result "1-0"]\n\n1. e4 e5 { what a move 2. Nf3 1-0\n'
+    write(tmp_path / "a.pgn", unclosed, LOST, LOST)
+    command = [*COMMAND, "a.pgn", "--to", "to", "--scores", "result", "--games-per-shard", "3", "--processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 1 and "a.pgn: record 0 at byte 0: " in done.stderr, done
+    command += ["--on-corrupt", "skip_record", "--json", "--to", "new"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    total = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0 and (total["records"], total["left_out"]) == (6, 1), done
+
+
 def test_without_scores_it_says_what_would_help(tmp_path: Path):
     write(tmp_path / "a.pgn", LOST, LOST)
     done = subprocess.run([*COMMAND, "a.pgn", "--to", "to"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
@@ -175,6 +310,26 @@ def test_a_file_without_a_game_is_refused_by_name(tmp_path: Path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 2 and "no game in " in done.stderr and "c.pgn.gz" in done.stderr, done
     assert "decompressed" in done.stderr and not (tmp_path / "new").exists()
+
+
+def test_no_game_is_kept_while_shards_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A month of Lichess's games took 16 GB of memory."""
+    alive, most = WeakSet[Games](), 0
+
+    def find_games(number: int, file: Any, on_read: Any) -> Iterator[Games]:
+        nonlocal most
+        for game in range(1000):
+            one = Games(number, game, game + 1, game)
+            alive.add(one)
+            most = max(most, len(alive))
+            on_read(one.stop)
+            yield one
+
+    monkeypatch.setattr(pgn, "find_games", find_games)
+    files = list_shards([write(tmp_path / "a.pgn", LOST), write(tmp_path / "b.pgn", LOST)])
+    plan = cli._plan_games(files, argparse.Namespace(games_per_shard=300))
+    assert len(plan.lots) == 7 and plan.lots[3].parts == (Games(0, 900, 1000, 900), Games(1, 0, 200, 0))
+    assert 1 <= most <= 5
 
 
 def test_no_game_is_in_two_shards():

@@ -123,6 +123,8 @@ def test_schemas_that_are_made_alike_are_equal():
     assert loaderd.Float(default=nan[0]) == loaderd.Float(default=nan[0]) != loaderd.Float(default=0.0)
     assert pickle.loads(pickle.dumps(loaderd.Raw("<f2", 2, nan))) == loaderd.Raw("<f2", 2, nan)
     assert loaderd.Int64(2, default=0) == loaderd.Int64((2,), default=[0, 0]) != loaderd.Raw("<i8", 2, 0)
+    kept = loaderd.Int64((2,), default=[np.int64(3), np.array(4)]).default
+    assert kept == [3, 4] and {*map(type, kept)} == {int}, "nothing that needs its library"
     assert len({loaderd.Int64(1, default=[7]), loaderd.Int64(1, default=[7])}) == 1
     assert schema(1) != schema(2), "another default"
     assert schema(1) != schema(1, table=np.arange(1, 4)), "another closure"

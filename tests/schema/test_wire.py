@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from typing import Any
 
+import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
@@ -18,6 +19,10 @@ from loaderd.errors import SchemaError
 from loaderd.schema import Array, Bits, Derived, Int64, PackedBits, Raw, Schema, unpacking_schema
 from loaderd.schema.wire import MAX_PARTS, from_wire, to_wire
 from loaderd.schemas import chess_eval, mnist
+
+
+def is_dtype(kind: type) -> bool:
+    return issubclass(kind, np.generic)
 
 
 @given(schemas(derived=False))
@@ -34,6 +39,17 @@ def test_numbers_of_numpy_come_back() -> None:
     fields = {"x": Bits("b", start=np.int64(3), scale=np.float64(2)), "y": Array("i", scale=np.int64(1 << 62))}
     schema = Schema({"b": PackedBits(np.int64(7)), "i": Int64()}, fields)  # type: ignore[arg-type]
     assert from_wire(json.loads(json.dumps(to_wire(schema)))) == schema
+
+
+NOT_NUMPYS = sorted(name for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and is_dtype(kind))
+
+
+@pytest.mark.parametrize("name", NOT_NUMPYS)
+def test_each_dtype_of_ml_dtypes_comes_back(name: str) -> None:
+    """numpy says of float8_e5m2 that it is a float as its own ones are."""
+    schema = Schema.of_stored({"r": Raw(name, (2,))})
+    found = from_wire(json.loads(json.dumps(to_wire(schema))))
+    assert found == schema and found.specs["r"].dtype.name == name
 
 
 def test_what_only_workers_need_stays_with_them() -> None:
