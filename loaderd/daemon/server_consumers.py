@@ -19,6 +19,7 @@ from loaderd.version import VERSION
 
 _HELLO_LIMIT_S = 10.0
 _MESSAGE_LIMIT_S = 10.0
+_ROOM_FOR_QUESTIONS = 32
 # What a consumer may leave unread of the messages to it. Batches do not count: its slots bound them.
 _MAX_POSTED_BYTES = 4 << 20
 
@@ -36,6 +37,15 @@ class Limits:
     max_held_batches: int = 64
     max_memory: int | None = None
     idle_timeout: float | None = None
+
+    @property
+    def max_connections(self) -> int:
+        """How many connections there may be: to bound what those cost that ask for nothing, and no more than that.
+
+        Consumers that have come back or been refused may be counted twice for a moment. Makers, monitors and
+        ``loaderd status`` connect for each question, and must not take the room of consumers.
+        """
+        return 2 * self.max_consumers + _ROOM_FOR_QUESTIONS
 
     def check_room(self, num_consumers: int) -> None:
         """Raise BusyError where there is no room for another one beside ``num_consumers``."""
