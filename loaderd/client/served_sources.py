@@ -12,7 +12,7 @@ from typing import Any
 from loaderd.client.discovery import Discovery
 from loaderd.client.link import Link, LinkLost, link_to_server
 from loaderd.client.sources import OwnDaemon, Source, check_remainder
-from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, ServerError
+from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, NoShardsError, ServerError, StorageError
 from loaderd.options import Shuffle
 from loaderd.pickling import pickled
 from loaderd.protocol.messages import PROTOCOL, Hello, Message, Subscribe, Welcome
@@ -116,6 +116,8 @@ class ServedSource(Source):
         self._timeout_s = reconnect_timeout
         self._known = Known(self.what, dataset)
         self._was_open = self._away = False
+        self._reason = ""
+        """Why the server refused us last, of what was said of this outage."""
         self._pause_s = _MIN_PAUSE_S
         self._tried_s = 0.0
         self._called_s: float | None = None
@@ -132,8 +134,9 @@ class ServedSource(Source):
         self._known.take_over(self, welcome.dataset)
 
     def may_pass(self, failure: LoaderdError) -> bool:
-        # A server may notice late that a connection is lost, and count us twice until then.
-        return isinstance(failure, BusyError) and self._was_open
+        # A server may notice late that a connection is lost, and count us twice until then. One that was started anew
+        # while storage is away cannot find or read the shards, and goes on trying.
+        return isinstance(failure, (BusyError, NoShardsError, StorageError)) and self._was_open
 
     def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
         if not self._known.said:
@@ -145,22 +148,28 @@ class ServedSource(Source):
             self._called_s = None
         if self._tried_s >= self._timeout_s:
             self._end_outage()
+            why = "" if lost.failure is None else lost.failure.hint
+            how = _HOW_TO_GO_ON_IN_TURNS if self.takes_turns else HOW_TO_GO_ON
             raise ServerError(
-                f"{lost}; it was called for {self._timeout_s:g} s, and no batch came",
-                hint=_HOW_TO_GO_ON_IN_TURNS if self.takes_turns else HOW_TO_GO_ON,
+                f"{lost}; it was called for {self._timeout_s:g} s, and no batch came", hint=f"{why} {how}".lstrip()
             )
-        if not self._away:
-            self._away = True
-            _logger.warning("%s; calling it for up to %g s, to go on at %s", str(lost), self._timeout_s, at)
+        self._say(lost, at)
         pause_s = self._pause_s * random.uniform(0.5, 1)  # many consumers shall not call all at once
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         self._tried_s += pause_s
         return pause_s
 
+    def _say(self, lost: LinkLost, at: str) -> None:
+        """Tell the user of an outage once, and again where a server that is back refuses us for another reason."""
+        reason = self._reason if lost.failure is None else lost.failure.message
+        if not self._away or reason != self._reason:
+            _logger.warning("%s; calling it for up to %g s, to go on at %s", str(lost), self._timeout_s, at)
+        self._away, self._reason = True, reason
+
     def is_back(self, at: str) -> None:
         self._was_open = True
         if self._away:
-            self._away = False
+            self._away, self._reason = False, ""
             _logger.warning("%s is back; going on at %s", self.what, at)
 
     def _end_outage(self) -> None:

@@ -19,6 +19,7 @@ from loaderd.version import VERSION
 
 _HELLO_LIMIT_S = 10.0
 _MESSAGE_LIMIT_S = 10.0
+_ROOM_FOR_QUESTIONS = 32
 # What a consumer may leave unread of the messages to it. Batches do not count: its slots bound them.
 _MAX_POSTED_BYTES = 4 << 20
 
@@ -36,6 +37,15 @@ class Limits:
     max_held_batches: int = 64
     max_memory: int | None = None
     idle_timeout: float | None = None
+
+    @property
+    def max_connections(self) -> int:
+        """How many connections there may be: to bound what those cost that ask for nothing, and no more than that.
+
+        Consumers that have come back or been refused may be counted twice for a moment. Makers, monitors and
+        ``loaderd status`` connect for each question, and must not take the room of consumers.
+        """
+        return 2 * self.max_consumers + _ROOM_FOR_QUESTIONS
 
     def check_room(self, num_consumers: int) -> None:
         """Raise BusyError where there is no room for another one beside ``num_consumers``."""
@@ -69,6 +79,8 @@ class Consumer:
     pidfd: int | None
     connected_s: float = field(default_factory=time.monotonic)
     heard_s: float = field(default_factory=time.monotonic)
+    offered_s: float | None = None
+    """Since when there is something that it could take; None: there is nothing. Only with an ``idle_timeout``."""
     greeted: bool = False
     said_bye: bool = False
     dataset: str = ""
@@ -131,14 +143,26 @@ class Consumer:
         if self.channel.posted_bytes > _MAX_POSTED_BYTES:
             unread = f"{self.channel.posted_bytes:,} bytes of messages"
             return ServerError(f"this consumer has left {unread} unread; is its process stopped?")
-        is_idle = limits.idle_timeout is not None and idle_s > limits.idle_timeout
-        if is_idle and self.session is not None and self.session.has_waiting(self.number):
-            return ServerError(
-                f"this consumer has left its batches untaken for {idle_s:.0f} s",
-                hint=f"The server was started with --idle-timeout {limits.idle_timeout:g}. Connect again, with "
-                "start=loader.position, to go on.",
-            )
-        return None
+        return None if limits.idle_timeout is None else self._idle_for(now_s, limits.idle_timeout)
+
+    def _idle_for(self, now_s: float, limit_s: float) -> ServerError | None:
+        """Whether it has left batches untaken for longer than ``limit_s``: an error that says so, or None.
+
+        Time in which there was nothing to take does not count: the clock starts when this first sees a batch there.
+        So a consumer that has waited for long gets a moment in which to take what has come.
+        """
+        if self.session is None or not self.session.has_waiting(self.number):
+            self.offered_s = None
+            return None
+        self.offered_s = now_s if self.offered_s is None else max(self.offered_s, self.heard_s)
+        idle_s = now_s - self.offered_s
+        if idle_s <= limit_s:
+            return None
+        return ServerError(
+            f"this consumer has left its batches untaken for {idle_s:.0f} s",
+            hint=f"The server was started with --idle-timeout {limit_s:g}. Connect again, with "
+            "start=loader.position, to go on.",
+        )
 
     def report(self, now_s: float) -> dict[str, Any]:
         """What ``loaderd status`` shows of the consumer: plain values."""

@@ -188,8 +188,8 @@ class ServerDaemon(Daemon):
         self._next_consumer += 1
         self._consumers[number] = consumer
         self._wires.add(number, consumer.channel, consumer.pidfd)
-        if len(self._consumers) > 2 * self._limits.max_consumers:  # at most half of them have asked for a data set
-            self._part(consumer, ServerError("too many connections"))
+        if len(self._consumers) > self._limits.max_connections:
+            self._part(consumer, BusyError("the server has as many connections as it may have", hint="Try again."))
 
     def _from_consumer_safely(self, consumer: Consumer, message: Message) -> None:
         try:

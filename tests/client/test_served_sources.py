@@ -9,12 +9,13 @@ import pytest
 import loaderd
 from loaderd.client.link import LinkLost
 from loaderd.client.served_sources import ServedSource
-from loaderd.errors import OptionError, ServerError
+from loaderd.errors import BusyError, CorruptRecordError, NoShardsError, OptionError, ServerError, StorageError
 from loaderd.protocol.messages import Hello, Subscribe, Welcome
 from loaderd.schema.wire import to_wire
 from loaderd.subscription import Subscription
 
 LOST = LinkLost("it is gone")
+NO_SHARDS = NoShardsError("/data/*.tfrecord matches no file", hint="There is no folder /data.")
 
 
 def make(**options: Any) -> ServedSource:
@@ -62,6 +63,29 @@ def test_a_batch_that_came_ends_the_outage(numbered_schema: loaderd.Schema):
 def test_who_was_never_reached_is_not_called_again():
     with pytest.raises(ServerError, match="it is gone\nIs it running"):
         make().pause_s(LOST, False, "")
+
+
+def test_what_a_server_that_is_back_may_lack_for_a_while(numbered_schema: loaderd.Schema):
+    source = make()
+    source.welcomed(welcome(numbered_schema))
+    assert not source.may_pass(NO_SHARDS), "the first time, it is more likely a mistake"
+    source.is_back("")
+    passing = (NO_SHARDS, StorageError("storage is away"), BusyError("it is full"))
+    final = (ServerError("there is no such data set"), CorruptRecordError("a record is damaged"))
+    assert [source.may_pass(failure) for failure in (*passing, *final)] == [True] * 3 + [False] * 2
+
+
+def test_why_a_server_refuses_is_said(numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture):
+    source = make()
+    source.welcomed(welcome(numbered_schema))
+    source.pause_s(LOST, False, "batch 5")
+    with pytest.raises(ServerError, match=r"no file; it was called .*\nThere is no folder /data\. Ask the same"):
+        while True:
+            source.pause_s(LinkLost(f"the server gave up: {NO_SHARDS.message}", NO_SHARDS), False, "batch 5")
+    assert [record.message for record in caplog.records] == [
+        "it is gone; calling it for up to 30 s, to go on at batch 5",
+        "the server gave up: /data/*.tfrecord matches no file; calling it for up to 30 s, to go on at batch 5",
+    ]
 
 
 def test_what_follows_from_the_welcome(numbered_schema: loaderd.Schema):

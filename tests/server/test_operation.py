@@ -162,6 +162,17 @@ def test_who_leaves_its_batches_untaken_is_sent_away(start: Start):
         server.wait_line("left its batches untaken")
 
 
+def test_who_still_has_the_last_batch_of_a_shared_pass_is_not_idle(start: Start):
+    server = start("--idle-timeout", "2")
+    with connect(server, sharing="shared") as validating, connect(server) as idle:
+        for batch in validating:
+            held = batch
+        next(iter(idle))
+        server.wait_line("left its batches untaken")
+        assert [each["sharing"] for each in server.report()["consumers"]] == ["shared"]
+        assert held.num_records == next(iter(validating)).num_records == 10
+
+
 # ------------------------------------------------------------------------------------- failed data sets
 
 

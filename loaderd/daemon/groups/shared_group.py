@@ -357,7 +357,10 @@ class Shared:
         return self._stream.describe()
 
     def has_waiting(self, member: int) -> bool:
-        return self._members[member].wants <= 0 and bool(self.held_by(member))
+        one, at = self._members[member], self._at
+        if at is None or one.in_pass != at.number:  # the pass is over for it: nobody waits for what it holds
+            return False
+        return one.wants <= 0 and bool(self.held_by(member))
 
     def held_by(self, member: int) -> int:
         return len(self._stream.slots_of(member))

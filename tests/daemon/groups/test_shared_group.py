@@ -77,6 +77,19 @@ def test_who_asks_when_the_pass_is_over_is_told():
     assert run.ask(3) == [1]
 
 
+def test_who_holds_a_batch_of_a_pass_that_is_over_keeps_nobody_waiting():
+    run = Run(Shared, 2)
+    run.start_all(1, 2)
+    for step in range(STEPS):
+        run.release(1)
+        assert run.ask(1) == [step]
+        assert run.members.has_waiting(1) and not run.members.has_waiting(2)
+    assert run.ask(1) == [END] and run.members.held_by(1)
+    assert not run.members.has_waiting(1)
+    run.start(1, epoch=1)
+    assert run.ask(1) == [0] and run.members.has_waiting(1)
+
+
 def test_a_broken_batch_is_told_to_one_and_used_up():
     run = Run(Shared, 2, broken=(0, 1))
     run.start_all(1, 2)

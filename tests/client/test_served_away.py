@@ -1,0 +1,95 @@
+"""A server that is started again while the shards are away: its consumers wait for them, as for the server itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from restarted import Restarted
+
+import loaderd
+from loaderd.errors import NoShardsError, ServerError
+
+Check = Callable[[loaderd.Batch], list[int]]
+
+NUM_RECORDS = 150
+SAID = "shards/*.tfrecord matches no file"
+
+
+class Mounted:
+    """A server, and its shards, which can be taken away while it is started again."""
+
+    def __init__(self, server: Restarted) -> None:
+        self.server = server
+        self._here, self._away = server.folder / "shards", server.folder / "away"
+
+    def restart_without_shards(self) -> None:
+        self.server.kill()
+        self._here.rename(self._away)
+        self.server.start()
+        self.server.now.wait_line(SAID)
+
+    def bring_back(self) -> None:
+        self._away.rename(self._here)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Mounted]:
+    write_numbered([100, 50])
+    server = Restarted(tmp_path)
+    yield Mounted(server)
+    server.kill()
+
+
+class WhenSaid(logging.Handler):
+    """Calls ``then`` once: when a text is logged."""
+
+    def __init__(self, text: str, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._text = text
+        self._then: list[Callable[[], None]] = [then]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage() and self._then:
+            self._then.pop()()
+
+
+@pytest.mark.parametrize(
+    "sharing", ["independent", *(pytest.param(sharing, marks=pytest.mark.slow) for sharing in ("shared", "mirrored"))]
+)
+def test_its_consumers_go_on_when_the_shards_are_back(mounted: Mounted, check_batch: Check, sharing: Any):
+    with mounted.server.connect(5, sharing=sharing) as loader:
+        batches = iter(loader)
+        found = check_batch(next(batches))
+        mounted.restart_without_shards()
+        with pytest.raises(NoShardsError):
+            mounted.server.connect(5)
+        handler = WhenSaid(SAID, mounted.bring_back)
+        logging.getLogger("loaderd").addHandler(handler)
+        try:
+            for batch in batches:
+                found += check_batch(batch)
+        finally:
+            logging.getLogger("loaderd").removeHandler(handler)
+        assert sorted(found) == list(range(NUM_RECORDS))
+
+
+def test_who_has_waited_in_vain_may_ask_again(mounted: Mounted, check_batch: Check):
+    with mounted.server.connect(5, reconnect_timeout=0.0) as loader:
+        batches = iter(loader)
+        found = check_batch(next(batches))
+        mounted.restart_without_shards()
+        with pytest.raises(ServerError, match="it was called for 0 s"):
+            for batch in batches:
+                found += check_batch(batch)
+        for _ in range(2):
+            with pytest.raises(ServerError, match=r"matches no file; it was called .*\nThere is no folder .* Ask"):
+                next(batches)
+        mounted.bring_back()
+        mounted.server.kill_daemon()  # another one looks at once
+        for batch in batches:
+            found += check_batch(batch)
+        assert sorted(found) == list(range(NUM_RECORDS))
