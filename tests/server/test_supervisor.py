@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -271,6 +272,19 @@ def test_systemd_does_not_wait_for_a_reload_that_cannot_begin(start: Start, tmp_
         python.symlink_to(sys.executable)
         server.process.send_signal(signal.SIGHUP)
         assert [systemd.recv(100), systemd.recv(100)] == [b"RELOADING=1", b"READY=1"]
+
+
+def test_a_reload_that_cannot_begin_because_too_many_files_are_open(start: Start):
+    server = start()
+    server.wait_line("memory:")
+    pid, before = server.process.pid, resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    server.process.send_signal(signal.SIGHUP)
+    said = server.wait_line("reload failed, the server goes on as it was: cannot start a process")
+    assert "Too many open files" in said and "ulimit -n" in said
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_line("reloaded: ")
 
 
 def test_a_second_server_at_the_same_place_is_refused(start: Start):
