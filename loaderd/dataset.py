@@ -356,7 +356,7 @@ class StreamDescription:
 
     ``several_readers``: whether more than one consumer reads its slots. ``max_memory``: bytes that its windows and
     batches may take. ``row_bytes``: of a row on the server that has the records, which decides the size of the
-    windows; None: that of the schema.
+    windows; None: that of the schema. ``of_server``: whether the daemon has other consumers, too.
     """
 
     dataset: AnyDataset
@@ -365,6 +365,7 @@ class StreamDescription:
     several_readers: bool = False
     max_memory: int | None = None
     row_bytes: int | None = None
+    of_server: bool = False
 
     @property
     def schema(self) -> Schema:

@@ -53,6 +53,8 @@ class Facts(NamedTuple):
     """Bytes of a whole batch as it is delivered."""
     packed_bytes: int
     """Bytes of its records as they lie in a window, packed."""
+    of_server: bool = False
+    """Whether the workers are a server's: they work for its other consumers, too."""
 
 
 class Snapshot(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from dataclasses import replace
@@ -21,6 +22,7 @@ from loaderd.bench.run_candidate import add_options
 from loaderd.bench.synthetic import COMPRESSIONS
 from loaderd.errors import LoaderdError
 from loaderd.options import as_count, require
+from loaderd.schemas.named import full_name, not_loaded
 
 DESCRIPTION = """\
 Compare loaderd with tf.data, on your shards or on synthetic ones. Every candidate is checked first: one that does not
@@ -105,7 +107,9 @@ def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
     for name in ("records", "record_size", "num_shards", "batch_size", "workers"):
         if getattr(options, name) is not None:
             as_count(getattr(options, name), _flag(name))
-    schema = options.schema or CHESS
+    if options.max_gib is not None:
+        require(0 < options.max_gib < math.inf, "--max-gib", "a finite number above 0", options.max_gib)
+    schema = CHESS if options.schema is None else full_name(options.schema)
     of_synthetic = ("records", "record_size", "num_shards", "compression")
     given = [_flag(name) for name in of_synthetic if getattr(options, name) is not None]
     if options.shards and given:
@@ -124,8 +128,8 @@ def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
     )
     try:
         base.delivered()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"--schema {schema}: {error}") from None
+    except Exception as error:
+        raise not_loaded(schema, error) from None
     if options.shards:
         max_gib = options.max_gib or (_QUICK_GIB if options.quick else _GIB)
         return from_user(base, options.shards, scratch, int(max_gib * (1 << 30)))
@@ -138,7 +142,8 @@ def run(options: argparse.Namespace, command: str) -> int:
     with tempfile.TemporaryDirectory(prefix="loaderd-bench-") as scratch:
         try:
             default = _QUICK_CANDIDATES if options.quick else options.default_candidates
-            specs = options.candidates.split() if options.candidates else list(default)
+            specs = list(default) if options.candidates is None else options.candidates.split()
+            require(bool(specs), "--candidates", "names of candidates", options.candidates)
             for spec in specs:
                 check_known(configure(spec, Config(()))[0])
             pace = _pace_of(options)

@@ -17,6 +17,7 @@ from loaderd.bench.measured import FIRST_BATCH, Timing
 from loaderd.bench.report import COLUMNS, Summary, markdown, summarise
 from loaderd.bench.rounds import Failures, check, cold_starts, facts_of, grouped, take_turns
 from loaderd.bench.run_candidate import run_candidate
+from loaderd.errors import OptionError
 
 Run = dict[str, Any]
 
@@ -32,7 +33,10 @@ class Pace:
 
 
 class Comparison:
-    """``log``: a file that gets a line of JSON for each run. The table and the chart are written beside it."""
+    """``log``: a file that gets a line of JSON for each run. The table and the chart are written beside it.
+
+    Raises OptionError where it cannot be written.
+    """
 
     def __init__(
         self, inputs: Inputs, pace: Pace, log: Path, scratch: Path, timeout_s: float, display: Display
@@ -42,8 +46,12 @@ class Comparison:
         self._failed: Failures = {}
         self._left_out: Failures = {}
         self._cold: list[Run] = []
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("")
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("")
+        except OSError as error:
+            text = f"the results cannot be written to {log}: {error.strerror}"
+            raise OptionError(text, hint="Give another folder or name: --results-dir, --name.") from None
 
     def run(self, specs: Sequence[str], command: str, has_cold_starts: bool) -> bool:
         """Returns whether every candidate could be timed. ``command``: what the user called, for the table."""

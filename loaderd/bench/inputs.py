@@ -16,6 +16,7 @@ from pathlib import Path
 from loaderd.bench.interface import Config
 from loaderd.bench.reference import read
 from loaderd.bench.synthetic import cached_shards, compressed
+from loaderd.errors import OptionError
 from loaderd.shards.compression import detect_compression
 from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards, open_shard
@@ -41,11 +42,20 @@ def synthetic(base: Config, work_dir: Path, scratch: Path, num_records: int | No
     """Synthetic shards below ``work_dir``, compressed as ``base`` says. They are written once, and used again later.
 
     ``num_records``: of all shards together; None: 1,500,000, fewer if they are large. The records that are checked go
-    to ``scratch``. Raises ValueError for what cannot be written.
+    to ``scratch``. Raises OptionError where nothing can be written to ``work_dir``, and ValueError for records that
+    there cannot be.
     """
     size = base.record_size
     records = num_records or max(num_shards, min(_SYNTHETIC_RECORDS, _SYNTHETIC_BYTES // (size or 1)))
-    shards = cached_shards(work_dir, records, num_shards=num_shards, compression=base.compression, record_size=size)
+    try:
+        shards = cached_shards(
+            work_dir, records, num_shards=num_shards, compression=base.compression, record_size=size
+        )
+    except OSError as error:
+        raise OptionError(
+            f"synthetic shards cannot be written to {work_dir}: {error.strerror}",
+            hint="Give another folder: --work-dir.",
+        ) from None
     kind = "chess records" if size is None else f"records of {size:,} bytes of bits"
     about = f"{records:,} synthetic {kind} in {_count(len(shards))}, compression {base.compression or 'none'}"
     return _with_sample(base, list_shards([str(shard) for shard in shards]), scratch, about)
@@ -55,7 +65,7 @@ def from_user(base: Config, shards: list[str], scratch: Path, max_bytes: int) ->
     """The user's local shards: the first ones, as many as have ``max_bytes`` together, but at least one.
 
     The records that are checked go to ``scratch``. Raises loaderd's ShardError where a shard cannot be read, and
-    ValueError for shards that are remote, damaged, or not compressed alike.
+    ValueError for shards that are remote, damaged, without records, or not compressed alike.
     """
     files = list_shards(shards)
     remote = [file.uri for file in files if "://" in file.uri]
@@ -82,14 +92,18 @@ def _compression_of(file: ShardFile) -> str:
 
 
 def _with_sample(base: Config, files: list[ShardFile], scratch: Path, about: str) -> Inputs:
-    some = files[:CHECK_SHARDS]
+    some, num_records = files[:CHECK_SHARDS], 0
     each = max(1, min(CHECK_RECORDS, _CHECK_BYTES // base.delivered().record_bytes) // len(some))
     checked = []
     for number, file in enumerate(some):
         checked.append(scratch / f"{number}.tfrecord")
         with checked[-1].open("wb") as out:
-            frames = (memoryview(framed(record)) for record in itertools.islice(read(file), each + number))
-            out.writelines(compressed(base.compression, frames))
+            records = list(itertools.islice(read(file), each + number))
+            num_records += len(records)
+            out.writelines(compressed(base.compression, (memoryview(framed(record)) for record in records)))
+    if not num_records:
+        names = ", ".join(file.name for file in some)
+        raise ValueError(f"the first shards must hold records, to check what candidates deliver; none is in {names}")
     return Inputs(
         timed=replace(base, shards=tuple(file.uri for file in files)),
         checked=replace(base, shards=tuple(map(str, checked)), epochs=1),

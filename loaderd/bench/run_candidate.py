@@ -28,6 +28,7 @@ from loaderd.bench.interface import CHESS, Config, configure
 from loaderd.bench.measured import Timing
 from loaderd.bench.process_tree import process_tree, pss_bytes
 from loaderd.options import default_workers
+from loaderd.schemas.named import SCHEMA_HELP, full_name
 
 _SAMPLE_INTERVAL_S = 0.5
 
@@ -123,8 +124,8 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     )
     parser.add_argument(
         "--schema",
-        metavar="MODULE:ATTRIBUTE",
-        help=f"what is in the shards: a loaderd.Schema, or a function that returns one; default: {CHESS}",
+        metavar="MODULE:NAME",
+        help=f"what is in the shards: {SCHEMA_HELP}; default: {CHESS}",
     )
     parser.add_argument(
         "--timeout",
@@ -144,15 +145,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--warmup-seconds", type=float, default=Timing.warmup_s)
     add_options(parser)
     options = parser.parse_args(arguments)
-    config = Config(
-        tuple(options.shards),
-        options.compression,
-        options.batch_size,
-        workers=options.workers,
-        schema=options.schema or CHESS,
-    )
     timing = Timing(seconds=options.seconds, warmup_s=options.warmup_seconds)
     try:
+        config = Config(
+            tuple(options.shards),
+            options.compression,
+            options.batch_size,
+            workers=options.workers,
+            schema=CHESS if options.schema is None else full_name(options.schema),
+        )
         result = run_candidate(options.candidate, config, timing, timeout_s=options.timeout)
     except (CandidateError, ValueError) as error:
         sys.exit(str(error))

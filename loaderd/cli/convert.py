@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.reading import count, read_all, say
-from loaderd.cli.schemas import SCHEMA_HELP, load_schema
 from loaderd.client.progress import IndexProgress
 from loaderd.convert import pgn
 from loaderd.convert.conversion import convert
@@ -25,6 +24,7 @@ from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, Sha
 from loaderd.machine import usable_cores
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.schema import FixedRecords, Schema
+from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.shards.files import list_shards
 from loaderd.shards.indexer import Indexer
 from loaderd.shards.shard_file import ShardFile

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 12, 8
 # Of each panel: title, unit, and what is drawn: expressions of Prometheus, each with the legend of its lines.
 _PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
-    ("Records", "rowsps", [("sum by (instance) (rate(loaderd_records_total[1m]))", "{{instance}}")]),
+    (
+        "Records",
+        "rowsps",
+        [
+            ("sum by (instance) (rate(loaderd_records_total[1m]))", "{{instance}}"),
+            ("sum by (instance) (rate(loaderd_remote_records_total[1m]))", "{{instance}} over the network"),
+        ],
+    ),
     (
         "Share of the time that consumers wait",
         "percentunit",
@@ -40,6 +47,19 @@ _PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
         "Processes that died and were replaced",
         "short",
         [("sum by (instance, process) (increase(loaderd_restarts_total[5m]))", "{{instance}} {{process}}")],
+    ),
+    (
+        "Requests over the network",
+        "reqps",
+        [
+            ("sum by (instance) (rate(loaderd_remote_requests_total[1m]))", "{{instance}}"),
+            ("sum by (instance) (rate(loaderd_remote_cache_hits_total[1m]))", "{{instance}} from the cache"),
+        ],
+    ),
+    (
+        "Bytes over the network",
+        "Bps",
+        [("sum by (instance) (rate(loaderd_remote_bytes_total[1m]))", "{{instance}}")],
     ),
 ]
 

@@ -9,11 +9,11 @@ import sys
 import time
 from dataclasses import dataclass
 
-from loaderd.cli.schemas import SCHEMA_HELP, load_schema
 from loaderd.client.loader import Loader
 from loaderd.diagnosis import Diagnosis
 from loaderd.errors import OptionError
 from loaderd.options import as_seconds
+from loaderd.schemas.named import SCHEMA_HELP, load_schema
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,8 @@ def list_values(records: FixedRecords, record: bytes) -> dict[str, Listed]:
         values = np.asarray(row[name])
         is_bytes = name in records.bits or values.dtype.kind in "SV"
         kind = "bits" if name in records.bits else str(values.dtype)
+        if values.dtype.kind in "mM":
+            values = values.astype(str)
         found[name] = Listed(kind, (values.tobytes(),) if is_bytes else tuple(values.reshape(-1).tolist()))
     return found
 

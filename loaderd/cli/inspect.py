@@ -24,13 +24,13 @@ from loaderd.cli.proposal import propose
 from loaderd.cli.reading import count, say
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
 from loaderd.cli.sample import FeatureSummary, Sample, find_record, take_sample
-from loaderd.cli.schemas import SCHEMA_HELP, load_schema
 from loaderd.client.progress import IndexProgress
 from loaderd.decode.example import Listed, RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords, Schema
+from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.indexer import make_index

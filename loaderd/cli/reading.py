@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
-from loaderd.cli.schemas import SCHEMA_HELP, load_schema
 from loaderd.client.progress import IndexProgress
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
+from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
 from loaderd.shards.files import list_shards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,23 +77,34 @@ def listed_text(listed: Listed) -> str:
     return f"{listed.kind} {', '.join(shown)}{more}"
 
 
-def _text(value: bytes | float | int) -> str:
+def _text(value: Any) -> str:
     if not isinstance(value, bytes):
         return f"{value:.6g}" if isinstance(value, float) else str(value)
     more = f"… {len(value):,} bytes" if len(value) > _SHOWN_BYTES else ""
     return f"{value[:_SHOWN_BYTES].hex(' ')}{more}"
 
 
-def plain(value: bytes | float | int) -> Any:
-    """A value as JSON can hold it; bytes become hexadecimal digits."""
-    return value.hex() if isinstance(value, bytes) else value
+def plain(value: Any) -> Any:
+    """A value, or lists of values, as JSON can hold them: see "Looking into shards" in docs/records.md."""
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, complex | np.complexfloating):
+        return [plain(value.real), plain(value.imag)]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value
 
 
 def plain_array(value: Values) -> Any:
-    """An array as lists that JSON can hold."""
-    if value.dtype.kind == "S":
+    """An array as lists that JSON can hold; text remains text."""
+    kind = value.dtype.kind
+    if kind == "S":
         return np.char.decode(value, errors="backslashreplace").tolist()
-    return value.astype(np.float32).tolist() if value.dtype.kind == "V" else value.tolist()
+    if kind in "mM":
+        return value.astype(str).tolist()
+    return plain((value.astype(np.float32) if kind == "V" else value).tolist())
 
 
 def _terminal_width() -> int:

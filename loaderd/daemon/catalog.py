@@ -170,7 +170,9 @@ class Served:
             raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')
         if dataset.grows and wanted.is_group:
             raise OptionError(f"sharing={wanted.sharing!r} is not for data that grow: each consumer lists them")
-        return StreamDescription(dataset, options, start, several_readers=wanted.is_group, max_memory=max_memory)
+        return StreamDescription(
+            dataset, options, start, several_readers=wanted.is_group, max_memory=max_memory, of_server=True
+        )
 
     def report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows of the data set: plain values."""

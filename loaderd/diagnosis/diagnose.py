@@ -32,7 +32,6 @@ _MIN_COPYING = 0.05
 _MOSTLY_COPYING = 0.7
 COPY_TO_DEVICE = "copy to the device"
 """The only limiting stage that is not the workers'."""
-_MIN_KNOWN = 0.3
 _MIN_SLOT_WAITING = 0.25
 _MOST_WINDOW_WAITING = 0.15
 _LESS = 0.7
@@ -113,14 +112,16 @@ def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
     found = rates(before, now, facts)
     if found.batches < 2 and found.wait_s < 0.5 * found.over_s:
         return nothing_yet(f"{found.batches} batches were taken in {found.over_s:.1f} s", found.over_s)
-    if found.wait_s > 0.5 * found.step_s and found.known_share < _MIN_KNOWN:
+    if found.wait_s > 0.5 * found.step_s and not found.is_known and not found.is_starved:
+        others, process = (" or at other consumers'", "server") if facts.of_server else ("", "daemon")
         return nothing_yet(
-            f"the consumer waits, and the workers have been at the same tasks for most of {found.over_s:.1f} s. What "
-            "they do is counted when it is done; `pkill -USR1 loaderd-daemon` prints what each is at now",
+            f"the consumer waits, and the workers have been at the same tasks{others} for most of "
+            f"{found.over_s:.1f} s. What they do is counted when it is done; `pkill -USR1 loaderd-{process}` prints "
+            "what each is at now",
             found.over_s,
         )
     verdict = _verdict(found)
-    limiting = found.limiting if verdict in ("storage", "workers", "one field") else ""
+    limiting = found.limiting if verdict in ("storage", "workers", "one field") and not found.is_starved else ""
     if verdict == "copies to the device":
         limiting = COPY_TO_DEVICE
     remedy = remedy_for(verdict, limiting, found)
@@ -160,6 +161,8 @@ def _verdict(found: Rates) -> Verdict:
         own_cores = (found.thread_cpu + found.thread_delay) / (found.own_s / found.step_s)
         is_alone = found.other_cpu < _PYTHON_ALONE * found.thread_cpu
         return "the consumer's Python" if own_cores > _PYTHON_CPU and is_alone else "the model"
+    if found.is_starved:
+        return "workers"
     if _comes_in_bursts(found):
         return "too few batches held"
     limiting = found.limiting

@@ -10,6 +10,7 @@ from loaderd.snapshots import Facts, Snapshot
 _LOADING = ("read", "inflate", "check", "parse")
 _MIN_WINDOW_WAITING = 0.4
 _COMPUTING = 0.5
+_MIN_KNOWN = 0.3
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,16 @@ class Rates:
         return worked_s / self.facts.workers / self.step_s + self.slot_share + self.window_share
 
     @property
+    def is_known(self) -> bool:
+        """Whether enough is known of the workers' time to say what they do."""
+        return self.known_share >= _MIN_KNOWN
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the workers are a server's, and busy with its other consumers: tasks of this one do end."""
+        return self.facts.of_server and not self.is_known and self.batches > 1
+
+    @property
     def workers_compute(self) -> bool:
         """Whether workers are busy computing, rather than waiting for something such as storage."""
         return self.worker_cpu_share + self.delay_share > _COMPUTING
@@ -95,6 +106,8 @@ def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
     busy_s = max(1e-9, sum(by_stage.values()))
     asked = now.asked_bytes - before.asked_bytes
     worker_s = over_s * facts.workers
+    if facts.of_server:  # the workers' time on a core is that for all consumers; so is the rest of their time
+        busy_s = max(busy_s, worker_s - stages["slot"] - stages["window"])
     consumer_cpu = (now.consumer_cpu_s - before.consumer_cpu_s) / over_s
     worker_cpu = (now.worker_cpu_s - before.worker_cpu_s) / over_s
     idle = (now.idle_s - before.idle_s) / over_s

@@ -47,6 +47,8 @@ def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
         return _of_held_batches(found)
     if verdict == "copies to the device":
         return _of_copies(found)
+    if found.is_starved:
+        return _of_starving(found)
     if limiting == "inflate":
         return _of_inflating(found)
     if limiting == "read":
@@ -73,12 +75,30 @@ def _more_workers(found: Rates) -> int:
 def _with_workers(found: Rates, workers: int, cause: str) -> Remedy:
     now = found.facts.workers
     of_use = min(workers, now + found.spare_cores) if found.workers_compute else workers
-    return Remedy(cause, f"workers={workers} instead of {now}.", _gain(found, found.busy_s, of_use))
+    advice = f"{_option(workers, found)} instead of {now}."
+    return Remedy(cause, advice, _gain(found, found.busy_s, of_use))
+
+
+def _option(workers: int, found: Rates) -> str:
+    """How to ask for so many workers."""
+    return f"`loaderd serve --workers {workers}`" if found.facts.of_server else f"workers={workers}"
+
+
+def _of_starving(found: Rates) -> Remedy:
+    cause = "the workers are busy with other consumers of the server"
+    workers = _more_workers(found)
+    return _with_workers(found, workers, cause) if workers > found.facts.workers else _of_cores(found, cause)
+
+
+def _of_cores(found: Rates, cause: str) -> Remedy:
+    more = found.facts.workers + 1
+    advice = f"Give it more than {found.facts.cores} cores, and {_option(more, found)}."
+    return Remedy(cause, advice, _gain(found, found.busy_s, more))
 
 
 def _of_model(found: Rates) -> Remedy:
     enough = max(1, math.ceil(1.2 * found.busy_s / found.step_s))
-    if enough < found.facts.workers:
+    if enough < found.facts.workers and not found.facts.of_server:
         return Remedy(
             "batches are there before they are asked for",
             f"Nothing in the loader makes it faster; workers={enough} instead of {found.facts.workers} would do.",
@@ -203,8 +223,7 @@ def _of_workers(limiting: str, found: Rates) -> Remedy:
         busy_s = found.busy_s - 0.8 * found.stage_s["unpack"]
         advice = 'Unpack on the device: make_dataset(…, unpack="device"); or choose a dtype of fewer bytes.'
         return Remedy(cause, advice, _gain(found, busy_s, facts.workers))
-    more = f"Give it more than {facts.cores} cores, and workers={facts.workers + 1}."
-    return Remedy(cause, more, _gain(found, found.busy_s, facts.workers + 1))
+    return _of_cores(found, cause)
 
 
 def _cause_of_slow_workers(found: Rates) -> str:

@@ -48,7 +48,7 @@ def start_process(module: str, output: int | None = None) -> tuple[subprocess.Po
         ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
         _ends_of_children.add(theirs)
     except OSError as error:
-        raise _not_started(module, error) from None
+        raise not_started(module, error) from None
     # Where we have none open, it gets /dev/null: else its output would go into the file that it opens next.
     stdout, stderr = (output or (None if is_open(fd) else subprocess.DEVNULL) for fd in (1, 2))
     unbuffered = {} if output is None else {"PYTHONUNBUFFERED": "1"}  # as on a terminal: a line when it is printed
@@ -66,7 +66,7 @@ def start_process(module: str, output: int | None = None) -> tuple[subprocess.Po
     except BaseException as error:
         ours.close()
         if isinstance(error, OSError):
-            raise _not_started(module, error) from None
+            raise not_started(module, error) from None
         raise
     finally:
         theirs.close()
@@ -81,7 +81,8 @@ def _working_directory() -> str:
         return ""
 
 
-def _not_started(module: str, error: OSError) -> DaemonError:
+def not_started(module: str, error: OSError) -> DaemonError:
+    """What is raised where a process that runs ``module`` cannot be started."""
     if error.filename is not None:  # from Popen: the program cannot be run
         return DaemonError(
             f"cannot start a process for {module}: sys.executable must be a Python that can be run, "

@@ -12,7 +12,7 @@ from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Message, Status
 from loaderd.protocol.process import how_it_ended
-from loaderd.protocol.starting import start_process
+from loaderd.protocol.starting import not_started, start_process
 from loaderd.server.output import Output
 
 Report = dict[str, Any]
@@ -31,7 +31,10 @@ class Child:
     ) -> None:
         self.name = name
         self._heard = heard
-        self.output = Output(name) if captures else None
+        try:
+            self.output = Output(name) if captures else None
+        except OSError as error:
+            raise not_started(module, error) from None
         try:
             self.process, sock = start_process(module, None if self.output is None else self.output.write_fd)
         except DaemonError:

@@ -163,12 +163,12 @@ class Supervisor:
             for warning in check_secrets(options):
                 _logger.warning("%s", warning)
             _logger.info("reload: another daemon is started")
-            systemd.notify("RELOADING=1")
             self._next_daemon = self._child_of(self._daemon)
         except LoaderdError as error:
             _logger.error("reload failed, the server goes on as it was: %s", error)
         else:
             self._next_options = options
+            systemd.notify("RELOADING=1")  # READY=1 comes when this daemon serves, or has ended
 
     # ---------------------------------------------------------------------------------------- children
 

@@ -17,8 +17,7 @@ def loaderd_bench(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
     """Runs ``loaderd bench`` in ``tmp_path``, briefly."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return commands.run(
-            "bench", *arguments, *_BRIEF, "--work-dir", tmp_path / "work", folder=tmp_path, limit_s=100
-        )
+        given = (*_BRIEF, "--work-dir", tmp_path / "work", *arguments)
+        return commands.run("bench", *given, folder=tmp_path, limit_s=100)
 
     return run

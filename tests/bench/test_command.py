@@ -30,6 +30,9 @@ schema = loaderd.Schema(
     intermediates={"score": loaderd.Array("s")},
 )
 
+def fails():
+    raise RuntimeError("no records today")
+
 noise = loaderd.Schema(schema.features, {"x": loaderd.Derived(lambda random: random.random(), (), random=True)})
 """
 
@@ -187,16 +190,34 @@ def test_what_fails_is_named_and_the_first_batch_without_an_index_is_timed_apart
         (["absent.tfrecord"], "absent.tfrecord does not exist"),
         (["--schema", "json:loads"], "--schema says what is in SHARDS"),
         (["here.tfrecord", "--records", "5"], "--records: of synthetic shards only"),
-        (["here.tfrecord", "--schema", "absent:schema"], "--schema absent:schema: No module named 'absent'"),
-        (["here.tfrecord", "--schema", "string:digits"], "--schema string:digits: a schema must be"),
+        (["here.tfrecord", "--schema", "absent:schema"], "--schema absent:schema cannot be loaded: ModuleNotFound"),
+        (["here.tfrecord", "--schema", "string:digits"], "cannot be loaded: TypeError: a schema must be"),
+        (["here.tfrecord", "--schema", "unfinished:schema"], "cannot be loaded: SyntaxError: '(' was never closed"),
+        (["here.tfrecord", "--schema", "my_records:fails"], "cannot be loaded: RuntimeError: no records today"),
+        (["here.tfrecord", "--schema", "chess_evil"], "Did you mean chess_eval?"),
         (["here.tfrecord", "--schema", "my_records:noise"], "my_records:noise must draw no random numbers"),
         (["here.tfrecord", "--schema", "loaderd.schemas:mnist"], "record 0: expected feature 'image_raw'"),
+        (["here.tfrecord", "--schema", "mnist"], "record 0: expected feature 'image_raw'"),
+        (["here.tfrecord", "--max-gib", "inf"], "--max-gib must be a finite number above 0, got inf"),
+        (["here.tfrecord", "--max-gib", "0"], "--max-gib must be a finite number above 0, got 0"),
+        (["here.tfrecord", "--candidates", " "], "--candidates must be names of candidates, got ' '"),
+        (
+            ["here.tfrecord", "--results-dir", "here.tfrecord/x"],
+            "cannot be written to here.tfrecord/x/x.jsonl: Not a",
+        ),
+        (["--records", "5", "--work-dir", "here.tfrecord"], "cannot be written to here.tfrecord: File exists"),
+        (
+            ["empty.tfrecord"],
+            "the first shards must hold records, to check what candidates deliver; none is in empty.",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(
     arguments: list[str], complaint: str, loaderd_bench: Bench, tmp_path: Path
 ) -> None:
     (tmp_path / "my_records.py").write_text(_SCHEMA)
+    (tmp_path / "unfinished.py").write_text("schema = (")
+    (tmp_path / "empty.tfrecord").touch()
     (path,) = write_shards(tmp_path, 5, num_shards=1)
     path.rename(tmp_path / "here.tfrecord")
     done = loaderd_bench(*arguments, *([] if "--candidates" in arguments else ["--candidates", "loaderd_python"]))

@@ -50,6 +50,9 @@ def of_server() -> dict[str, set[str]]:
     }
     metrics = Metrics()
     metrics.heard_daemon(None, report)
+    counts = dict.fromkeys(("requests", "records", "bytes", "cache_hits"), 1)
+    remote = [{"dataset": "train", "consumer": "", **counts}]
+    metrics.heard_gateway(None, {"remote": remote, "makers_restarted": 0, "refused": 0})
     return names_of(metrics.page(True, [report], {"daemon": 0}).body.decode())
 
 
@@ -62,11 +65,15 @@ def test_it_draws_what_there_is(
             of_loader = names_of(answer.read().decode())
     done = subprocess.run([COMMAND, "dashboard"], capture_output=True, text=True, timeout=60, check=True)
     found = json.loads(done.stdout)
-    expressions = [target["expr"] for panel in found["panels"] for target in panel["targets"]]
+    drawn = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in found["panels"]}
+    expressions = [expression for each in drawn.values() for expression in each]
     assert len(expressions) > 8
+    of_network = {name for name in of_server() if name.startswith("loaderd_remote_")}
+    assert len(of_network) == 4 and all(any(name in each for each in expressions) for name in of_network)
+    assert any("loaderd_remote_records_total" in each for each in drawn["Records"]), "a server of the network alone"
     for expression in expressions:
         (name,) = re.findall(r"loaderd_\w+", expression)
-        assert name in of_loader and name in of_server(), expression
+        assert name in of_loader | dict.fromkeys(of_network) and name in of_server(), expression
         labels = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")}
         assert labels - _FROM_PROMETHEUS <= of_server()[name], expression
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in found["panels"]]

@@ -12,6 +12,7 @@ import pytest
 from fixed_files import DTYPE, WRAPPINGS, records_from, tar_of, wrapped
 
 import loaderd
+from loaderd import testing
 from loaderd.cli.main import main
 from loaderd.schemas import kata, leela
 
@@ -35,7 +36,7 @@ def inspect(capsys: Capture, *arguments: Any) -> tuple[int, str, str]:
 def inspected(capsys: Capture, *arguments: Any) -> dict[str, Any]:
     status, out, error = inspect(capsys, *arguments, "--json")
     assert status == 0, error
-    found: dict[str, Any] = json.loads(out)
+    found: dict[str, Any] = json.loads(out, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
     return found
 
 
@@ -96,6 +97,27 @@ def test_the_schema_proposed_for_any_npz_reads_it(tmp_path: Path, capsys: Captur
         for batch in loader:
             for name, values in arrays.items():
                 np.testing.assert_array_equal(batch[name], values)
+
+
+def test_values_that_json_has_no_word_for(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+    arrays = {
+        "complex": np.array([[1 + 2j, complex(np.nan, 0)]] * 2, np.complex64),
+        "long": np.array([0.5, -np.inf], np.longdouble),
+        "time": np.array([["1970-01-02", "NaT"]] * 2, "datetime64[ns]"),
+        "span": np.array([5, 6], "timedelta64[s]"),
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    (tmp_path / "proposed.py").write_text(inspect(capsys, tmp_path / "a.npz", "--features")[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    told = inspected(capsys, tmp_path / "a.npz", "--schema", "proposed:schema", "--record", 0)
+    time = ["1970-01-02T00:00:00.000000000", "NaT"]
+    complexes = [[1, 2], [None, 0]]
+    assert told["values"] == {"complex": complexes, "long": [0.5], "time": time, "span": ["5 seconds"]}
+    assert told["fields"] == {"complex": complexes, "long": 0.5, "time": time, "span": "5 seconds"}
+    told = inspected(capsys, tmp_path / "a.npz", "--schema", "proposed:schema", "--record", 1)
+    assert told["values"]["long"] == [None] and told["fields"]["long"] is None
+    shards = testing.write_shards(tmp_path / "shards", {"x": np.array([[np.nan, np.inf, 1.5]], np.float32)})
+    assert inspected(capsys, shards[0], "--record", 0)["features"] == {"x": [None, None, 1.5]}
 
 
 @pytest.mark.parametrize(

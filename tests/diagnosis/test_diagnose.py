@@ -242,6 +242,27 @@ def test_of_tasks_that_have_not_ended_nothing_is_known():
     assert "the workers have been at the same tasks for most of 5.0 s" in str(hanging)
 
 
+def test_a_consumer_of_a_server_whose_workers_are_busy_with_others():
+    starved = after(wait_s=4.5, board=0.5, batches=15, worker_cpu_s=1.0)
+    found_ = found(starved, of_server=True)
+    assert (found_.verdict, found_.limiting_stage) == ("workers", "")
+    assert found_.cause == "the workers are busy with other consumers of the server"
+    assert found_.advice == "`loaderd serve --workers 8` instead of 2." and found_.gain == pytest.approx(4.0)
+    computing = found(starved._replace(worker_cpu_s=9.0), of_server=True, cores=2)
+    assert computing.advice == "Give it more than 2 cores, and `loaderd serve --workers 3`."
+    assert found(starved).verdict == "nothing yet", "its own workers have no other consumers"
+
+
+def test_a_consumer_of_a_server_is_told_how_to_change_the_server():
+    def of_server(now: Snapshot, **facts: Any) -> str:
+        return str(found(now, of_server=True, **facts))
+
+    assert "`loaderd serve --workers 5` instead of 2" in of_server(after(wait_s=3.0, slow=9.0, worker_cpu_s=0.5))
+    assert "workers" not in of_server(after(wait_s=0.0, slot=9.0)), "they may be needed by others"
+    hanging = of_server(after(wait_s=5.0, batches=0))
+    assert "at the same tasks or at other consumers'" in hanging and "-USR1 loaderd-server" in hanging
+
+
 def test_what_was_long_ago_does_not_count():
     samples = [sample(second, min(second, 2), 100 * second + 1) for second in range(8)]
     assert diagnose_samples(samples[:3], FACTS).verdict == "nothing yet", "it has just begun"

@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -82,6 +83,45 @@ def test_the_doctor_sees_consumers_by_the_server_and_by_its_process(server: Serv
         assert done.returncode == 0 and "trainer" in done.stdout and "as fast as its model" in done.stdout
         (case,) = json.loads(doctor(str(os.getpid()), "--json").stdout)
         assert case["pid"] == os.getpid(), "the consumer of a server's stream"
+
+
+_SLOW = """
+import time
+def slow(ids):
+    time.sleep(0.3)
+    return ids
+fields = {"id": loaderd.Array("id"), "slow": loaderd.Derived(slow, ["id"], (), "int64")}
+heavy = loaderd.Dataset("shards/*.tfrecord", loaderd.Schema(schema.features, fields))
+"""
+
+
+def test_who_waits_because_of_another_consumer_is_told_so(
+    tmp_path: Path, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
+):
+    write_numbered_to(tmp_path / "shards", [100, 200])
+    (tmp_path / "sets.py").write_text(MODULE + _SLOW)
+    server = Server(tmp_path, "sets:train", "sets:heavy", "--workers", "1")
+    server.wait_line("connect with")
+    address = f"unix://{server.path}"
+    diagnoses: dict[str, str] = {}
+
+    def take(dataset: str) -> None:
+        with loaderd.connect(address, dataset=dataset, batch_size=10, epochs=None) as loader:
+            until_s = time.monotonic() + 6
+            for _ in loader:
+                if time.monotonic() > until_s:
+                    break
+            diagnoses[dataset] = str(loader.diagnose())
+
+    consumers = [threading.Thread(target=take, args=(dataset,)) for dataset in ("train", "heavy")]
+    for consumer in consumers:
+        consumer.start()
+    for consumer in consumers:
+        consumer.join()
+    server.close()
+    assert "busy with other consumers of the server" in diagnoses["train"]
+    for found in diagnoses.values():
+        assert "Advice: `loaderd serve --workers " in found
 
 
 def test_again_and_again_on_a_terminal(server: Server):

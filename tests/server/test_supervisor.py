@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import stat
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +36,9 @@ def start(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]])
     (tmp_path / "sets.py").write_text(MODULE)
     servers: list[Server] = []
 
-    def start(*targets: str, arguments: Sequence[str] = (), **environment: str) -> Server:
-        servers.append(Server(tmp_path, *(targets or ("sets:train",)), "--workers", "2", *arguments, **environment))
+    def start(*targets: str, arguments: Sequence[str] = (), **others: Any) -> Server:
+        """``others``: of Server."""
+        servers.append(Server(tmp_path, *(targets or ("sets:train",)), "--workers", "2", *arguments, **others))
         return servers[-1]
 
     yield start
@@ -251,6 +254,37 @@ def test_systemd_is_told(start: Start, tmp_path: Path):
         server.process.send_signal(signal.SIGTERM)
         assert systemd.recv(100) == b"STOPPING=1"
         assert server.wait_end() == 0
+
+
+def test_systemd_does_not_wait_for_a_reload_that_cannot_begin(start: Start, tmp_path: Path):
+    """The environment in which the server runs is being installed anew: for a moment there is no Python."""
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        path = os.pathsep.join(sys.path)
+        server = start(through=[str(python)], NOTIFY_SOCKET=str(tmp_path / "notify"), PYTHONPATH=path)
+        assert systemd.recv(100) == b"READY=1"
+        python.unlink()
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_line("reload failed, the server goes on as it was: cannot start a process")
+        python.symlink_to(sys.executable)
+        server.process.send_signal(signal.SIGHUP)
+        assert [systemd.recv(100), systemd.recv(100)] == [b"RELOADING=1", b"READY=1"]
+
+
+def test_a_reload_that_cannot_begin_because_too_many_files_are_open(start: Start):
+    server = start()
+    server.wait_line("memory:")
+    pid, before = server.process.pid, resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    server.process.send_signal(signal.SIGHUP)
+    said = server.wait_line("reload failed, the server goes on as it was: cannot start a process")
+    assert "Too many open files" in said and "ulimit -n" in said
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_line("reloaded: ")
 
 
 def test_a_second_server_at_the_same_place_is_refused(start: Start):

@@ -40,6 +40,7 @@ def facts_of(
         has_bits=any(isinstance(definition, Bits) for definition in made.values()),
         batch_bytes=options.batch_size * schema.record_bytes,
         packed_bytes=options.batch_size * schema.row_bytes,
+        of_server=description.of_server,
     )
 
 

@@ -16,28 +16,39 @@ _SHIPPED = ("chess_eval", "katago", "lc0", "minigo", "mnist")
 SCHEMA_HELP = f"a loaderd.Schema, a function that returns one, or one that ships: {', '.join(_SHIPPED)}"
 
 
-def load_schema(name: str) -> Schema:
-    """The schema of that name, or that the function of that name returns; its module may be in the current folder.
-
-    Raises OptionError.
-    """
-    if ":" not in name:
+def full_name(name: str) -> str:
+    """The name as MODULE:NAME. Raises OptionError for a short one of no schema that ships."""
+    if ":" in name:
+        return name
+    if name not in _SHIPPED:
         close = difflib.get_close_matches(name, _SHIPPED, n=1)
         hint = (
             f"Did you mean {close[0]}?"
             if close
             else "Others are named MODULE:NAME, such as mypackage.records:schema."
         )
-        if name not in _SHIPPED:
-            raise OptionError(f"--schema must be MODULE:NAME or one of {', '.join(_SHIPPED)}, got {name}", hint=hint)
-        name = f"{_MODULE}:{name}"
+        raise OptionError(f"--schema must be MODULE:NAME or one of {', '.join(_SHIPPED)}, got {name}", hint=hint)
+    return f"{_MODULE}:{name}"
+
+
+def load_schema(name: str) -> Schema:
+    """The schema of that name, or that the function of that name returns; its module may be in the current folder.
+
+    Raises OptionError.
+    """
+    name = full_name(name)
     sys.path.insert(0, os.getcwd())
     module, _, attribute = name.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), attribute)
         schema = found if isinstance(found, Schema) else found()
     except Exception as error:
-        raise OptionError(f"--schema {name} cannot be loaded: {type(error).__name__}: {error}") from None
+        raise not_loaded(name, error) from None
     if not isinstance(schema, Schema):
         raise OptionError(f"--schema {name} must be a loaderd.Schema, got {type(schema).__name__}")
     return schema
+
+
+def not_loaded(name: str, error: Exception) -> OptionError:
+    """What is raised because a module, or a function in it, raised ``error``."""
+    return OptionError(f"--schema {name} cannot be loaded: {type(error).__name__}: {error}")
