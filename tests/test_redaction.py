@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 
@@ -36,6 +37,22 @@ from loaderd.redaction import redacted
 def test_secrets_are_hidden_and_nothing_else(text: str, expected: str):
     assert redacted(text) == expected
     assert redacted(expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "last"),
+    [
+        ("://", ";", ""),
+        ("", "s3://a:", ""),
+        ("://?", "key-", ""),
+        ("://?", "key-", "="),
+    ],
+)
+def test_a_long_text_is_no_harder_than_many_short_ones(first: str, again: str, last: str):
+    """Texts come from other machines, too, and nothing else runs meanwhile."""
+    began_s = time.monotonic()
+    redacted(first + again * ((1 << 20) // len(again)) + last)
+    assert time.monotonic() - began_s < 10, "it takes milliseconds, or hours"
 
 
 def test_errors_and_damages_hide_them_by_themselves():

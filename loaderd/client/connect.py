@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch, HandOver, as_it_is
+from loaderd.client.discovery import first_addresses
 from loaderd.client.link import LinkLost, ask_server
 from loaderd.client.progress import IndexProgress
 from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource
@@ -113,8 +114,9 @@ def connect(
     - ``consumers``: how many there are in the group (``"shared"``, ``"mirrored"``). ``group``: its name, where there
       are several. A consumer is refused if its options of the order differ from the group's, or its shard is taken.
     - ``stall_timeout``: seconds of silence after which the connection is given up; None: never.
-    - ``reconnect_timeout``: for how many seconds to go on calling servers that are away. (At first, a server on this
-      machine is called only once.) When one is back, the loader goes on with exactly the next batch.
+    - ``reconnect_timeout``: for how many seconds to go on calling servers that are away, or at first a function that
+      fails or names none. (At first, a server on this machine is called only once.) When one is back, the loader goes
+      on with exactly the next batch.
     - ``compression``: ``"lz4"`` or ``"zstd"``, over the network.
     - ``token``: what servers ask of consumers on the network; None: ``$LOADERD_TOKEN``. ``tls``: certificates.
     - ``name``: what servers call this consumer; None: the name of the program.
@@ -154,11 +156,14 @@ def connect(
             require(value is None, what, f"None at {address}: it is for servers on the network", value)
         source = ServedSource(address, dataset, subscription, **timeouts, reconnect_timeout=reconnect_timeout)
     else:
-        ask = address if callable(address) else None
-        found = address() if callable(address) else [address] if isinstance(address, str) else address
-        addresses = _network_addresses(found, subscription)
-        settings = network_settings(addresses, token, tls, compression, subscription.name)
+        _refuse_group(subscription)
         options = subscription.stream_options(workers=workers, **timeouts)
+        ask = address if callable(address) else None
+        if callable(address):
+            addresses = first_addresses(address, reconnect_timeout)
+        else:
+            addresses = checked_addresses([address] if isinstance(address, str) else address)
+        settings = network_settings(addresses, token, tls, compression, subscription.name)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
     if sharing == "shared":
         return SharedLoader(source, SharedStream(source, first, IndexProgress(None)), first)
@@ -182,15 +187,14 @@ def _subscription(
     )
 
 
-def _network_addresses(addresses: Any, subscription: Subscription) -> tuple[str, ...]:
-    """The addresses, checked. Raises OptionError, also for a group: servers on the network have none."""
+def _refuse_group(subscription: Subscription) -> None:
+    """Raise OptionError for a member of a group: servers on the network have none."""
     if subscription.is_group:
         raise OptionError(
             f"sharing={subscription.sharing!r} is for consumers of one machine, at its server's Unix socket",
             hint='Over the network, sharing="split" with shard=(i, n) gives each record to one of n consumers; '
             "consumers without a shard all get the same batches, and servers make their rows once.",
         )
-    return checked_addresses(addresses)
 
 
 def network_settings(

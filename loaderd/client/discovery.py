@@ -1,7 +1,8 @@
 """Finds out which servers there are, by calling a function of the user's again and again.
 
-The function may ask DNS, or a registry, and so be slow, or fail. Each call has a daemon thread of its own: neither a
-batch nor the end of the program waits for it. The thread that takes batches picks up the answer, or logs a failure.
+The function may ask DNS, or a registry, and so be slow, or fail. Who connects waits for the first addresses. Each
+later call has a daemon thread of its own: neither a batch nor the end of the program waits for it. The thread that
+takes batches picks up the answer, or logs a failure.
 """
 
 from __future__ import annotations
@@ -13,11 +14,42 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from loaderd.remote.address import checked_addresses
+from loaderd.errors import ServerError
+from loaderd.remote.address import checked_addresses, listed_addresses
 
 _ASK_AGAIN_S = 2.0
+_FIRST_PAUSE_S = 0.5
 
 _logger = logging.getLogger("loaderd")
+
+
+def first_addresses(ask: Callable[[], Sequence[str]], limit_s: float) -> tuple[str, ...]:
+    """The addresses that ``ask`` returns. While it fails or names no server, it is called again: they may come later.
+
+    Raises ServerError if that is so for ``limit_s`` seconds, and OptionError for what are no addresses.
+    """
+    until_s = time.monotonic() + limit_s
+    is_first = True
+    while True:
+        cause: Exception | None = None
+        try:
+            found = ask()
+        except Exception as error:
+            cause, failure = error, f"failed: {_said(error)}"
+        else:
+            addresses = listed_addresses(found)
+            if addresses:
+                return addresses
+            failure = "returned no address"
+        if time.monotonic() >= until_s:
+            raise ServerError(
+                f"the function given as address has named no server for {limit_s:g} s; the last time, it {failure}",
+                hint="Do the servers run, and does it find them? For how long it is called: reconnect_timeout.",
+            ) from cause
+        if is_first:
+            _logger.warning("the function given as address %s; calling it for up to %g s", failure, limit_s)
+        is_first = False
+        time.sleep(_FIRST_PAUSE_S)
 
 
 class Discovery:

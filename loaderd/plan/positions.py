@@ -81,7 +81,7 @@ class Position:
             return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise OptionError(
-                f"a position must be what Position.to_json() wrote, got {text!r:.200}: {error}",
+                f"a position must be what Position.to_json() wrote, got {text!r:.200}: {error!s:.200}",
             ) from None
 
 

@@ -62,11 +62,17 @@ def can_be_host(name: str) -> bool:
 
 def checked_addresses(found: Any) -> tuple[str, ...]:
     """The network addresses in ``found``, each once. Raises OptionError if one is not valid, or there is none."""
+    addresses = listed_addresses(found)
+    if not addresses:
+        raise OptionError("there must be at least one address of a server, got none")
+    return addresses
+
+
+def listed_addresses(found: Any) -> tuple[str, ...]:
+    """The network addresses in ``found``, each once; maybe none. Raises OptionError if one is not valid."""
     if isinstance(found, str) or not hasattr(found, "__iter__"):
         raise OptionError(f"the addresses of servers must be a list, got {found!r:.200}")
     addresses = tuple(dict.fromkeys(found))
     for address in addresses:
         network_address(address)
-    if not addresses:
-        raise OptionError("there must be at least one address of a server, got none")
     return addresses

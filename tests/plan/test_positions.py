@@ -337,3 +337,11 @@ def test_a_past_that_would_take_long_to_plan_is_refused():
     assert past_of([[0] * 256] * 16)
     with pytest.raises(OptionError, match=r"too many changes of hosts: .* 1,048,576, got 1,114,112"):
         past_of([[0] * 256] * 17)
+
+
+def test_what_is_wrong_is_not_said_at_length():
+    """It may come from another machine."""
+    values = {**json.loads(Position().to_json()), "x" * 100_000: 1}
+    with pytest.raises(OptionError, match="unexpected keyword argument 'xxx") as refused:
+        Position.from_json(json.dumps(values))
+    assert len(str(refused.value)) < 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from importlib.util import find_spec
 from itertools import chain
@@ -158,6 +159,45 @@ def test_a_server_that_comes_later_is_waited_for(borrow_server, embedded):
     later.join()
 
 
+def fails():
+    raise OSError("no such host yet")
+
+
+def test_a_function_that_knows_of_no_server_yet_is_called_again(server, embedded, monkeypatch, caplog):
+    """A trainer may start before its servers have a name, or before a registry runs."""
+    monkeypatch.setattr("loaderd.client.discovery._FIRST_PAUSE_S", 0.01)
+    asked = []
+
+    def find():
+        asked.append(None)
+        return fails() if len(asked) < 3 else [] if len(asked) < 5 else [server.address]
+
+    with loaderd.connect(find, "train", batch_size=64, epochs=2) as loader:
+        assert [check(batch) for batch in loader] == embedded
+    (said,) = (record.message for record in caplog.records if "function given as address" in record.message)
+    assert "failed: OSError: no such host yet; calling it for up to 300 s" in said
+
+
+@pytest.mark.parametrize(("find", "words"), [(fails, "it failed: OSError: no such host yet"), (list, "no address")])
+def test_a_function_that_never_knows_of_a_server(find, words, monkeypatch):
+    monkeypatch.setattr("loaderd.client.discovery._FIRST_PAUSE_S", 0.01)
+    with pytest.raises(ServerError, match=f"has named no server for 0.1 s; the last time, .*{words}") as caught:
+        loaderd.connect(find, "train", batch_size=64, reconnect_timeout=0.1)
+    assert isinstance(caught.value.__cause__, OSError) == (find is fails)
+
+
+def test_who_waits_for_a_function_can_interrupt_it():
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+
+    def find():
+        if not interrupt.ident:
+            interrupt.start()
+        raise OSError("no such host yet")
+
+    with pytest.raises(KeyboardInterrupt):
+        loaderd.connect(find, "train", batch_size=64)
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [
@@ -167,6 +207,8 @@ def test_a_server_that_comes_later_is_waited_for(borrow_server, embedded):
         ("http://a:1", "address must be"),
         (7, "addresses of servers must be a list"),
         (lambda: "grpc://a:1", "addresses of servers must be a list"),
+        (lambda: None, "addresses of servers must be a list"),
+        (lambda: ["grpc://a"], "address must be"),
     ],
 )
 def test_addresses_that_are_none(address, words):
