@@ -165,5 +165,5 @@ def _pace_of(options: argparse.Namespace) -> Pace:
     chosen = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():
         least = getattr(_LEAST, name)
-        require(value >= least, _flag(name), f"at least {least:g}", value)
+        require(least <= value < math.inf, _flag(name), f"a number of at least {least:g}", value)
     return replace(_QUICK if options.quick else _FULL, **chosen)

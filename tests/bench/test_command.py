@@ -185,7 +185,7 @@ def test_what_fails_is_named_and_the_first_batch_without_an_index_is_timed_apart
     [
         (["--candidates", "floor:sideways"], "option must be one of ['1worker',"),
         (["--candidates", "missing"], "--candidates missing must be one of tfdata_tuned, "),
-        (["--candidates", "floor", "--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["--candidates", "floor", "--rounds", "0"], "--rounds must be a number of at least 1, got 0"),
         (["--candidates", "floor", "--records", "0"], "--records must be a positive integer, got 0"),
         (["absent.tfrecord"], "absent.tfrecord does not exist"),
         (["--schema", "json:loads"], "--schema says what is in SHARDS"),
@@ -199,6 +199,7 @@ def test_what_fails_is_named_and_the_first_batch_without_an_index_is_timed_apart
         (["here.tfrecord", "--schema", "loaderd.schemas:mnist"], "record 0: expected feature 'image_raw'"),
         (["here.tfrecord", "--schema", "mnist"], "record 0: expected feature 'image_raw'"),
         (["here.tfrecord", "--max-gib", "inf"], "--max-gib must be a finite number above 0, got inf"),
+        (["here.tfrecord", "--seconds", "inf"], "--seconds must be a number of at least 0.1, got inf"),
         (["here.tfrecord", "--max-gib", "0"], "--max-gib must be a finite number above 0, got 0"),
         (["here.tfrecord", "--candidates", " "], "--candidates must be names of candidates, got ' '"),
         (
