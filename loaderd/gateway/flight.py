@@ -28,6 +28,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
@@ -67,33 +68,52 @@ _TABLE_CELL = -1
 _NO_TOKEN = "the token is missing, or wrong"
 # Beyond what the process has at its start. gRPC takes requests of any size before we can look at them.
 _MAX_MEMORY_BYTES = 2 << 30
+# gRPC gives each call a thread, whose stack counts as memory: with the usual 8 MiB, half of what there may be.
+_MOST_CALLS, _FEWEST_CALLS = 128, 16
 
 _logger = logging.getLogger("loaderd")
 
 
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]  # of pyarrow, which has no types
-    """Who calls; ``has_token``: whether with the right token, or none is needed."""
+    """Who calls. It lives as long as the call.
 
-    def __init__(self, name: str, has_token: bool) -> None:
+    ``has_token``: whether with the right token, or none is needed; ``is_too_much``: whether there are as many other
+    calls as there may be.
+    """
+
+    def __init__(self, name: str, has_token: bool, is_too_much: bool) -> None:
         super().__init__()
         self.name = name
         self.has_token = has_token
+        self.is_too_much = is_too_much
 
 
-class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of pyarrow, which has no types
-    """Looks at the token of each call. :meth:`GatewayServer._admitted` refuses: it knows where a call comes from."""
+class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of pyarrow, which has no types
+    """Looks at the token of each call, and counts calls. :class:`GatewayServer` refuses: it knows more of a call."""
 
     def __init__(self, token: str | None, tally: Tally) -> None:
         super().__init__()
         self._token = token
         self._tally = tally
+        self._most_calls = _most_calls()
+        self._callers: weakref.WeakSet[_Caller] = weakref.WeakSet()
 
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> _Caller:
         has_token = self._token is None or is_bearer(_only(headers, AUTHORIZATION), self._token)
         if not has_token and info.method == flight.FlightMethod.GET_SCHEMA:  # pyarrow translates no errors of this
             self._tally.refused(SOMEWHERE, _NO_TOKEN)
             raise flight.FlightUnauthenticatedError(_NO_TOKEN)
-        return _Caller(_only(headers, CONSUMER)[:200], has_token)
+        caller = _Caller(_only(headers, CONSUMER)[:200], has_token, len(self._callers) >= self._most_calls)
+        self._callers.add(caller)
+        return caller
+
+
+def _most_calls() -> int:
+    """How many calls there may be at a time, so that the stacks of their threads leave memory for what they do."""
+    stack_bytes = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    if stack_bytes <= 0:  # unlimited: threads get 2 MiB
+        return _MOST_CALLS
+    return max(_FEWEST_CALLS, min(_MOST_CALLS, _MAX_MEMORY_BYTES // 2 // stack_bytes))
 
 
 def _only(headers: dict[str, list[str | bytes]], name: str) -> str:
@@ -143,7 +163,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         try:
             super().__init__(
                 f"grpc{'+tls' if secure else ''}://{self.address}",
-                middleware={"caller": _TokenCheck(settings["token"], self.tally)},
+                middleware={"caller": _Door(settings["token"], self.tally)},
                 **options,
             )
         except (pa.ArrowException, OSError) as error:
@@ -160,6 +180,11 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         with _in_words():
             yield caller.name
 
+    def _refuse_too_much(self, context: flight.ServerCallContext) -> None:
+        """Raise NotReady where there are as many other calls as there may be; for calls that may take long."""
+        if context.get_middleware("caller").is_too_much:
+            raise NotReady("the server is full")
+
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
         """Take one of the ``max_consumers`` places for consumers of batches; raises BusyError."""
@@ -174,6 +199,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
         with self._admitted(context) as name:
+            self._refuse_too_much(context)
             reader = name or "a Flight client", _host_of(context.peer())
             text = _not_too_long(ticket.ticket)
             if "rows" in parse_object(text, "a ticket"):
@@ -281,6 +307,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         with self._admitted(context):
             if action.type == TABLE:
+                self._refuse_too_much(context)
                 text = _not_too_long(action.body.to_pybytes())
                 return [self._makers.make(Make(text, _TABLE_CELL)).table]
             if action.type not in ("status", "healthz"):

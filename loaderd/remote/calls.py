@@ -20,6 +20,9 @@ from loaderd.tls import TLS
 
 Rows = npt.NDArray[np.uint8]
 
+_NO_ROOM = "resource exhausted"
+"""What gRPC says of a server that could start no thread for a call."""
+
 
 class OutOfReach(Exception):
     """The server is away, too slow, or too busy now: another one may answer, or this one later.
@@ -103,6 +106,8 @@ class Calls:
         except flight.FlightError as error:
             raise _refusal(error, self.address) from None
         except (pa.ArrowException, OSError) as error:
+            if _NO_ROOM in str(error):
+                raise OutOfReach(f"the server at {self.address} has no room now: {_words_of(error)}") from None
             raise ServerError(f"the server at {self.address} failed: {_words_of(error)}") from None
 
 
