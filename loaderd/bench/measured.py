@@ -24,6 +24,7 @@ from loaderd import Schema
 from loaderd.bench.digest import Digest
 from loaderd.bench.interface import Config, Step, load, why_not
 from loaderd.bench.process_tree import CpuMeter, cpu_s_by_name, process_tree
+from loaderd.protocol.process import die_with_parent
 
 _VERSIONED = ("numpy", "tensorflow", "torch", "jax", "grain", "spdl", "loaderd")
 
@@ -133,6 +134,7 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
+    die_with_parent(int(sys.argv[1]))
     result = run(json.load(sys.stdin))
     sys.stdout.write("\n" + json.dumps(result) + "\n")
 

@@ -70,7 +70,7 @@ def _run(spec: str, job: str, timeout_s: float, index_cache: Path | None) -> tup
         given.write(job)
         given.seek(0)
         process = subprocess.Popen(
-            [sys.executable, "-m", "loaderd.bench.measured"],
+            [sys.executable, "-m", "loaderd.bench.measured", str(os.getpid())],
             stdin=given,
             stdout=out,
             stderr=log,

@@ -50,7 +50,7 @@ from loaderd.gateway.tally import SOMEWHERE, Reader, Tally
 from loaderd.logs import configure
 from loaderd.options import require
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import AskStatus, Failed, Gateway, Make, Status, Stop
+from loaderd.protocol.messages import AskStatus, Failed, Gateway, Made, Make, Status, Stop
 from loaderd.protocol.process import enter_process
 from loaderd.remote.security import is_bearer, read_pem
 from loaderd.remote.tickets import (
@@ -223,8 +223,14 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
     def _rows(
         self, context: flight.ServerCallContext, reader: Reader, ticket: RowsTicket, text: bytes
     ) -> flight.GeneratorStream:
+        def ask(answer: Answer) -> Made:
+            return self._makers.make(Make(text, answer.cells.start, len(answer.cells)))
+
         def make(answer: Answer) -> None:
-            made = self._makers.make(Make(text, answer.cell))
+            made = ask(answer)
+            while made.needed_bytes:
+                self._answers.widen(answer, made.needed_bytes)
+                made = ask(answer)
             answer.num_rows, answer.row_bytes, answer.faults = made.num_rows, made.row_bytes, made.faults
 
         # Answers are kept by a digest of the ticket, which may be longer than its answer.

@@ -79,9 +79,12 @@ class Maker:
         served.check(ticket)
         check_size(ticket.num_rows, served.row_bytes)
         shape = ticket.num_rows, served.row_bytes
+        num_bytes = shape[0] * shape[1]
+        if num_bytes > wanted.num_cells * CELL_BYTES:
+            return Made(needed_bytes=num_bytes)
         start = wanted.cell * CELL_BYTES
-        cell = self._memory.bytes[start : start + shape[0] * shape[1]].reshape(shape)
-        return Made(*shape, faults_to_wire(served.maker.make(ticket, cell)))
+        rows = self._memory.bytes[start : start + num_bytes].reshape(shape)
+        return Made(*shape, faults_to_wire(served.maker.make(ticket, rows)))
 
 
 def _end_with(parent: int) -> None:

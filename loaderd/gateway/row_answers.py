@@ -28,7 +28,7 @@ from loaderd.shards.reader import Reading
 from loaderd.workers.file_rows import FileRows
 
 # The fields of so many records are still in the cache when they are copied into rows.
-_ROWS_AT_A_TIME = 512
+_ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 512, 1 << 20
 
 Rows = npt.NDArray[np.uint8]
 
@@ -94,7 +94,8 @@ class RowMaker:
         self._gaps = _gaps_of(self._row_dtype)
         self._window: Rows = np.empty((0, leaf.schema.row_bytes), np.uint8)
         specs = self._decoder.specs.items()
-        self._columns = {name: np.empty((_ROWS_AT_A_TIME, *spec.shape), spec.dtype) for name, spec in specs}
+        self._at_a_time = max(1, min(_ROWS_AT_A_TIME, _BYTES_AT_A_TIME // max(1, served.row_bytes)))
+        self._columns = {name: np.empty((self._at_a_time, *spec.shape), spec.dtype) for name, spec in specs}
 
     def close(self) -> None:
         """Close the shards' files, and end the threads that ask storage."""
@@ -117,8 +118,8 @@ class RowMaker:
         lost = sorted({number for numbers, _ in faults for number in numbers})
         found = out.reshape(-1).view(self._row_dtype)
         for before, stop in itertools.pairwise([-1, *lost, row]):
-            for first in range(before + 1, stop, _ROWS_AT_A_TIME):
-                failed = self._pack(first, min(first + _ROWS_AT_A_TIME, stop), found)
+            for first in range(before + 1, stop, self._at_a_time):
+                failed = self._pack(first, min(first + self._at_a_time, stop), found)
                 faults += [([number], self._named(slices, number, error)) for number, error in failed]
         for gap in self._gaps:  # nobody may see what an earlier answer has left there
             out[:, gap] = 0

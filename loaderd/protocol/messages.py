@@ -135,16 +135,21 @@ class Making(NamedTuple):
 
 
 class Make(NamedTuple):
-    """Gateway: write the rows that the ticket ``text`` asks for to cell ``cell``; or if that is -1, send a table."""
+    """Gateway: write the rows that the ticket ``text`` asks for to cell ``cell``; or if that is -1, send a table.
+
+    ``num_cells``: how many there are for the rows from ``cell`` on.
+    """
 
     text: bytes
     cell: int
+    num_cells: int = 1
 
 
 class Made(NamedTuple):
     """Maker: the rows are in the cell, but for ``faults``, as msgpack; or it sends a ``table``.
 
-    ``error``: why this cannot be made; ``why_not``: why not now.
+    ``error``: why this cannot be made; ``why_not``: why not now; ``needed_bytes``, not 0: how large the rows are, for
+    which there are too few cells.
     """
 
     num_rows: int = 0
@@ -153,6 +158,7 @@ class Made(NamedTuple):
     table: bytes = b""
     error: dict[str, Any] | None = None
     why_not: str = ""
+    needed_bytes: int = 0
 
 
 class Waits(NamedTuple):

@@ -25,7 +25,8 @@ from loaderd.remote.source import RemoteRows
 from loaderd.remote.tickets import Fault, Range, RowsTicket, to_json
 from loaderd.stages import Spent, Stage
 
-# A request costs both sides together some 600 µs, however little it asks for, and a server gives 1 MiB at most.
+# A request costs both sides together some 600 µs, however little it asks for, and a server gives 1 MiB at most, or
+# one row.
 _BYTES_A_REQUEST = 1 << 20
 _MOST_ROWS_A_REQUEST = 8192
 _MOST_RANGES_A_REQUEST = 4096

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from commands import COMMAND
 from serving import handles_of, wait_ends
 
@@ -51,7 +52,8 @@ def test_without_a_command_it_says_which_there_are() -> None:
     assert done.returncode == 2 and "COMMAND" in done.stderr
 
 
-def test_ctrl_c_ends_a_measurement_and_all_its_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_ends_a_measurement_ends_all_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     options = ["--records", "2000", "--num-shards", "2", "--candidates", "floor loaderd_python", "--seconds", "60"]
     process = subprocess.Popen(
         [COMMAND, "bench", *options, "--work-dir", str(tmp_path), "--results-dir", str(tmp_path), "--name", "x"],
@@ -65,7 +67,7 @@ def test_ctrl_c_ends_a_measurement_and_all_its_processes(tmp_path: Path) -> None
     while process.poll() is None and len(tree := process_tree(process.pid)) < 3:
         time.sleep(0.01)
     handles = handles_of(tree[1:])
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors
+    assert process.returncode == (130 if number == signal.SIGINT else -number) and "Traceback" not in errors
     wait_ends(handles)
