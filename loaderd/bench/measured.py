@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -134,7 +135,9 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
-    die_with_parent(int(sys.argv[1]))
+    # With all that a candidate has started, which has another parent. No candidate has a use for this signal.
+    signal.signal(signal.SIGUSR2, lambda *_: os.killpg(0, signal.SIGKILL))
+    die_with_parent(int(sys.argv[1]), signal.SIGUSR2)
     result = run(json.load(sys.stdin))
     sys.stdout.write("\n" + json.dumps(result) + "\n")
 

@@ -14,7 +14,7 @@ from loaderd.protocol import messages, worker_messages
 from loaderd.protocol.messages import PROTOCOL, UNICODE_ERRORS, Message, decode, encode
 
 CLASSES = get_args(Message)
-PARTS = ("Shards", "Left", "FilePlace", "LoadFault")  # of messages
+PARTS = ("Shards", "Left", "FilePlace", "LoadFault", "RowFault")  # of messages
 
 # Names of files and messages of exceptions may hold lone surrogates.
 TEXTS = st.text(st.characters(), max_size=20)
