@@ -12,13 +12,14 @@ from page_run import Consumer, Floor, Hand
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Fault, LoadWork, Task
-from loaderd.errors import CorruptRecordError, LoaderdError
+from loaderd.errors import CorruptRecordError, LoaderdError, from_wire
 from loaderd.memory.page import POSITION
 from loaderd.memory.runs import ArenaSegment
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course
 from loaderd.plan.shares import HostShare, Rest
+from loaderd.protocol.worker_messages import FillFailed
 from loaderd.workers.fill import Claim
 
 Row = tuple[int, int, int]
@@ -188,6 +189,12 @@ class StreamWorld(RuleBasedStateMachine):
         for fault in faults:
             for place in fault.places:
                 self.bad[window, place] = fault.error
+
+    def note_row_faults(self, failed: FillFailed) -> None:
+        segments = self.plan.segments_of(failed.step)
+        places = [(part.window, place) for part in segments for place in range(part.start, part.stop)]
+        for fault in failed.faults:
+            self.bad[places[fault.row]] = from_wire(fault.error)
 
     def check_completeness(self) -> None:
         """A pass without faults holds every record of the host once an epoch."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import os
-import resource
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from shard_bytes import (
     blocks_of,
     frames,
     make_shard,
-    num_descriptors,
     overwrite,
     payloads_of,
     random_payloads,
@@ -29,13 +27,9 @@ from shard_bytes import (
 )
 
 from loaderd.errors import Damage, ShardReadError
-from loaderd.options import Storage
 from loaderd.shards import framing
-from loaderd.shards import reader as reader_module
-from loaderd.shards.access import Access
 from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.crc import framed
-from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import Compression, ShardFile
 from loaderd.shards.shard_index import ANCHOR_RECORDS, build_index
 
@@ -126,42 +120,6 @@ def test_pieces_say_where_they_are(tmp_path: Path, make_reader: MakeReader, comp
             assert found.offset == starts[found.first_record]
             seen += found.num_records
     assert seen == 98
-
-
-def test_no_more_files_are_open_than_allowed(
-    tmp_path: Path, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(reader_module, "_MAX_OPEN_FILES", 3)
-    files = [make_shard(tmp_path / f"{shard}", framed(bytes([shard]))) for shard in range(8)]
-    blocks = [blocks_of(build_index(file, 10), shard)[0] for shard, file in enumerate(files)]
-    reader = make_reader(*files)
-    before = num_descriptors()
-    for shard in (0, 1, 2, 3, 0, 7, 6, 5, 4, 0, 0):
-        assert together(reader, [blocks[shard]]) == [bytes([shard])]
-        assert num_descriptors() <= before + 3
-    assert together(reader, blocks) == [bytes([shard]) for shard in range(8)]
-    reader.close()
-    assert num_descriptors() == before
-
-
-def test_a_reader_that_may_open_no_more_files_has_those_of_others_closed(tmp_path: Path, make_reader: MakeReader):
-    """A worker of a server has a reader for each consumer."""
-    files = [make_shard(tmp_path / f"{shard}", framed(bytes([shard]))) for shard in range(8)]
-    blocks = [blocks_of(build_index(file, 10), shard)[0] for shard, file in enumerate(files)]
-    others = [make_reader(*files), make_reader(*files)]
-    for other in others:
-        together(other, blocks)
-    reader = BlockReader(files, ["none"] * 8, Reading(access=Access(Storage(retry_s=0.2))))
-    lowest = os.dup(0)
-    os.close(lowest)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-    try:
-        for one in (reader, *others, reader):
-            assert together(one, blocks) == [bytes([shard]) for shard in range(8)]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        reader.close()
 
 
 # ------------------------------------------------------------------------------------------- damage that comes later

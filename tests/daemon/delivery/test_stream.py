@@ -248,8 +248,8 @@ class StreamMachine(StreamWorld):
         assert hand.claim is not None
         run = hand.claim.run
         left = sorted(set(range(run.num_records + len(run.omit))).difference(run.omit))
-        rows = sorted({left[row % len(left)] for row in guilty if left})
-        hand.not_made(self.new_error(), {row: self.new_error() for row in rows}, all_faults)
+        faults = {left[row % len(left)]: self.new_error() for row in sorted(guilty) if left}
+        hand.not_made(self.new_error(), faults, all_faults)
         if self.eager:
             self.hear(which)
 
@@ -261,17 +261,11 @@ class StreamMachine(StreamWorld):
         self.settle()
 
     def expect_broken(self, seat: int) -> None:
-        for failed in self.hands[seat].unheard:
-            if failed.generation != self.stream.generation:
-                continue
-            step = failed.step
-            if not (self.skip and failed.faults and failed.all_faults):
-                self.broken[step] = from_wire(failed.error)
-                continue
-            places = [(part.window, place) for part in self.plan.segments_of(step) for place in range(*part[1:])]
-            for fault in failed.faults:
-                window, place = places[fault.row]
-                self.note_faults(window, [Fault((place,), from_wire(fault.error))])
+        for failed in [each for each in self.hands[seat].unheard if each.generation == self.stream.generation]:
+            if self.skip and failed.faults and failed.all_faults:
+                self.note_row_faults(failed)
+            else:
+                self.broken[failed.step] = from_wire(failed.error)
 
     @property
     def working(self) -> dict[int, Task]:

@@ -1,0 +1,182 @@
+"""Data that grow while they are read: shards come and go, epochs and positions stay what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_processes import kill, newest_daemon
+
+import loaderd
+from loaderd import Dataset, Mix, Position
+from loaderd.errors import CorruptRecordError, NoShardsError, OptionError
+
+Write = Callable[..., list[Path]]
+Check = Callable[[loaderd.Batch], list[int]]
+
+SMALL = loaderd.Shuffle(window_records=100, block_records=8)
+MILLION = 1_000_000
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+def grow(paths: list[Path], folder: Path, number: int) -> None:
+    """Put the next shards into the folder, as a writer would: whole, under their last name."""
+    for path in paths[:number]:
+        temporary = folder / f".{path.name}.tmp"
+        temporary.write_bytes(path.read_bytes())
+        temporary.rename(folder / path.name)
+    del paths[:number]
+
+
+def test_shards_are_picked_up_between_epochs(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
+):
+    paths = write_numbered([50, 50, 60, 70, 80])
+    folder = tmp_path / "growing"
+    folder.mkdir()
+    grow(paths, folder, 2)
+    expected: list[list[list[int]]] = []
+    tail = Dataset(str(folder / "*.tfrecord"), numbered_schema, shuffle=SMALL, refresh="epoch").newest(100)
+    with loaderd.Loader(tail, batch_size=20, epochs=None, workers=2, remainder="drop") as loader:
+        assert loader.passes_of_an_iteration is None
+        batches = iter(loader)
+        texts: list[list[str]] = []
+        for newest in (range(100), range(60, 160), range(130, 230)):
+            expected.append([])
+            texts.append([])
+            for step in range(5):
+                texts[-1].append(loader.position.to_json())
+                expected[-1].append(check_batch(next(batches)))
+                if step == 2:
+                    grow(paths, folder, 1)  # in the middle of an epoch, which does not change by it
+            assert sorted(flat(expected[-1])) == list(newest)
+        assert loader.statistics().num_records == 100 and loader.statistics().num_shards == 4
+    for epoch, of_epoch in enumerate(texts):
+        for step in (1, 4):
+            position = Position.from_json(of_epoch[step])
+            with loaderd.Loader(tail, batch_size=20, epochs=1, workers=1, remainder="drop", start=position) as loader:
+                assert [check_batch(batch) for batch in loader] == expected[epoch][step:], "of the shards of then"
+                assert repr(loader.position) == f"Position(epoch={epoch + 1}, batch=0)"
+                numbers = flat([check_batch(batch) for batch in loader])
+                assert sorted(numbers) == list(range(210, 310)), "and then of those of now"
+    assert [entry[:3] for entry in json.loads(texts[2][1])["listing"]] == [["002.tfrecord", "003.tfrecord", 2]]
+    (folder / "000.tfrecord").unlink()  # old ones may go
+    with loaderd.Loader(
+        tail, batch_size=20, workers=1, remainder="drop", start=Position.from_json(texts[2][1])
+    ) as loader:
+        loader.seek(Position.from_json(texts[2][3]))
+        assert [check_batch(batch) for batch in loader] == expected[2][3:]
+        with pytest.raises(
+            OptionError, match=r"belongs to 2 shards, 000.tfrecord to 001.tfrecord: .* 000.tfrecord missing"
+        ):
+            loader.seek(Position.from_json(texts[0][1]))
+        assert len([check_batch(batch) for batch in loader]) == 5, "a position that is refused costs nothing"
+
+
+def test_growing_data_as_an_option_and_in_a_mix(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
+):
+    paths = write_numbered([100, 100, 100])
+    folder = tmp_path / "growing"
+    folder.mkdir()
+    grow(paths, folder, 1)
+    pattern = str(folder / "*.tfrecord")
+    options: dict[str, Any] = {"shuffle": SMALL, "refresh": "epoch"}
+    with loaderd.Loader(pattern, numbered_schema, batch_size=20, epochs=2, workers=1, **options) as loader:
+        batches = iter(loader)
+        first = [check_batch(next(batches)) for _ in range(5)]
+        grow(paths, folder, 1)
+        second = [check_batch(batch) for batch in batches]
+        assert sorted(flat(first)) == list(range(100)) and sorted(flat(second)) == list(range(200))
+        with pytest.raises(TypeError, match="has no length"):
+            len(loader)
+    games = Dataset(paths[0], numbered_schema, shuffle=SMALL)  # the third shard, which is not in the folder
+    growing = Dataset(pattern, numbered_schema, **options)
+    mix = Mix({"selfplay": 0.8, "games": 0.2}, {"selfplay": growing, "games": games}, epoch_records=100)
+    with loaderd.Loader(mix, batch_size=20, epochs=3, workers=1) as loader:
+        numbers = flat([check_batch(batch) for batch in loader])
+    assert [sum(n >= 200 for n in numbers[e : e + 100]) for e in (0, 100, 200)] == [20, 20, 20]
+    of_games = [number for number in numbers if number >= 200]
+    assert len(set(of_games)) == 60, "a set that does not grow goes on where it was"
+
+
+def test_growing_data_that_end_or_cannot_be_carried(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    shards = write_numbered([50, 50])
+    pattern = str(shards[0].parent / "*.tfrecord")
+    with pytest.raises(OptionError, match="cannot complete a batch from an epoch that has not been listed"):
+        loaderd.Loader(pattern, numbered_schema, batch_size=20, refresh="epoch", remainder="carry")
+    with loaderd.Loader(pattern, numbered_schema, batch_size=20, refresh="epoch", epochs=None, workers=1) as loader:
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        content = [shard.read_bytes() for shard in shards]
+        shards[1].write_bytes(content[1][:-3])
+        with pytest.raises(CorruptRecordError, match="1 damaged record in 1 of 2 shards"):
+            next(batches)
+        for shard in shards:
+            shard.unlink()
+        with pytest.raises(NoShardsError, match="matches no file"):
+            next(iter(loader))
+        shards[0].write_bytes(content[0])
+        numbers = [number for batch, _ in zip(loader, range(3), strict=False) for number in check_batch(batch)]
+        assert sorted(numbers) == list(range(50)), "the loader is none the worse"
+
+
+def test_growing_data_of_which_the_newest_lie_in_one_of_several_folders(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
+):
+    """Of these alone, all folders are the same, and no folder need be named."""
+    write_numbered([60, 40], "data/0")
+    write_numbered([60, 40], "data/1")
+    shards = str(tmp_path / "data" / "*" / "*.tfrecord")
+    tail = Dataset(shards, numbered_schema, shuffle=SMALL, refresh="epoch").newest(80)
+    with loaderd.Loader(tail, batch_size=10, epochs=None, workers=1, remainder="drop") as loader:
+        batches = iter(loader)
+        expected = [check_batch(next(batches)) for _ in range(16)]
+        loader.seek(loaderd.Position())
+        batches = iter(loader)
+        found = [check_batch(next(batches)) for _ in range(3)]
+        position = loader.position
+        kill(newest_daemon())
+        assert found + [check_batch(next(batches)) for _ in range(13)] == expected
+    assert position.listing is not None and position.listing[0] is not None
+    assert position.listing[0][:2] == ("1/000.tfrecord", "1/001.tfrecord")
+    with loaderd.Loader(tail, batch_size=10, epochs=1, workers=1, remainder="drop", start=position) as loader:
+        assert [check_batch(batch) for batch in loader] == expected[3:8]
+
+
+def test_growing_data_whose_folders_hold_the_same_names(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
+):
+    """A folder for each generation, say."""
+    paths = write_numbered([50] * 6)
+    for number, path in enumerate(paths):
+        folder = tmp_path / f"all/gen-{number // 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if number < 4:
+            path.rename(folder / f"part-{number % 2}.tfrecord")
+    tail = Dataset(str(tmp_path / "all/gen-*/*.tfrecord"), numbered_schema, shuffle=SMALL, refresh="epoch")
+    with loaderd.Loader(tail, batch_size=20, workers=2) as loader:
+        batches = iter(loader)
+        taken = check_batch(next(batches))
+        position = Position.from_json(loader.position.to_json())
+        kill(newest_daemon())
+        rest = [check_batch(batch) for batch in batches]
+        assert loader.statistics().daemon_restarts == 1
+    assert sorted(taken + flat(rest)) == list(range(200))
+    assert [entry[:3] for entry in position.listing or () if entry] == [
+        ("gen-0/part-0.tfrecord", "gen-1/part-1.tfrecord", 4)
+    ]
+    for number, path in enumerate(paths[4:]):
+        path.rename(tmp_path / f"all/gen-2/part-{number}.tfrecord")
+    with loaderd.Loader(tail, batch_size=20, workers=1, start=position) as loader:
+        assert [check_batch(batch) for batch in loader] == rest
+        assert sorted(flat([check_batch(batch) for batch in loader])) == list(range(300))
