@@ -92,6 +92,7 @@ clean: ## forget the environment and what the demo wrote
 
 $(VENV)/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
+	$(BIN)/python $(PIP) 'pip>=22.1'  # knows --config-settings; Ubuntu 22.04 has an older one
 	$(BIN)/python $(PIP) '$(TENSORFLOW)'
 	$(BIN)/python $(PIP) $(IN_PLACE) .
 	echo '$(CURDIR)/bindings' >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/loaderd-bindings.pth"
