@@ -11,8 +11,6 @@ TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[
 TORCH ?= torch
 PIP := -m pip install --quiet --disable-pip-version-check
 SETUP := setup.cfg pyproject.toml
-# setuptools' default way to install in place costs each process that starts 15 ms, and the tests start thousands.
-IN_PLACE := --config-settings editable_mode=compat --editable
 NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -92,19 +90,20 @@ clean: ## forget the environment and what the demo wrote
 
 $(VENV)/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
-	$(BIN)/python $(PIP) 'pip>=22.1'  # knows --config-settings; Ubuntu 22.04 has an older one
 	$(BIN)/python $(PIP) '$(TENSORFLOW)'
-	$(BIN)/python $(PIP) $(IN_PLACE) .
-	echo '$(CURDIR)/bindings' >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/loaderd-bindings.pth"
+	$(BIN)/python $(PIP) --editable .
 	@touch $@
 
 $(VENV)/made-demo: $(VENV)/made
-	$(BIN)/python $(PIP) $(IN_PLACE) '.[examples]'
+	$(BIN)/python $(PIP) --editable '.[examples]'
 	@touch $@
 
 $(VENV)/made-test: $(VENV)/made
-	$(BIN)/python $(PIP) $(IN_PLACE) '.[examples,test]'
+	$(BIN)/python $(PIP) --editable '.[examples,test]'
 	$(BIN)/python $(PIP) --no-deps tf_keras  # it wants the package tensorflow, where this may be tensorflow-cpu
+	@# setuptools' way to find the packages costs each process that starts 15 ms, and the tests start thousands
+	packages=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		printf '%s\n' '$(CURDIR)' '$(CURDIR)/bindings' >"$$packages/loaderd.pth" && rm -f "$$packages"/__editable__*loaderd*
 	@touch $@
 
 # Without TensorFlow: the bindings need none.
