@@ -8,7 +8,6 @@ are stored where that takes fewer bytes than the fields, and fields that only th
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Callable
 from functools import cached_property
 
@@ -19,7 +18,7 @@ from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import AnyDataset
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError, to_wire
-from loaderd.plan.epoch import Slice
+from loaderd.plan.epoch import Slice, record_at
 from loaderd.remote.tables import table_to_wire
 from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
@@ -131,9 +130,7 @@ class RowMaker:
         """The error that a function met at row ``number``, with its record named."""
         if not isinstance(error, LoaderdError):
             error = WorkerError(f"the server failed at a record: {type(error).__name__}: {error}")
-        part = slices[bisect_right(slices, number, key=lambda part: part.row) - 1]
-        record = part.first + number - part.row
-        return self._served.data.blame([part._replace(first=record, stop=record + 1)], error, survived=True)
+        return self._served.data.blame([record_at(slices, number)], error, survived=True)
 
     def _pack(self, first: int, stop: int, found: npt.NDArray[np.void]) -> list[tuple[int, Exception]]:
         """Write these rows of the window, packed, to ``found``; returns those at which a function failed, and why."""

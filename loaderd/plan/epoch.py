@@ -14,6 +14,8 @@ functions of (seed, epoch), so any process can say where a record goes without a
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +35,17 @@ class Slice(NamedTuple):
     stop: int
     row: int
     epoch: int
+
+    def record(self, number: int) -> Slice:
+        """Record ``number`` of the slice, counted from its first."""
+        first = self.first + number
+        return self._replace(first=first, stop=first + 1, row=self.row + number)
+
+
+def record_at(slices: Sequence[Slice], row: int) -> Slice:
+    """The record in this row of a window; ``slices``: what the window consists of, in order of row."""
+    part = slices[bisect_right(slices, row, key=lambda part: part.row) - 1]
+    return part.record(row - part.row)
 
 
 class EpochOrder:

@@ -272,10 +272,10 @@ MOST_ROW_FAULTS = 32
 
 
 class FillFailed(NamedTuple):
-    """Worker: this batch, without the rows ``omit``, cannot be made. Its claim stays until the batch is
-    Granted anew or Withdrawn.
+    """Worker: this batch, without the rows ``omit``, cannot be made.
 
-    ``faults``: of the rows that cannot be made alone; if not ``all_faults``, of the first of them, if of any.
+    Its claim stays until the batch is Granted anew or Withdrawn. ``faults``: of the rows that cannot be made alone;
+    if not ``all_faults``, of the first of them, if of any.
     """
 
     stream: int

@@ -296,7 +296,8 @@ class Stream(TaskSource):
         error = from_wire(failed.error)
         if faults:
             error = self._blame(self._windows.records_of(batch, [min(faults)]), error, survived=True)
-        self.notes.append(BrokenBatch(self._withdraw(step).step, error))
+        self._withdraw(step)
+        self.notes.append(BrokenBatch(step, error))
 
     def keeps_slot(self, key: int) -> bool:
         """Whether a claim is of a batch on trial. That batch keeps its slot: later ones could take all slots."""

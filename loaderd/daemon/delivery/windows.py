@@ -11,7 +11,6 @@ of its rows are there; until then, any number of loads may write to it at once, 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -20,7 +19,7 @@ import numpy as np
 from loaderd.daemon.pool.tasks import Fault, LoadWork, PlannedBatch, Task
 from loaderd.errors import LoaderdError
 from loaderd.plan.batches import Segment
-from loaderd.plan.epoch import Slice
+from loaderd.plan.epoch import Slice, record_at
 from loaderd.plan.passes import PassPlan
 
 _ROWS_PER_LOAD = 16_384  # with half as many, the daemon spends 38 ns on a record instead of 29
@@ -150,7 +149,7 @@ class Windows:
         faults = []
         for part in work.slices:
             places = order.places(part.row, part.row + part.stop - part.first).tolist()
-            faults += [Fault((place,), blame(_record(part, n))) for n, place in enumerate(places) if place >= 0]
+            faults += [Fault((place,), blame(part.record(n))) for n, place in enumerate(places) if place >= 0]
         self.loaded(work, faults)
 
     # ------------------------------------------------------------------------------------------ batches
@@ -192,10 +191,8 @@ class Windows:
         found: dict[tuple[int, int], Slice] = {}
         for window in {window for window, _ in places}:
             order, slices = self.plan.order_of(window).places(), self.plan.slices_of(window)
-            first_rows = [part.row for part in slices]
             for row in np.flatnonzero(np.isin(order, [place for of, place in places if of == window])).tolist():
-                part = slices[bisect_right(first_rows, row) - 1]
-                found[window, int(order[row])] = _record(part, row - part.row)
+                found[window, int(order[row])] = record_at(slices, row)
         return [found[place] for place in places]
 
     @property
@@ -206,12 +203,6 @@ class Windows:
     def describe(self) -> list[str]:
         """How far each window is loaded, a line for each."""
         return [f"window {number:<3} {w.loaded_rows} of {w.rows} rows are loaded" for number, w in self._open.items()]
-
-
-def _record(part: Slice, number: int) -> Slice:
-    """Record ``number`` of a slice, counted from its first."""
-    first = part.first + number
-    return part._replace(first=first, stop=first + 1, row=part.row + number)
 
 
 def _arenas_of(task: Task) -> set[int]:
