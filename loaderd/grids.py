@@ -14,6 +14,7 @@ Values = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 """(height, width, 3): red, green, blue."""
 
+_REAL = "biufV"  # V: of ml_dtypes, such as bfloat16
 _GAP = "   "
 _MOST_SIDE = 64
 _MARGIN = 4
@@ -22,11 +23,13 @@ _GREY = 190
 
 
 def planes_of(value: Values) -> Values | None:
-    """A field of two or three axes as (planes, rows, columns); None: other axes, text, or a side of more than 64.
+    """A field of two or three axes as (planes, rows, columns).
+
+    None: other axes, values that are no real numbers, or a side of more than 64.
 
     The planes are the last axis, as in (8, 8, 24), unless only the first can be: (24, 8, 8).
     """
-    if value.dtype.kind == "S" or value.ndim not in (2, 3):
+    if value.dtype.kind not in _REAL or value.ndim not in (2, 3):
         return None
     if value.ndim == 2:
         value = value[None]

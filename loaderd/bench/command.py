@@ -19,7 +19,7 @@ from loaderd.bench.interface import CHESS, Config, configure
 from loaderd.bench.measured import Timing
 from loaderd.bench.registry import check_known
 from loaderd.bench.run_candidate import add_options
-from loaderd.bench.synthetic import COMPRESSIONS
+from loaderd.bench.synthetic import COMPRESSIONS, check_record_size
 from loaderd.errors import LoaderdError
 from loaderd.options import as_count, require
 from loaderd.schemas.named import full_name, not_loaded
@@ -117,6 +117,7 @@ def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
     if options.schema and not options.shards:
         raise ValueError("--schema says what is in SHARDS, but none are given")
     if options.record_size is not None:
+        check_record_size(options.record_size)
         schema = "loaderd.bench.reference:bits"
     base = Config(
         (),

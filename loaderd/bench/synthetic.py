@@ -113,6 +113,12 @@ def frame_records(boards: npt.NDArray[np.uint8], scores: npt.NDArray[np.int64]) 
     return out
 
 
+def check_record_size(record_size: int) -> None:
+    """Raises ValueError for a size that is not 4 bytes to 1 MiB."""
+    if not _NUMBER_BYTES <= record_size <= _MAX_RECORD_SIZE:
+        raise ValueError(f"record_size must be {_NUMBER_BYTES} to {_MAX_RECORD_SIZE} bytes, got {record_size}")
+
+
 def write_shards(
     directory: str | os.PathLike[str],
     num_records: int,
@@ -128,8 +134,8 @@ def write_shards(
     ``tf.data.TFRecordDataset`` names them. Raises ValueError for another compression, for a ``record_size`` that is
     not 4 bytes to 1 MiB, for more shards than records, and for more records than 4 bytes can number.
     """
-    if record_size is not None and not _NUMBER_BYTES <= record_size <= _MAX_RECORD_SIZE:
-        raise ValueError(f"record_size must be {_NUMBER_BYTES} to {_MAX_RECORD_SIZE} bytes, got {record_size}")
+    if record_size is not None:
+        check_record_size(record_size)
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression must be one of {COMPRESSIONS}, got {compression!r}")
     if not 0 < num_shards <= num_records < 1 << 32:

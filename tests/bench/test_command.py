@@ -198,6 +198,7 @@ def test_what_fails_is_named_and_the_first_batch_without_an_index_is_timed_apart
         (["here.tfrecord", "--schema", "my_records:noise"], "my_records:noise must draw no random numbers"),
         (["here.tfrecord", "--schema", "loaderd.schemas:mnist"], "record 0: expected feature 'image_raw'"),
         (["here.tfrecord", "--schema", "mnist"], "record 0: expected feature 'image_raw'"),
+        (["--record-size", "4000000000"], "record_size must be 4 to 1048576 bytes, got 4000000000"),
         (["here.tfrecord", "--max-gib", "inf"], "--max-gib must be a finite number above 0, got inf"),
         (["here.tfrecord", "--seconds", "inf"], "--seconds must be a number of at least 0.1, got inf"),
         (["here.tfrecord", "--max-gib", "0"], "--max-gib must be a finite number above 0, got 0"),

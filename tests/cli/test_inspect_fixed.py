@@ -120,6 +120,15 @@ def test_values_that_json_has_no_word_for(tmp_path: Path, capsys: Capture, monke
     assert inspected(capsys, shards[0], "--record", 0)["features"] == {"x": [None, None, 1.5]}
 
 
+def test_only_real_numbers_are_drawn(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+    times = np.array([["1970-01-02", "NaT"]] * 2, "datetime64[D]")
+    np.savez(tmp_path / "a.npz", complex=np.full((1, 2, 2), 1 + 2j, np.complex64), time=times[None])
+    (tmp_path / "drawn.py").write_text(inspect(capsys, tmp_path / "a.npz", "--features")[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    _, text, _ = inspect(capsys, tmp_path / "a.npz", "--schema", "drawn:schema", "--record", 0)
+    assert "\n[[1.+2.j 1.+2.j]" in text and "\n[['1970-01-02'" in text and "plane 0" not in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
