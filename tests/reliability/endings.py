@@ -17,6 +17,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,8 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     rng = random.Random(args.seed)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what is in the background of a shell ignores it,
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this, under nohup: the programs would, too
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
     results: list[Result] = []
     try:
