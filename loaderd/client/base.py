@@ -50,12 +50,13 @@ class BaseLoader(Standing):
     # -------------------------------------------------------------------------------------- consuming
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin a new pass. An older pass's iterator still works, but each change between the two costs a new start.
+        """An iterator: its first batch begins a new pass. One of which no batch is taken leaves all as it is.
 
-        Where data sets grow, each epoch is a pass of its own, made of the shards that there are when it begins. The
-        iterator can be used after an exception: if a batch could not be delivered, it goes on with the next one; if
-        storage or servers did not answer, it waits for the same batch. A new iterator begins the next pass all the
-        same: call ``seek(position)`` before, to go on in this one.
+        An older pass's iterator still works, but each change between the two costs a new start. Where data sets grow,
+        each epoch is a pass of its own, made of the shards that there are when it begins. The iterator can be used
+        after an exception: if a batch could not be delivered, it goes on with the next one; if storage or servers did
+        not answer, it waits for the same batch. A new iterator begins the next pass all the same: call
+        ``seek(position)`` before, to go on in this one.
         """
         return self.iterate()
 
@@ -251,9 +252,6 @@ class _Iteration(Iterator[Any]):
         # What was read and is not taken yet, each with the place behind it. _at: the place behind all of them.
         self._ready: tuple[tuple[Callable[[], Any] | LoaderdError, tuple[Pass, int]], ...] = ()
         self._at: tuple[Pass, int] | None = None
-        if not loader.grows:
-            with stream.lock:
-                self._at = self._begin()
 
     def _begin(self) -> tuple[Pass, int]:
         if not self._begun:
