@@ -14,6 +14,7 @@ the process. So this thread lives as long as the actor is to have a server.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -122,4 +123,5 @@ class ServerProcess:
             self.address = found[1]
         if level != "info":
             self._last.append(text)
-        sys.stderr.write(f"{level}: {text}\n")  # where Ray keeps what actors say
+        with contextlib.suppress(OSError):  # a full disk: the server does without its log
+            sys.stderr.write(f"{level}: {text}\n")  # where Ray keeps what actors say

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from loaderd import Schema
 from loaderd.client.progress import IndexProgress
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, anchored
 from loaderd.errors import Damage, LoaderdError, OptionError
-from loaderd.options import DEFAULT_BLOCK_RECORDS, Shuffle, as_count, require
+from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_STORAGE, Shuffle, as_count, pickled_storage, require
+from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
 from loaderd.shards.indexer import Indexer, Stored
 from loaderd.shards.shard_file import ShardFile
@@ -51,15 +53,15 @@ def index(
     Damage is no error here, but part of the findings. Raises OptionError, and NoShardsError where there are no
     shards.
     """
-    where, names = index_cache, [shards]
+    where: Any = index_cache
     if isinstance(shards, (Dataset, Concat, Mix)):
-        where, block_records, names = _of_dataset(shards, index_cache)
+        where, block_records = _order_of(shards, index_cache)
     must = 'a folder that all nodes share, or "beside"'
     is_shared = where not in (None, "none") and (where != "user" or index_cache == "user")
     hint = 'Indexes are kept there. If all nodes have the same home folders, pass index_cache="user".'
     require(is_shared, "index_cache", must, where, hint)
     indexer = Indexer(_absolute(where), as_count(block_records, "block_records"), _stored_of(shards, schema))
-    return _run(names, indexer, progress, "indexing shards")
+    return _run(shards, indexer, progress, "indexing shards")
 
 
 def verify(shards: Any, *, schema: Schema | None = None, progress: bool | None = None) -> Findings:
@@ -68,9 +70,8 @@ def verify(shards: Any, *, schema: Schema | None = None, progress: bool | None =
     Records of fixed size have no CRCs; the archive or compression around them is checked. A shard that cannot be read
     at all counts as one damage, which says why. Raises what :func:`index` raises.
     """
-    names = _of_dataset(shards, None)[2] if isinstance(shards, (Dataset, Concat, Mix)) else [shards]
     indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, _stored_of(shards, schema))
-    return _run(names, indexer, progress, "checking shards")
+    return _run(shards, indexer, progress, "checking shards")
 
 
 def _stored_of(shards: Any, schema: Schema | None) -> Stored:
@@ -79,11 +80,10 @@ def _stored_of(shards: Any, schema: Schema | None) -> Stored:
     return "told" if schema is None else schema.records
 
 
-def _of_dataset(dataset: AnyDataset, index_cache: Any) -> tuple[Any, int, list[Any]]:
-    leaves = anchored(dataset).leaves()
-    shuffle = leaves[0].shuffle
-    block_records = shuffle.block_records if isinstance(shuffle, Shuffle) else DEFAULT_BLOCK_RECORDS
-    return index_cache or leaves[0].index_cache, block_records, [leaf.shards for leaf in leaves]
+def _order_of(dataset: AnyDataset, index_cache: Any) -> tuple[Any, int]:
+    leaf = dataset.leaves()[0]
+    block_records = leaf.shuffle.block_records if isinstance(leaf.shuffle, Shuffle) else DEFAULT_BLOCK_RECORDS
+    return index_cache or leaf.index_cache, block_records
 
 
 def _absolute(where: Any) -> str:
@@ -91,15 +91,20 @@ def _absolute(where: Any) -> str:
     return str(where) if where in ("user", "beside") else os.path.abspath(os.path.expanduser(where))
 
 
-def _run(names: list[Any], indexer: Indexer, progress: bool | None, what: str) -> Findings:
-    files = sorted({file for each in names for file in list_shards(each)}, key=lambda file: file.uri)
+def _run(shards: Any, indexer: Indexer, progress: bool | None, what: str) -> Findings:
+    names, storage = [shards], DEFAULT_STORAGE
+    if isinstance(shards, (Dataset, Concat, Mix)):
+        leaves = anchored(shards).leaves()
+        names, storage = [leaf.shards for leaf in leaves], leaves[0].storage
+    access = Access(storage)
+    files = sorted({file for each in names for file in list_shards(each, access=access)}, key=lambda file: file.uri)
     if not ray.is_initialized():
         ray.init()
     bar = IndexProgress(progress, what)
     found: dict[ShardFile, _Found] = {}
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
     try:
-        for file, one in _results(files, indexer):
+        for file, one in _results(files, indexer, pickled_storage(storage)):
             found[file] = one
             done_bytes += file.size_bytes
             bar(done_bytes, total_bytes)
@@ -120,10 +125,10 @@ class _Found:
     is_cached: bool = False
 
 
-def _results(files: list[ShardFile], indexer: Indexer) -> Iterator[tuple[ShardFile, _Found]]:
+def _results(files: list[ShardFile], indexer: Indexer, storage: bytes) -> Iterator[tuple[ShardFile, _Found]]:
     """Each shard and what was found in it, in the order in which the tasks end."""
     task = ray.remote(_read).options(**_TASK)
-    running = {task.remote(file, indexer): file for file in files}
+    running = {task.remote(file, indexer, storage): file for file in files}
     try:
         while running:
             (done, *_), _ = ray.wait(list(running), num_returns=1)
@@ -143,9 +148,9 @@ def _result(done: Any) -> _Found:
     return found
 
 
-def _read(file: ShardFile, indexer: Indexer) -> _Found:
-    """A task: index a shard, unless its index is kept already."""
-    found = indexer(file)
+def _read(file: ShardFile, indexer: Indexer, storage: bytes) -> _Found:
+    """A task: index a shard, unless its index is kept already. ``storage``: as ``pickled_storage`` gives it."""
+    found = indexer(file, access=Access(pickle.loads(storage)))
     if found.unkept is not None:
         raise OptionError(
             f"the index of {file.uri} cannot be kept: {found.unkept}",

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from ray_cluster import wait_until
@@ -50,6 +51,15 @@ def test_it_is_started_again(start):
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: process.pid not in (None, first) and process.address)
     assert process.restarts == 1 and "SIGKILL" not in process.error
+
+
+def test_a_log_that_cannot_be_written_costs_no_server(start, monkeypatch):
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=lambda text: full.write(text.encode())))
+        process = start()
+        wait_until(lambda: process.address)
+        process.stop()
+    assert process.restarts == 0 and "cannot start" not in process.error
 
 
 def test_it_ends_with_all_that_it_started(start):

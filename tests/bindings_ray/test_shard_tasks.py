@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 
 import numpy as np
+import pyarrow.fs
 import pytest
 
 import loaderd
@@ -47,6 +48,16 @@ def test_a_loader_finds_the_indexes(cluster, shards, numbered_schema, tmp_path):
     with loaderd.Loader(dataset, batch_size=64) as loader:
         assert loader.statistics().index_cached == 10
         assert sum(len(batch["id"]) for batch in loader) == 999
+
+
+def test_shards_where_only_the_data_sets_storage_leads(cluster, shards, numbered_schema, tmp_path):
+    folder = pyarrow.fs.SubTreeFileSystem(str(shards[0].parents[1]), pyarrow.fs.LocalFileSystem())
+    storage = loaderd.Storage(filesystem=folder)
+    dataset = loaderd.Dataset(
+        "own://many/*.tfrecord", numbered_schema, storage=storage, index_cache=str(tmp_path / "cache")
+    )
+    assert loaderd_ray.verify(dataset).num_records == loaderd_ray.index(dataset).num_records == 999
+    assert loaderd_ray.index(dataset).num_cached == 10
 
 
 def test_a_cache_that_cannot_be_kept_is_an_error(cluster, shards, numbered_schema, tmp_path):
