@@ -230,9 +230,10 @@ class Mix(_Joined):
     ``epoch_records``: records of an epoch of the mix (None: as many as there are in all sets together).
 
     Each set has epochs of its own: its records come in its own order, and start again when all of them have come,
-    wherever the mix stands. Every window holds the share of each set, exact to one record. A set with
-    ``refresh="epoch"`` begins a new epoch with each epoch of the mix; then ``epoch_records`` must be given. Raises
-    OptionError for arguments that break these rules.
+    wherever the mix stands. Every window holds the share of each set, exact to one record. The order in which the
+    sets are given is of no account. A set with ``refresh="epoch"`` begins a new epoch with each of the mix; then
+    ``epoch_records`` must be given, and the mix cannot be a set of another. Raises OptionError for arguments that break
+    these rules.
     """
 
     weights: Mapping[Any, Any]
@@ -242,8 +243,12 @@ class Mix(_Joined):
 
     def __post_init__(self) -> None:
         require(isinstance(self.sets, Mapping), "the sets of a Mix", "a mapping of names to data sets", self.sets)
-        object.__setattr__(self, "sets", MappingProxyType(dict(self.sets)))
+        require(all(isinstance(name, str) for name in self.sets), "the names of the sets", "text", list(self.sets))
+        # By name: the order of the records must not depend on the order of a dict, which may be that of a folder.
+        object.__setattr__(self, "sets", MappingProxyType(dict(sorted(self.sets.items()))))
         self._check_parts()
+        if any(part.grows and not isinstance(part, Dataset) for part in self.sets.values()):
+            raise OptionError("a set of a Mix must not be a Mix that grows", hint="Make one Mix of all the sets.")
         if self.epoch_records is not None:
             records = as_count(self.epoch_records, "epoch_records", "a positive integer or None")
             object.__setattr__(self, "epoch_records", records)
@@ -320,7 +325,9 @@ def joined_text(dataset: AnyDataset, name: str = "") -> dict[str, str]:
         return {}
     found = {}
     if isinstance(dataset, Mix):
-        weights = {epoch: [str(weight) for weight in weights] for epoch, weights in dataset.schedule.items()}
+        weights = {
+            epoch: dict(zip(dataset.sets, map(str, of), strict=True)) for epoch, of in dataset.schedule.items()
+        }
         found[f"{name} weights".strip()] = f"{weights}, epochs of {dataset.epoch_records or 'all'} records"
     for own, part in dataset.parts().items():
         found.update(joined_text(part, f"{name}.{own}".lstrip(".")))

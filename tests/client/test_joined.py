@@ -114,6 +114,19 @@ def test_the_order_in_which_weights_are_given_is_no_part_of_a_position(apart: di
         assert len(list(loader)) == 4
 
 
+def test_the_order_in_which_sets_are_given_is_of_no_account(apart: dict[str, Dataset], check_batch: Check):
+    """It may be that of the names in a folder, which is another one on each host."""
+    weights, backwards = {"a": 0.5, "b": 0.5}, dict(reversed(apart.items()))
+    one, other = Mix(weights, apart), Mix(dict(reversed(weights.items())), backwards)
+    expected = epochs(one, check_batch, 2)
+    assert epochs(other, check_batch, 2) == expected
+    with loaderd.Loader(one, batch_size=20, workers=1) as loader:
+        next(iter(loader))
+        position = loader.position
+    with loaderd.Loader(other, batch_size=20, workers=1, start=position) as loader:
+        assert [check_batch(batch) for batch in loader] == expected[0][1:]
+
+
 def test_a_mix_keeps_the_weights_that_it_was_made_of(sets: dict[str, Dataset]):
     """What becomes of the caller's dicts is not for it, nor for what is made of it by replace()."""
     both: tuple[dict[Any, Any], ...] = {"a": 0.75, "b": 0.25}, {0: {"a": 0.75, "b": 0.25}}
