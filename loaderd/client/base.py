@@ -11,7 +11,7 @@ from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.batch_source import Described, Glimpse, Stream
 from loaderd.client.end import ProgramEnds
 from loaderd.client.standing import Standing
-from loaderd.errors import LoaderdError
+from loaderd.errors import DaemonError, LoaderdError, ServerError, StorageError
 from loaderd.memory.page import TAKES_AHEAD
 from loaderd.options import as_count, require
 from loaderd.plan.passes import Pass
@@ -252,6 +252,7 @@ class _Iteration(Iterator[Any]):
         # What was read and is not taken yet, each with the place behind it. _at: the place behind all of them.
         self._ready: tuple[tuple[Callable[[], Any] | LoaderdError, tuple[Pass, int]], ...] = ()
         self._at: tuple[Pass, int] | None = None
+        self._away = False  # what the next batch is read from did not answer
 
     def _begin(self) -> tuple[Pass, int]:
         if not self._begun:
@@ -281,14 +282,24 @@ class _Iteration(Iterator[Any]):
             self._at = behind
             return True
 
+    def _read_ahead(self) -> None:
+        """Read what is to be ready. While batches are, an outage is not told, and not waited for a second time."""
+        most = 0 if self._away else self._ahead
+        try:
+            while len(self._ready) <= most and self._read():
+                self._away = False
+        except (StorageError, ServerError, DaemonError):
+            self._away = True
+            if not self._ready:
+                raise
+
     def __next__(self) -> Any:
         taken = None
         try:
             with self._stream.lock:
                 if self._ready:
                     self._stream.check()
-                while len(self._ready) <= self._ahead and self._read():
-                    pass
+                self._read_ahead()
                 item, behind = self._ready[0]
                 error, element = (item, None) if isinstance(item, LoaderdError) else (None, item())
                 before, taken = self._loader._here, self._ready[0]

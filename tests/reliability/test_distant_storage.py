@@ -8,7 +8,7 @@ import os
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,26 @@ def test_a_store_that_stays_away_is_an_error_and_whoever_asks_again_misses_nothi
     assert "s3://shards/00" in errors[0].message and "tried for 1 s" in errors[0].message
     assert "Nothing is skipped: ask again" in errors[0].hint
     assert statistics.damages == () and statistics.records_skipped == 0 and statistics.daemon_restarts == 0
+
+
+def test_what_was_read_ahead_is_taken_before_an_outage_is_told(store: DistantS3, planned: list[int]):
+    begun: list[int] = []
+
+    def hand_over(batch: loaderd.Batch) -> Callable[[], list[int]]:
+        begun.append(batch.num_records)
+        return lambda: numbers_of(batch)
+
+    with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, storage=loaderd.Storage(retry_s=1), **OPTIONS) as loader:
+        batches = loader.iterate(hand_over, ahead=3)
+        found = [next(batches)]
+        store.away = True
+        with pytest.raises(StorageError, match="tried for 1 s"):
+            while True:
+                found.append(next(batches))
+        assert len(found) == len(begun), "nothing that was read is kept back"
+        store.away = False
+        found += batches
+    assert np.concatenate(found).tolist() == planned
 
 
 def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3, planned: list[int]):
