@@ -204,6 +204,18 @@ class StreamOptions:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    def check_growing(self) -> None:
+        """Raise OptionError for what data that grow cannot have: only the epoch in use is listed, by this host."""
+        if self.remainder == "carry":
+            raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')
+        if self.shard[1] > 1:
+            raise OptionError(
+                f"shard={self.shard} is not for data that grow: each host would list the shards at a moment of its "
+                "own, and so share out another epoch",
+                hint="For each epoch, have one host list the shards and send the list to all. Make a loader of it: "
+                "Loader(paths, …, shard=(i, n), epochs=1, seed=epoch).",
+            )
+
     @property
     def num_workers(self) -> int:
         assert self.workers is not None

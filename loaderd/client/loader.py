@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from loaderd.client.base import BaseLoader
 from loaderd.client.progress import IndexProgress
-from loaderd.client.sources import EmbeddedSource, check_remainder
+from loaderd.client.sources import EmbeddedSource
 from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
@@ -93,7 +93,8 @@ class Loader(BaseLoader):
             **dataset.leaves()[0].order_options(),
         )
         require(progress is None or isinstance(progress, bool), "progress", "True, False or None", progress)
-        check_remainder(dataset.grows, remainder)
+        if dataset.grows:
+            options.check_growing()
         first = checked_start(start)
         source = EmbeddedSource(StreamDescription(dataset, options))
         super().__init__(source, SupervisedStream(source, first, IndexProgress(progress)), first)

@@ -11,7 +11,7 @@ from typing import Any
 
 from loaderd.client.discovery import Discovery
 from loaderd.client.link import Link, LinkLost, link_to_server
-from loaderd.client.sources import OwnDaemon, Source, check_remainder
+from loaderd.client.sources import OwnDaemon, Source
 from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, NoShardsError, ServerError, StorageError
 from loaderd.options import Shuffle
 from loaderd.pickling import pickled
@@ -83,7 +83,8 @@ class Known:
         source.schema = from_wire(found["schema"])
         source.row_bytes = found["row_bytes"]
         source.grows = found["grows"]
-        check_remainder(source.grows, source.options.remainder)
+        if source.grows:
+            source.options.check_growing()
         source.options = replace(
             source.options,
             shuffle=shuffle if isinstance(shuffle, bool) else Shuffle(*shuffle),

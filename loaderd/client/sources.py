@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from loaderd.client.link import Link, LinkLost, link_to_daemon
 from loaderd.dataset import AnyDataset, StreamDescription
-from loaderd.errors import DaemonError, LoaderdError, OptionError
+from loaderd.errors import DaemonError, LoaderdError
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled
 from loaderd.protocol.messages import Ask, Message, Open, Welcome
@@ -127,9 +127,3 @@ class EmbeddedSource(OwnDaemon):
         self.schema = description.schema
         self.row_bytes = description.schema.row_bytes
         self.grows = description.dataset.grows
-
-
-def check_remainder(grows: bool, remainder: str) -> None:
-    """Raise OptionError for a remainder that data that grow cannot have."""
-    if grows and remainder == "carry":
-        raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')

@@ -166,8 +166,8 @@ class Served:
             # The members of a group may all hold different batches, and each may wait for one more.
             held_batches=(wanted.held_batches + wanted.is_group) * wanted.consumers,
         )
-        if dataset.grows and wanted.remainder == "carry":
-            raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')
+        if dataset.grows:
+            options.check_growing()
         if dataset.grows and wanted.is_group:
             raise OptionError(f"sharing={wanted.sharing!r} is not for data that grow: each consumer lists them")
         return StreamDescription(

@@ -106,6 +106,53 @@ def test_growing_data_as_an_option_and_in_a_mix(
     assert len(set(of_games)) == 60, "a set that does not grow goes on where it was"
 
 
+@pytest.mark.parametrize("newest", [1000, 130])
+def test_growing_data_of_several_writers(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path, newest: int
+):
+    """Shards that come later lie between those of then, in front of them and behind them."""
+    paths = write_numbered([50] * 6)
+    folder = tmp_path / "written"
+    folder.mkdir()
+
+    def write(*names: str) -> None:
+        for name in names:
+            (folder / f"{name}.tfrecord").write_bytes(paths.pop(0).read_bytes())
+
+    write("b-0", "c-0", "d-0")
+    data = Dataset(str(folder / "*.tfrecord"), numbered_schema, shuffle=SMALL, refresh="epoch").newest(newest)
+    with loaderd.Loader(data, batch_size=10, epochs=None, workers=1) as loader:
+        batches = iter(loader)
+        taken = [check_batch(next(batches)) for _ in range(3)]
+        position = Position.from_json(loader.position.to_json())
+        write("a-0", "b-1", "d-1")
+        kill(newest_daemon())
+        rest = [check_batch(next(batches)) for _ in range(len(range(0, min(newest, 150), 10)) - 3)]
+        assert loader.statistics().daemon_restarts == 1
+    assert len(set(flat(taken + rest))) == len(flat(taken + rest)) == min(newest, 150)
+    with loaderd.Loader(data, batch_size=10, epochs=1, workers=1, start=position) as loader:
+        assert [check_batch(batch) for batch in loader] == rest
+    (folder / "c-0.tfrecord").unlink()  # and another one is taken in its place
+    with pytest.raises(OptionError, match="belongs to other data"):
+        loaderd.Loader(data, batch_size=10, epochs=1, workers=1, start=position)
+
+
+def test_growing_data_cannot_be_shared_out(write_numbered: Write, numbered_schema: loaderd.Schema):
+    options: dict[str, Any] = {"batch_size": 10, "refresh": "epoch"}
+    with pytest.raises(
+        OptionError, match=r"shard=\(1, 2\) is not for data that grow: each host would list"
+    ) as caught:
+        loaderd.Loader(write_numbered([50]), numbered_schema, shard=(1, 2), **options)
+    assert "have one host list the shards" in caught.value.hint
+
+
+def test_a_mix_that_grows_is_no_set_of_another(write_numbered: Write, numbered_schema: loaderd.Schema):
+    growing = Dataset(write_numbered([50]), numbered_schema, refresh="epoch")
+    mix = Mix({"growing": 1.0}, {"growing": growing}, epoch_records=100)
+    with pytest.raises(OptionError, match="must not be a Mix that grows"):
+        Mix({"mix": 1.0}, {"mix": mix}, epoch_records=100)
+
+
 def test_growing_data_that_end_or_cannot_be_carried(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):

@@ -49,11 +49,16 @@ def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[li
 
 
 def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -> list[ShardFile]:
-    """The shards from ``first`` to ``last``; raises OptionError unless they are ``count``."""
+    """The ``count`` shards from ``first`` to ``last``. If there are more by now, the newest of them are left out.
+
+    Raises OptionError where there are fewer. Whether they are those of then, a digest says.
+    """
     begins, ends = ([at for at, file in enumerate(files) if file.is_at(path)] for path in (first, last))
-    begin = next((at for at in begins if at + count - 1 in ends), None)
-    if begin is not None:
-        return files[begin : begin + count]
+    sizes = [(end + 1 - begin, begin) for begin in begins for end in ends if end + 1 - begin >= count]
+    if sizes:
+        size, begin = min(sizes)
+        by_age = sorted(range(begin, begin + size), key=lambda at: files[at].mtime_ns)
+        return [files[at] for at in sorted(by_age[:count])]
     missing = [path for path, places in ((first, begins), (last, ends)) if not places]
     found = f"{' and '.join(missing)} missing" if missing else f"{max(0, ends[-1] - begins[0] + 1)}"
     raise OptionError(
@@ -120,7 +125,7 @@ class Data:
 
     @property
     def num_shards(self) -> int:
-        return len(self.files)
+        return len(set(self.files))  # sets may share shards
 
     @property
     def num_blocks(self) -> int:
