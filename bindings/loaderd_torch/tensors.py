@@ -63,6 +63,7 @@ def batches(
 
     Tensors lie in the loader's shared memory, which is lent as long as any of them, or anything made from one without
     a copy, is alive; if you keep more than ``held_batches`` batches, you get copies. You may write to the tensors.
+    A fork needs copies of those that it inherits: it does not keep them from being used for later batches.
     Where several consumers read the same memory (``sharing="shared"`` and ``"mirrored"`` of
     :func:`loaderd.connect`), all tensors are copies.
 

@@ -72,8 +72,11 @@ def test_torchdata_goes_on_from_every_step(loader: loaderd.Loader):
     for _ in range(2):
         for _, ids in before:
             expected.append(ids.tolist())
-            states.append(before.state_dict())
-    for step, state in enumerate(states[:-1], 1):
+            states.append((len(expected), before.state_dict()))
+        states.append((len(expected), before.state_dict()))  # behind the loop, where it says that it has ended
+    for step, state in states:
+        if step == 2 * NUM_BATCHES:
+            break
         again = stateful()
         again.load_state_dict(state)
         assert taken(again) == expected[step : step + NUM_BATCHES - step % NUM_BATCHES]

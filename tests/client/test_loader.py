@@ -261,6 +261,19 @@ def test_read_ahead_is_not_taken(write_numbered: Write, numbered_schema: loaderd
         assert begun == [10, 10, 10, 10, 5] and loader.statistics().starts == 1
 
 
+def test_an_iterator_of_which_nothing_is_taken_begins_no_pass(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    """Wrappers make some that they drop."""
+    with loaderd.Loader(write_numbered([45]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
+        for epoch in range(2):
+            iter(loader)
+            dropped, used = iter(loader), iter(loader)
+            assert repr(loader.next_position) == f"Position(epoch={epoch}, batch=0)"
+            assert [number for batch in used for number in check_batch(batch)] == list(range(45))
+            del dropped
+
+
 def test_a_writable_array_is_the_same_memory(write_numbered: Write, numbered_schema: loaderd.Schema):
     """In a slot and in a copy, at a multiple of 64 bytes; and it holds the lease."""
     with loaderd.Loader(write_numbered([40]), numbered_schema, batch_size=10, workers=1, held_batches=2) as loader:
