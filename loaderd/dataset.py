@@ -232,8 +232,8 @@ class Mix(_Joined):
     Each set has epochs of its own: its records come in its own order, and start again when all of them have come,
     wherever the mix stands. Every window holds the share of each set, exact to one record. The order in which the
     sets are given is of no account. A set with ``refresh="epoch"`` begins a new epoch with each of the mix; then
-    ``epoch_records`` must be given, and the mix cannot be a set of another. Raises OptionError for arguments that break
-    these rules.
+    ``epoch_records`` must be given, and the mix cannot be a set of another one. Raises OptionError for arguments that
+    break these rules.
     """
 
     weights: Mapping[Any, Any]
