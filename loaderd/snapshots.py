@@ -108,5 +108,5 @@ class Snapshot(NamedTuple):
     number: int = 0
     """Which sample of its page it is, from 0 on."""
     damaged: int = 0
-    """Records that the index pass found damaged."""
+    """Damages that the index pass found: no more than 1,000, or with ``report`` 200,000, are counted."""
     kernels: Kernels = "numpy"

@@ -56,7 +56,7 @@ def batches(
     one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass, or with
     ``sharing="shared"``. With a sharding over several processes, an array is made of the batches of all of them; each
     process gives its own part. A sharding that divides the records needs batches that it can divide: with
-    ``remainder="drop"``, a loader has no short one.
+    ``remainder="drop"`` and ``on_corrupt="raise"``, a loader has no short one.
 
     ``state_dict()`` returns where the loop stands; after ``load_state_dict()``, the next iteration begins there.
     Raises OptionError for a field that does not exist, and for a dtype that JAX does not have. Without
