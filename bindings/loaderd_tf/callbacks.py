@@ -207,7 +207,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 f"fit must take all {self._num_steps} steps of the data set each epoch, got steps_per_epoch={steps}",
                 hint="Make the data set with epochs=None: it goes on from one epoch of fit to the next.",
             )
-        if _steps_given_to_fit() is not None:
+        if _given_to_fit("steps_per_epoch") is not None:
             raise OptionError(
                 "fit must not be given steps_per_epoch for a data set with an end: Keras then keeps its iterator "
                 "from one epoch to the next, and the epoch after a resumed one would have no steps",
@@ -274,7 +274,8 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         progress = self._progress
         tf.train.Checkpoint(progress=progress).restore(found).expect_partial()
         if self._shapes() != progress.shapes:  # some variables are made only with the first batch: make them now
-            self.model._symbolic_build(data_batch=self._dataset.element_spec)
+            trained_on = getattr(_given_to_fit("x"), "element_spec", self._dataset.element_spec)
+            self.model._symbolic_build(data_batch=trained_on)
         if self._shapes() != progress.shapes:
             raise OptionError(
                 f"the backup in {self._directory} is of another model or optimizer: of variables of the shapes "
@@ -319,14 +320,14 @@ def _cardinality(dataset: Any) -> int:
     return int(cardinality() if callable(cardinality) else cardinality)
 
 
-def _steps_given_to_fit() -> Any:
-    """The ``steps_per_epoch`` that the ``fit`` which calls was given; None also where its frame is not found.
+def _given_to_fit(argument: str) -> Any:
+    """What the ``fit`` that calls was given as ``argument``; None also where its frame is not found.
 
-    Keras tells callbacks how many steps an epoch has, and not who said so. To be called only when ``fit`` begins:
-    what reads a frame's variables may keep them alive, and later an iterator and its batches are among them.
+    Keras tells callbacks neither its data nor who said how many steps an epoch has. To be called only when ``fit``
+    begins: what reads a frame's variables may keep them alive, and later an iterator and its batches are among them.
     """
     fit = inspect.unwrap(keras.Model.fit).__code__
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not fit:
         frame = frame.f_back
-    return None if frame is None else frame.f_locals.get("steps_per_epoch")
+    return None if frame is None else frame.f_locals.get(argument)

@@ -6,6 +6,7 @@ alive: the data set does, and so do its iterators and whatever is made of it.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from functools import lru_cache
 from typing import Any
@@ -78,6 +79,18 @@ class GraphLoader:
             # that begins would look like the one that missed it.
             self._missed.pop(text, None)
         return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps + 1)
+
+    def begin(self, which: bytes) -> bytes:
+        """Returns ``which``. Called for each pass that an iterator comes to, and for the one in which it is restored.
+
+        A restored pass may be one that this loader has not begun, and no batch of it may be left to be fetched: from
+        here on, the next pass begins behind it. What is wrong with it is an error of its first batch: TensorFlow would
+        say that of this function in its own words.
+        """
+        if which:
+            with contextlib.suppress(ProgramEnds, LoaderdError):
+                self._pass_of(which)
+        return which
 
     def fetch(self, step: np.int64, which: bytes) -> list[np.ndarray[Any, Any]]:
         """The arrays of batch ``step`` of a pass. Raises the error of a batch that cannot be delivered.

@@ -197,6 +197,7 @@ def _of_passes(
 
     @unconverted
     def batches(which: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+        which = tf.ensure_shape(tf.numpy_function(called.begin, [which], tf.string, stateful=False), [])
         return call_for_each(tf.data.Dataset.range(begin, end), called.fetch, [which], specs, element)
 
     # Synchronous: else TensorFlow would begin passes ahead, but data that grow are listed when an epoch begins.

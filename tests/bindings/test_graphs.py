@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -81,6 +82,35 @@ def test_an_iterator_in_another_process_is_followed_by_the_next_epoch(
     assert [ids.numpy().tolist() for ids in other] == rest
     assert [ids.numpy().tolist() for ids in second] == following
     assert following not in epochs
+
+
+@pytest.mark.parametrize(
+    ("derive", "taken"),
+    [
+        (lambda ds: ds.repeat().prefetch(2), 8),  # the rest of the pass lies in the checkpoint
+        (lambda ds: ds.repeat().prefetch(0), 10),
+    ],
+)
+def test_an_iterator_that_has_fetched_all_of_a_pass_is_followed_by_the_next_epoch(
+    write_numbered: Write,
+    numbered_schema: loaderd.Schema,
+    tmp_path: Path,
+    derive: Callable[[tf.data.Dataset], tf.data.Dataset],
+    taken: int,
+):
+    shards = write_numbered([60, 40])
+    first, second = (
+        loaderd_tf.make_dataset(shards, numbered_schema, structure="id", workers=1, batch_size=10) for _ in range(2)
+    )
+    iterator = iter(derive(first))
+    for _ in range(taken):
+        next(iterator)
+    time.sleep(0.3)  # so that what is taken ahead is there
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
+    expected = [next(iterator).numpy().tolist() for _ in range(20 - taken)]
+    other = iter(derive(second))
+    tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
+    assert [next(other).numpy().tolist() for _ in range(20 - taken)] == expected
 
 
 def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
