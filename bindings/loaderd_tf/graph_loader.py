@@ -84,8 +84,8 @@ class GraphLoader:
         """Returns ``which``. Called for each pass that an iterator comes to, and for the one in which it is restored.
 
         A restored pass may be one that this loader has not begun, and no batch of it may be left to be fetched: from
-        here on, the next pass begins behind it. What is wrong with it is an error of its first batch: TensorFlow would
-        say that of this function in its own words.
+        here on, the next pass begins behind it. What is wrong with it is an error of its first batch: that of this
+        function TensorFlow would tell in words of its own.
         """
         if which:
             with contextlib.suppress(ProgramEnds, LoaderdError):

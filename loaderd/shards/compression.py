@@ -73,9 +73,12 @@ def is_tar(head: bytes | bytearray) -> bool:
     return head[_TAR_MAGIC_AT:HEAD_BYTES] == _TAR_MAGIC
 
 
-def refuse_others(shard: str, head: bytes, expected: str, hint: str) -> None:
-    """Raise ShardReadError where ``head`` begins a file of another known kind than what is ``expected``."""
-    found = [what for magic, what in _OTHERS.items() if head.startswith(magic)]
+def refuse_others(shard: str, head: bytes, expected: str, hint: str, least_bytes: int = 0) -> None:
+    """Raise ShardReadError where ``head`` begins a file of another known kind than what is ``expected``.
+
+    ``least_bytes``: kinds that fewer bytes tell are let through.
+    """
+    found = [what for magic, what in _OTHERS.items() if head.startswith(magic) and len(magic) >= least_bytes]
     if is_tar(head):
         found.append("a tar archive")
     if found:

@@ -42,6 +42,7 @@ from loaderd.shards.zstd import ZstdStream, decompress
 
 _MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _PIECE_BYTES = 1 << 20
+_SURE_BYTES = 6  # that tell another kind of file: no records begin with them by chance
 _HINT = "Records of fixed size are read from plain, GZIP and zstd files, from tars of these, and from npz."
 
 Stream = PlainStream | InflatedStream | ZstdStream
@@ -50,8 +51,8 @@ Stream = PlainStream | InflatedStream | ZstdStream
 def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedRecords) -> Compression:
     """How the file wraps its records, from its first bytes.
 
-    Raises ShardReadError where it begins like a file of another known kind and its size is not that of whole records.
-    (Plain records may begin with any bytes.)
+    Raises ShardReadError where it begins like a file of another known kind. (Plain records may begin with any bytes: if
+    its size is that of whole records, a few bytes do not tell.)
     """
     head = bytearray(HEAD_BYTES)
     got = file.read_at(0, memoryview(head))
@@ -60,8 +61,8 @@ def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedR
             return wrapping
     if is_tar(head[:got]):
         return "tar"
-    if size_bytes % records.record_bytes:
-        refuse_others(shard, bytes(head[:got]), f"records of {records.record_bytes} bytes", _HINT)
+    least_bytes = 0 if size_bytes % records.record_bytes else _SURE_BYTES
+    refuse_others(shard, bytes(head[:got]), f"records of {records.record_bytes} bytes", _HINT, least_bytes)
     return "none"
 
 
