@@ -51,8 +51,8 @@ Stream = PlainStream | InflatedStream | ZstdStream
 def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedRecords) -> Compression:
     """How the file wraps its records, from its first bytes.
 
-    Raises ShardReadError where it begins like a file of another known kind. (Plain records may begin with any bytes: if
-    its size is that of whole records, a few bytes do not tell.)
+    Raises ShardReadError where it begins like a file of another known kind. (Plain records may begin with any bytes:
+    where the size is that of whole records, a few bytes do not tell.)
     """
     head = bytearray(HEAD_BYTES)
     got = file.read_at(0, memoryview(head))
