@@ -156,27 +156,6 @@ def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Pa
     assert not (tmp_path / "parts").exists(), "deleted at the end"
 
 
-def test_what_a_model_makes_with_its_first_batch_is_of_the_elements_of_fit(
-    open_dataset: Callable[..., Any], tmp_path: Path
-):
-    """As in a process of its own: of the labels' shape, Keras tells which accuracy is meant."""
-
-    def train(directory: Path, interrupt: float = math.inf) -> Any:
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(5)])
-        model.compile("adam", "mse", metrics=["accuracy"])
-        dataset = open_dataset(structure=None)
-        elements = dataset.map(lambda batch: (batch["bits"], tf.one_hot(batch["id"] % 5, 5)))
-        ours = loaderd_tf.BackupAndRestore(directory, dataset, save_freq=4)
-        with suppress(KeyboardInterrupt):
-            return model.fit(elements, epochs=2, callbacks=[ours, Interrupt(interrupt)], verbose=0).history
-
-    whole = train(tmp_path / "whole")
-    train(tmp_path / "parts", interrupt=30)
-    again = train(tmp_path / "parts")
-    assert again == {name: values[1:] for name, values in whole.items()}
-
-
 @pytest.mark.slow
 def test_fit_on_two_replicas(
     mirrored: tf.distribute.Strategy,

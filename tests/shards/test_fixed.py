@@ -266,15 +266,6 @@ def test_a_tar_without_its_end(tmp_path: Path):
     assert read(file, index)[0] == list(range(30))
 
 
-def test_tars_that_were_joined(tmp_path: Path):
-    file = make_shard(tmp_path / "a.tar", games() + games())
-    index = build_fixed_index(file, RECORDS, 7)
-    (damage,) = index.damages
-    assert "something behind the tar's end" in damage.found and damage.record == 30
-    assert damage.lost_bytes == len(games() * 2) - damage.offset and damage.offset < len(games())
-    assert read(file, index)[0] == list(range(30))
-
-
 def test_a_header_of_a_tar_that_is_damaged(tmp_path: Path):
     data = bytearray(games())
     data[data.index(b"2.gz")] ^= 0xFF
@@ -334,17 +325,6 @@ def test_a_file_of_another_kind(tmp_path: Path):
     file = make_shard(tmp_path / "a.xz", b"\xfd7zXZ\x00" + bytes(range(200)))
     with pytest.raises(ShardReadError, match="compressed with xz"):
         build_fixed_index(file, RECORDS, 7)
-
-
-def test_an_array_of_numpys_whose_size_is_that_of_whole_records(tmp_path: Path):
-    whole = loaderd.FixedRecords(np.dtype([("x", "u1", (16,))]))
-    np.save(tmp_path / "a.npy", np.zeros((100, 16), np.uint8))
-    file = make_shard(tmp_path / "b.npy", (tmp_path / "a.npy").read_bytes())
-    assert file.size_bytes % whole.record_bytes == 0
-    with pytest.raises(ShardReadError, match="an array of numpy's, not records of 16 bytes"):
-        build_fixed_index(file, whole, 7)
-    plain = make_shard(tmp_path / "c.bin", b"BZh" + bytes(16 * 10 - 3))
-    assert build_fixed_index(plain, whole, 7).num_records == 10, "three bytes may be those of a record"
 
 
 # ---------------------------------------------------------------------------------- damage behind the index pass

@@ -1,12 +1,15 @@
-"""The index pass over records of fixed size, where reading itself fails."""
+"""The index pass over records of fixed size, where reading itself fails, and over what only looks like a shard."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fixed_files import RECORDS, records_from, wrapped
+from shard_bytes import make_shard
 
+import loaderd
 from loaderd.errors import ShardReadError, StorageError
 from loaderd.shards import fixed_index
 from loaderd.shards.files import list_shards
@@ -36,3 +39,24 @@ def test_a_read_that_fails_is_no_damage(how: str, error: OSError, tmp_path: Path
         left = number
         with pytest.raises(type(error), match=str(error)):
             build_fixed_index(file, RECORDS, 7)
+
+
+def test_tars_that_were_joined(tmp_path: Path):
+    data = wrapped(records_from(0, 30), "tar")
+    file = make_shard(tmp_path / "a.tar", data + data)
+    index = build_fixed_index(file, RECORDS, 7)
+    (damage,) = index.damages
+    assert "something behind the tar's end" in damage.found and damage.record == 30
+    assert damage.lost_bytes == 2 * len(data) - damage.offset and damage.offset < len(data)
+    assert index.num_records == 30
+
+
+def test_an_array_of_numpys_whose_size_is_that_of_whole_records(tmp_path: Path):
+    whole = loaderd.FixedRecords(np.dtype([("x", "u1", (16,))]))
+    np.save(tmp_path / "a.npy", np.zeros((100, 16), np.uint8))
+    file = make_shard(tmp_path / "b.npy", (tmp_path / "a.npy").read_bytes())
+    assert file.size_bytes % whole.record_bytes == 0
+    with pytest.raises(ShardReadError, match="an array of numpy's, not records of 16 bytes"):
+        build_fixed_index(file, whole, 7)
+    plain = make_shard(tmp_path / "c.bin", b"BZh" + bytes(16 * 10 - 3))
+    assert build_fixed_index(plain, whole, 7).num_records == 10, "three bytes may be those of a record"
