@@ -168,8 +168,8 @@ class Served:
         )
         if dataset.grows:
             options.check_growing()
-        if dataset.grows and wanted.is_group:
-            raise OptionError(f"sharing={wanted.sharing!r} is not for data that grow: each consumer lists them")
+            if wanted.is_group:
+                raise OptionError(f"sharing={wanted.sharing!r} is not for data that grow: each consumer lists them")
         return StreamDescription(
             dataset, options, start, several_readers=wanted.is_group, max_memory=max_memory, of_server=True
         )

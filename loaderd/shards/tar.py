@@ -66,10 +66,8 @@ def find_members(
         found = f"{got} bytes{why}" if got < len(end) else f"something else{why}"
         yield Damage(shard, 0, offset, "a member of the tar, or the zeros at its end", found, lost_bytes=-1)
         return
-    while offset < size_bytes:
-        rest = bytearray(min(_BUFFER_BYTES, size_bytes - offset))
-        if not file.read_at(offset, memoryview(rest)):
-            return
+    reader.seek(offset)
+    while rest := reader.read(_BUFFER_BYTES):
         if any(rest):
             found = "something behind the tar's end, as where several were joined"
             yield Damage(shard, 0, offset, "zeros up to the end of the file", found, lost_bytes=size_bytes - offset)

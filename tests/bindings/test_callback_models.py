@@ -11,18 +11,9 @@ from typing import Any
 import keras
 import loaderd_tf
 import tensorflow as tf
+from training import Interrupt
 
 import loaderd
-
-
-class Interrupt(keras.callbacks.Callback):
-    def __init__(self, step: float) -> None:
-        super().__init__()
-        self._step = step
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if int(self.model.optimizer.iterations.value.numpy()) >= self._step:
-            raise KeyboardInterrupt
 
 
 def test_what_a_model_makes_with_its_first_batch_is_of_the_elements_of_fit(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from training import Interrupt
 
 import loaderd
 from loaderd.errors import OptionError
@@ -40,16 +41,6 @@ class Logged(keras.Sequential):
 
         tf.numpy_function(log, [self.optimizer.iterations + 1, ids], [])
         return super().train_step((bits, tf.cast(ids, tf.float32) / 1000))
-
-
-class Interrupt(keras.callbacks.Callback):
-    def __init__(self, step: float) -> None:
-        super().__init__()
-        self._step = step
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if int(self.model.optimizer.iterations.value.numpy()) >= self._step:
-            raise KeyboardInterrupt
 
 
 @functools.cache

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -17,6 +16,7 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
+from serving import wait_until
 
 import loaderd
 
@@ -105,7 +105,7 @@ def test_an_iterator_that_has_fetched_all_of_a_pass_is_followed_by_the_next_epoc
     iterator = iter(derive(first))
     for _ in range(taken):
         next(iterator)
-    time.sleep(0.3)  # so that what is taken ahead is there
+    wait_until(lambda: first.statistics().batches_delivered == 10)  # what is taken ahead, too
     path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
     expected = [next(iterator).numpy().tolist() for _ in range(20 - taken)]
     other = iter(derive(second))

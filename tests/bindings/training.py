@@ -1,4 +1,4 @@
-"""Trainings for test_resume.py, each run in a process of its own, which may be killed at any moment.
+"""Trainings for test_resume.py, each in a process of its own, which may be killed at any moment; and Ctrl-C in one.
 
 They append to ``log`` in their folder a line for every batch that they train on, the number of the step and the ids
 of the records, and one that says "start" when they start. At their end they write ``result.json``.
@@ -103,6 +103,18 @@ class Logged(keras.Sequential):  # type: ignore[misc]
         bits, ids = data
         tf.numpy_function(self.log, [self.optimizer.iterations + 1, ids], [])
         return super().train_step((bits, tf.cast(ids, tf.float32) / 1000))
+
+
+class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ctrl-C behind a step, counted over all epochs from 1."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self._step = step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if int(self.model.optimizer.iterations.value.numpy()) >= self._step:
+            raise KeyboardInterrupt
 
 
 def train_by_fit(shards: list[str], folder: Path) -> None:

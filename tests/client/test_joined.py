@@ -19,7 +19,6 @@ Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
 
 SMALL = loaderd.Shuffle(window_records=100, block_records=8)
-MILLION = 1_000_000
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ class Data:
         of_files = {index.file: index for of_set in indexes for index in of_set}  # sets may share shards
         damages = [damage for index in of_files.values() for damage in index.damages]
         unreadable = [index.error for index in of_files.values() if index.error is not None]
+        self.num_shards = len(of_files)
         most = MAX_NAMED_DAMAGES if options.report is None else MAX_REPORTED_DAMAGES
         if damages and options.on_corrupt == "raise":
             raise damage_error(damages, len(of_files), unreadable, most)
@@ -122,10 +123,6 @@ class Data:
             if entry is None:
                 content = f"{table.num_records} records in {table.num_shards} shards, digest {table.digest}"
                 self.of[f"{name} shards".strip()] = content
-
-    @property
-    def num_shards(self) -> int:
-        return len(set(self.files))  # sets may share shards
 
     @property
     def num_blocks(self) -> int:
