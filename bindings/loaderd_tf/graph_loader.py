@@ -80,17 +80,18 @@ class GraphLoader:
             self._missed.pop(text, None)
         return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps + 1)
 
-    def begin(self, which: bytes) -> bytes:
+    def begin(self, which: Any) -> bytes:
         """Returns ``which``. Called for each pass that an iterator comes to, and for the one in which it is restored.
 
         A restored pass may be one that this loader has not begun, and no batch of it may be left to be fetched: from
         here on, the next pass begins behind it. What is wrong with it is an error of its first batch: that of this
         function TensorFlow would tell in words of its own.
         """
-        if which:
+        text: bytes = np.asarray(which, object).item()  # tf.data's debug mode gives an array
+        if text:
             with contextlib.suppress(ProgramEnds, LoaderdError):
-                self._pass_of(which)
-        return which
+                self._pass_of(text)
+        return text
 
     def fetch(self, step: np.int64, which: bytes) -> list[np.ndarray[Any, Any]]:
         """The arrays of batch ``step`` of a pass. Raises the error of a batch that cannot be delivered.
