@@ -73,18 +73,27 @@ def is_tar(head: bytes | bytearray) -> bool:
     return head[_TAR_MAGIC_AT:HEAD_BYTES] == _TAR_MAGIC
 
 
-def refuse_others(shard: str, head: bytes, expected: str, hint: str, least_bytes: int = 0) -> None:
-    """Raise ShardReadError where ``head`` begins a file of another known kind than what is ``expected``.
+def other_kind(head: bytes | bytearray, least_bytes: int = 0) -> str:
+    """What is the file that begins with ``head``, in words; nothing where it is of no known kind.
 
     ``least_bytes``: kinds that fewer bytes tell are let through.
     """
-    found = [what for magic, what in _OTHERS.items() if head.startswith(magic) and len(magic) >= least_bytes]
-    if is_tar(head):
-        found.append("a tar archive")
-    if found:
-        damage = Damage(shard, 0, 0, expected, f"one that is {found[0]}", lost_bytes=-1)
-        compressed = found[0].startswith("compressed")
-        text = f"{shard} is {found[0]}, {'which loaderd does not read' if compressed else f'not {expected}'}"
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic) and len(magic) >= least_bytes:
+            return what
+    return "a tar archive" if is_tar(head) else ""
+
+
+def refuse_others(shard: str, head: bytes, expected: str, hint: str, least_bytes: int = 0) -> None:
+    """Raise ShardReadError where ``head`` begins a file of another known kind than what is ``expected``.
+
+    ``least_bytes``: as for :func:`other_kind`.
+    """
+    kind = other_kind(head, least_bytes)
+    if kind:
+        damage = Damage(shard, 0, 0, expected, f"one that is {kind}", lost_bytes=-1)
+        compressed = kind.startswith("compressed")
+        text = f"{shard} is {kind}, {'which loaderd does not read' if compressed else f'not {expected}'}"
         hint = f"{hint} {_HINT_COMPRESSED}" if compressed else hint
         raise ShardReadError(text, hint=hint, damage=damage)
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.compression import (
     HEAD_BYTES,
@@ -31,6 +31,7 @@ from loaderd.shards.compression import (
     OnRead,
     PlainStream,
     is_tar,
+    other_kind,
     refuse_others,
     tell_nobody,
 )
@@ -64,6 +65,25 @@ def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedR
     least_bytes = 0 if size_bytes % records.record_bytes else _SURE_BYTES
     refuse_others(shard, bytes(head[:got]), f"records of {records.record_bytes} bytes", _HINT, least_bytes)
     return "none"
+
+
+def refuse_inside(
+    shard: str, data: Bytes1D, start: int, compression: Compression, records: FixedRecords, of: str
+) -> Damage | None:
+    """What is wrong with a compressed part of a shard whose ``data`` begins like a file of another known kind.
+
+    ``start``: the part's first byte; ``of``: in words, the member of a tar that it is. Raises ShardReadError where
+    it is the whole shard.
+    """
+    kind = other_kind(data[:HEAD_BYTES].tobytes(), _SURE_BYTES)
+    if not kind:
+        return None
+    expected = f"records of {records.record_bytes} bytes, compressed with {compression}"
+    damage = Damage(shard, 0, start, expected, f"{kind}, compressed", lost_bytes=-1)
+    if of:
+        return damage
+    text = f"{shard} is {kind}, compressed with {compression}, and not records of {records.record_bytes} bytes"
+    raise ShardReadError(text, hint=f"{_HINT} Decompress it.", damage=damage)
 
 
 class FilePart:

@@ -18,7 +18,14 @@ from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.crc import Bytes1D, crc32c
 from loaderd.shards.files import open_shard
-from loaderd.shards.fixed import compression_of_member, detect_wrapping, inflate_whole, open_fixed, scan_fixed
+from loaderd.shards.fixed import (
+    compression_of_member,
+    detect_wrapping,
+    inflate_whole,
+    open_fixed,
+    refuse_inside,
+    scan_fixed,
+)
 from loaderd.shards.shard_file import Compression, OpenFile, ShardFile
 from loaderd.shards.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.tar import find_members
@@ -63,6 +70,8 @@ class _Found:
         """Add what a part of the file holds; ``of``: in words, the member of a tar that it is, if it is one."""
         whole = self._whole_records(start, num_bytes) if compression != "none" else None
         if whole is not None:
+            if self._is_other(whole, start, compression, of):
+                return
             self._add_digest(whole)
             count = len(whole) // self._records.record_bytes
             self._rows += [(start, num_bytes, count, self._next_record)] if count else []
@@ -76,16 +85,26 @@ class _Found:
                 if stream.is_garbled:
                     self._next_record, self._digest, count = first, digest, 0
                 self._add_damage(found, of)
-            else:
-                self._add_digest(found.buffer[: found.num_records * size])
-                count += found.num_records
-                self._next_record += found.num_records
+                continue
+            data = found.buffer[: found.num_records * size]
+            if not count and compression != "none" and self._is_other(data, start, compression, of):
+                return
+            self._add_digest(data)
+            count += found.num_records
+            self._next_record += found.num_records
         if compression == "none":
             for begin in range(0, count, self._block_records):
                 take = min(self._block_records, count - begin)
                 self._rows.append((start + begin * size, take * size, take, first + begin))
         elif count:
             self._rows.append((start, num_bytes, count, first))
+
+    def _is_other(self, data: Bytes1D, start: int, compression: Compression, of: str) -> bool:
+        """Whether a compressed member begins like a file of another kind, and is noted as damage."""
+        damage = refuse_inside(self._file.uri, data, start, compression, self._records, of)
+        if damage is not None:
+            self._add_damage(damage, of)
+        return damage is not None
 
     def _whole_records(self, start: int, num_bytes: int) -> Bytes1D | None:
         """The records of a small compressed part, inflated at once; None where it is large, or anything is wrong."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fixed_files import RECORDS, records_from, wrapped
+from fixed_files import RECORDS, records_from, tar_of, wrapped, zstd
 from shard_bytes import make_shard
 
 import loaderd
@@ -60,3 +61,26 @@ def test_an_array_of_numpys_whose_size_is_that_of_whole_records(tmp_path: Path):
         build_fixed_index(file, whole, 7)
     plain = make_shard(tmp_path / "c.bin", b"BZh" + bytes(16 * 10 - 3))
     assert build_fixed_index(plain, whole, 7).num_records == 10, "three bytes may be those of a record"
+
+
+@pytest.mark.parametrize("at_once_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("how", ["gzip", "zstd"])
+def test_a_compressed_file_of_another_kind(
+    how: str, at_once_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fixed_index, "_MAX_AT_ONCE_BYTES", at_once_bytes)
+    compress = gzip.compress if how == "gzip" else zstd
+    records = loaderd.FixedRecords(np.dtype([("x", "u1", (16,))]))
+    np.save(tmp_path / "a.npy", np.zeros((100, 16), np.uint8))
+    array = (tmp_path / "a.npy").read_bytes()
+    tar = tar_of([("a.gz", gzip.compress(bytes(160)))])
+    for data, kind in ((tar, "a tar archive"), (array, "an array of numpy's")):
+        assert len(data) % records.record_bytes == 0
+        file = make_shard(tmp_path / "a", compress(data))
+        with pytest.raises(ShardReadError, match=f"is {kind}, compressed with {how}, and not records of 16 bytes"):
+            build_fixed_index(file, records, 7)
+        games = [("0.gz", gzip.compress(bytes(160))), ("1.zst", compress(data)), ("2.gz", gzip.compress(bytes(32)))]
+        index = build_fixed_index(make_shard(tmp_path / "b.tar", tar_of(games)), records, 7)
+        (damage,) = index.damages
+        assert damage.record == 10 and f"{kind}, compressed, in '1.zst', the member at byte" in damage.found
+        assert index.num_records == 12 and index.counts.tolist() == [10, 2]
