@@ -17,6 +17,7 @@ from loaderd.options import Shuffle
 from loaderd.pickling import pickled
 from loaderd.protocol.messages import PROTOCOL, Hello, Message, Subscribe, Welcome
 from loaderd.protocol.worker_messages import UseServers
+from loaderd.remote.address import unix_path
 from loaderd.remote.source import RemoteStream
 from loaderd.schema.wire import from_wire
 from loaderd.subscription import Subscription
@@ -110,7 +111,7 @@ class ServedSource(Source):
         self.what = f"the server at {address}"
         # How many workers there are is the server's business.
         self.options = subscription.stream_options(workers=1, stall_timeout=stall_timeout, report=report)
-        self._address = address
+        self._address = f"unix://{unix_path(address)}"  # the same when the program has changed its working directory
         self._dataset = dataset
         self._subscription = subscription
         self.takes_turns = subscription.sharing == "shared"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import select
 import threading
 import time
@@ -102,6 +103,8 @@ def _tell_waits(channel: Channel) -> None:
 def main() -> None:
     """Entry point of the process: see ``protocol.starting.start_process``."""
     sock, parent = enter_process("loaderd-maker")
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))  # the gateway's own, which those started later inherit
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     channel = Channel(sock)
     maker: Maker | None = None

@@ -6,7 +6,7 @@ here is a function of the constructor's arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any, NamedTuple
@@ -44,14 +44,21 @@ def past_of(values: Any) -> Past:
         isinstance(taken, (list, tuple)) and taken and all(is_count(rows, 0) for rows in taken) for taken in values
     )
     require(is_past, "past", "of each change, how many rows each host had taken", values)
-    # Planning what is left takes a microsecond for each pair of hosts, and other consumers may wait for it.
-    pairs = sum(len(taken) ** 2 for taken in values)
+    check_changes(map(len, values))
+    return tuple(map(tuple, values))
+
+
+def check_changes(hosts: Iterable[int]) -> None:
+    """Raise OptionError where the number of hosts changed too often in an epoch, ``hosts`` in front of each change.
+
+    Planning what is left takes a microsecond for each pair of hosts, and other consumers may wait for it.
+    """
+    pairs = sum(number**2 for number in hosts)
     if pairs > _MAX_PAIRS:
         raise OptionError(
             "past has too many changes of hosts: the squares of their numbers of hosts may add up to "
             f"{_MAX_PAIRS:,}, got {pairs:,}"
         )
-    return tuple(map(tuple, values))
 
 
 class Pass(NamedTuple):

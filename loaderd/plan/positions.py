@@ -17,7 +17,7 @@ from typing import Any
 from loaderd.errors import OptionError
 from loaderd.options import StreamOptions, as_count, is_count, require
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.passes import Listing, Pass, Past, listing_of, pass_of, past_of
+from loaderd.plan.passes import Listing, Pass, Past, check_changes, listing_of, pass_of, past_of
 from loaderd.plan.shares import HostShare, Rest, split_evenly
 
 _VERSION = 1
@@ -215,6 +215,7 @@ class Course:
                 f"the position counts in batches of {was_batch_size} on {was_hosts} hosts, "
                 f"and there are {self._num_records} records"
             )
+        check_changes([*map(len, position.past), was_hosts])
         then = replace(self._options, shard=(0, was_hosts), batch_size=was_batch_size)
         before = Course(then, self._num_records, self._window_records, self._of, self.listing)
         step = self._step(before.batches(was_pass), was_pass, position)

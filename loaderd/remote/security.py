@@ -101,6 +101,10 @@ def probe(host: str, port: int, tls: TLS | None) -> None:
             with context.wrap_socket(raw, server_hostname=tls.server_name or host) as secured:
                 # An HTTP/2 server speaks first. If it needs a certificate and got none, it closes now, not before.
                 has_spoken = bool(secured.recv(1))
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # as a proxy whose server is away ends it
+            raise ConnectionError(
+                f"{host}:{port} ended the connection in the TLS handshake. Without TLS: grpc://{host}:{port}"
+            ) from None
         except ssl.SSLError as error:
             raise _handshake_error(error, host, port, tls) from None
         except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +20,24 @@ LOST = LinkLost("it is gone")
 NO_SHARDS = NoShardsError("/data/*.tfrecord matches no file", hint="There is no folder /data.")
 
 
-def make(**options: Any) -> ServedSource:
+def make(address: str = "unix:///s", **options: Any) -> ServedSource:
     chosen: dict[str, Any] = {"stall_timeout": 1.0, "report": None, "reconnect_timeout": 30.0}
-    return ServedSource("unix:///s", "train", Subscription(10, **options), **chosen)
+    return ServedSource(address, "train", Subscription(10, **options), **chosen)
 
 
 def welcome(schema: loaderd.Schema, **changes: Any) -> Welcome:
     known = {"row_bytes": 12, "shuffle": [60, 10], "seed": 3, "on_corrupt": "raise", "grows": False}
     return Welcome("1", {"schema": to_wire(schema), **known, **changes})
+
+
+def test_a_relative_address_stays_the_same_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("s")
+        server.listen()
+        source = make("unix:s")
+        monkeypatch.chdir("/")
+        source.link().close()
 
 
 def test_pauses_grow_until_it_is_enough(numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture):

@@ -337,6 +337,12 @@ def test_a_past_that_would_take_long_to_plan_is_refused():
     assert past_of([[0] * 256] * 16)
     with pytest.raises(OptionError, match=r"too many changes of hosts: .* 1,048,576, got 1,114,112"):
         past_of([[0] * 256] * 17)
+    course = Job((1_000_000,), 1, 100_000, StreamOptions(10, 3)).course(0)
+    assert len(course.find(Position(0, 1, hosts=512, batch_size=1))[0].past[0]) == 512
+    with pytest.raises(OptionError, match=r"too many changes of hosts: .* 1,048,576, got 10,000,000,000"):
+        course.find(Position(0, 1, hosts=100_000, batch_size=1))
+    with pytest.raises(OptionError, match="too many changes of hosts"):
+        course.find(Position(0, 1, hosts=1000, batch_size=1, past=((0,) * 500,)))
 
 
 def test_what_is_wrong_is_not_said_at_length():

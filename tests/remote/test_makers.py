@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from network_server import SETTINGS, NetworkServer
 from serving import wait_until
 
+import loaderd
 from loaderd.errors import WorkerError
 from loaderd.gateway import makers
 from loaderd.gateway.answers import NotReady
@@ -231,3 +233,20 @@ def test_a_gateway_listens_when_it_has_makers(tmp_path: Path):
     command = [sys.executable, "-c", _STARTING, json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == f"[{errno.ECONNREFUSED}, 0]\n", done.stderr
+
+
+def test_a_maker_that_replaces_another_has_as_much_memory(start_server: Callable[..., NetworkServer]):
+    """The gateway bounds its own, and what it starts later inherits that."""
+    server = start_server(makers=1)
+
+    def maker() -> tuple[int, str]:
+        wait_until(lambda: len(server.makers()) == 1)
+        (pid,) = server.makers()
+        return pid, next(line for line in Path(f"/proc/{pid}/limits").open() if line.startswith("Max data size"))
+
+    first, before = maker()
+    os.kill(first, signal.SIGKILL)
+    with loaderd.connect(server.address, "train", batch_size=100) as loader:
+        assert sum(len(batch["id"]) for batch in loader) == 1000
+    second, after = maker()
+    assert first != second and before == after

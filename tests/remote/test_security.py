@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 
 import pytest
 from commands import run
@@ -10,7 +12,7 @@ from commands import run
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, ServerError
-from loaderd.remote.security import check_token, is_bearer, read_token
+from loaderd.remote.security import check_token, is_bearer, probe, read_token
 
 TOKEN = "n0t-f0r-everybody"
 
@@ -93,6 +95,22 @@ def test_tls_on_one_side_only(server, start_server, tls):
         datasets(plain, plain.address.replace("grpc", "grpc+tls"), tls=tls)
     with pytest.raises(ServerError, match="Maybe it speaks TLS"):
         datasets(server, server.address.replace("grpc+tls", "grpc"), token=TOKEN)
+
+
+def test_a_proxy_whose_server_is_away_is_called_again(tls):
+    """It takes the connection, and ends it in the handshake."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def answer():
+            connection, _ = proxy.accept()
+            with connection:
+                connection.recv(4096)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConnectionError, match="ended the connection in the TLS handshake"):
+            probe("127.0.0.1", proxy.getsockname()[1], tls)
+        thread.join()
 
 
 def test_a_server_that_asks_for_a_certificate(start_server, certificates, tls):
