@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from accidents import Check, Grenade, crashing_schema, fetch_all
-from own_processes import DAEMON, children_of, family_of, kill, newest_daemon, wait_ends
+from own_processes import DAEMON, children_of, family_of, kill, newest_daemon, wait_ends, workers_of
 
 import loaderd
 from loaderd.errors import ClosedError, DaemonError, OptionError
@@ -318,12 +318,17 @@ def test_the_daemon_of_growing_data_dies(
             list(batches)
 
 
-def test_what_the_daemon_said_last_is_not_lost(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_what_the_daemon_said_last_is_not_lost(write_numbered: Write, tmp_path: Path):
     """It gave up and ended while nobody listened."""
-    schema = crashing_schema(lambda numbers: os._exit(7) if numbers[-1] >= 50 else numbers)
+    no_more = str(tmp_path / "no more")
+    schema = crashing_schema(
+        Grenade("loaderd-worker", lambda: os._exit(7) if os.path.exists(no_more) else lambda numbers: numbers)
+    )
     with loaderd.Loader(write_numbered([200]), schema, batch_size=10, shuffle=False, workers=1) as loader:
         daemon = os.pidfd_open(newest_daemon())
         next(iter(loader))
+        Path(no_more).touch()
+        kill(*workers_of(newest_daemon()))
         wait_ends([daemon], 60)
         loader.seek(loaderd.Position(0, 5))
         with pytest.raises(DaemonError, match="10 workers died without having done anything"):

@@ -32,7 +32,7 @@ from own_processes import (
 from serving import wait_until
 
 import loaderd
-from loaderd.errors import ClosedError, DaemonError, LoaderdError, WorkerError
+from loaderd.errors import DaemonError, LoaderdError, WorkerError
 
 Write = Callable[..., list[Path]]
 
@@ -198,12 +198,24 @@ def test_a_record_that_kills_every_worker_breaks_its_batch(
         check_others(found, step)
 
 
-def test_a_function_that_always_crashes_ends_the_stream(write_numbered: Write, check_batch: Check):
+def test_a_function_that_always_crashes_breaks_each_batch(write_numbered: Write, check_batch: Check):
     schema = crashing_schema(lambda numbers: os._exit(7))
-    with loaderd.Loader(write_numbered([200]), schema, batch_size=10, shuffle=False, workers=1) as loader:
+    with loaderd.Loader(write_numbered([60]), schema, batch_size=20, shuffle=False, workers=1) as loader:
         found = fetch_all(loader, check_batch)
-    assert [type(error) for error in found] == [DaemonError] + [ClosedError] * 19
-    assert found[0].message == "10 workers died without having done anything; the last ended with status 7"
+    assert [type(error) for error in found] == [WorkerError] * 3
+    assert [error.damage.record for error in found] == [0, 20, 40]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_records_that_kill_are_left_out_wherever_they_lie(write_numbered: Write, check_batch: Check, workers: int):
+    """Side by side, and one in each of several batches: ten workers and more are lost before any has made a batch."""
+    deadly = {0, 1, 2, 3, 27, 47, 67}
+    schema = crashing_schema(lambda numbers: os._exit(7) if deadly & set(numbers.tolist()) else numbers)
+    options: Any = {"batch_size": 20, "shuffle": False, "on_corrupt": "skip_record", "workers": workers}
+    with loaderd.Loader(write_numbered([80]), schema, **options) as loader:
+        found = [number for batch in fetch_all(loader, check_batch) for number in batch]
+        assert found == [number for number in range(80) if number not in deadly]
+        assert loader.statistics().records_skipped == len(deadly)
 
 
 def check_others(found: list[Any], broken: int) -> None:

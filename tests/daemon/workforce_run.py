@@ -69,7 +69,7 @@ class _Pool:
         self.seats: dict[int, int] = {}
         self.bells: list[int] = []
         self.restarts = 0
-        self.were_idle: list[bool] = []
+        self.excused: list[bool] = []
         """Of those that were buried."""
         self.refuses = False
         """Whether the machine lets us have no more processes."""
@@ -88,9 +88,9 @@ class _Pool:
         self.seats[number] = seat
         return number, None, -1
 
-    def bury(self, worker: int, was_idle: bool) -> str:
+    def bury(self, worker: int, excused: bool) -> str:
         del self.seats[worker]
-        self.were_idle.append(was_idle)
+        self.excused.append(excused)
         self.restarts += 1
         return "was killed by SIGKILL"
 

@@ -159,7 +159,7 @@ class Stream(TaskSource):
             faults = [Fault(tuple(fault.places), from_wire(fault.error)) for fault in result.faults]
             self._windows.loaded(task.work, faults)
         elif isinstance(task.work, TrialWork):
-            self._tried_rows(task.work, None)
+            self._tried_rows(task.work)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         """A task cannot be done: batches that need it are broken. If storage is the reason, it is tried again."""
@@ -173,7 +173,7 @@ class Stream(TaskSource):
             unforeseen = isinstance(error, WorkerError)
             self._windows.lost(task.work, lambda record: self._blame([record], error) if unforeseen else error)
         elif isinstance(task.work, TrialWork):
-            self._tried_rows(task.work, None)  # the worker survived; the error comes again with the whole batch
+            self._tried_rows(task.work)  # the worker survived; the error comes again with the whole batch
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
@@ -195,7 +195,7 @@ class Stream(TaskSource):
         elif isinstance(work, LoadWork):
             self._windows.lost(work, lambda record: self._blame([record], error))
         elif isinstance(work, TrialWork):
-            self._tried_rows(work, error)
+            self._tried_rows(work, error, stalled)
 
     def retry(self, task: Task) -> bool:
         """Whether the task of a worker that died is still wanted: it is, unless its generation is older."""
@@ -332,21 +332,21 @@ class Stream(TaskSource):
         self._tried.add(step)
         self._trials[step] = Trial(batch, first_only=not self._skip_damaged)
 
-    def _tried_rows(self, work: TrialWork, error: WorkerError | None) -> None:
+    def _tried_rows(self, work: TrialWork, error: WorkerError | None = None, stalled: bool = False) -> None:
         """Rows of a batch have been tried; at the end of the trial, the batch is made without the guilty ones."""
-        batch = work.batch
-        trial = self._trials[batch.step]
-        if error is None:
-            trial.done()
-        else:
-            trial.given_up(work, error)
+        trial, step = self._trials[work.batch.step], work.batch.step
+        trial.tried(work, error, stalled)
         if not trial.finished:
             return
-        del self._trials[batch.step]
-        if batch.step < self._taken:
-            self.grants.append(Withdrawal(batch.step))
+        del self._trials[step]
+        if step >= self._taken and not trial.is_hopeless:
+            self._make_without(work.batch, trial.guilty)
             return
-        self._make_without(batch, trial.guilty)
+        if step >= self._taken:
+            first = min(trial.guilty)
+            records = self._windows.records_of(work.batch, [first])
+            self.notes.append(BrokenBatch(step, self._blame(records, trial.guilty[first])))
+        self.grants.append(Withdrawal(step))  # a worker that keeps a slot for it may free the slot
 
     def _make_without(self, batch: PlannedBatch, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
         """Have a batch that nobody may make now made without rows, or break it. ``survived``: as in ``Blame``."""
@@ -358,7 +358,7 @@ class Stream(TaskSource):
             return
         again = self._grant_of(batch.step, batch.segments, bad)
         if again is None:
-            self.grants.append(Withdrawal(batch.step))  # a worker that keeps a slot for it may free the slot
+            self.grants.append(Withdrawal(batch.step))  # as above
         else:
             self._let([Grant(again.first, batch.step + 1)])
 

@@ -1,9 +1,9 @@
 """Which records of a batch do the workers die of?
 
 Worker after worker was lost at the batch, so its rows are tried in halves, and in halves of those, until only single
-rows are left. Rows that a worker survives are acquitted; a single row that costs three more workers is guilty. The
-halves wait in a queue, not on a stack: so halves that are survived come between others, and show that workers can
-live here. Nothing is delivered of a trial: the batch is made when it is known which rows to leave out.
+rows are left, the first of them first. Rows that a worker survives are acquitted; a single row that costs three more
+workers is guilty. Nothing is delivered of a trial: the batch is made when it is known which rows to leave out. Where
+too many are guilty, it is not the records' fault, and the batch is broken.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from collections import deque
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS, PlannedBatch, TrialWork
 from loaderd.errors import WorkerError
+from loaderd.protocol.worker_messages import MOST_ROW_FAULTS
+
+_MOST_STALLING_ROWS = 3
+"""More are not looked for: each one costs several times the seconds after which a worker counts as stalled."""
 
 Rows = tuple[int, ...]
 
@@ -22,6 +26,8 @@ class Trial:
     def __init__(self, batch: PlannedBatch, first_only: bool) -> None:
         self.batch = batch
         self.guilty: dict[int, WorkerError] = {}
+        self.is_hopeless = False
+        """Whether more rows are guilty than are left out of a batch."""
         self.under_way = False
         self._first_only = first_only
         rows = sorted(set(range(batch.num_rows)).difference(batch.omit))
@@ -29,7 +35,7 @@ class Trial:
 
     @property
     def finished(self) -> bool:
-        over = not self._waiting or (self._first_only and bool(self.guilty))
+        over = not self._waiting or (self._first_only and bool(self.guilty)) or self.is_hopeless
         return over and not self.under_way
 
     def next_work(self) -> TrialWork | None:
@@ -43,17 +49,19 @@ class Trial:
         """How many workers may be lost at it: one is enough to try halves of it, but not to find a row guilty."""
         return MAX_DEATHS if len(work.rows) == 1 else 1
 
-    def done(self) -> None:
-        """What was tried is acquitted."""
-        self.under_way = False
+    def tried(self, work: TrialWork, error: WorkerError | None, stalled: bool) -> None:
+        """What was tried is acquitted, or, if there is an ``error``, not: then a single row is guilty.
 
-    def given_up(self, work: TrialWork, error: WorkerError) -> None:
-        """What was tried is not acquitted: a single row is guilty, several are tried in halves."""
+        Several are tried in halves.
+        """
         self.under_way = False
+        if error is None:
+            return
         if len(work.rows) == 1:
             self.guilty[work.rows[0]] = error
+            self.is_hopeless = len(self.guilty) > (_MOST_STALLING_ROWS if stalled else MOST_ROW_FAULTS)
         else:
-            self._waiting.extend(_halves(work.rows))
+            self._waiting.extendleft(reversed(_halves(work.rows)))
 
 
 def _halves(rows: Rows) -> list[Rows]:

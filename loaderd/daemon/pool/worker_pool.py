@@ -12,7 +12,8 @@ from loaderd.memory.page import new_bell
 from loaderd.protocol.channel import Channel
 
 # If so many workers in a row die without having done anything, the machine is at fault and not the data: a task that
-# kills workers is cut into parts, and one of the first few parts succeeds. Those that had nothing to do don't count.
+# kills workers is cut into parts, and one of the first few parts succeeds. Those that had nothing to do don't count,
+# nor those that were lost at a batch: which of its records are to blame, a trial finds out.
 _MAX_FRUITLESS_DEATHS = 10
 
 
@@ -63,17 +64,17 @@ class WorkerPool:
         self._fruitless_deaths = 0
         self._first_fruitless = self._next_number
 
-    def bury(self, worker: int, was_idle: bool) -> str:
+    def bury(self, worker: int, excused: bool) -> str:
         """Forget a worker that is dead, after killing it if it is not; returns how it ended.
 
-        ``was_idle``: it had started, and there was nothing that it should have done. Raises DaemonError when too many
-        in a row have died without having done anything.
+        ``excused``: it had started, and there was nothing that it should have done, or it was at a batch. Raises
+        DaemonError when too many in a row have died without having done anything.
         """
         buried = self._workers.pop(worker)
         os.close(buried.pidfd)
         reason = self._forks.end(buried.pid) + self._for_memory()
         self.restarts += 1
-        self._fruitless_deaths += not was_idle and worker >= self._first_fruitless
+        self._fruitless_deaths += not excused and worker >= self._first_fruitless
         if self._fruitless_deaths >= _MAX_FRUITLESS_DEATHS:
             raise DaemonError(
                 f"{self._fruitless_deaths} workers died without having done anything; the last {reason}",

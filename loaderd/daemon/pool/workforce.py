@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import Task, TaskSource, first_untold
+from loaderd.daemon.pool.tasks import Task, TaskSource, TrialWork, first_untold
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.pool.worker_use import WorkersUse
 from loaderd.errors import DaemonError, LoaderdError, from_wire
@@ -319,12 +319,13 @@ class Workforce:
         task, what = self.task_of(worker), self._lost_at(worker, stalled)
         seat, pid = self.pool.seat_of(worker), self.pool.pid_of(worker)
         was_idle = self.scheduler.is_ready(worker) and self._at(worker) is None
+        at_batch = self.batch_of(worker) is not None or (task is not None and isinstance(task.work, TrialWork))
         num_fills = sum(stream.page.total(Counter.FILLS) for stream in self._streams.values())
         if num_fills != self._num_fills:
             self._num_fills = num_fills
             self.pool.achieved()
         self._wires.remove(worker)
-        reason = self.pool.bury(worker, was_idle)
+        reason = self.pool.bury(worker, was_idle or at_batch)
         for stream in self._streams.values():
             stream.lose_claims(seat, stalled or reason, bool(stalled))
         self.scheduler.lose_worker(worker, stalled or reason, bool(stalled), task)

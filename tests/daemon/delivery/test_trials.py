@@ -89,8 +89,7 @@ def test_a_record_that_workers_are_lost_at_is_found_and_breaks_its_batch(new_run
     lost = f"{LOST} the decoding of 1 record of batch 13; the last one was killed by SIGSEGV"
     assert broken(sent) == {13: f"[{record_at(run, 1, 341)}]: {lost}"}
     assert [item.step for item in sent] == list(range(20)), "in its turn"
-    # Three for the batch, one for each half, three for the record.
-    assert run.deaths <= 3 + 6 + 3
+    assert run.deaths <= 3 + 6 + 3, "for the batch, for each half, and for the record"
 
 
 def test_records_that_workers_are_lost_at_are_skipped_if_the_user_chose_so(new_run: NewRun):
@@ -105,6 +104,15 @@ def test_records_that_workers_are_lost_at_are_skipped_if_the_user_chose_so(new_r
     assert named == {f"[{record_at(run, step // 10, step % 10 * 100 + row)}]" for step, row in deadly}
     whole = [claim for claim in run.claimed if claim.step in (4, 13) and not claim.run.omit]
     assert len(whole) == 6, "three each, and then it is known what to leave out"
+
+
+@pytest.mark.parametrize(("most", "stalled"), [(32, False), (3, True)])
+def test_more_records_than_are_left_out_break_their_batch(new_run: NewRun, most: int, stalled: bool):
+    run = new_run(400, 100, 200, slots=2, skip_damaged=True)
+    deadly = decodes_rows(*[(1, 3 * row) for row in range(most)], *[(2, row) for row in range(50, 51 + most)])
+    sent = run.to_the_end(is_deadly=deadly, stalled=stalled)
+    assert delivered(sent) == {0: 100, 1: 100 - most, 3: 100}
+    assert broken(sent)[2].startswith(f"[{record_at(run, 1, 50)}]: {LOST} the decoding of 1 record of batch 2")
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -11,19 +11,19 @@ from loaderd.errors import DaemonError
 from loaderd.memory.page import POSITION
 
 
-def test_a_worker_that_dies_has_failed_unless_there_was_nothing_to_do(line_of: Any):
+def test_a_worker_that_dies_has_failed_unless_it_was_at_a_batch_or_had_nothing_to_do(line_of: Any):
     line = line_of(400, 10, 100)
     crew, page = line.crew, line.stream.page
     crew.kill(at_a_batch(line).number)
     (hand,) = crew.hands.values()
     crew.kill(hand.number)
-    assert crew.pool.were_idle == [False, False], "at a batch, and before it had started"
+    assert crew.pool.excused == [True, False], "at a batch, and before it had started"
     (hand,) = crew.hands.values()
     hand.start()
     line.listen()
     assert page.keys().count(page.words[POSITION]) == 0
     crew.kill(hand.number)
-    assert crew.pool.were_idle.pop() is False, "it could have made the batch that is wanted"
+    assert crew.pool.excused.pop() is False, "it could have made the batch that is wanted"
     (hand,) = crew.hands.values()
     hand.start()
     line.keeps = True
@@ -33,7 +33,7 @@ def test_a_worker_that_dies_has_failed_unless_there_was_nothing_to_do(line_of: A
     hand.start()
     line.listen()
     crew.kill(hand.number)
-    assert crew.pool.were_idle[-2:] == [True, True], "the consumer gives no slot back"
+    assert crew.pool.excused[-2:] == [True, True], "the consumer gives no slot back"
 
 
 # --------------------------------------------------------------------- workers that the machine lets us not have
