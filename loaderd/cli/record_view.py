@@ -18,6 +18,7 @@ from loaderd.decode.fixed_rows import FixedParser
 from loaderd.errors import OptionError, RecordMismatchError, WorkerError
 from loaderd.grids import Values, draw, picture, planes_of, png, stacked
 from loaderd.schema import Schema
+from loaderd.schema.features import is_numpys
 from loaderd.shards.shard_file import ShardFile
 
 _SHOWN_VALUES = 8
@@ -98,13 +99,15 @@ def plain(value: Any) -> Any:
 
 
 def plain_array(value: Values) -> Any:
-    """An array as lists that JSON can hold; text remains text."""
+    """An array as lists that JSON can hold; text remains text, and bytes that are no UTF-8 are escaped in it."""
     kind = value.dtype.kind
     if kind == "S":
-        return np.char.decode(value, errors="backslashreplace").tolist()
+        return np.char.decode(value, "utf-8", "backslashreplace").tolist()
     if kind in "mM":
         return value.astype(str).tolist()
-    return plain((value.astype(np.float32) if kind == "V" else value).tolist())
+    if kind == "V":  # one of ml_dtypes, or bytes; of a structure, too
+        value = value.view(f"V{value.itemsize}") if is_numpys(value.dtype) else value.astype(np.float32)
+    return plain(value.tolist())
 
 
 def _terminal_width() -> int:

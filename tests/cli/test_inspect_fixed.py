@@ -120,6 +120,32 @@ def test_values_that_json_has_no_word_for(tmp_path: Path, capsys: Capture, monke
     assert inspected(capsys, shards[0], "--record", 0)["features"] == {"x": [None, None, 1.5]}
 
 
+def test_text_that_is_no_utf8_and_bytes(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+    """Beside them a number of ml_dtypes, which is of the same kind for numpy as bytes."""
+    record = np.array([("Müller".encode("latin-1"), [b"\1", b"\2"])], [("text", "S8"), ("bytes", "V2", (2,))])
+    record.tofile(tmp_path / "a.bin")
+    pairs = np.array([[(1, 0.0), (2, 0.0)]], [("a", "<i4"), ("b", "<f4")])
+    half = np.array([b"\x80\x3f"], "V2")
+    (shard,) = testing.write_shards(tmp_path / "shards", {"pairs": pairs, "half": half})
+    (tmp_path / "odd.py").write_text(f"""
+import loaderd
+import numpy as np
+fixed = loaderd.Schema(
+    loaderd.FixedRecords(np.dtype({record.dtype.descr})),
+    {{"text": loaderd.Array("text"), "bytes": loaderd.Array("bytes")}},
+)
+raw = loaderd.Schema(
+    {{"pairs": loaderd.Raw(np.dtype({pairs.dtype.descr}), (2,)), "half": loaderd.Raw("bfloat16")}},
+    {{"pairs": loaderd.Array("pairs"), "half": loaderd.Array("half")}},
+)
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = inspected(capsys, tmp_path / "a.bin", "--schema", "odd:fixed")
+    assert told["fields"] == {"text": "M\\xfcller", "bytes": ["0100", "0200"]}
+    told = inspected(capsys, shard, "--schema", "odd:raw")
+    assert told["fields"] == {"pairs": ["0100000000000000", "0200000000000000"], "half": 1.0}
+
+
 def test_only_real_numbers_are_drawn(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     times = np.array([["1970-01-02", "NaT"]] * 2, "datetime64[D]")
     np.savez(tmp_path / "a.npz", complex=np.full((1, 2, 2), 1 + 2j, np.complex64), time=times[None])
