@@ -202,10 +202,15 @@ def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored) 
         "skipped": skipped_members(file, index),
         "damages": [damage.to_wire() for damage in index.damages],
         "features": {name: dict(zip(("dtype", "shape"), kind_of(records, name), strict=True)) for name in records},
+        "record": None,
+        "values": {},
+        "fields": {},
     }
     if not arguments.json:
         _say_fixed(about, index)
     if not index.num_records and arguments.record is None and arguments.png is None:
+        if arguments.json:
+            say(json.dumps(about))
         return
     number, record = record_of(file, index, records, _number(arguments))
     values = list_values(records, record)

@@ -77,6 +77,15 @@ def test_games_of_leela_tell_what_they_are_and_what_is_wrong_with_them(tmp_path:
     assert "schema = loaderd.schemas.lc0()\n" in inspect(capsys, shard, "--features")[1]
 
 
+def test_without_a_healthy_record_json_says_what_is_wrong(tmp_path: Path, capsys: Capture):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(leela.RECORD.itemsize))[:-9])
+    told = inspected(capsys, tmp_path / "a.gz", "--schema", "lc0")
+    assert told["records"] == 0 and [damage["record"] for damage in told["damages"]] == [0]
+    assert told["record"] is None and told["values"] == told["fields"] == {}
+    np.savez(tmp_path / "a.npz", x=np.zeros((0, 3)))
+    assert inspected(capsys, tmp_path / "a.npz")["features"] == {"x": {"dtype": "float64", "shape": [3]}}
+
+
 def test_rows_of_katago_tell_the_size_of_the_board(tmp_path: Path, capsys: Capture):
     rows = kata.rows(9, 80)
     np.savez_compressed(tmp_path / "a.npz", **{name: np.zeros(5, rows)[name] for name in rows.names or ()})
