@@ -97,9 +97,8 @@ def _result(future: Future[Indexed], show: Callable[[], None]) -> Indexed:
 
 
 def say(text: str) -> None:
-    """Print a line at once. It may hold the name of a file that is no valid Unicode."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 

@@ -22,14 +22,18 @@ class OutputError(BaseException):
 
 
 class _Output:
-    """A stream whose errors are told apart from all others: they are OutputErrors."""
+    """A stream whose errors are told apart from all others: they are OutputErrors.
+
+    What its encoding lacks is escaped: a bar in ASCII, or the name of a file that is no valid Unicode.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        encoding = self._stream.encoding or "utf-8"
         try:
-            return self._stream.write(text)
+            return self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
             raise OutputError(error) from None
 

@@ -1,9 +1,10 @@
-"""Standard output that cannot be written: no traceback, and a status that means nothing else."""
+"""Standard output that cannot be written, or lacks a character: no traceback, no status that means something else."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -80,3 +81,18 @@ def test_a_conversion_takes_a_full_output_for_no_fault_of_the_new_shards(folder:
     command = ["convert", "whole/*", "--schema", "some:schema", "--to", "new", "--processes", "1", "--json"]
     with open("/dev/full", "w") as full:
         assert ended(command, folder, full) == (2, FULL)
+
+
+def test_what_the_encoding_lacks_is_escaped(start_training: Callable[..., subprocess.Popen[str]], folder: Path):
+    """What rich writes, here of a long command; and a name that is no UTF-8."""
+
+    def printed(encoding: str, *arguments: str) -> str:
+        env = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run([COMMAND, *arguments], env=env, capture_output=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout.decode(encoding)
+
+    assert "watched_training.py" in (shown := printed("latin-1", "top", "--once", str(start_training(0.1).pid)))
+    assert "\\u2026" in shown
+    shard = (folder / "shard").rename(folder / os.fsdecode(b"\xff\xc3\xbc"))
+    assert "\\udcff\xfc" in printed("utf-8", "inspect", str(shard))
