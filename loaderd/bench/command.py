@@ -20,7 +20,7 @@ from loaderd.bench.measured import Timing
 from loaderd.bench.registry import check_known
 from loaderd.bench.run_candidate import add_options
 from loaderd.bench.synthetic import COMPRESSIONS, check_record_size
-from loaderd.errors import LoaderdError
+from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import as_count, require
 from loaderd.schemas.named import full_name, not_loaded
 
@@ -73,9 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser, candidates: tuple[str, ...], 
     made.add_argument(
         "--work-dir",
         type=Path,
-        default=Path.home() / ".cache" / "loaderd-bench",
+        default=Path("~/.cache/loaderd-bench"),
         metavar="FOLDER",
-        help="where they are kept; default: ~/.cache/loaderd-bench",
+        help="where they are kept; default: %(default)s",
     )
     what = parser.add_argument_group("what is compared")
     what.add_argument("--candidates", metavar="'A B …'", help=f"default: {' '.join(candidates)}")
@@ -135,7 +135,11 @@ def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
         max_gib = options.max_gib or (_QUICK_GIB if options.quick else _GIB)
         return from_user(base, options.shards, scratch, int(max_gib * (1 << 30)))
     records = options.records or (_QUICK_RECORDS if options.quick else None)
-    return synthetic(base, options.work_dir, scratch, records, options.num_shards or _NUM_SHARDS)
+    try:
+        work_dir = options.work_dir.expanduser()
+    except RuntimeError as error:  # there is no such user, or this one has no home
+        raise OptionError(f"--work-dir {options.work_dir} is no folder: {error}") from None
+    return synthetic(base, work_dir, scratch, records, options.num_shards or _NUM_SHARDS)
 
 
 def run(options: argparse.Namespace, command: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 
 from loaderd.bench.synthetic import write_shards
@@ -225,3 +226,11 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
     done = loaderd_bench(*arguments, *([] if "--candidates" in arguments else ["--candidates", "loaderd_python"]))
     assert done.returncode == 2 and complaint in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_a_home_only_what_needs_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "~")  # for Python as if there was none, and no entry of this user in passwd
+    assert commands.run("--help").returncode == 0
+    done = commands.run("bench", "--candidates", "loaderd_python", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "--work-dir ~/.cache/loaderd-bench is no folder: Could not determine home directory.\n"
