@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,14 +28,29 @@ _SHOWN_BYTES = 24
 
 
 def write_png(fields: Mapping[str, Values], path: Path) -> None:
-    """Write a picture of the planes of all fields. Raises OptionError."""
+    """Write a picture of the planes of all fields; if that fails, what was at ``path`` stays. Raises OptionError."""
     pictures = [picture(found) for value in fields.values() if (found := planes_of(value)) is not None]
     if not pictures:
         raise OptionError("--png needs a field with planes, of two or three axes, and the schema has none")
     try:
-        path.write_bytes(png(stacked(pictures)))
+        _write(path, png(stacked(pictures)))
     except OSError as error:
-        raise OptionError(f"--png {path} cannot be written: {error}") from None
+        raise OptionError(f"--png {path} cannot be written: {error.strerror or error}") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    if path.exists() and not path.is_file():  # such as /dev/stdout, which is nothing to replace
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
+    temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[str, Values]:
