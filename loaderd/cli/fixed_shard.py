@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
+from loaderd.cli.proposal import quoted
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
 from loaderd.schema import FixedRecords, Schema
@@ -129,10 +129,8 @@ def kind_of(records: FixedRecords, name: str) -> tuple[str, tuple[int, ...]]:
 def _as_python(records: FixedRecords) -> str:
     """A module with a schema that reads each field as an array."""
     types = {name: kind_of(records, name) for name in records}
-    fields = [
-        f"        ({json.dumps(name)}, {json.dumps(dtype)}, {shape})," for name, (dtype, shape) in types.items()
-    ]
-    arrays = [f"        {json.dumps(name)}: loaderd.Array({json.dumps(name)})," for name in types]
+    fields = [f"        ({quoted(name)}, {quoted(dtype)}, {shape})," for name, (dtype, shape) in types.items()]
+    arrays = [f"        {quoted(name)}: loaderd.Array({quoted(name)})," for name in types]
     record = ["record = np.dtype(", "    [", *fields, "    ]", ")"]
     made = ["schema = loaderd.Schema(", "    loaderd.FixedRecords(record),", "    {", *arrays, "    },", ")"]
     return "\n".join(["import numpy as np", "", "import loaderd", "", *record, *made, ""])

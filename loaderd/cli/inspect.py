@@ -187,7 +187,7 @@ def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored) 
     if arguments.features:
         if not stored.python:
             raise OptionError("--features proposes a schema, so it does not go with --schema")
-        sys.stdout.write(f'"""A schema proposed by loaderd from {file.name}."""\n\n{stored.python}')
+        sys.stdout.write(f'"""A schema proposed by loaderd."""\n\n# From {file.name!a}.\n{stored.python}')
         return
     records = stored.records
     index = _index_of(file, records)

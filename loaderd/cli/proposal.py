@@ -26,8 +26,8 @@ def propose(sample: Sample) -> str:
         if missing:
             note.append(f"{missing} of {parsed} records lack it and get the default")
         features += [f"        # {line}." for line in note]
-        features.append(f"        {_quoted(name)}: {stored},")
-        fields.append(f"        {_quoted(name)}: {delivered},")
+        features.append(f"        {quoted(name)}: {stored},")
+        fields.append(f"        {quoted(name)}: {delivered},")
     if not features:
         why = " ".join(left_out) or "the records hold no features."
         raise OptionError(f"no feature of the first {len(sample.sizes)} records has a fixed length: {why}")
@@ -58,16 +58,17 @@ def _lines(name: str, found: FeatureSummary, needs_default: bool) -> tuple[str, 
     if kind != "bytes":
         stored = "Int64" if kind == "int64" else "Float"
         options = [f"({length},)"] * (length > 1) + ["default=0"] * needs_default
-        return f"loaderd.{stored}({', '.join(options)})", f"loaderd.Array({_quoted(name)})", ""
+        return f"loaderd.{stored}({', '.join(options)})", f"loaderd.Array({quoted(name)})", ""
     (num_bytes,) = found.byte_lengths
     if found.is_text:
         default = ', default=b""' if needs_default else ""
-        return f'loaderd.Raw("S{num_bytes}"{default})', f"loaderd.Array({_quoted(name)})", ""
+        return f'loaderd.Raw("S{num_bytes}"{default})', f"loaderd.Array({quoted(name)})", ""
     bits = 8 * num_bytes
     default = f", default=bytes({num_bytes})" if needs_default else ""
-    remark = f'Bits, or numbers: then loaderd.Raw("uint8", ({num_bytes},)) and loaderd.Array({_quoted(name)})'
-    return f"loaderd.PackedBits({bits}{default})", f"loaderd.Bits({_quoted(name)}, shape=({bits},))", remark
+    remark = f'Bits, or numbers: then loaderd.Raw("uint8", ({num_bytes},)) and loaderd.Array({quoted(name)})'
+    return f"loaderd.PackedBits({bits}{default})", f"loaderd.Bits({quoted(name)}, shape=({bits},))", remark
 
 
-def _quoted(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)  # in double quotes, as formatters want them
+def quoted(name: str) -> str:
+    """A literal of Python in double quotes, as formatters want them."""
+    return json.dumps(name, ensure_ascii=False)  # else a letter beyond U+FFFF became two surrogates

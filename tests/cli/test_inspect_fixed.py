@@ -119,14 +119,15 @@ def test_rows_of_katago_tell_the_size_of_the_board(tmp_path: Path, capsys: Captu
 
 
 def test_the_schema_proposed_for_any_npz_reads_it(tmp_path: Path, capsys: Capture):
-    arrays = {"a b": np.arange(60).reshape(20, 3), '"': np.arange(20, dtype=">i2"), "name": np.array([b"ab"] * 20)}
-    np.savez(tmp_path / "a.npz", **arrays)
-    status, text, _ = inspect(capsys, tmp_path / "a.npz")
+    arrays = {"a b": np.arange(60).reshape(20, 3), '"': np.arange(20, dtype=">i2"), "😀": np.array([b"ab"] * 20)}
+    shard = tmp_path / 'back\\users"""\udcff.npz'  # a name that is no valid Unicode, nor a text of Python's as it is
+    np.savez(shard, **arrays)
+    status, text, _ = inspect(capsys, shard)
     assert status == 0 and "20 healthy records of 28 bytes, as rows of an npz" in text and "none is known" in text
     module: dict[str, Any] = {}
-    exec(inspect(capsys, tmp_path / "a.npz", "--features")[1], module)
+    exec(inspect(capsys, shard, "--features")[1].encode(), module)
     options: dict[str, Any] = {"batch_size": 20, "shuffle": False, "workers": 1, "index_cache": "none"}
-    with loaderd.Loader(tmp_path / "a.npz", module["schema"], **options) as loader:
+    with loaderd.Loader(shard, module["schema"], **options) as loader:
         for batch in loader:
             for name, values in arrays.items():
                 np.testing.assert_array_equal(batch[name], values)
