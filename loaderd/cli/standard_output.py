@@ -1,4 +1,7 @@
-"""Standard output that cannot be written: a reader who has gone, as with ``| head``; a full disk; none at all."""
+"""Standard output that cannot be written: a reader who has gone, as with ``| head``; a full disk; none at all.
+
+And standard error, whose loss changes no exit status.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
 _CANNOT = 2
@@ -47,22 +50,40 @@ class _Output:
         return getattr(self._stream, name)
 
 
+class _Errors(_Output):
+    """Standard error. What cannot be written there is lost, and the exit status is what it would be."""
+
+    def write(self, text: str) -> int:
+        with suppress(OutputError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OutputError):
+            super().flush()
+
+
 def with_output(run: Callable[[], int]) -> int:
     """The exit status that ``run`` returns, once all that it printed is written.
 
     If that cannot be written, the status says so, and not what ``run`` found: nobody has read that. It is 141 if the
     reader has gone, as if SIGPIPE had ended the program; else 2, with the reason on standard error.
     """
-    stream: TextIO | None = sys.stdout  # None if it was closed when the program began
-    output = _Output(stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    try:
-        with redirect_stdout(cast(TextIO, output)):
-            try:
-                return run()
-            finally:
-                output.flush()
-    except OutputError as error:
-        return _end(error, output)
+    output, errors = _Output(_opened(sys.stdout)), _Errors(_opened(sys.stderr))
+    with redirect_stderr(cast(TextIO, errors)):
+        try:
+            with redirect_stdout(cast(TextIO, output)):
+                try:
+                    return run()
+                finally:
+                    output.flush()
+        except OutputError as error:
+            return _end(error, output)
+
+
+def _opened(stream: TextIO | None) -> TextIO:
+    """None: it was closed when the program began."""
+    return stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _end(error: OutputError, output: _Output) -> int:
@@ -70,7 +91,5 @@ def _end(error: OutputError, output: _Output) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
     if error.reader_gone:
         return _READER_GONE
-    errors: TextIO | None = sys.stderr
-    if errors is not None:
-        errors.write(f"{error}\n")
+    sys.stderr.write(f"{error}\n")
     return _CANNOT

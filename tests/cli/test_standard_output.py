@@ -73,6 +73,13 @@ def test_without_a_standard_output_the_status_is_what_was_found(arguments: list[
     assert (done.returncode, done.stderr) == (status, "")
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "2>/dev/full", ">/dev/full 2>&1"])
+def test_without_a_standard_error_too(closed: str, folder: Path):
+    """1 would mean that there is damage."""
+    shell = ["bash", "-c", f'exec "$@" {closed}', "bash", COMMAND, "verify", "nothing"]
+    assert subprocess.run(shell, cwd=folder, timeout=60).returncode == 2
+
+
 def test_a_conversion_takes_a_full_output_for_no_fault_of_the_new_shards(folder: Path):
     (folder / "some.py").write_text(
         "import numpy\nfrom loaderd import testing\nschema = testing.schema_of({'number': numpy.arange(1)})\n"
