@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderd.diagnosis.rates import Rates
+from loaderd.options import MAX_WORKERS
 
 Verdict = Literal[
     "the model",
@@ -65,11 +66,11 @@ def _gain(found: Rates, busy_s: float, workers: float) -> float:
 def _more_workers(found: Rates) -> int:
     """How many workers would be enough; as many as now, if they compute and no core is left.
 
-    Four times as many at most: beyond that something else may be the limit.
+    Four times as many at most, for beyond that something else may be the limit; and no more than a loader takes.
     """
     now = found.facts.workers
     most = now + math.floor(found.spare_cores + 0.5) if found.workers_compute else 4 * now
-    return max(now, min(most, math.ceil(now * found.step_s / found.own_s)))
+    return max(now, min(most, MAX_WORKERS, math.ceil(now * found.step_s / found.own_s)))
 
 
 def _with_workers(found: Rates, workers: int, cause: str) -> Remedy:
@@ -91,7 +92,7 @@ def _of_starving(found: Rates) -> Remedy:
 
 
 def _of_cores(found: Rates, cause: str) -> Remedy:
-    more = found.facts.workers + 1
+    more = min(found.facts.workers + 1, MAX_WORKERS)
     advice = f"Give it more than {found.facts.cores} cores, and {_option(more, found)}."
     return Remedy(cause, advice, _gain(found, found.busy_s, more))
 

@@ -8,6 +8,7 @@ import pytest
 
 from loaderd.diagnosis import Diagnosis, diagnose, diagnose_samples
 from loaderd.memory.page import NUM_WAITS
+from loaderd.options import MAX_WORKERS
 from loaderd.snapshots import Facts, Snapshot
 
 FACTS = Facts(
@@ -151,6 +152,13 @@ def test_more_workers_bring_no_more_than_the_cores_that_are_idle():
     assert diagnosis.advice == "workers=3 instead of 2." and diagnosis.gain == pytest.approx(1.5)
     half = found(after(wait_s=3.0, board=9.0, idle_s=2.6))
     assert half.advice == "workers=3 instead of 2." and half.gain == pytest.approx(2.52 / 2)
+
+
+def test_no_more_workers_are_advised_than_a_loader_takes():
+    wait = found(after(wait_s=4.5, read=450.0, worker_cpu_s=1.0), workers=100, storage=("s3",))
+    assert wait.advice == f"workers={MAX_WORKERS} instead of 100." and wait.gain == pytest.approx(MAX_WORKERS / 100)
+    compute = found(after(wait_s=4.5, parse=1e3, worker_cpu_s=1e3), workers=MAX_WORKERS, cores=2, has_bits=False)
+    assert compute.advice == f"Give it more than 2 cores, and workers={MAX_WORKERS}."
 
 
 def test_no_step_is_shorter_than_what_the_consumer_does():
