@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 from loaderd.client.link import LinkLost
-from loaderd.errors import LoaderdError, ServerError, to_wire
+from loaderd.errors import LoaderdError, OptionError, ServerError, ShardError, WorkerError, to_wire
 from loaderd.gateway.answers import CELL_BYTES, NotReady, check_size
 from loaderd.gateway.served import ServedSets
 from loaderd.logs import configure
@@ -76,7 +76,10 @@ class Maker:
 
     def _rows(self, wanted: Make) -> Made:
         ticket = parse(RowsTicket, wanted.text)
-        served = self._sets.get(ticket.dataset, ticket.listing)
+        try:
+            served = self._sets.get(ticket.dataset, ticket.listing)
+        except (OptionError, ShardError, WorkerError) as error:  # who asks had these data: they may come back
+            raise NotReady(error.message) from None
         served.check(ticket)
         check_size(ticket.num_rows, served.row_bytes)
         shape = ticket.num_rows, served.row_bytes

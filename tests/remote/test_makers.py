@@ -193,6 +193,35 @@ def test_a_maker_whose_storage_is_asked_again_is_not_silent(
     idle.end()
 
 
+def test_rows_of_shards_that_a_new_daemon_cannot_list_are_not_there_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
+):
+    """Who asks for rows had these data: no record of them is lost. Who asks what there is, is told that."""
+    server, shards, away = start_server(), tmp_path / "shards", tmp_path / "away"
+
+    def restarted(until_it_has: str) -> Maker:
+        server.daemon.kill()
+        server.daemon.wait()
+        server.start_daemon()
+        new = Maker(server.unix_address, SharedMemory.create("answers", 1 << 20))
+        wait_until(lambda: bool(getattr(new.answer(asked), until_it_has)))
+        return new
+
+    asked = Make(to_json(TableRequest("train")), -1)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    maker = Maker(server.unix_address, SharedMemory.create("answers", 1 << 20))
+    wait_until(lambda: bool(maker.answer(asked).table))
+    digest = msgpack.unpackb(maker.answer(asked).table)["digest"]
+    ticket = Make(to_json(RowsTicket("train", digest, ((0, 0, 0, 10),))), 0)
+    shards.rename(away)
+    maker = restarted("error")
+    made = maker.answer(ticket)
+    assert made.error is None and made.why_not.endswith("*.tfrecord matches no file")
+    away.rename(shards)
+    restarted("table")
+    assert maker.answer(ticket).num_rows == 10, "the failure was kept"
+
+
 @pytest.mark.parametrize("protocol", [REMOTE_PROTOCOL + 1, "1", None])
 def test_consumers_of_another_protocol_are_refused(protocol: object):
     request = json.dumps({"dataset": "train", "protocol": protocol}).encode()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 
+import network_server
 import pytest
 from network_server import descendants
 from own_processes import DAEMON, children_of, wait_for_no_daemon
@@ -230,6 +232,39 @@ def test_no_server_comes_back(borrow_server):
                 found = next(batches)["id"].tolist()
     with connect(server, epochs=None, start=position) as loader:
         assert next(iter(loader))["id"].tolist() == found
+
+
+@pytest.mark.slow
+def test_a_server_whose_shards_are_away_counts_as_away(start_server, monkeypatch, tmp_path):
+    """It is started anew, and cannot list them: no record is lost, and the error says what the server said."""
+    skipping = network_server.MODULE.replace("block_records=16)", 'block_records=16), on_corrupt="skip_record"')
+    monkeypatch.setattr(network_server, "MODULE", skipping)
+    server, shards, away = start_server(), tmp_path / "shards", tmp_path / "away"
+
+    def restart():
+        server.daemon.kill()
+        server.daemon.wait()
+        server.start_daemon()
+        for maker in server.makers():
+            os.kill(maker, signal.SIGKILL)
+
+    with connect(server, reconnect_timeout=1.0, epochs=2) as loader:
+        batches = iter(loader)
+        found = next(batches)["id"].tolist()
+        shards.rename(away)
+        restart()
+        said = ""
+        while len(found) < 2000:
+            try:
+                found += next(batches)["id"].tolist()
+            except ServerError as error:  # what was being tried may fail once more
+                said += error.message
+            if "matches no file" in said and away.exists():
+                away.rename(shards)
+                restart()
+        assert re.search("no server has answered for 1 s; the last attempt: .*tfrecord matches no file", said)
+        assert next(batches, None) is None and loader.statistics().records_skipped == 0
+        assert sorted(found[:1000]) == sorted(found[1000:]) == list(range(1000))
 
 
 def test_other_data_are_refused(borrow_server, tmp_path, write_numbered_to):
