@@ -25,6 +25,7 @@ import numpy.typing as npt
 from loaderd.errors import OptionError
 from loaderd.memory.anonymous import SharedMemory
 
+HINT_OF_DEATHS = "A derived field that crashes, or too little memory, are the usual causes."
 CELL_BYTES = 1 << 20
 _MIN_CELLS = 32
 _MAKING_LIMIT_S = 60.0

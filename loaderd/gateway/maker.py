@@ -1,7 +1,8 @@
 """A process that makes answers: it reads shards as workers do, and writes rows to the gateway's memory.
 
 It starts with Making (settings: "unix", "log_format"; the memory of the answers comes along), and then answers each
-Make with Made, one at a time, until the gateway closes the channel. While storage lets it wait, it sends Waits.
+Make with Made, one at a time, until the gateway closes the channel. While storage lets it wait, it sends Waits; and
+before each row, if a maker has died of the ticket.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Made, Make, Making, Waits
 from loaderd.protocol.process import enter_process
 from loaderd.remote.tickets import REMOTE_PROTOCOL, RowsTicket, TableRequest, faults_to_wire, parse
-from loaderd.shards.access import tell_nobody
 from loaderd.version import VERSION
 
 _TELL_EVERY_S = 1.0
@@ -37,20 +37,21 @@ _logger = logging.getLogger("loaderd")
 class Maker:
     """Makes answers from the data sets of the daemon at ``daemon``, an address ``unix:…``; rows go to ``memory``.
 
-    ``tell_waits`` is called now and then, at most once a second, while storage does not answer.
+    ``tell`` is called with -1 now and then, at most once a second, while storage does not answer; and with the number
+    of each row before it is made, where rows are wanted one by one.
     """
 
-    def __init__(self, daemon: str, memory: SharedMemory, tell_waits: Callable[[], None] = tell_nobody) -> None:
+    def __init__(self, daemon: str, memory: SharedMemory, tell: Callable[[int], None] = lambda row: None) -> None:
         self._sets = ServedSets(daemon, self._on_wait)
         self._memory = memory
-        self._tell_waits = tell_waits
+        self._tell = tell
         self._told_s = 0.0
 
     def _on_wait(self) -> None:
         now_s = time.monotonic()
         if now_s - self._told_s >= _TELL_EVERY_S:
             self._told_s = now_s
-            self._tell_waits()
+            self._tell(-1)
 
     def answer(self, wanted: Make) -> Made:
         """The answer; or, if anything goes wrong, what it was. Raises nothing."""
@@ -88,7 +89,8 @@ class Maker:
             return Made(needed_bytes=num_bytes)
         start = wanted.cell * CELL_BYTES
         rows = self._memory.bytes[start : start + num_bytes].reshape(shape)
-        return Made(*shape, faults_to_wire(served.maker.make(ticket, rows)))
+        faults = served.maker.make(ticket, rows, wanted.without, self._tell if wanted.one_by_one else None)
+        return Made(*shape, faults_to_wire(faults))
 
 
 def _end_with(parent: int) -> None:
@@ -98,9 +100,9 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
-def _tell_waits(channel: Channel) -> None:
+def _tell(channel: Channel, row: int) -> None:
     with contextlib.suppress(ChannelClosed):  # the gateway has ended, which the next message shows
-        channel.send(Waits())
+        channel.send(Waits(row))
 
 
 def main() -> None:
@@ -117,6 +119,6 @@ def main() -> None:
                 if isinstance(message, Making):
                     configure(message.settings["log_format"], "maker")
                     daemon = f"unix://{message.settings['unix']}"
-                    maker = Maker(daemon, SharedMemory(channel.take_fd()), partial(_tell_waits, channel))
+                    maker = Maker(daemon, SharedMemory(channel.take_fd()), partial(_tell, channel))
                 elif isinstance(message, Make) and maker is not None:
                     channel.send(maker.answer(message))

@@ -8,12 +8,13 @@ import queue
 import select
 import threading
 import time
+from collections import Counter
 from hashlib import sha256
 from subprocess import TimeoutExpired
 from typing import Any
 
 from loaderd.errors import DaemonError, WorkerError, from_wire
-from loaderd.gateway.answers import NotReady
+from loaderd.gateway.answers import HINT_OF_DEATHS, NotReady
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Made, Make, Making, Waits
@@ -25,7 +26,9 @@ _FEWEST_CALLS, _MOST_CALLS = 4, 32
 _LONGEST_WAIT_S = 0.25
 _WEIGHT_OF_LAST = 0.2
 _END_S = 3.0
-_MAX_DEATHS = 3
+_MAX_DEATHS = 3  # at a row, or before the first one
+_MOST_DEATHS = 20  # at a ticket: a function that always crashes is not called for thousands of rows
+_NO_ROW = -1
 _REMEMBERED_S = 300.0
 _MOST_REMEMBERED = 1000
 
@@ -49,6 +52,8 @@ class _Maker:
     """One process. Raises DaemonError if it cannot be started."""
 
     def __init__(self, settings: dict[str, Any], memory: SharedMemory) -> None:
+        self.row = _NO_ROW
+        """The row that it makes, where it names them."""
         self.process, sock = start_process("loaderd.gateway.maker")
         self.channel = Channel(sock)
         self._poll = select.poll()
@@ -58,12 +63,14 @@ class _Maker:
 
     def ask(self, wanted: Make) -> Made:
         """Its answer. Raises ChannelClosed if the process ends meanwhile, _Silent if it says nothing for 60 s."""
+        self.row = _NO_ROW
         self.channel.send(wanted)
         while self._poll.poll(1000 * _LIMIT_S):
             for message in self.channel.receive():
                 if isinstance(message, Made):
                     return message
                 assert isinstance(message, Waits)
+                self.row = message.row
         raise _Silent(f"said nothing for {_LIMIT_S:g} s: its storage hangs, or a derived field never ends")
 
     def end(self) -> str:
@@ -80,22 +87,23 @@ class _Maker:
 
 
 class _Deaths:
-    """Which tickets makers died of, and when: memory that was short, say, may not be so later. For any thread."""
+    """Which tickets makers died of, at which row, and when: memory, say, may be short for a while. For any thread."""
 
     def __init__(self) -> None:
-        self._when_s: dict[bytes, list[float]] = {}
+        self._of: dict[bytes, list[tuple[float, int]]] = {}
         self._lock = threading.Lock()
 
-    def of(self, digest: bytes) -> int:
-        """How many makers died of a ticket in the last five minutes."""
+    def of(self, digest: bytes) -> Counter[int]:
+        """How many makers died of a ticket in the last five minutes, by row."""
         with self._lock:
-            return sum(time.monotonic() - when_s < _REMEMBERED_S for when_s in self._when_s.get(digest, ()))
+            since_s = time.monotonic() - _REMEMBERED_S
+            return Counter(row for when_s, row in self._of.get(digest, ()) if when_s > since_s)
 
-    def add(self, digest: bytes) -> None:
+    def add(self, digest: bytes, row: int) -> None:
         with self._lock:
-            if len(self._when_s) > _MOST_REMEMBERED:
-                self._when_s.clear()
-            self._when_s[digest] = [*self._when_s.get(digest, ())[-_MAX_DEATHS + 1 :], time.monotonic()]
+            if len(self._of) > _MOST_REMEMBERED:
+                self._of.clear()
+            self._of[digest] = [*self._of.get(digest, ())[-_MOST_DEATHS + 1 :], (time.monotonic(), row)]
 
 
 class Makers:
@@ -117,20 +125,18 @@ class Makers:
     def make(self, wanted: Make) -> Made:
         """A maker's answer. Raises NotReady, and the error that the maker has met.
 
-        Raises WorkerError if three makers have died while they made it, in the last five minutes.
+        If a maker died of it in the last five minutes, its rows are made one by one, and rows of which three makers
+        died are left out. Raises WorkerError if twenty died of it, or three before the first row.
         """
         digest = sha256(wanted.text).digest()  # to count deaths by: a ticket may be long
-        if self._deaths.of(digest) >= _MAX_DEATHS:
-            raise WorkerError(
-                f"{_MAX_DEATHS} processes of the server died while they made these rows",
-                hint="A derived field that crashes, or too little memory, are the usual causes.",
-            )
         with self._lock:
             if self._calls >= self._number * calls_per_maker(self._took_s):
                 raise NotReady("the server is full")
             self._calls += 1
         try:
-            made = self._make(wanted, digest)
+            made = None
+            while made is None:
+                made = self._make(self._with_care(wanted, digest), digest)
         finally:
             with self._lock:
                 self._calls -= 1
@@ -140,7 +146,17 @@ class Makers:
             raise from_wire(made.error)
         return made
 
-    def _make(self, wanted: Make, digest: bytes) -> Made:
+    def _with_care(self, wanted: Make, digest: bytes) -> Make:
+        """The same, after what makers died of. Raises WorkerError."""
+        deaths = self._deaths.of(digest)
+        killers = sorted(row for row, number in deaths.items() if number >= _MAX_DEATHS)
+        if _NO_ROW in killers or deaths.total() >= _MOST_DEATHS:
+            text = f"{deaths.total()} processes of the server died while they made these rows"
+            raise WorkerError(text, hint=HINT_OF_DEATHS)
+        return wanted._replace(one_by_one=bool(deaths), without=tuple(killers))
+
+    def _make(self, wanted: Make, digest: bytes) -> Made | None:
+        """None: a maker has died of a row, and it is to be asked again. Raises NotReady."""
         maker = self._idle.get()
         try:
             if maker is None:
@@ -153,12 +169,14 @@ class Makers:
             return made
         except (ChannelClosed, _Silent) as error:
             assert maker is not None
-            how, maker = maker.end(), None
+            row, how, maker = maker.row, maker.end(), None
             self.restarts += 1
             _logger.error("a maker %s (%s); another one is started", how, error)
             if isinstance(error, _Silent):  # we have killed it: that says nothing against the records
                 raise NotReady(f"the process that made the rows {error}; ask again") from None
-            self._deaths.add(digest)
+            self._deaths.add(digest, row)
+            if row != _NO_ROW:  # another server's maker would die of it, too
+                return None
             raise NotReady("the process that made the rows has ended; ask again") from None
         except DaemonError as error:
             raise NotReady(error.message) from None

@@ -8,7 +8,7 @@ are stored where that takes fewer bytes than the fields, and fields that only th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import AnyDataset
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError, to_wire
+from loaderd.gateway.answers import HINT_OF_DEATHS
 from loaderd.plan.epoch import Slice, record_at
 from loaderd.remote.tables import table_to_wire
 from loaderd.remote.tickets import Fault, RowsTicket
@@ -101,10 +102,17 @@ class RowMaker:
         self._files.close()
         self._files.access.abandon()
 
-    def make(self, ticket: RowsTicket, out: Rows) -> list[Fault]:
+    def make(
+        self,
+        ticket: RowsTicket,
+        out: Rows,
+        without: Collection[int] = (),
+        begin_row: Callable[[int], None] | None = None,
+    ) -> list[Fault]:
         """Write the rows to ``out``, uint8, (ticket.num_rows, row bytes), C-contiguous.
 
-        Returns which rows could not be had, and why. The bytes of these are 0.
+        Returns which rows could not be had, and why. The bytes of these are 0. ``without``: rows of which processes
+        have died. ``begin_row``: make one row at a time, and call this with its number before.
         """
         slices, row = [], 0
         for epoch, block, first, stop in ticket.rows:
@@ -114,11 +122,18 @@ class RowMaker:
             self._window = np.empty((row, self._schema.row_bytes), np.uint8)
         places = self._served.data.places(slices, self._seed)
         faults = self._files.read(slices, places, np.arange(row), self._window)
+        deaths = WorkerError(
+            "processes of the server died, one after another, when they made a row", hint=HINT_OF_DEATHS
+        )
+        faults += [([number], self._served.data.blame([record_at(slices, number)], deaths)) for number in without]
         lost = sorted({number for numbers, _ in faults for number in numbers})
         found = out.reshape(-1).view(self._row_dtype)
+        at_a_time = 1 if begin_row else self._at_a_time
         for before, stop in itertools.pairwise([-1, *lost, row]):
-            for first in range(before + 1, stop, self._at_a_time):
-                failed = self._pack(first, min(first + self._at_a_time, stop), found)
+            for first in range(before + 1, stop, at_a_time):
+                if begin_row:
+                    begin_row(first)
+                failed = self._pack(first, min(first + at_a_time, stop), found)
                 faults += [([number], self._named(slices, number, error)) for number, error in failed]
         for gap in self._gaps:  # nobody may see what an earlier answer has left there
             out[:, gap] = 0

@@ -137,12 +137,15 @@ class Making(NamedTuple):
 class Make(NamedTuple):
     """Gateway: write the rows that the ticket ``text`` asks for to cell ``cell``; or if that is -1, send a table.
 
-    ``num_cells``: how many there are for the rows from ``cell`` on.
+    ``num_cells``: how many there are for the rows from ``cell`` on. ``one_by_one``: make one row at a time, and name
+    it before, in a Waits. ``without``: rows that are not made, as makers die of them.
     """
 
     text: bytes
     cell: int
     num_cells: int = 1
+    one_by_one: bool = False
+    without: tuple[int, ...] = ()
 
 
 class Made(NamedTuple):
@@ -162,7 +165,9 @@ class Made(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """Maker: storage has not answered yet, and is asked again. Made is still to come."""
+    """Maker: storage has not answered yet, and is asked again; or it begins with ``row``. Made is still to come."""
+
+    row: int = -1
 
 
 class Drain(NamedTuple):

@@ -67,6 +67,20 @@ def test_rows_that_cannot_be_had_are_named_and_zero(served: ServedSet):
     assert {number for number in range(len(rows)) if not rows[number].any()} - {300} == lost, "300 is of number 0"
 
 
+def test_rows_of_which_processes_died_are_named_and_not_made(served: ServedSet):
+    """Beside others that cannot be had. The others are made one by one, and each is announced."""
+    ticket = RowsTicket("train", served.digest, ((0, 0, REFUSED - 2, REFUSED + 3), (0, 0, BAD, BAD + 2)))
+    begun: list[int] = []
+    out = np.full((ticket.num_rows, served.row_bytes), UNTOUCHED, np.uint8)
+    faults = served.maker.make(ticket, out, [0, 3], begun.append)
+    said = {number: fault.error["message"] for fault in faults for number in fault.rows}
+    assert sorted(said) == [0, 2, 3, 5] and begun == [1, 2, 4, 6]
+    assert "processes of the server died" in said[3] and f"000.tfrecord: record {REFUSED + 1}, of" in said[3]
+    whole, _ = made(served, (0, 0, 0, BLOCK))
+    assert not out[sorted(said)].any()
+    assert out[[1, 4, 6]].tobytes() == whole[[REFUSED - 1, REFUSED + 2, BAD + 1]].tobytes()
+
+
 def test_its_files_can_be_closed(served: ServedSet):
     served.close()  # nothing was read
     before = os.listdir("/proc/self/fd")

@@ -18,7 +18,7 @@ from own_processes import DAEMON, children_of, wait_for_no_daemon
 from serving import wait_until
 
 import loaderd
-from loaderd.errors import ServerError
+from loaderd.errors import ServerError, WorkerError
 
 EPOCHS = 10
 
@@ -232,6 +232,36 @@ def test_no_server_comes_back(borrow_server):
                 found = next(batches)["id"].tolist()
     with connect(server, epochs=None, start=position) as loader:
         assert next(iter(loader))["id"].tolist() == found
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
+def test_a_record_that_kills_makers_costs_itself_alone(start_server, monkeypatch, on_corrupt):
+    """Or its batch. It is named, as it is by workers that die of it."""
+    deadly = "lambda id: 2 * id if 345 not in id else __import__('os')._exit(1)"
+    module = network_server.MODULE.replace("lambda id: 2 * id", deadly)
+    module = module.replace("block_records=16)", f"block_records=16), on_corrupt={on_corrupt!r}")
+    monkeypatch.setattr(network_server, "MODULE", module)
+    server, found, errors = start_server(), [], []
+    with connect(server, epochs=1, batch_size=10) as loader:
+        batches = iter(loader)
+        while (batch := next_or_error(batches)) is not None:
+            if isinstance(batch, WorkerError):
+                errors.append(batch)
+            else:
+                assert (batch["twice"] == 2 * batch["id"]).all()
+                found += batch["id"].tolist()
+        (damage,) = loader.statistics().damages
+    assert damage.shard.endswith("001.tfrecord") and damage.record == 45
+    assert "processes of the server died" in damage.found
+    assert 345 not in found and len(set(found)) == len(found) == (990 if on_corrupt == "raise" else 999)
+    assert [error.damages for error in errors] == (on_corrupt == "raise") * [(damage,)]
+
+
+def next_or_error(batches):
+    try:
+        return next(batches, None)
+    except WorkerError as error:
+        return error
 
 
 @pytest.mark.slow
