@@ -1,8 +1,8 @@
 """A process that makes answers: it reads shards as workers do, and writes rows to the gateway's memory.
 
 It starts with Making (settings: "unix", "log_format"; the memory of the answers comes along), and then answers each
-Make with Made, one at a time, until the gateway closes the channel. While storage lets it wait, it sends Waits; and
-before each row, if a maker has died of the ticket.
+Make with Made, one at a time, until the gateway closes the channel. While that takes long, it sends Waits; and before
+each row, if a maker has died of the ticket.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _logger = logging.getLogger("loaderd")
 class Maker:
     """Makes answers from the data sets of the daemon at ``daemon``, an address ``unix:…``; rows go to ``memory``.
 
-    ``tell`` is called with -1 now and then, at most once a second, while storage does not answer; and with the number
-    of each row before it is made, where rows are wanted one by one.
+    ``tell`` is called with -1 now and then, at most once a second, while storage does not answer or rows are made;
+    and with the number of each row before it is made, where rows are wanted one by one.
     """
 
     def __init__(self, daemon: str, memory: SharedMemory, tell: Callable[[int], None] = lambda row: None) -> None:

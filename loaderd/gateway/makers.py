@@ -21,7 +21,7 @@ from loaderd.protocol.messages import Made, Make, Making, Waits
 from loaderd.protocol.process import how_it_ended
 from loaderd.protocol.starting import start_process
 
-_LIMIT_S = 60.0  # of silence; while storage is asked again, a maker says so, however large retry_s is
+_LIMIT_S = 60.0  # of silence; while storage is asked again, or rows are made, a maker says so, however long it takes
 _FEWEST_CALLS, _MOST_CALLS = 4, 32
 _LONGEST_WAIT_S = 0.25
 _WEIGHT_OF_LAST = 0.2

@@ -8,6 +8,7 @@ are stored where that takes fewer bytes than the fields, and fields that only th
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Collection
 from functools import cached_property
 
@@ -29,6 +30,7 @@ from loaderd.workers.file_rows import FileRows
 
 # The fields of so many records are still in the cache when they are copied into rows.
 _ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 512, 1 << 20
+_MOST_S = 1.0
 
 Rows = npt.NDArray[np.uint8]
 
@@ -36,7 +38,7 @@ Rows = npt.NDArray[np.uint8]
 class ServedSet:
     """A data set that this process can read, and its table for consumers (``remote.tables``).
 
-    ``on_wait`` is called now and then while storage does not answer.
+    ``on_wait`` is called now and then while storage does not answer, and while rows are made.
     """
 
     def __init__(self, dataset: AnyDataset, data: Data, on_wait: Callable[[], None] = tell_nobody) -> None:
@@ -94,8 +96,9 @@ class RowMaker:
         self._gaps = _gaps_of(self._row_dtype)
         self._window: Rows = np.empty((0, leaf.schema.row_bytes), np.uint8)
         specs = self._decoder.specs.items()
-        self._at_a_time = max(1, min(_ROWS_AT_A_TIME, _BYTES_AT_A_TIME // max(1, served.row_bytes)))
-        self._columns = {name: np.empty((self._at_a_time, *spec.shape), spec.dtype) for name, spec in specs}
+        self._at_a_time = 1  # it rises to the most that there are columns for, unless a function is slow
+        self._most_at_a_time = max(1, min(_ROWS_AT_A_TIME, _BYTES_AT_A_TIME // max(1, served.row_bytes)))
+        self._columns = {name: np.empty((self._most_at_a_time, *spec.shape), spec.dtype) for name, spec in specs}
 
     def close(self) -> None:
         """Close the shards' files, and end the threads that ask storage."""
@@ -128,18 +131,31 @@ class RowMaker:
         faults += [([number], self._served.data.blame([record_at(slices, number)], deaths)) for number in without]
         lost = sorted({number for numbers, _ in faults for number in numbers})
         found = out.reshape(-1).view(self._row_dtype)
-        at_a_time = 1 if begin_row else self._at_a_time
         for before, stop in itertools.pairwise([-1, *lost, row]):
-            for first in range(before + 1, stop, at_a_time):
+            first = before + 1
+            while first < stop:
                 if begin_row:
                     begin_row(first)
-                failed = self._pack(first, min(first + at_a_time, stop), found)
+                else:
+                    self._served.access.on_wait()
+                end = min(stop, first + (1 if begin_row else self._at_a_time))
+                began_s = time.monotonic()
+                failed = self._pack(first, end, found)
+                self._took(end - first, time.monotonic() - began_s)
                 faults += [([number], self._named(slices, number, error)) for number, error in failed]
+                first = end
         for gap in self._gaps:  # nobody may see what an earlier answer has left there
             out[:, gap] = 0
         for numbers, _ in faults:
             out[numbers] = 0
         return [Fault(numbers, to_wire(error)) for numbers, error in faults]
+
+    def _took(self, num_rows: int, seconds: float) -> None:
+        """So many rows took so long: have as many at a time as take a second, about."""
+        if seconds > _MOST_S:
+            self._at_a_time = max(1, int(num_rows * _MOST_S / seconds))
+        elif seconds < _MOST_S / 4 and num_rows == self._at_a_time:
+            self._at_a_time = min(2 * self._at_a_time, self._most_at_a_time)
 
     def _named(self, slices: list[Slice], number: int, error: Exception) -> LoaderdError:
         """The error that a function met at row ``number``, with its record named."""

@@ -165,7 +165,7 @@ class Made(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """Maker: storage has not answered yet, and is asked again; or it begins with ``row``. Made is still to come."""
+    """Maker: Made is still to come: storage is asked again, or rows are being made; it begins with ``row``, or -1."""
 
     row: int = -1
 

@@ -135,6 +135,24 @@ def test_deaths_of_a_ticket_are_forgotten(monkeypatch: pytest.MonkeyPatch):
             some.make(Make(b"a ticket", 0))
 
 
+def started_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer], limit_s: float
+) -> tuple[makers.Makers, str]:
+    """A maker that may be silent for so long, for the server's data set; and the digest of that."""
+    settings = {**SETTINGS, "unix": start_server().unix_address.removeprefix("unix://")}
+    monkeypatch.setattr(makers, "_LIMIT_S", limit_s)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    some = makers.Makers(1, settings, SharedMemory.create("answers", 1 << 20))
+    table = msgpack.unpackb(some.make(Make(to_json(TableRequest("train")), -1)).table)
+    return some, table["digest"]
+
+
+def end(some: makers.Makers) -> None:
+    idle = some._idle.get()
+    assert idle is not None
+    idle.end()
+
+
 # Its files fail with EIO while there is a file "away" beside them.
 OF_A_MOUNT = """
 import errno
@@ -175,12 +193,8 @@ def test_a_maker_whose_storage_is_asked_again_is_not_silent(
 ):
     """However large ``Storage.retry_s`` is."""
     monkeypatch.setattr(network_server, "MODULE", OF_A_MOUNT)
-    settings = {**SETTINGS, "unix": start_server().unix_address.removeprefix("unix://")}
-    monkeypatch.setattr(makers, "_LIMIT_S", 3.0)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    some = makers.Makers(1, settings, SharedMemory.create("answers", 1 << 20))
-    table = msgpack.unpackb(some.make(Make(to_json(TableRequest("train")), -1)).table)
-    ticket = to_json(RowsTicket("train", table["digest"], ((0, 0, 0, 100),)))
+    some, digest = started_here(monkeypatch, tmp_path, start_server, limit_s=3.0)
+    ticket = to_json(RowsTicket("train", digest, ((0, 0, 0, 100),)))
     away = tmp_path / "shards" / "away"
     away.touch()
     mended = threading.Timer(6.0, away.unlink)
@@ -188,9 +202,30 @@ def test_a_maker_whose_storage_is_asked_again_is_not_silent(
     assert some.make(Make(ticket, 0)).num_rows == 100
     assert some.restarts == 0 and not away.exists()
     mended.join()
-    idle = some._idle.get()
-    assert idle is not None
-    idle.end()
+    end(some)
+
+
+SLOW = """
+import time
+
+def twice(id):
+    time.sleep(0.02 * len(id))
+    return 2 * id
+
+schema ="""
+
+
+def test_a_maker_of_slow_rows_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
+):
+    """However long all of them take."""
+    module = network_server.MODULE.replace("lambda id: 2 * id", "twice").replace("schema =", SLOW)
+    monkeypatch.setattr(network_server, "MODULE", module)
+    some, digest = started_here(monkeypatch, tmp_path, start_server, limit_s=3.0)
+    rows = tuple((0, block, 0, 16) for block in range(15))
+    assert some.make(Make(to_json(RowsTicket("train", digest, rows)), 0)).num_rows == 240
+    assert some.restarts == 0
+    end(some)
 
 
 def test_rows_of_shards_that_a_new_daemon_cannot_list_are_not_there_yet(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,6 +80,35 @@ def test_rows_of_which_processes_died_are_named_and_not_made(served: ServedSet):
     whole, _ = made(served, (0, 0, 0, BLOCK))
     assert not out[sorted(said)].any()
     assert out[[1, 4, 6]].tobytes() == whole[[REFUSED - 1, REFUSED + 2, BAD + 1]].tobytes()
+
+
+def test_a_slow_function_gets_few_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
+):
+    """Before each of its calls, the process shows that it lives."""
+    now_s, seconds_a_row = [0.0], [0.0]
+    monkeypatch.setattr("loaderd.gateway.row_answers.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    done: list[int | str] = []
+
+    def twice(number: np.ndarray) -> np.ndarray:
+        done.append(len(number))
+        now_s[0] += seconds_a_row[0] * len(number)
+        return (2 * number).astype(np.int8)
+
+    (path,) = write_numbered([RECORDS])
+    fields = {"twice": loaderd.Derived(twice, ["id"], (), "int8"), **numbered_schema.fields}
+    dataset = loaderd.Dataset(path, loaderd.Schema(numbered_schema.features, fields))
+    (file,) = list_shards(path)
+    options = StreamOptions(8, shuffle=Shuffle(block_records=BLOCK))
+    data = Data(dataset, options, [[file]], lambda _: build_index(file, BLOCK))
+    slow = ServedSet(dataset, data, lambda: done.append("lives"))
+    for seconds, most in ((0.0, 512), (0.3, 3), (0.0, 512), (100.0, 1)):
+        seconds_a_row[0] = seconds
+        made(slow, (0, 0, 0, BLOCK))
+        done.clear()
+        made(slow, (0, 0, 0, 600))
+        assert max(rows for rows in done[1::2] if isinstance(rows, int)) == most
+        assert done[::2] == ["lives"] * (len(done) // 2)
 
 
 def test_its_files_can_be_closed(served: ServedSet):
