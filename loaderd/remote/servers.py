@@ -91,6 +91,7 @@ class Servers:
         self._lock = threading.Lock()
         self._ways: list[_Way] = []
         self._spare: list[_Way] = []
+        self._answered_s = 0.0
         self.use(addresses)
 
     def use(self, addresses: tuple[str, ...]) -> None:
@@ -106,15 +107,16 @@ class Servers:
     def ask(self, call: Callable[[Calls, float], _Answer], limit_s: float) -> _Answer:
         """What ``call(calls, timeout_s)`` returns for the first server that answers.
 
-        Raises ServerError if none answers for ``limit_s`` seconds, a server's reason if all refuse or fail, and at
-        once the error of a request that is wrong itself. If all are Lacking, the last one's answer is returned.
+        Raises ServerError if none answers for ``limit_s`` seconds, neither this call nor another, a server's reason
+        if all refuse or fail, and at once the error of a request that is wrong itself. If all are Lacking, the last
+        one's answer is returned.
         """
         began_s = time.monotonic()
         failures = 0
         last = "there is no address of one"
         said: Said = {}
         while True:
-            is_over = time.monotonic() - began_s > limit_s
+            is_over = time.monotonic() - max(began_s, self._answered_s) > limit_s
             if is_over and failures:
                 break
             way = self._choose(said, all_of_them=is_over)
@@ -177,6 +179,7 @@ class Servers:
                 way.on_the_way -= 1
         took_s = time.monotonic() - began_s
         with self._lock:
+            self._answered_s = time.monotonic()
             weight = _WEIGHT_OF_LAST if way.answer_s else 1.0
             way.answer_s += weight * (took_s - way.answer_s)
             is_back, way.away_s, way.refusal = way.away_s > _MOST_AWAY_S / 2, _FIRST_AWAY_S, None

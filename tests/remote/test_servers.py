@@ -140,6 +140,21 @@ def test_no_record_is_lost_while_a_server_is_away():
         servers.ask(call, 0.5)
 
 
+def test_servers_that_answer_other_calls_are_not_away():
+    """Where rows are slow to make, a call may wait for long until it is its turn."""
+    busy = [True] * 10
+
+    def call(calls: Calls, timeout_s: float) -> str:
+        servers.ask(lambda calls, timeout_s: "an answer to another call", 0.2)
+        if busy:
+            busy.pop()
+            raise OutOfReach("it makes other rows first")
+        return "an answer"
+
+    servers = Servers((HERE,), Settings(), lambda text: None)
+    assert servers.ask(call, 0.2) == "an answer"
+
+
 def test_not_all_of_many_servers_are_asked_for_a_record_that_kills_makers():
     asked: list[str] = []
 
