@@ -20,6 +20,7 @@ from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Made, Make, Making, Waits
 from loaderd.protocol.process import how_it_ended
 from loaderd.protocol.starting import start_process
+from loaderd.protocol.worker_messages import MOST_ROW_FAULTS
 
 _LIMIT_S = 60.0  # of silence; while storage is asked again, or rows are made, a maker says so, however long it takes
 _FEWEST_CALLS, _MOST_CALLS = 4, 32
@@ -27,7 +28,7 @@ _LONGEST_WAIT_S = 0.25
 _WEIGHT_OF_LAST = 0.2
 _END_S = 3.0
 _MAX_DEATHS = 3  # at a row, or before the first one
-_MOST_DEATHS = 20  # at a ticket: a function that always crashes is not called for thousands of rows
+_MOST_DEATHS = _MAX_DEATHS * (MOST_ROW_FAULTS + 1)  # at a ticket: where more rows are to blame, it is the function
 _NO_ROW = -1
 _REMEMBERED_S = 300.0
 _MOST_REMEMBERED = 1000
@@ -126,7 +127,7 @@ class Makers:
         """A maker's answer. Raises NotReady, and the error that the maker has met.
 
         If a maker died of it in the last five minutes, its rows are made one by one, and rows of which three makers
-        died are left out. Raises WorkerError if twenty died of it, or three before the first row.
+        died are left out. Raises WorkerError if three died before the first row, or of more than 32 rows.
         """
         digest = sha256(wanted.text).digest()  # to count deaths by: a ticket may be long
         with self._lock:

@@ -143,15 +143,14 @@ def test_deaths_are_remembered_and_not_their_tickets(start_server, monkeypatch):
         ticket = {"dataset": "train", "data": msgpack.unpackb(result.body.to_pybytes())["digest"]}
 
         def ask(first):
-            text = json.dumps({**ticket, "rows": [[first, 0, 0, 16]]}).encode() + b" " * (4_000_000)
-            client.do_get(flight.Ticket(text)).read_all()
+            text = json.dumps({**ticket, "rows": [[first, 0, 0, 1]]}).encode() + b" " * (4_000_000)
+            return client.do_get(flight.Ticket(text)).read_all()
 
         before = pss_bytes(server.gateway.pid)
         for first in range(12):
             with pytest.raises(flight.FlightUnavailableError, match="the process that made the rows has ended"):
                 ask(first)
-        with pytest.raises(pa.ArrowException, match="20 processes of the server died"):
-            ask(0)
+        assert ask(0).num_rows == 1, "without the record"
     assert pss_bytes(server.gateway.pid) - before < 30_000_000
 
 

@@ -228,6 +228,22 @@ def test_a_maker_of_slow_rows_is_not_silent(
     end(some)
 
 
+def test_where_too_many_rows_kill_makers_the_request_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
+):
+    monkeypatch.setattr(
+        network_server, "MODULE", network_server.MODULE.replace("2 * id", "__import__('os')._exit(1)")
+    )
+    monkeypatch.setattr(makers, "_MOST_DEATHS", 5)
+    some, digest = started_here(monkeypatch, tmp_path, start_server, limit_s=60.0)
+    ticket = to_json(RowsTicket("train", digest, ((0, 0, 0, 2),)))
+    with pytest.raises(NotReady, match="has ended"):
+        some.make(Make(ticket, 0))
+    with pytest.raises(WorkerError, match="5 processes of the server died while they made these rows"):
+        some.make(Make(ticket, 0))
+    assert some.restarts == 5
+
+
 def test_rows_of_shards_that_a_new_daemon_cannot_list_are_not_there_yet(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
 ):
