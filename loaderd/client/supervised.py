@@ -33,11 +33,11 @@ from loaderd.client.end import ProgramEnds
 from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import Source
-from loaderd.errors import ClosedError, Damage, LoaderdError, OptionError
+from loaderd.errors import ClosedError, Damage, LoaderdError
 from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass
-from loaderd.plan.positions import Course, Position
+from loaderd.plan.positions import Course, Position, compare_listings
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Listed
 
@@ -122,11 +122,7 @@ class SupervisedStream(Stream):
         """Take over what the daemon says of its data; the connection is in order from here on."""
         data = self._now.data
         listing = data.listing
-        if wanted is not None and listing != wanted:
-            raise OptionError(
-                f"the position belongs to other data: to the shards {wanted}, and those there now are {listing}",
-                hint="Bring them back, or go without the position.",
-            )
+        compare_listings(wanted, listing)
         self.data = data
         self.counts.report.add("index", [Damage(**damage) for damage in data.damages])
         source = self._source

@@ -31,7 +31,7 @@ from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.plan.passes import Listing
-from loaderd.plan.positions import listing_in
+from loaderd.plan.positions import Position, listing_in
 from loaderd.protocol.messages import Ask, Found, Message, Open, State, Warned
 from loaderd.protocol.worker_messages import UseServers
 from loaderd.redaction import redacted
@@ -88,7 +88,8 @@ class PrivateDaemon(Daemon):
         # Imported only here: few streams have their records elsewhere.
         from loaderd.daemon.preparing.remote_preparation import RemotePreparation
 
-        return RemotePreparation(lambda: self._remote, self._workforce, listing)
+        belongs_to = None if self._start is None else Position.from_json(self._start).of
+        return RemotePreparation(lambda: self._remote, self._workforce, listing, belongs_to)
 
     def _begin(
         self,

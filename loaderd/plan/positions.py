@@ -90,6 +90,12 @@ def listing_in(start: str | None) -> Listing | None:
     return None if start is None else Position.from_json(start).listing
 
 
+def order_of(options: StreamOptions, window_records: int) -> dict[str, Any]:
+    """What a position says in ``of`` of the order of a stream with windows of so many rows."""
+    order = f"in blocks of {options.block_records}, " if options.shuffle else "none, "
+    return {"seed": options.seed, "shuffle": f"{order}in windows of {window_records}"}
+
+
 class Course:
     """The sequence of all passes of a loader, and where in it a position is. Pure arithmetic."""
 
@@ -137,7 +143,7 @@ class Course:
     def pass_from_json(self, text: str | bytes) -> Pass:
         """The pass that :meth:`pass_to_json` wrote. Raises OptionError if its steps are other batches here."""
         values = json.loads(text)
-        _compare(values["of"], self._counted)
+        compare(values["of"], self._counted)
         return pass_of(values["pass"])
 
     @property
@@ -199,7 +205,7 @@ class Course:
     def find(self, position: Position) -> tuple[Pass, int]:
         """The pass and the step of a position. Raises OptionError where it is of other data, or does not exist."""
         if position.of:
-            _compare(position.of, self._of)
+            compare(position.of, self._of)
         num_hosts, batch_size = self._options.shard[1], self._options.batch_size
         was_hosts, was_batch_size = position.hosts or num_hosts, position.batch_size or batch_size
         first_epoch = position.first_epoch
@@ -247,7 +253,17 @@ class Course:
         return step
 
 
-def _compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def compare_listings(then: Listing | None, now: Listing | None) -> None:
+    """Raise OptionError if the shards that a position names are not those that were found."""
+    if then is not None and now != then:
+        raise OptionError(
+            f"the position belongs to other data: to the shards {then}, and those there now are {now}",
+            hint="Bring them back, or go without the position.",
+        )
+
+
+def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise OptionError, which names what differs, if a position of ``then`` does not belong to what is there now."""
     names = [*now, *[name for name in then if name not in now]]
     differences = [
         f"  {name}: {then.get(name, 'nothing')} when the position was taken, {now.get(name, 'nothing')} now"

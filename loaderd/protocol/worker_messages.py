@@ -119,11 +119,15 @@ class ListTask(NamedTuple):
 
 
 class AskTask(NamedTuple):
-    """Daemon: ask servers for a table. ``of``: a pickled ``remote.source.RemoteSet``; ``listing`` as in a ticket."""
+    """Daemon: ask servers for a table. ``stream``: a pickled ``remote.source.RemoteStream``.
+
+    ``listing`` as in a ticket; ``belongs_to``: the ``of`` of a position in the data that are wanted, or nothing.
+    """
 
     task: int
-    of: bytes
+    stream: bytes
     listing: Listing | None
+    belongs_to: dict[str, Any]
 
 
 class UseServers(NamedTuple):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import concurrent.futures as futures
 import contextlib
-from collections.abc import Callable
-from typing import TypeVar
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from loaderd.plan.passes import Listing
+from loaderd.errors import OptionError, ServerError
+from loaderd.options import StreamOptions
+from loaderd.plan.positions import compare, compare_listings, order_of
+from loaderd.protocol.worker_messages import AskTask
+from loaderd.remote.calls import Calls
 from loaderd.remote.servers import Servers
-from loaderd.remote.source import RemoteSet
+from loaderd.remote.source import RemoteStream
+from loaderd.remote.tables import Table, table_from_wire
 from loaderd.remote.tickets import TABLE, TableRequest, to_json
 
 _TELL_EVERY_S = 0.5
@@ -27,20 +33,47 @@ def wait_telling(answer: futures.Future[_Answer], tell: Callable[[int], None]) -
         tell(0)
 
 
-def ask_table(
-    of: RemoteSet,
-    listing: Listing | None,
-    tell: Callable[[int], None],
-    say: Callable[[str], None],
-) -> bytes:
-    """The encoded table of a data set (``remote.tables``), from one of its servers. Raises as ``Servers.ask``."""
+class _OtherData(ServerError):
+    """A server has other data than are wanted, as ``why`` says."""
+
+    def __init__(self, address: str, why: OptionError) -> None:
+        super().__init__(f"the server at {address}: {why.message}")
+        self.why = why
+
+
+def ask_table(task: AskTask, tell: Callable[[int], None], say: Callable[[str], None]) -> bytes:
+    """The encoded table of a data set (``remote.tables``), from one of its servers.
+
+    Raises as ``Servers.ask``; OptionError if all of them have other data than are wanted.
+    """
+    stream: RemoteStream = pickle.loads(task.stream)
+    of = stream.of
     servers = Servers(of.addresses, of.settings, say)
-    body = to_json(TableRequest(of.name, listing))
+    request = TableRequest(of.name, task.listing)
+    body = to_json(request)
+
+    def call(calls: Calls, timeout_s: float) -> bytes:
+        try:
+            found = calls.act(TABLE, body, timeout_s)
+            table = table_from_wire(found, calls.address)
+            compare_listings(request.listing, table.listing)
+            if task.belongs_to:
+                _compare_order(task.belongs_to, table, stream.options)
+        except OptionError as error:
+            raise _OtherData(calls.address, error) from None
+        return found
+
     pool = futures.ThreadPoolExecutor(1)
     try:
-        answer: futures.Future[bytes] = pool.submit(
-            servers.ask, lambda calls, timeout_s: calls.act(TABLE, body, timeout_s), of.limit_s
-        )
-        return wait_telling(answer, tell)
+        return wait_telling(pool.submit(servers.ask, call, of.limit_s), tell)
+    except _OtherData as error:
+        raise error.why from None
     finally:
         pool.shutdown(wait=False)
+
+
+def _compare_order(belongs_to: Mapping[str, Any], table: Table, options: StreamOptions) -> None:
+    """Raise OptionError if the servers of a position had other data, or another order of them, than the table."""
+    options = table.ordered(options)
+    decided = {name: value for name, value in belongs_to.items() if name != "remainder"}  # that is the consumer's
+    compare(decided, {**table.of, **order_of(options, options.window_records(table.row_bytes))})

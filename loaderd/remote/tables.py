@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from numbers import Rational
 from typing import Any
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix
 from loaderd.errors import Damage, LoaderdError, ServerError
-from loaderd.options import Shuffle
+from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.passes import Listing, listing_of
 from loaderd.protocol.messages import Welcome
 from loaderd.schema import Schema
@@ -57,6 +57,11 @@ class Table:
     def schema(self) -> Schema:
         """The schema that unpacks rows."""
         return self.dataset.leaves()[0].schema
+
+    def ordered(self, options: StreamOptions) -> StreamOptions:
+        """``options``, with the order that the servers have decided on."""
+        leaf = self.dataset.leaves()[0]
+        return replace(options, shuffle=leaf.shuffle, seed=leaf.seed, on_corrupt=leaf.on_corrupt)
 
 
 def welcome_to(dataset: AnyDataset, unpacking: Schema, row_bytes: int) -> Welcome:

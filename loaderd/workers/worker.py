@@ -360,7 +360,7 @@ class Worker:
         if isinstance(task, AskTask):
             from loaderd.remote.ask_once import ask_table  # Arrow Flight, for those who need it
 
-            return TableFound(task.task, ask_table(pickle.loads(task.of), task.listing, self._tell, self._say))
+            return TableFound(task.task, ask_table(task, self._tell, self._say))
         if isinstance(task, IndexTask):
             return index_shard(task, self._tell, self._access_of(task.storage))
         executor = self._streams[task.stream].executor

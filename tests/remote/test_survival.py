@@ -13,12 +13,12 @@ import threading
 
 import network_server
 import pytest
-from network_server import descendants
+from network_server import MODULE, NetworkServer, descendants
 from own_processes import DAEMON, children_of, wait_for_no_daemon
 from serving import wait_until
 
 import loaderd
-from loaderd.errors import ServerError, WorkerError
+from loaderd.errors import OptionError, ServerError, WorkerError
 
 EPOCHS = 10
 
@@ -301,8 +301,6 @@ def test_other_data_are_refused(borrow_server, tmp_path, write_numbered_to):
     """A server of the same name that has other shards is not believed."""
     one = borrow_server()
     write_numbered_to(tmp_path / "other" / "shards", [500])
-    from network_server import NetworkServer
-
     other = NetworkServer(tmp_path / "other", {})
     try:
         with connect(one, epochs=None) as loader:
@@ -316,6 +314,43 @@ def test_other_data_are_refused(borrow_server, tmp_path, write_numbered_to):
                     pass
     finally:
         other.close()
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_resume_waits_for_the_server_that_has_its_data(tmp_path, write_numbered_to, monkeypatch, caplog, grows):
+    """While the others have new data already, as in a rolling update."""
+    if grows:
+        monkeypatch.setattr("network_server.MODULE", MODULE.replace("=16))", "=16), refresh='epoch')"))
+    servers, over = [], threading.Event()
+    for name, sizes in (("old", [300, 400, 300]), ("new", [300, 400, 500])):
+        write_numbered_to(tmp_path / name / "shards", sizes)
+        servers.append(NetworkServer(tmp_path / name, {}))
+    old, new = servers
+
+    def come_back():
+        wait_until(lambda: over.is_set() or "belongs to other data" in caplog.text)
+        old.start_gateway(port=old.port)
+
+    coming_back = threading.Thread(target=come_back)
+    try:
+        with connect(old, epochs=1) as loader:
+            batches = iter(loader)
+            next(batches)
+            position = loader.position
+            expected = [batch["id"].tolist() for batch in batches]
+        with pytest.raises(OptionError, match="the position belongs to other data"):
+            connect(new, start=position)
+        old.gateway.kill()
+        old.gateway.wait()
+        coming_back.start()
+        with connect(old, new, epochs=1, start=position) as loader:
+            assert [batch["id"].tolist() for batch in loader] == expected
+    finally:
+        over.set()
+        if coming_back.ident:
+            coming_back.join()
+        for server in servers:
+            server.close()
 
 
 def test_the_processes_end_with_who_started_them(borrow_server):

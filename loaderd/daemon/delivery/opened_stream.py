@@ -17,7 +17,7 @@ from loaderd.memory.samples import Seen, encode_facts
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.positions import Course, Position
+from loaderd.plan.positions import Course, Position, order_of
 from loaderd.protocol.messages import Listed, Opened, PageSize
 from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialTask
 from loaderd.snapshots import Kernels
@@ -96,12 +96,10 @@ class OpenedStream:
 
     def _of(self, data: Data | RemoteData) -> dict[str, Any]:
         options = self._description.options
-        order = f"in blocks of {options.block_records}, " if options.shuffle else "none, "
         return {
             "features": self._description.schema.stored_fingerprint,
             **data.of,
-            "seed": options.seed,
-            "shuffle": f"{order}in windows of {self._window_records}",
+            **order_of(options, self._window_records),
             "remainder": options.remainder,
         }
 

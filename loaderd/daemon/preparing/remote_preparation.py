@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from loaderd.daemon.pool.tasks import AskWork, Task, TaskSource
 from loaderd.daemon.pool.workforce import Workforce
@@ -23,17 +23,23 @@ from loaderd.remote.tables import Table, table_from_wire, welcome_to
 class RemotePreparation(Preparation, TaskSource):
     """A source of one task. When there are ``data``, ``table`` is what the servers say of them.
 
-    ``stream`` returns the stream that is wanted, with the present addresses of the servers.
+    ``stream`` returns the stream that is wanted, with the present addresses of the servers. ``belongs_to``: what the
+    position to begin at belongs to, as its ``of``; servers of other data are not asked.
     """
 
     doing = "requested from its servers"
 
     def __init__(
-        self, stream: Callable[[], RemoteStream], workforce: Workforce, listing: Listing | None = None
+        self,
+        stream: Callable[[], RemoteStream],
+        workforce: Workforce,
+        listing: Listing | None = None,
+        belongs_to: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(workforce, listing)
         self.table: Table | None = None
         self._stream = stream
+        self._belongs_to = dict(belongs_to or {})
         self._is_begun = False
         self._is_source = True
         workforce.add_source(self, self._message)
@@ -43,9 +49,8 @@ class RemotePreparation(Preparation, TaskSource):
     def description(self) -> StreamDescription:
         """The stream of the servers' data set, in the order that they have decided on."""
         assert self.table is not None
-        table, leaf = self.table, self.table.dataset.leaves()[0]
-        options = replace(self._stream().options, shuffle=leaf.shuffle, seed=leaf.seed, on_corrupt=leaf.on_corrupt)
-        return StreamDescription(table.dataset, options, row_bytes=table.row_bytes)
+        options = self.table.ordered(self._stream().options)
+        return StreamDescription(self.table.dataset, options, row_bytes=self.table.row_bytes)
 
     @property
     def welcome(self) -> Welcome:
@@ -54,7 +59,7 @@ class RemotePreparation(Preparation, TaskSource):
         return welcome_to(self.table.dataset, self.table.schema, self.table.row_bytes)
 
     def _message(self, task: Task) -> AskTask:
-        return AskTask(task.number, pickle.dumps(self._stream().of), self.listing)
+        return AskTask(task.number, pickle.dumps(self._stream()), self.listing, self._belongs_to)
 
     def next_task(self) -> Task | None:
         if self._is_begun:
