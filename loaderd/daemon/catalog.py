@@ -2,7 +2,8 @@
 
 The command line names a data set by module and attribute, ``mypackage.datasets:train``; consumers know it as
 ``train``. So no code comes from outside. The shards of a data set are listed once, when the server starts, so that
-all consumers see the same data. (Where data sets grow, each epoch lists them again.)
+all consumers see the same data; a daemon that takes another's place leaves later ones out (``shard_note``). (Where
+data sets grow, each epoch lists them again.)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from loaderd.daemon.pool.workforce import Workforce
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.daemon.preparing.local_preparation import LocalPreparation
 from loaderd.daemon.preparing.preparation import Prepare
+from loaderd.daemon.shard_note import Found, ShardNote
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, with_schema
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.anonymous import SharedMemory
@@ -54,6 +56,7 @@ class Served:
     dataset: AnyDataset
     options: StreamOptions
     preparation: LocalPreparation
+    note: ShardNote
     _listed: dict[LocalPreparation, float] = field(default_factory=dict)
     """Of a data set that grows: the listings asked for, and when last (``time.monotonic``), the latest at the end."""
     _had: set[LocalPreparation] = field(default_factory=set)
@@ -67,11 +70,18 @@ class Served:
         """Go on with all preparations; returns their warnings."""
         for each in (self.preparation, *self._listed):
             each.advance()
+        if self.preparation.data is not None and self.name not in self.note.shards:
+            self.note.add(self.name, self.preparation.found())
         found = [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
         if self.preparation.finished:
             self._retry_if_failed(workforce)
         self._drop_unwanted()
         return found
+
+    @property
+    def _found_before(self) -> Found | None:
+        """The shards that the data set is to have, if they were found before."""
+        return _noted(self.name, self.dataset, self.note)
 
     def _retry_if_failed(self, workforce: Workforce) -> None:
         """Prepare again after a failure, less and less often: storage may come back, or missing shards be added."""
@@ -84,7 +94,9 @@ class Served:
             self._retry_at_s = now_s + self._retry_s
             self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
         elif now_s >= self._retry_at_s:
-            self.preparation = LocalPreparation(self.dataset, self.options, workforce)
+            self.preparation = LocalPreparation(
+                self.dataset, self.options, workforce, found_before=self._found_before
+            )
 
     def prepare(
         self, description: StreamDescription, workforce: Workforce
@@ -92,7 +104,13 @@ class Served:
         """The preparation of a stream's data; and, if the data set grows, a function that makes another one."""
         if not self.dataset.grows:
             return self.preparation, None
-        prepare = partial(LocalPreparation, description.dataset, description.options, workforce)
+        prepare = partial(
+            LocalPreparation,
+            description.dataset,
+            description.options,
+            workforce,
+            found_before=self._found_before,
+        )
         return prepare(listing_in(description.start)), prepare
 
     def data(self, listing: Listing | None, workforce: Workforce) -> tuple[DataIs, SharedMemory | None]:
@@ -122,7 +140,7 @@ class Served:
             if sum(not each.finished for each in self._listed) >= _MOST_PREPARED:
                 return None
             known = next((each.indexes for each in reversed(self._listed) if each.indexes), self.preparation.indexes)
-            found = LocalPreparation(self.dataset, self.options, workforce, listing, known)
+            found = LocalPreparation(self.dataset, self.options, workforce, listing, known, self._found_before)
         self._listed.pop(found, None)
         self._listed[found] = time.monotonic()
         if found.finished:
@@ -206,6 +224,13 @@ class Served:
         return slots + MIN_ARENAS * options.window_records(schema.row_bytes) * schema.row_bytes
 
 
+def _noted(name: str, dataset: AnyDataset, note: ShardNote) -> Found | None:
+    """The shards that a note says the data set has; None if the user's module joins other sets by now."""
+    found = note.shards.get(name)
+    fits = found is not None and [each is None for each in found] == [leaf.grows for leaf in dataset.leaves()]
+    return found if fits else None
+
+
 def data_of(contents: bytes) -> tuple[AnyDataset, Data]:
     """The way back from :meth:`Served.data`. Sets ``sys.path`` to the daemon's: modules are imported from there."""
     sys.path[:], data = pickle.loads(contents)
@@ -213,7 +238,9 @@ def data_of(contents: bytes) -> tuple[AnyDataset, Data]:
     return dataset, Data(dataset, options, sets, indexes.__getitem__, listing)
 
 
-def load_catalog(targets: Sequence[str], workers: int | None, workforce: Workforce) -> dict[str, Served]:
+def load_catalog(
+    targets: Sequence[str], workers: int | None, workforce: Workforce, note: ShardNote
+) -> dict[str, Served]:
     """Import the data sets of ``targets``, and begin to prepare them. Raises ServerError if one cannot be served."""
     catalog: dict[str, Served] = {}
     for target in targets:
@@ -230,7 +257,8 @@ def load_catalog(targets: Sequence[str], workers: int | None, workforce: Workfor
             storage=common.storage,
             workers=workers,
         )
-        catalog[name] = Served(name, dataset, options, LocalPreparation(dataset, options, workforce))
+        preparation = LocalPreparation(dataset, options, workforce, found_before=_noted(name, dataset, note))
+        catalog[name] = Served(name, dataset, options, preparation, note)
     return catalog
 
 

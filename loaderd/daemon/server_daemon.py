@@ -27,6 +27,7 @@ from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.server_consumers import Consumer, Limits, asked_once
 from loaderd.daemon.session import Session
+from loaderd.daemon.shard_note import ShardNote
 from loaderd.daemon.who_waits import describe
 from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
@@ -114,7 +115,8 @@ class ServerDaemon(Daemon):
 
     def _from_parent(self, message: Message) -> None:
         if isinstance(message, Serve):
-            self._serve(message.settings, socket.socket(fileno=self._supervisor.take_fd()))
+            listener = socket.socket(fileno=self._supervisor.take_fd())
+            self._serve(message.settings, listener, ShardNote(self._supervisor.take_fd()))
         elif isinstance(message, AskStatus):
             self._tell_supervisor()
         elif isinstance(message, Drain):
@@ -129,11 +131,11 @@ class ServerDaemon(Daemon):
         self._wires.post(PARENT, Status({**self.report(), "left": self._left}))
         self._left = []
 
-    def _serve(self, settings: dict[str, Any], listener: socket.socket) -> None:
+    def _serve(self, settings: dict[str, Any], listener: socket.socket, note: ShardNote) -> None:
         logs.configure(settings["log_format"], "daemon")
         self._limits = Limits(**{each.name: settings[each.name] for each in fields(Limits)})
         self._workers = settings["workers"] or default_workers()
-        self._catalog = load_catalog(settings["targets"], self._workers, self._workforce)
+        self._catalog = load_catalog(settings["targets"], self._workers, self._workforce, note)
         self._workforce.start(self._workers)
         self._listener = listener
         listener.setblocking(False)

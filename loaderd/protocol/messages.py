@@ -109,7 +109,10 @@ class Status(NamedTuple):
 
 
 class Serve(NamedTuple):
-    """Supervisor: serve this (``server.settings``); the listening Unix socket comes with the message."""
+    """Supervisor: serve this (``server.settings``).
+
+    The listening Unix socket comes with the message, and the file of ``daemon.shard_note``.
+    """
 
     settings: dict[str, Any]
 

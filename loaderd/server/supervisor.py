@@ -28,7 +28,7 @@ from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Drain, Gateway, Message, Serve, Stop
 from loaderd.server import announce, systemd
 from loaderd.server.certificates import check_secrets
-from loaderd.server.child import Child, Heard
+from loaderd.server.child import Child, Heard, NoteFile
 from loaderd.server.health import HealthServer, Page, healthz, livez, readyz
 from loaderd.server.output import Output
 from loaderd.server.post import Post
@@ -47,7 +47,7 @@ _logger = logging.getLogger("loaderd")
 
 
 class Supervisor:
-    """Raises ServerError, OptionError or OSError if the server cannot listen as its options say."""
+    """Raises ServerError, OptionError or OSError if the server cannot listen as its options say, DaemonError."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
@@ -60,6 +60,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._next_daemon: Child | None = None
         self._next_options = options
+        self._note = self._next_note = NoteFile()
         self._reload_wanted = False
         self._stopping = ""
         self._kill_at_s = 0.0
@@ -163,7 +164,8 @@ class Supervisor:
             for warning in check_secrets(options):
                 _logger.warning("%s", warning)
             _logger.info("reload: another daemon is started")
-            self._next_daemon = self._child_of(self._daemon)
+            self._next_note = NoteFile()
+            self._next_daemon = self._child_of(self._daemon, self._next_note)
         except LoaderdError as error:
             _logger.error("reload failed, the server goes on as it was: %s", error)
         else:
@@ -172,15 +174,15 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------- children
 
-    def _first_message(self, post: Post) -> tuple[Message, tuple[int, ...]]:
+    def _first_message(self, post: Post, note: NoteFile) -> tuple[Message, tuple[int, ...]]:
         if post is self._daemon:
-            return Serve(self._options.for_daemon()), (self._socket.socket.fileno(),)
+            return Serve(self._options.for_daemon()), (self._socket.socket.fileno(), note.fd)
         assert self._listen is not None
         return Gateway(self._options.for_gateway(self._listen)), ()
 
-    def _child_of(self, post: Post) -> Child:
+    def _child_of(self, post: Post, note: NoteFile) -> Child:
         heard, captures = self._count_of(post), self._options.log_format == "json"
-        child = Child(post.name, post.module, *self._first_message(post), heard, captures)
+        child = Child(post.name, post.module, *self._first_message(post, note), heard, captures)
         self._children.append(child)
         if child.output is not None:
             self._selector.register(child.output, selectors.EVENT_READ, partial(self._pass_on, child.output))
@@ -202,7 +204,7 @@ class Supervisor:
         post.due_s = None
         post.began_s = time.monotonic()
         try:
-            post.child = self._child_of(post)
+            post.child = self._child_of(post, self._note)
         except DaemonError as error:
             self._missed(post, error)
 
@@ -233,6 +235,7 @@ class Supervisor:
         """The next daemon is ready: have it replace the current one."""
         before = self._daemon.child
         self._daemon.child, self._daemon.due_s, self._next_daemon = child, None, None
+        self._note = self._next_note
         self._options = self._next_options
         self._daemon.began_s = time.monotonic()
         _logger.info("reloaded: %s serves now", child)

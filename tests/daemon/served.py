@@ -42,6 +42,7 @@ from loaderd.protocol.messages import (
 )
 from loaderd.protocol.starting import start_process
 from loaderd.schema.wire import from_wire as schema_from_wire
+from loaderd.server.child import NoteFile
 from loaderd.subscription import Subscription
 
 Kind = TypeVar("Kind", bound=Message)
@@ -202,6 +203,7 @@ def serve(folder: Path, module: str, source: str, *names: str, **settings: Any) 
     """A daemon that serves data sets of a module of that ``source``."""
     (folder / f"{module}.py").write_text(source)
     path = folder / f"{module}.sock"
+    note = NoteFile()
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener, pytest.MonkeyPatch.context() as patch:
         listener.bind(str(path))
         listener.listen(64)
@@ -218,7 +220,7 @@ def serve(folder: Path, module: str, source: str, *names: str, **settings: Any) 
             "log_format": "lines",
             **settings,
         }
-        supervisor.send(Serve(chosen), (listener.fileno(),))
+        supervisor.send(Serve(chosen), (listener.fileno(), note.fd))
         daemon = ServedDaemon(process, supervisor, path)
         try:
             daemon.answer(Status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import pytest
 
 from loaderd.daemon import catalog
 from loaderd.daemon.catalog import Served
+from loaderd.daemon.shard_note import ShardNote
 from loaderd.errors import NoShardsError
 from loaderd.plan.passes import Listing
 
@@ -25,6 +27,7 @@ class Preparation:
         self.finished_s: float | None = None
         self.error: Exception | None = None
         self.cancelled = False
+        self.data = None
         self.indexes: dict[Any, Any] = {}
 
     @property
@@ -54,8 +57,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(Preparation, "held", False)
     monkeypatch.setattr(catalog, "LocalPreparation", Preparation)
     monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: Preparation.now_s))
+    note = ShardNote(os.memfd_create("note"))
     grows = cast(Any, SimpleNamespace(grows=True))
-    return Served("train", grows, cast(Any, None), cast(Any, Preparation(None, None, None)))
+    return Served("train", grows, cast(Any, None), cast(Any, Preparation(None, None, None)), note)
 
 
 def ask(served: Served, number: int | None) -> Preparation:

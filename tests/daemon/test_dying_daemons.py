@@ -17,7 +17,7 @@ from accidents import Check, Grenade, crashing_schema, fetch_all
 from own_processes import DAEMON, children_of, family_of, kill, newest_daemon, wait_ends, workers_of
 
 import loaderd
-from loaderd.errors import ClosedError, DaemonError, OptionError
+from loaderd.errors import ClosedError, DaemonError, NoShardsError, OptionError
 from loaderd.plan.passes import Pass
 
 Write = Callable[..., list[Path]]
@@ -247,6 +247,19 @@ def test_another_daemon_refuses_other_data(
         assert numbers == list(range(len(numbers))), "what was ready is given out, and nothing else"
         with pytest.raises(ClosedError, match="the loader ended: the position belongs to other data"):
             next(batches)
+
+
+def test_another_daemon_finds_none_of_the_shards(write_numbered: Write, numbered_schema: loaderd.Schema):
+    """But others, which match the same pattern."""
+    (shard,) = write_numbered([500])
+    pattern = str(shard.parent / "*.tfrecord")
+    with loaderd.Loader(pattern, numbered_schema, batch_size=10, workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        shard.rename(shard.parent / "other.tfrecord")
+        kill(newest_daemon())
+        with pytest.raises(NoShardsError, match=f"none of the 1 shards that were found before .* as .*{shard}"):
+            list(batches)
 
 
 def test_another_daemon_has_room_for_what_was_left_by_other_hosts(

@@ -19,6 +19,7 @@ from loaderd.errors import from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Gateway, Message, Serve, Status, Stop
 from loaderd.protocol.starting import start_process
+from loaderd.server.child import NoteFile
 
 SETTINGS = {
     "host": "127.0.0.1",
@@ -68,6 +69,7 @@ class NetworkServer:
         self._path.unlink(missing_ok=True)
         self._listener.bind(str(self._path))
         self._listener.listen()
+        self._note = NoteFile()
         self._children: list[tuple[Any, Channel]] = []
         self.start_daemon()
         self.start_gateway(**settings)
@@ -82,7 +84,9 @@ class NetworkServer:
         serve = Serve({"targets": ["datasets_of_test:train"], "workers": 2, "log_format": "lines", **LIMITS})
         sys.path.insert(0, str(self._module.parent))  # where a process that is started here imports from
         try:
-            self.daemon, _ = self._start("loaderd.daemon.server_daemon", serve, (self._listener.fileno(),))
+            self.daemon, _ = self._start(
+                "loaderd.daemon.server_daemon", serve, (self._listener.fileno(), self._note.fd)
+            )
         finally:
             sys.path.pop(0)
 

@@ -109,6 +109,43 @@ def test_a_daemon_that_dies_is_replaced_and_consumers_wait_for_it(start: Start):
     assert server.process.poll() is None
 
 
+def test_a_daemon_that_is_replaced_leaves_out_shards_that_came_later(start: Start, tmp_path: Path, write_numbered):
+    """And so do the makers, which ask it. One that is reloaded has them."""
+    mix = "loaderd.Mix({'a': 0.5, 'b': 0.5}, {'a': grows, 'b': train}, epoch_records=300)"
+    (tmp_path / "sets.py").write_text(
+        f"{MODULE}\ngrows = loaderd.Dataset('grows/*.tfrecord', schema, refresh='epoch')\nmixed = {mix}\n"
+    )
+    write_numbered([100], "grows")
+    added = [tmp_path / "shards" / f"{number}.tfrecord" for number in (7, 8)]
+
+    def add_and_kill() -> None:
+        write_numbered([50], "later")[0].rename(added.pop())
+        os.kill(server.daemon, signal.SIGKILL)
+        server.wait_line("serves now")
+
+    server = start("sets:train", "sets:mixed", arguments=["--listen", "127.0.0.1:0", "--makers", "1"])
+    addresses = f"unix://{server.path}", server.wait_line("grpc://").split('"')[1]
+    with contextlib.ExitStack() as stack:
+        trainings = []
+        for address, name in ((addresses[0], "mixed"), *((address, "train") for address in addresses)):
+            loader = loaderd.connect(address, name, batch_size=10, epochs=None)
+            trainings.append(iter(stack.enter_context(loader)))
+        found = [next(training)["id"].tolist() for training in trainings]
+        add_and_kill()
+        (maker,) = (pid for pid in server.family() if name_of(pid) == "loaderd-maker")
+        os.kill(maker, signal.SIGKILL)
+        for training, ids in zip(trainings, found, strict=True):
+            for _ in range(149):  # five epochs, more than is made ahead
+                ids += next(training)["id"].tolist()
+    for ids in found[1:]:
+        assert all(sorted(ids[first : first + 300]) == list(range(300)) for first in range(0, 1500, 300))
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_line("train: 350 records in 3 shards")
+    add_and_kill()
+    with loaderd.connect(addresses[0], "train", batch_size=10) as loader:
+        assert loader.statistics().num_records == 350
+
+
 def test_a_server_without_its_supervisor_ends(start: Start):
     server = start()
     server.wait_line("memory:")

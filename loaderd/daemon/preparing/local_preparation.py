@@ -21,7 +21,7 @@ from loaderd.daemon.preparing.list_pass import ListPass
 from loaderd.daemon.preparing.local_data import Data, of_listing
 from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.dataset import AnyDataset
-from loaderd.errors import LoaderdError
+from loaderd.errors import LoaderdError, NoShardsError
 from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import IndexTask, ListTask
@@ -177,4 +177,11 @@ def _of_before(files: list[ShardFile], uris: Sequence[str] | None) -> list[Shard
     if uris is None:
         return files
     before = set(uris)
-    return [file for file in files if file.uri in before]
+    found = [file for file in files if file.uri in before]
+    if not found:
+        raise NoShardsError(
+            f"none of the {len(uris)} shards that were found before is there any more, such as {uris[0]}",
+            hint="Bring them back. Shards that came later are used when the loader is made anew, or the server is "
+            "started again or reloaded.",
+        )
+    return found
