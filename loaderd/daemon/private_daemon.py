@@ -20,8 +20,8 @@ import contextlib
 import os
 import pickle
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
@@ -35,6 +35,8 @@ from loaderd.plan.positions import Position, listing_in
 from loaderd.protocol.messages import Ask, Found, Message, Open, State, Warned
 from loaderd.protocol.worker_messages import UseServers
 from loaderd.redaction import redacted
+from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
 
 if TYPE_CHECKING:
     from loaderd.daemon.preparing.remote_preparation import RemotePreparation
@@ -52,6 +54,8 @@ class PrivateDaemon(Daemon):
     _start: str | None
     _preparation: LocalPreparation | None = None
     """Of shards that are read here, until the consumer has been told which were found."""
+    _shards: list[list[str] | None] | None = None
+    """As in Found: of sets that do not grow, later listings leave out others. None: there was no listing yet."""
 
     def _from_parent(self, message: Message) -> None:
         if isinstance(message, Open):
@@ -75,10 +79,13 @@ class PrivateDaemon(Daemon):
         self._workforce.stall_timeout = wanted.options.stall_timeout
         listing = listing_in(message.start)
         if isinstance(wanted, StreamDescription):
-            prepare = partial(
-                LocalPreparation, wanted.dataset, wanted.options, self._workforce, found_before=message.shards
-            )
-            self._preparation = prepare(listing)
+            self._shards = message.shards
+
+            def prepare(listing: Listing | None, known: Mapping[ShardFile, ShardIndex] | None) -> LocalPreparation:
+                dataset, options = wanted.dataset, wanted.options
+                return LocalPreparation(dataset, options, self._workforce, listing, known, self._shards)
+
+            self._preparation = prepare(listing, None)
             self._begin(wanted, message.description, prepare, self._preparation)
         else:
             self._remote = wanted
@@ -111,7 +118,8 @@ class PrivateDaemon(Daemon):
 
     def _prepare(self) -> None:
         if self._preparation is not None and self._preparation.data is not None:
-            self._wires.post(PARENT, Found(self._preparation.found()))
+            self._shards = self._preparation.found()
+            self._wires.post(PARENT, Found(self._shards))
             self._preparation = None
         asking = self._asking
         if asking is None:

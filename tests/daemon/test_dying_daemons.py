@@ -331,6 +331,30 @@ def test_the_daemon_of_growing_data_dies(
             list(batches)
 
 
+def test_a_set_that_does_not_grow_keeps_its_shards_beside_one_that_does(
+    write_numbered: Write, numbered_schema: loaderd.Schema
+):
+    """So another daemon finds the data of every epoch again."""
+    grows, fixed = (str(write_numbered([50, 50], name)[0].parent / "*.tfrecord") for name in ("grows", "fixed"))
+    sets = {
+        "grows": loaderd.Dataset(grows, numbered_schema, refresh="epoch"),
+        "fixed": loaderd.Dataset(fixed, numbered_schema),
+    }
+    mix = loaderd.Mix(dict.fromkeys(sets, 0.5), sets, epoch_records=100)
+    with loaderd.Loader(mix, batch_size=10, epochs=None, workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        before = loader.position.of
+        (later,) = write_numbered([70], "later")
+        later.rename(Path(fixed).parent / "later.tfrecord")
+        for _ in range(20):
+            next(batches)
+        assert loader.position.epoch == 2 and loader.position.of == before
+        kill(newest_daemon())
+        for _ in range(20):
+            next(batches)
+
+
 def test_what_the_daemon_said_last_is_not_lost(write_numbered: Write, tmp_path: Path):
     """It gave up and ended while nobody listened."""
     no_more = str(tmp_path / "no more")
