@@ -143,6 +143,9 @@ def _builder() -> Any:
             self.game.errors.append(error)
 
         def visit_result(self, result: str) -> None:
+            before = self.game.headers.get("Result", "*")  # of the tag, or else of an earlier one among the moves
+            if before != result and {before, result} <= _RESULTS.keys():
+                self.handle_error(ValueError(f"the result {result} behind the result {before}"))
             self.ended_with = result
             super().visit_result(result)
 

@@ -7,9 +7,10 @@ A game is **tags**, each on a line of its own, and **moves**::
 
     1. e4 { a comment } e5 2. Nf3 1-0
 
-python-chess takes an empty line between moves for the end of the game, passes over words that are no moves, and where
-a comment does not end, takes all that follows for the comment. So it gets each game alone, without empty lines, and
-:func:`split_game` refuses what it would misread.
+python-chess takes an empty line between moves for the end of the game, looks for moves also inside of words that are
+none (f4 in ``♗f4``, which is the bishop's), passes over the other words, and where a comment does not end, takes all
+that follows for the comment. So it gets each game alone, without empty lines, and :func:`split_game` refuses what it
+would misread.
 """
 
 from __future__ import annotations
@@ -29,6 +30,19 @@ _COMMENTS = re.compile(r"\{[^}]*\}|;[^\n]*|^%[^\n]*", re.MULTILINE)
 _TAG = re.compile(rf"\[(?:Event |{_NAME.decode()})")
 _WHOLE_TAG = re.compile(r'\[[A-Za-z0-9][A-Za-z0-9_+#=:-]*\s+"[^"]*"\]\s*')
 _MATTER = re.compile(r"FEN|SetUp|Variant|Result")  # the tags on which positions and scores depend
+# What python-chess takes for a move, legal or not. In a word of _WORDS, it finds no other one.
+_MOVE = (
+    r"(?:[PNBRQK]?[a-h]?[1-8]?[-x]?[a-h][1-8](?:=?[nbrqkNBRQK])?|[PNBRQK]?@[a-h][1-8]"
+    r"|O-O(?:-O)?|0-0(?:-0)?|--|Z0|0000|@@@@)"
+)
+_NUMBER = r"[1-9][0-9]{0,3}"
+_SUFFIX = r"(?:[+#!?=/]|-(?=[+/])|(?<=[+/])-(?![-+/])|\$[0-9]{1,3}|e\.p\.)"  # with +-, =/+ and such, of Scid
+_RESULT = r"(?:\*|1-0|0-1|1/2-1/2)"
+_SPACE = r"[\s\x1a()]"  # Ctrl-Z: the end of a file of DOS
+_WORDS = re.compile(
+    rf"(?:{_SPACE}+|(?:(?:(?:{_NUMBER})?\.+)?{_MOVE}{_SUFFIX}*|{_SUFFIX}+|{_NUMBER}\.*|\.+|{_RESULT})(?={_SPACE}|\Z))*"
+)
+_VARIATIONS = re.compile(rf"[()]|{_MOVE}")
 _SHOWN = 60
 
 
@@ -94,9 +108,34 @@ def _check_tags(tags: list[str], moves: list[str]) -> None:
 
 
 def _check_moves(text: str) -> None:
-    """Outside of comments, there is no bracket."""
+    """Outside of comments, there are whole words of PGN alone, and each variation ends."""
     left = _COMMENTS.sub(" ", text)
     for bracket, what in {"{": "a comment without its end", "}": "the end of a comment", "[": "a tag"}.items():
         _, found, behind = left.partition(bracket)
         if found:
             raise ValueError(f"{what} among the moves, {(found + behind)[:_SHOWN]!r}")
+    if (known := _WORDS.match(left)) is not None and known.end() < len(left):
+        word = left[known.end() :].split(maxsplit=1)[0].encode("latin-1").decode(errors="backslashreplace")
+        raise ValueError(f"a word among the moves that is none of PGN, {word[:_SHOWN]!r}")
+    if "(" in left or ")" in left:
+        _check_variations(left)
+
+
+def _check_variations(left: str) -> None:
+    """Each variation has its end, and a move that it replaces; python-chess passes over a ``(`` that has none."""
+    begins, has_move = [0], [False]
+    for found in _VARIATIONS.finditer(left):
+        if found[0] == "(":
+            if not has_move[-1]:
+                raise ValueError(f"a variation without a move in front of it, {left[found.start() :][:_SHOWN]!r}")
+            begins.append(found.start())
+            has_move.append(False)
+        elif found[0] == ")":
+            begins.pop()
+            has_move.pop()
+            if not begins:
+                raise ValueError(f"the end of a variation among the moves, {left[found.start() :][:_SHOWN]!r}")
+        else:
+            has_move[-1] = True
+    if len(begins) > 1:
+        raise ValueError(f"a variation without its end among the moves, {left[begins[1] :][:_SHOWN]!r}")

@@ -186,6 +186,14 @@ def test_moves_behind_the_result_are_a_fault(tmp_path: Path):
     assert fault.damage.record == 0 and "the move d4 behind the result 0-1" in fault.damage.found
 
 
+def test_a_result_that_is_not_that_of_the_tag_is_a_fault(tmp_path: Path):
+    """Nobody knows which of them it is; an unknown one says nothing."""
+    path = write(tmp_path / "a.pgn", LOST.replace('"0-1"', '"1-0"'), LOST.replace('"0-1"', '"*"'), LOST[:-4] + "*\n")
+    rows, _, (fault,) = read(path, "result")
+    assert scores_of(rows) == [(-1, True)] * 6 and fault.damage is not None
+    assert fault.damage.record == 0 and "the result 0-1 behind the result 1-0" in fault.damage.found
+
+
 def test_the_mark_of_utf_8_may_be_before_any_game(tmp_path: Path):
     """As in files that were joined: the second one was lost, or played on from the initial position."""
     path = tmp_path / "a.pgn"
