@@ -2,6 +2,7 @@
 
 A shard is written under another name, read back, renamed, and then noted. So a shard that has a line is whole,
 whenever the conversion was killed; one that has none is written again. Any process appends a line by one write.
+A conversion that goes on without the faulty records at which the one before stopped has a line of its own, too.
 """
 
 from __future__ import annotations
@@ -98,14 +99,17 @@ class Journal:
             self._file.truncate(0)
             self._file.write(json.dumps(begin).encode() + b"\n")
         else:
-            _check_same(self._folder, json.loads(lines[0]), begin)
+            first, *others = map(json.loads, filter(_is_whole, lines))
+            before = [first, *(kept for kept in others if kept["kind"] == "job")][-1]
+            _check_same(self._folder, before, job)
             if lines[-1]:  # the conversion was killed while it wrote this line
                 self._file.write(b"\n")
-            for line in filter(_is_whole, lines[1:]):
-                written = Written(**{key: value for key, value in json.loads(line).items() if key != "kind"})
-                if self._is_there(written):
+            for kept in others:
+                if kept.pop("kind") == "shard" and self._is_there(written := Written(**kept)):
                     self.done[written.shard] = written
             self._check_empty(ending, _PREFIX)
+            if before["digest"] != begin["digest"]:
+                self._file.write(json.dumps(begin).encode() + b"\n")
         self._file.flush()
         for path in self._folder.glob(f".{_PREFIX}*.tmp"):
             path.unlink()  # of a conversion that was killed
@@ -147,9 +151,11 @@ def _digest_of(job: Mapping[str, Any]) -> str:
 
 
 def _check_same(folder: Path, kept: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    if kept.get("digest") == now["digest"]:
+    if kept.get("on_corrupt") == "raise":
+        now = {**now, "on_corrupt": "raise"}  # nothing was left out of shards that are whole: "skip_record" may go on
+    if kept.get("digest") == _digest_of(now):
         return
-    differ = sorted(key for key in now if key not in ("kind", "digest") and kept.get(key) != now[key])
+    differ = sorted(key for key in now if kept.get(key) != now[key])
     what = "; ".join(_changed(key, kept.get(key), now[key]) for key in differ)
     raise OptionError(
         f"--to {folder} holds another conversion: {what}",

@@ -44,7 +44,7 @@ SCHEMA = Schema.of_stored(chess_eval().features)
 _PIECE_BYTES = 1 << 20
 _LONGEST_LINE = 16 << 20  # a longer one is none of PGN, and may end anywhere
 _SHOWN = 60
-_HINT = 'Mend the game, or pass --on-corrupt "skip_record" to leave such games out.'
+_HINT = 'Pass --on-corrupt "skip_record" to leave out such games; or mend the game, and convert to another folder.'
 _RESULTS = {"1-0": (1, True), "0-1": (-1, True), "1/2-1/2": (0, False)}
 
 

@@ -19,7 +19,10 @@ from loaderd.shards.reader import Reader
 from loaderd.shards.shard_file import Compression, ShardFile
 
 _GROUP_BYTES = 1 << 20
-_HINT = 'Restore the file, or pass --on-corrupt "skip_record" to leave out what is damaged or does not fit.'
+_HINT = (
+    'Pass --on-corrupt "skip_record" to go on without what is damaged or does not fit; '
+    "or restore the file, and convert to another folder."
+)
 
 RowsOrFault = Rows | LoaderdError
 

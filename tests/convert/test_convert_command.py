@@ -185,6 +185,26 @@ def test_damage_stops_it_before_anything_is_written_or_is_left_out(
     assert skipped.returncode == 0 and "3,999 records" in skipped.stdout and "1 record left out" in skipped.stdout
 
 
+def test_after_an_error_it_goes_on_without_the_record(folder: Path):
+    """As the error says. Shards that were whole left nothing out; but those that are whole now may have."""
+    testing.write_shards(folder / "more", [b"no example"])
+    (folder / "more" / "00000.tfrecord").rename(folder / "from" / "more.tfrecord")
+    skipping = [*OPTIONS, "--processes", 1, "--on-corrupt", "skip_record"]
+    stopped = run(folder, *OPTIONS, "--processes", 1, "--to", "to")
+    assert stopped.returncode == 1 and '--on-corrupt "skip_record" to go on without' in stopped.stderr
+    left = shards_in(folder / "to")
+    other = run(folder, *skipping, "--to", "to", "--compression", "gzip")
+    assert other.returncode == 2 and "holds another conversion: compression was none, and is gzip" in other.stderr
+    for were_there in (len(left), 27):
+        done = run(folder, *skipping, "--to", "to")
+        assert done.returncode == 0 and "1 record left out" in done.stdout, done.stderr
+        assert f"{were_there} of these shards were there already" in done.stdout
+    run(folder, *skipping, "--to", "new")
+    assert left.items() <= shards_in(folder / "to").items() and shards_in(folder / "to") == shards_in(folder / "new")
+    back = run(folder, *OPTIONS, "--to", "to")
+    assert back.returncode == 2 and "on_corrupt was skip_record, and is raise" in back.stderr
+
+
 def test_a_source_that_cannot_be_read_is_named_when_it_is_left_out(folder: Path):
     (folder / "from" / "00002.tfrecord").write_bytes(b"ARROW1\0\0")
     options = [*OPTIONS, "--to", "new", "--on-corrupt", "skip_record", "--processes", 1]
