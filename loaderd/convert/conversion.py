@@ -28,7 +28,7 @@ OnProgress = Callable[[int, int], None]
 
 _SHOW_EVERY_S = 0.1
 _AHEAD = 2  # lots for each process: enough that none waits for the next
-_counter: Any = None
+_common: Any = None  # in a process of the pool: the task, the shards that were there, and the counter of bytes
 
 
 def job_of(task: Task, lots: Sequence[Lot]) -> dict[str, Any]:
@@ -80,12 +80,12 @@ def _write_all(
     context = multiprocessing.get_context("spawn")
     counter = context.Value("Q", 0)
     waiting = iter(lots)
-    with ProcessPoolExecutor(processes, context, _begin, (os.getpid(), counter)) as pool:
+    with ProcessPoolExecutor(processes, context, _begin, (os.getpid(), task, done, counter)) as pool:
         try:
             running: set[Future[list[Written]]] = set()
             while True:
                 for lot in waiting:
-                    running.add(pool.submit(_write, task, lot, done))
+                    running.add(pool.submit(_write, lot))
                     if len(running) >= _AHEAD * processes:
                         break
                 if not running:
@@ -112,18 +112,20 @@ def _bytes_of(part: Span | Games, task: Task) -> int:
     return (part.stop - part.first) * Schema.of_stored(task.features).row_bytes
 
 
-def _begin(parent: int, counter: Any) -> None:
+def _begin(parent: int, *common: Any) -> None:
     """Prepare a process of the pool."""
-    global _counter
+    global _common
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
-    _counter = counter
+    _common = common  # once, and not with each lot: a task may have a million files
 
 
-def _write(task: Task, lot: Lot, done: frozenset[str]) -> list[Written]:
+def _write(lot: Lot) -> list[Written]:
+    task, done, _ = _common
     return write_lot(task, lot, done, _count)
 
 
 def _count(num_bytes: int) -> None:
-    with _counter.get_lock():
-        _counter.value += num_bytes
+    counter = _common[2]
+    with counter.get_lock():
+        counter.value += num_bytes

@@ -6,8 +6,10 @@
     shards      [ 0: 250 ][ 1: 250 ][ 2: 250 ][ 3: 250 ]  of ``records_per_shard``
     lots        [ 0, 1, 2                   ][ 3     ]    what one process does
 
-A shard may begin anywhere in a plain source. A compressed block cannot be entered in the middle; so shards that share
-one make one **lot**: the block is inflated once, and the shards are written one after the other.
+A shard may begin anywhere in a plain source. A compressed block cannot be entered in the middle; so shards that lie
+in one make one **lot**, are written one after the other, and the block is inflated once. Only where a shard ends in
+another block than it began in, as shard 2 does, does the lot end too, and this block is inflated twice: files and
+games seldom end where a shard does, so that else one process would write everything.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def plan_lots(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterator
                     continue
                 sizes.append(records_per_shard)
                 room = records_per_shard
-                if can_be_entered or first == span.stop:
+                if can_be_entered or first == span.stop or take < records_per_shard:
                     yield Lot(first_shard, tuple(sizes), tuple(_joined(parts)))
                     first_shard, sizes, parts = first_shard + len(sizes), [], []
     if room < records_per_shard:
