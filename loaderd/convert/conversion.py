@@ -85,7 +85,7 @@ def _write_all(
             running: set[Future[list[Written]]] = set()
             while True:
                 for lot in waiting:
-                    running.add(pool.submit(_write, lot))
+                    running.add(_submit(pool, lot))
                     if len(running) >= _AHEAD * processes:
                         break
                 if not running:
@@ -103,6 +103,21 @@ def _write_all(
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.kill()  # shards that it has begun still have temporary names
+
+
+def _submit(pool: ProcessPoolExecutor, lot: Lot) -> Future[list[Written]]:
+    """Give a lot to the pool, which may start a process for it. Ctrl-C comes after that, to this process alone."""
+    came: list[int] = []
+    # The mask is for the new process, which inherits it. Here, another thread may take the signal.
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(_write, lot)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _bytes_of(part: Span | Games, task: Task) -> int:

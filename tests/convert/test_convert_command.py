@@ -136,6 +136,21 @@ def test_ctrl_c_ends_it_at_once_and_quietly(folder: Path):
     assert again.returncode == 0 and "were there already" in again.stdout
 
 
+def test_ctrl_c_is_nothing_to_its_processes(folder: Path):
+    """On a terminal it comes to them, too, while they start: they printed tracebacks."""
+    arguments = [*COMMAND, *map(str, OPTIONS), "--to", "to", "--processes", "1"]
+    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    interrupts = 0
+    while process.poll() is None and not shards_in(folder / "to"):
+        for child in process_tree(process.pid)[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGINT)
+            interrupts += 1
+        time.sleep(0.005)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and errors == b"" and interrupts
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
     """(exit status, output, errors) of the command in this process: it ends before it starts others."""
     with pytest.raises(SystemExit) as ended:
