@@ -74,6 +74,8 @@ class Journal:
         self.done: dict[str, Written] = {}
         """By name: the shards that were whole when this object was made."""
         folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / NAME).exists():
+            self._check_empty(ending, "")  # a folder that is refused stays as it is
         self._file = open(folder / NAME, "a+b")  # noqa: SIM115  # close() closes it, which ends the lock
         try:
             self._begin(job, ending)

@@ -184,6 +184,7 @@ def test_what_cannot_be_converted_is_refused(
     ]:
         status, _, errors = refused(capsys, *arguments)
         assert status == 2 and said in errors, (arguments, errors)
+    assert [path.name for path in (folder / "other").iterdir()] == ["00000.tfrecord"], "as it was"
 
 
 def test_damage_stops_it_before_anything_is_written_or_is_left_out(
