@@ -11,6 +11,7 @@ npz        an array for each feature, a row for each record      none, gzip (def
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
 import zlib
@@ -121,7 +122,8 @@ class _StreamWriter:
             os.fsync(self._file.fileno())
 
     def abort(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is not written yet, on a disk that is full
+            self._file.close()
 
 
 class _NpzWriter:
@@ -150,5 +152,6 @@ class _NpzWriter:
         self.abort()
 
     def abort(self) -> None:
-        self._kept.close()
+        with contextlib.suppress(OSError):
+            self._kept.close()
         self._kept_path.unlink(missing_ok=True)

@@ -89,6 +89,10 @@ def write_lot(task: Task, lot: Lot, done: frozenset[str], on_bytes: OnBytes) -> 
             else:
                 output.add(found)
         output.end()
+    except OSError as error:
+        if error.filename is None and not isinstance(error, LoaderdError):  # as of a full disk
+            error.filename = str(task.folder / output.name)
+        raise
     finally:
         output.abort()
     return output.written
@@ -124,11 +128,11 @@ class _Output:
 
     def _begin(self) -> None:
         self._room = self._left.pop(0) if self._left else 0
-        self._name = self._task.name_of(self._number)
+        self.name = self._task.name_of(self._number)
         self._writer: ShardWriter | None = None
         self._records = self._left_out = 0
         self._digest = hashlib.sha256()
-        self._is_wanted = self._name not in self._done
+        self._is_wanted = self.name not in self._done
 
     def add(self, rows: Rows) -> None:
         """Write rows to this shard, and to the next ones where it is full."""
@@ -152,7 +156,7 @@ class _Output:
 
     def _write(self, rows: Rows) -> None:
         if self._writer is None:
-            path = temporary_of(self._task.folder / self._name)
+            path = temporary_of(self._task.folder / self.name)
             path.unlink(missing_ok=True)
             self._writer = open_writer(path, self._task.features, self._task.format, self._task.compression)
         step = max(1, _CHUNK_BYTES // rows.dtype.itemsize)
@@ -175,7 +179,7 @@ class _Output:
         self._begin()
 
     def _keep(self) -> None:
-        path, num_bytes, digest = self._task.folder / self._name, 0, self._digest.hexdigest()
+        path, num_bytes, digest = self._task.folder / self.name, 0, self._digest.hexdigest()
         if self._writer is not None:
             temporary = temporary_of(path)
             self._writer.close()
@@ -183,7 +187,7 @@ class _Output:
             check_shard(temporary, self._task, self._records, digest)
             num_bytes = temporary.stat().st_size
             temporary.rename(path)
-        written = Written(self._name, self._records, num_bytes, digest, self._left_out, self.without)
+        written = Written(self.name, self._records, num_bytes, digest, self._left_out, self.without)
         note(self._task.folder, written)
         self.written.append(written)
 
@@ -191,7 +195,7 @@ class _Output:
         """Leave nothing half written."""
         if self._writer is not None:
             self._writer.abort()
-        temporary_of(self._task.folder / self._name).unlink(missing_ok=True)
+        temporary_of(self._task.folder / self.name).unlink(missing_ok=True)
 
 
 def check_shard(path: Path, task: Task, num_records: int, digest: str) -> None:

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pty
+import shlex
 import shutil
 import signal
 import subprocess
@@ -149,6 +150,16 @@ def test_ctrl_c_is_nothing_to_its_processes(folder: Path):
         time.sleep(0.005)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and errors == b"" and interrupts
+
+
+@pytest.mark.parametrize("format", ["tfrecord", "npz"])
+def test_where_nothing_more_can_be_written_it_says_where(folder: Path, format: str):
+    """No file may have more than 40 KiB: to a writer, that is as a full disk."""
+    command = shlex.join([*COMMAND, *map(str, OPTIONS), "--to", "to", "--format", format, "--processes", "1"])
+    limited = ["bash", "-c", f"ulimit -f 40; exec {command}"]
+    done = subprocess.run(limited, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"File too large: '{folder / 'to' / 'shard-00000'}" in done.stderr, done
+    assert not list((folder / "to").glob("*shard-00000*"))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
