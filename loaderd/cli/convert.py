@@ -185,13 +185,14 @@ def _folder(to: Path) -> Path:
 def _plan(arguments: argparse.Namespace) -> _Plan:
     files = list_shards(arguments.shards)
     schema = None if arguments.schema is None else load_schema(arguments.schema)
-    if pgn.is_pgn(files[0]):
+    first = next((file for file in files if file.size_bytes), files[0])  # an empty one does not tell what it is
+    if pgn.is_pgn(first):
         if schema is not None and dict(schema.features) != dict(pgn.SCHEMA.features):
             raise OptionError(f"--schema of PGN must be loaderd.schemas:chess_eval, got {arguments.schema}")
         _refuse(arguments, ["--records-per-shard"], "shards; of games in PGN, --games-per-shard go into one")
         return _plan_games(files, arguments)
     _refuse(arguments, ["--games-per-shard", "--scores"], "games in PGN")
-    features = _told(files[0]) if schema is None else schema.features
+    features = _told(first) if schema is None else schema.features
     records = features if isinstance(features, FixedRecords) else None
     indexer = Indexer("user", DEFAULT_BLOCK_RECORDS, records)
     indexes = [one.index for one in read_all(arguments, "reading the sources", indexer)]

@@ -308,6 +308,7 @@ def test_games_are_found_wherever_pieces_end(
 
 def test_a_file_without_a_game_is_refused_by_name(tmp_path: Path):
     """Such as a compressed one beside others; one without a byte has no game either, and is passed over."""
+    write(tmp_path / "0.pgn")
     write(tmp_path / "a.pgn", MATED)
     write(tmp_path / "b.pgn")
     command = [*COMMAND, "*.pgn*", "--to", "to"]
