@@ -155,8 +155,10 @@ class Supervisor:
         current = self._daemon.child
         if self._stopping:
             return
+        if self._next_daemon is not None:  # it may have read old files, and it may hang
+            self._next_daemon.process.kill()
         if self._next_daemon is not None or (current is not None and current.report is None):
-            self._reload_wanted = True  # when the starting one is ready: it may have read old files
+            self._reload_wanted = True  # when the starting one has ended, or is ready
             return
         self._reload_wanted = False
         try:
@@ -168,6 +170,7 @@ class Supervisor:
             self._next_daemon = self._child_of(self._daemon, self._next_note)
         except LoaderdError as error:
             _logger.error("reload failed, the server goes on as it was: %s", error)
+            systemd.notify("READY=1")
         else:
             self._next_options = options
             systemd.notify("RELOADING=1")  # READY=1 comes when this daemon serves, or has ended
@@ -286,6 +289,9 @@ class Supervisor:
         post = self._post_of(child)
         if child is self._next_daemon:
             self._next_daemon = None
+            if self._reload_wanted:
+                self._reload()
+                return
             _logger.error("reload failed, the server goes on as it was: %s", error)
             systemd.notify("READY=1")
         elif post is None:
