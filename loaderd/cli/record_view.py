@@ -47,6 +47,8 @@ def _write(path: Path, data: bytes) -> None:
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
+    except PermissionError:  # in this folder there can be no other file
+        path.write_bytes(data)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

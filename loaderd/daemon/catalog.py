@@ -13,9 +13,8 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -37,6 +36,8 @@ from loaderd.plan.positions import listing_in
 from loaderd.protocol.messages import DataIs, Welcome
 from loaderd.remote.tables import welcome_to
 from loaderd.schema.packed import packed_schema, unpacking_schema
+from loaderd.shards.shard_file import ShardFile
+from loaderd.shards.shard_index import ShardIndex
 from loaderd.subscription import Subscription
 
 TYPICAL_BATCH_SIZE = 512
@@ -57,6 +58,7 @@ class Served:
     options: StreamOptions
     preparation: LocalPreparation
     note: ShardNote
+    _is_noted: bool = False
     _listed: dict[LocalPreparation, float] = field(default_factory=dict)
     """Of a data set that grows: the listings asked for, and when last (``time.monotonic``), the latest at the end."""
     _had: set[LocalPreparation] = field(default_factory=set)
@@ -70,8 +72,10 @@ class Served:
         """Go on with all preparations; returns their warnings."""
         for each in (self.preparation, *self._listed):
             each.advance()
-        if self.preparation.data is not None and self.name not in self.note.shards:
-            self.note.add(self.name, self.preparation.found())
+        if self.preparation.data is not None and not self._is_noted:
+            self._is_noted = True
+            if (shards := self.preparation.found()) != self.note.shards.get(self.name):
+                self.note.add(self.name, shards)
         found = [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
         if self.preparation.finished:
             self._retry_if_failed(workforce)
@@ -104,13 +108,11 @@ class Served:
         """The preparation of a stream's data; and, if the data set grows, a function that makes another one."""
         if not self.dataset.grows:
             return self.preparation, None
-        prepare = partial(
-            LocalPreparation,
-            description.dataset,
-            description.options,
-            workforce,
-            found_before=self._found_before,
-        )
+
+        def prepare(listing: Listing | None, known: Mapping[ShardFile, ShardIndex] | None = None) -> LocalPreparation:
+            dataset, options = description.dataset, description.options
+            return LocalPreparation(dataset, options, workforce, listing, known, self._found_before)
+
         return prepare(listing_in(description.start)), prepare
 
     def data(self, listing: Listing | None, workforce: Workforce) -> tuple[DataIs, SharedMemory | None]:

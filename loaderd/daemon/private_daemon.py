@@ -22,7 +22,7 @@ import pickle
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.preparing.local_preparation import LocalPreparation
@@ -89,13 +89,12 @@ class PrivateDaemon(Daemon):
             self._begin(wanted, message.description, prepare, self._preparation)
         else:
             self._remote = wanted
-            self._asking = self._ask(listing)
+            self._asking = self._ask(listing, None if self._start is None else Position.from_json(self._start).of)
 
-    def _ask(self, listing: Listing | None) -> RemotePreparation:
+    def _ask(self, listing: Listing | None, belongs_to: Mapping[str, Any] | None = None) -> RemotePreparation:
         # Imported only here: few streams have their records elsewhere.
         from loaderd.daemon.preparing.remote_preparation import RemotePreparation
 
-        belongs_to = None if self._start is None else Position.from_json(self._start).of
         return RemotePreparation(lambda: self._remote, self._workforce, listing, belongs_to)
 
     def _begin(

@@ -30,6 +30,8 @@ _END_S = 3.0
 _MAX_DEATHS = 3  # at a row, or before the first one
 _MOST_DEATHS = _MAX_DEATHS * (MOST_ROW_FAULTS + 1)  # at a ticket: where more rows are to blame, it is the function
 _NO_ROW = -1
+_SEARCH_S = 10.0
+_TURN_S = 0.01
 _REMEMBERED_S = 300.0
 _MOST_REMEMBERED = 1000
 
@@ -95,10 +97,13 @@ class _Deaths:
         self._lock = threading.Lock()
 
     def of(self, digest: bytes) -> Counter[int]:
-        """How many makers died of a ticket in the last five minutes, by row."""
+        """How many makers died of a ticket that is to be tried now, by row. Forgets what ended five minutes ago."""
         with self._lock:
-            since_s = time.monotonic() - _REMEMBERED_S
-            return Counter(row for when_s, row in self._of.get(digest, ()) if when_s > since_s)
+            deaths = self._of.get(digest, [])
+            if deaths and time.monotonic() - deaths[-1][0] > _REMEMBERED_S:
+                del self._of[digest]
+                deaths = []
+            return Counter(row for _, row in deaths)
 
     def add(self, digest: bytes, row: int) -> None:
         with self._lock:
@@ -126,18 +131,20 @@ class Makers:
     def make(self, wanted: Make) -> Made:
         """A maker's answer. Raises NotReady, and the error that the maker has met.
 
-        If a maker died of it in the last five minutes, its rows are made one by one, and rows of which three makers
-        died are left out. Raises WorkerError if three died before the first row, or of more than 32 rows.
+        If makers died of it, the last one in the last five minutes, its rows are made one by one, and rows of which
+        three died are left out. Raises WorkerError if three died before the first row, or of more than 32 rows.
         """
         digest = sha256(wanted.text).digest()  # to count deaths by: a ticket may be long
         with self._lock:
             if self._calls >= self._number * calls_per_maker(self._took_s):
                 raise NotReady("the server is full")
             self._calls += 1
+        until_s = time.monotonic() + _SEARCH_S
         try:
-            made = None
-            while made is None:
-                made = self._make(self._with_care(wanted, digest), digest)
+            while (made := self._make(self._with_care(wanted, digest), digest)) is None:
+                if time.monotonic() > until_s:
+                    raise NotReady("the processes that made the rows have ended; ask again")
+                time.sleep(_TURN_S)  # else this thread would have the next maker before those that wait for one
         finally:
             with self._lock:
                 self._calls -= 1

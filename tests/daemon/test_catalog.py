@@ -21,13 +21,21 @@ class Preparation:
     now_s = 0.0
     held = False
 
-    def __init__(self, dataset: Any, options: Any, workforce: Any, listing: Listing | None = None, *_: Any) -> None:
-        self.listing = listing
+    def __init__(
+        self,
+        dataset: Any,
+        options: Any,
+        workforce: Any,
+        listing: Listing | None = None,
+        known: Any = None,
+        found_before: Any = None,
+    ) -> None:
+        self.listing, self.found_before = listing, found_before
         self.rounds = 0
         self.finished_s: float | None = None
         self.error: Exception | None = None
         self.cancelled = False
-        self.data = None
+        self.data: Any = None
         self.indexes: dict[Any, Any] = {}
 
     @property
@@ -46,6 +54,9 @@ class Preparation:
     def take_warnings(self) -> list[str]:
         return []
 
+    def found(self) -> list[list[str] | None]:
+        return [None, ["/fixed/0"]]
+
     def cancel(self) -> None:
         self.cancelled = True
 
@@ -58,7 +69,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(catalog, "LocalPreparation", Preparation)
     monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: Preparation.now_s))
     note = ShardNote(os.memfd_create("note"))
-    grows = cast(Any, SimpleNamespace(grows=True))
+    grows = cast(Any, SimpleNamespace(grows=True, leaves=lambda: [SimpleNamespace(grows=g) for g in (True, False)]))
     return Served("train", grows, cast(Any, None), cast(Any, Preparation(None, None, None)), note)
 
 
@@ -133,3 +144,13 @@ def test_only_so_many_are_prepared_at_a_time(served: Served):
     Preparation.held = False
     ask(served, 0)
     assert ask(served, 16).finished is False and len(served._listed) == 17
+
+
+def test_an_early_consumer_has_the_same_shards_as_others_in_later_epochs(served: Served):
+    """It came while the server listed them."""
+    description = cast(Any, SimpleNamespace(dataset=None, options=None, start=None))
+    first, prepare = cast(Any, served.prepare(description, cast(Any, None)))
+    assert first.found_before is None
+    cast(Any, served.preparation).data = "all"
+    served.advance(cast(Any, None))
+    assert prepare(None, {}).found_before == [None, ["/fixed/0"]]

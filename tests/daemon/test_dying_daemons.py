@@ -17,7 +17,7 @@ from accidents import Check, Grenade, crashing_schema, fetch_all
 from own_processes import DAEMON, children_of, family_of, kill, newest_daemon, wait_ends, workers_of
 
 import loaderd
-from loaderd.errors import ClosedError, DaemonError, NoShardsError, OptionError
+from loaderd.errors import ClosedError, DaemonError, OptionError
 from loaderd.plan.passes import Pass
 
 Write = Callable[..., list[Path]]
@@ -249,16 +249,23 @@ def test_another_daemon_refuses_other_data(
             next(batches)
 
 
-def test_another_daemon_finds_none_of_the_shards(write_numbered: Write, numbered_schema: loaderd.Schema):
-    """But others, which match the same pattern."""
+def test_another_daemon_finds_none_of_the_shards(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    """The same records under another name will do, and others will not."""
     (shard,) = write_numbered([500])
-    pattern = str(shard.parent / "*.tfrecord")
-    with loaderd.Loader(pattern, numbered_schema, batch_size=10, workers=1) as loader:
+    (other,) = write_numbered([400], "others")
+    with loaderd.Loader(str(shard.parent / "*.tfrecord"), numbered_schema, batch_size=10, workers=1) as loader:
         batches = iter(loader)
-        next(batches)
-        shard.rename(shard.parent / "other.tfrecord")
+        numbers = check_batch(next(batches))
+        renamed = shard.rename(shard.parent / "renamed.tfrecord")
         kill(newest_daemon())
-        with pytest.raises(NoShardsError, match=f"none of the 1 shards that were found before .* as .*{shard}"):
+        assert sorted(numbers + [number for batch in batches for number in check_batch(batch)]) == list(range(500))
+        next(batches := iter(loader))
+        renamed.unlink()
+        other.rename(shard.parent / "other.tfrecord")
+        kill(newest_daemon())
+        with pytest.raises(OptionError, match="the position belongs to other data"):
             list(batches)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -126,9 +127,9 @@ def test_deaths_of_a_ticket_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("loaderd.gateway.makers.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     start_others(monkeypatch, "true", says=False)
     some = makers.Makers(1, {}, SharedMemory.create("answers", 1 << 12))
-    for minute in (0, 10):
-        now_s[0] = 1000.0 + 60 * minute
-        for _ in range(3):
+    for began in (0, 20):
+        for minute in (0, 4, 8):  # rows that take long are remembered as others are
+            now_s[0] = 1000.0 + 60 * (began + minute)
             with pytest.raises(NotReady, match="ask again"):
                 some.make(Make(b"a ticket", 0))
         with pytest.raises(WorkerError, match="3 processes of the server died"):
@@ -242,6 +243,30 @@ def test_where_too_many_rows_kill_makers_the_request_is_an_error(
     with pytest.raises(WorkerError, match="5 processes of the server died while they made these rows"):
         some.make(Make(ticket, 0))
     assert some.restarts == 5
+
+
+def test_others_are_served_while_rows_are_looked_for_that_kill_makers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
+):
+    monkeypatch.setattr(
+        network_server, "MODULE", network_server.MODULE.replace("2 * id", "__import__('os')._exit(1)")
+    )
+    some, digest = started_here(monkeypatch, tmp_path, start_server, limit_s=60.0)
+    deadly, asked = Make(to_json(RowsTicket("train", digest, ((0, 0, 0, 16),))), 0), threading.Event()
+    monkeypatch.setattr(makers, "_SEARCH_S", 0.5)
+
+    def search() -> None:
+        while not asked.is_set():
+            with contextlib.suppress(NotReady):
+                some.make(deadly)
+
+    searching = threading.Thread(target=search)
+    searching.start()
+    wait_until(lambda: some.restarts >= 2)
+    assert some.make(Make(to_json(TableRequest("train")), -1)).table
+    assert some.restarts < 10, "there were still rows to look for"
+    asked.set()
+    searching.join()
 
 
 def test_rows_of_shards_that_a_new_daemon_cannot_list_are_not_there_yet(

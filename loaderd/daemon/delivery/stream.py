@@ -343,9 +343,8 @@ class Stream(TaskSource):
             self._make_without(work.batch, trial.guilty)
             return
         if step >= self._taken:
-            first = min(trial.guilty)
-            records = self._windows.records_of(work.batch, [first])
-            self.notes.append(BrokenBatch(step, self._blame(records, trial.guilty[first])))
+            records = self._windows.records_of(work.batch, [min(trial.guilty)])
+            self.notes.append(BrokenBatch(step, self._blame(records, trial.too_many())))
         self.grants.append(Withdrawal(step))  # a worker that keeps a slot for it may free the slot
 
     def _make_without(self, batch: PlannedBatch, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:

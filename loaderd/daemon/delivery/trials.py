@@ -30,6 +30,7 @@ class Trial:
         """Whether more rows are guilty than are left out of a batch."""
         self.under_way = False
         self._first_only = first_only
+        self._num_stalling = 0
         rows = sorted(set(range(batch.num_rows)).difference(batch.omit))
         self._waiting: deque[Rows] = deque(_halves(tuple(rows)))
 
@@ -59,9 +60,16 @@ class Trial:
             return
         if len(work.rows) == 1:
             self.guilty[work.rows[0]] = error
-            self.is_hopeless = len(self.guilty) > (_MOST_STALLING_ROWS if stalled else MOST_ROW_FAULTS)
+            self._num_stalling += stalled
+            self.is_hopeless = len(self.guilty) > MOST_ROW_FAULTS or self._num_stalling > _MOST_STALLING_ROWS
         else:
             self._waiting.extendleft(reversed(_halves(work.rows)))
+
+    def too_many(self) -> WorkerError:
+        """Why the batch is broken if the trial is hopeless; the first guilty row is the one to name."""
+        first = self.guilty[min(self.guilty)]
+        text = f"workers are lost at {len(self.guilty)} records of batch {self.batch.step} or more; at the first, "
+        return WorkerError(text + first.message, hint=first.hint)
 
 
 def _halves(rows: Rows) -> list[Rows]:

@@ -21,7 +21,7 @@ from loaderd.daemon.preparing.list_pass import ListPass
 from loaderd.daemon.preparing.local_data import Data, of_listing
 from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.dataset import AnyDataset
-from loaderd.errors import LoaderdError, NoShardsError
+from loaderd.errors import LoaderdError
 from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import IndexTask, ListTask
@@ -174,14 +174,8 @@ class LocalPreparation(Preparation):
 
 
 def _of_before(files: list[ShardFile], uris: Sequence[str] | None) -> list[ShardFile]:
-    if uris is None:
+    """Those that were found before; all, if some of them are gone: whoever had these data cannot go on."""
+    before = set(uris or ())
+    if uris is None or not before.issubset(file.uri for file in files):
         return files
-    before = set(uris)
-    found = [file for file in files if file.uri in before]
-    if not found:
-        raise NoShardsError(
-            f"none of the {len(uris)} shards that were found before is there any more, such as {uris[0]}",
-            hint="Bring them back. Shards that came later are used when the loader is made anew, or the server is "
-            "started again or reloaded.",
-        )
-    return found
+    return [file for file in files if file.uri in before]

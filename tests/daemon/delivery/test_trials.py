@@ -112,7 +112,7 @@ def test_more_records_than_are_left_out_break_their_batch(new_run: NewRun, most:
     deadly = decodes_rows(*[(1, 3 * row) for row in range(most)], *[(2, row) for row in range(50, 51 + most)])
     sent = run.to_the_end(is_deadly=deadly, stalled=stalled)
     assert delivered(sent) == {0: 100, 1: 100 - most, 3: 100}
-    assert broken(sent)[2].startswith(f"[{record_at(run, 1, 50)}]: {LOST} the decoding of 1 record of batch 2")
+    assert broken(sent)[2].startswith(f"[{record_at(run, 1, 50)}]: workers are lost at {most + 1} records of batch 2")
 
 
 @pytest.mark.parametrize("workers", [1, 3])

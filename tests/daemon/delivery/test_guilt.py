@@ -1,0 +1,40 @@
+"""How many guilty rows a trial finds before it is hopeless."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from loaderd.daemon.delivery.trials import Trial
+from loaderd.errors import WorkerError
+
+
+def tried(killing: set[int], stalling: set[int]) -> Trial:
+    """The trial of 64 rows of which workers die or at which they stall, at its end."""
+    trial = Trial(cast(Any, SimpleNamespace(num_rows=64, omit=(), step=5)), first_only=False)
+    while (work := trial.next_work()) is not None:
+        guilty = sorted(killing.union(stalling).intersection(work.rows))
+        error = WorkerError(f"row {guilty[0]}") if guilty else None
+        trial.tried(work, error, bool(guilty) and guilty[0] in stalling)
+    assert trial.finished
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("killing", "stalling"), [(range(32), ()), (range(1, 5), (0,)), (range(4), (40,)), ((), (3, 4, 60)), ((), ())]
+)
+def test_as_many_as_are_left_out(killing: range, stalling: tuple[int, ...]):
+    trial = tried({*killing}, {*stalling})
+    assert not trial.is_hopeless and set(trial.guilty) == {*killing, *stalling}
+
+
+@pytest.mark.parametrize(("killing", "stalling"), [(range(64), ()), ((), range(4)), (range(32), (40,))])
+def test_one_more_is_too_many(killing: range, stalling: range):
+    trial = tried({*killing}, {*stalling})
+    assert trial.is_hopeless and len(trial.guilty) == (33 if killing else 4)
+    assert (
+        trial.too_many().message
+        == f"workers are lost at {len(trial.guilty)} records of batch 5 or more; at the first, row 0"
+    )
