@@ -90,6 +90,15 @@ class NetworkServer:
         finally:
             sys.path.pop(0)
 
+    def reload(self) -> None:
+        """As on SIGHUP, if all consumers of the daemon have gone: shards that came later are served."""
+        self._note = NoteFile()
+        for process in (self.daemon, self.gateway):
+            process.kill()
+            process.wait()
+        self.start_daemon()
+        self.start_gateway(port=self.port)
+
     def start_gateway(self, **settings: Any) -> None:
         message = Gateway({**SETTINGS, "unix": str(self._path), **settings})
         self.gateway, status = self._start("loaderd.gateway.flight", message)

@@ -8,6 +8,7 @@ import threading
 from importlib.util import find_spec
 from itertools import chain
 
+import network_server
 import numpy as np
 import pytest
 from own_processes import wait_for_no_daemon
@@ -130,6 +131,34 @@ def test_several_servers_share_the_work(borrow_server, embedded):
     assert found[: len(embedded)] == embedded and len(found) == 10 * len(embedded)
     requests = [sum(each["requests"] for each in server.gateway_report()["remote"]) for server in servers]
     assert min(requests) > 0, requests  # how many more than that is a matter of how quick each of them was
+
+
+MIX = """
+growing = str(pathlib.Path(__file__).parent / "grows" / "*.tfrecord")
+grows = loaderd.Dataset(growing, schema, fixed.shuffle, refresh="epoch")
+train = loaderd.Mix({"fixed": 0.5, "grows": 0.5}, {"fixed": fixed, "grows": grows}, epoch_records=200)
+"""
+
+
+def test_a_later_epoch_is_not_compared_with_the_position_at_the_start(
+    start_server, monkeypatch, tmp_path, write_numbered_to
+):
+    """A set that does not grow has more shards by then, since the server was reloaded."""
+    monkeypatch.setattr(network_server, "MODULE", network_server.MODULE.replace("train =", "fixed =") + MIX)
+    write_numbered_to(tmp_path / "grows", [100])
+    server = start_server()
+    with connect(server, batch_size=50, epochs=None) as loader:
+        next(iter(loader))
+        start = loader.position
+    with connect(server, batch_size=50, epochs=None, start=start) as loader:
+        batches = iter(loader)
+        next(batches)
+        (added,) = write_numbered_to(tmp_path / "added", [100])
+        added.rename(tmp_path / "shards" / "added.tfrecord")
+        server.reload()
+        for _ in range(12):
+            next(batches)
+        assert loader.position.epoch == 3
 
 
 def test_an_unknown_data_set(server):
