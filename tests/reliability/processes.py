@@ -37,6 +37,12 @@ def state_of(pid: int) -> str:
     return read(pid, "stat").rpartition(b") ")[2][:1].decode()
 
 
+def age_s(pid: int) -> float:
+    """For how many seconds a process has lived; to a hundredth."""
+    began = read(pid, "stat").rpartition(b") ")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(began[19]) / os.sysconf("SC_CLK_TCK") if began else 0.0
+
+
 def parent_of(pid: int) -> int:
     return int(read(pid, "stat").rpartition(b") ")[2].split()[1] or 0) if state_of(pid) else 0
 

@@ -26,7 +26,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -39,6 +39,7 @@ from processes import (
     FORKS,
     MARK,
     WORKER,
+    age_s,
     marked,
     name_of,
     num_fds,
@@ -73,6 +74,8 @@ class Figures:
     records: int = 0
     seconds: float = 0.0
     longest_wait_s: float = 0.0
+    in_longest_wait: list[str] = field(default_factory=list)
+    """The signals of that wait and of the second before: seconds since it began, what, how old its victim was."""
     workers_restarted: int = 0
     daemon_restarts: int = 0
     warnings: int = 0
@@ -92,7 +95,10 @@ class Tormentor(threading.Thread):
     def __init__(self, mark: str, kinds: dict[str, float], num_signals: int, rng: random.Random) -> None:
         super().__init__(name="tormentor")
         self.sent: Counter[str] = Counter()
+        self.last: deque[tuple[float, str]] = deque(maxlen=20)
+        """Of the last signals: when (``time.perf_counter``), and what, to a process of which age."""
         self.over = threading.Event()
+        self.error: BaseException | None = None
         self._mark = mark
         self._kinds = kinds
         self._num_signals = num_signals
@@ -101,6 +107,14 @@ class Tormentor(threading.Thread):
         self.batch_came = self._batches.release
 
     def run(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.over.set()
+
+    def _run(self) -> None:
         while self.sent.total() < self._num_signals and not self.over.is_set():
             for _ in range(self._rng.randrange(2 * _BATCHES_PER_SIGNAL)):
                 self._batches.acquire()
@@ -109,7 +123,6 @@ class Tormentor(threading.Thread):
             several = kind == "kill-worker" and self._rng.random() < 0.2
             for _ in range(self._rng.randint(2, 4) if several else 1):
                 self._torment(kind)
-        self.over.set()
 
     def _torment(self, kind: str) -> None:
         what, _, whom = kind.partition("-")
@@ -119,7 +132,13 @@ class Tormentor(threading.Thread):
             victims = [pid for pid in victims if state_of(pid) != "T" and name_of(pid).startswith("loaderd-")]
         if victims:
             number = signal.SIGKILL if what == "kill" else signal.SIGSTOP
-            self.sent[kind] += send(self._rng.choice(victims), number, self._mark)
+            pid = self._rng.choice(victims)
+            self.last.append((time.perf_counter(), f"{kind}, {age_s(pid):.2f} s old"))
+            self.sent[kind] += send(pid, number, self._mark)
+
+    def between(self, begin_s: float, end_s: float) -> list[str]:
+        """The signals that were sent then."""
+        return [f"{when - begin_s - 1:.2f} s: {what}" for when, what in tuple(self.last) if begin_s < when < end_s]
 
     def end(self) -> None:
         """Have it end, wherever it is."""
@@ -174,7 +193,9 @@ def torture(
             while True:
                 asked_s = time.perf_counter()
                 numbers = numbers_of(next(batches))
-                figures.longest_wait_s = max(figures.longest_wait_s, time.perf_counter() - asked_s)
+                if (waited_s := time.perf_counter() - asked_s) > figures.longest_wait_s:
+                    figures.longest_wait_s = waited_s
+                    figures.in_longest_wait = tormentor.between(asked_s - 1, asked_s + waited_s)
                 tormentor.batch_came()
                 seen += np.bincount(numbers, minlength=num_records)
                 digests.append(zlib.crc32(numbers.tobytes()))
@@ -194,6 +215,8 @@ def torture(
             del batches
     finally:
         tormentor.end()
+        if tormentor.error is not None:
+            raise tormentor.error
         figures.signals = tormentor.sent
         figures.batches, figures.seconds = len(digests), time.perf_counter() - began_s
         logger.propagate = True
@@ -225,6 +248,8 @@ def main() -> int:
     )
     args = parser.parse_args()
     kinds = {kind: float(weight or 1) for kind, _, weight in (item.partition("=") for item in args.kinds)}
+    if unknown := kinds.keys() - KINDS.keys():
+        parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     with contextlib.nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
         figures = torture(
             Path(folder),
