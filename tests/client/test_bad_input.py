@@ -67,6 +67,20 @@ def test_damage_is_left_out(
     assert [record.getMessage() for record in caplog.records] == expected
 
 
+def test_a_shard_that_is_damage_alone_is_named(
+    write_numbered: Write, numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture
+):
+    """It counts as one damaged record, which does not tell that a hundred are lost."""
+    shards = write_numbered([100, 100, 100])
+    shards[1].write_bytes(bytes(range(256)) * 20)
+    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record") as loader:
+        assert sum(len(batch["id"]) for batch in loader) == 200
+        assert len(loader.statistics().damages) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no record can be read from 1 of 3 shards: {shards[1]}"
+    ]
+
+
 def test_damage_after_the_index_breaks_one_batch(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):

@@ -99,6 +99,8 @@ class Data:
             self.warnings.append(f"{text}: {unreadable[0].message}")
         if options.on_corrupt == "skip_shard":
             self.warnings += _left_out_whole(of_files)
+        else:
+            self.warnings += _without_records(of_files)
         leaves = dataset.leaves()
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
         self._tables = [
@@ -206,11 +208,23 @@ def _left_out_whole(shards: Mapping[ShardFile, ShardIndex]) -> list[str]:
     if not damaged:
         return []
     sound = sum(int(index.counts.sum()) for index in damaged.values())
-    rest = f" and {len(damaged) - _MOST_NAMED} more" if len(damaged) > _MOST_NAMED else ""
     return [
         f'{len(damaged)} of {len(shards)} shards are damaged and left out whole (on_corrupt="skip_shard"), '
-        f"with {sound:,} records that are not damaged: {', '.join(list(damaged)[:_MOST_NAMED])}{rest}"
+        f"with {sound:,} records that are not damaged: {_some(list(damaged))}"
     ]
+
+
+def _without_records(shards: Mapping[ShardFile, ShardIndex]) -> list[str]:
+    """A warning of shards that are damage alone: each is one damage, so their number does not tell what is lost."""
+    lost = [
+        file.uri for file, index in shards.items() if index.damages and not index.error and not index.counts.any()
+    ]
+    return [f"no record can be read from {len(lost)} of {len(shards)} shards: {_some(lost)}"] if lost else []
+
+
+def _some(uris: Sequence[str]) -> str:
+    rest = f" and {len(uris) - _MOST_NAMED} more" if len(uris) > _MOST_NAMED else ""
+    return ", ".join(uris[:_MOST_NAMED]) + rest
 
 
 def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> _Entry:
