@@ -34,7 +34,7 @@ def connect(
     reconnect_timeout: float = 300.0,
     **options: Any,
 ) -> loaderd.ServedLoader:
-    """A loader of a data set that servers of ``name`` have; its order is that of an embedded Loader.
+    """A loader of a data set that servers of ``name`` have; its order is that of a ``Loader``.
 
     - ``dataset``: its name; None: the only one.
     - ``shard``: None: in a worker of Ray Train, its rank and the number of workers; elsewhere, and with
