@@ -60,8 +60,18 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before those with the mark `slow` are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take long come first. They are given out in this order (--dist loadfile)."""
+    """The files that take long come first. They are given out in this order (--dist loadfile).
+
+    And of a test with the mark `one_variant`, all variants but the first are `slow`.
+    """
+    begun = set()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in begun and item.get_closest_marker("one_variant"):
+            item.add_marker("slow")
+        begun.add(name)
     here = Path(__file__).parent
     ranks = {here / name: rank for rank, name in enumerate(_LONG.split())}
     missing = [str(path) for path in ranks if not path.exists()]
@@ -78,7 +88,7 @@ def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 # Their workers run with numpy alone, those of the other rooms with compiled code: what is promised holds with both.
 # A daemon that compiles nothing starts with a quarter less CPU time.
-_NUMPY_ROOMS = ("cli", "convert", "endings", "reliability", "remote", "schemas", "server")
+_NUMPY_ROOMS = ("cli", "client", "convert", "endings", "reliability", "remote", "schemas", "server")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -155,6 +155,7 @@ def train(limit: str, shards: str, *, user: tuple[str, ...] = (), **options: obj
     return done.stdout.strip()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(("soft", "hard", "workers"), [(29, 29, 2), (12, 64, 2), (41, 41, 6)])
 def test_few_open_files_are_enough(many_shards: str, soft: int, hard: int, workers: int):
     assert train(limit_of("NOFILE", soft, hard), many_shards, workers=workers) == f"{workers} workers, 2000 records"

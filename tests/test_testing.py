@@ -129,6 +129,7 @@ def test_an_error_among_given_batches_comes_in_its_turn():
     assert seen == [0, 8, "of shard 3", 0, 8]
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("dtype", [">f4", ">i8", "<u2", ">c8", ">f8", "S3", "bool"])
 def test_arrays_of_any_byte_order_come_as_a_loader_delivers_them(dtype: str, tmp_path: Path):
     array = np.arange(4).astype(dtype)

@@ -71,13 +71,16 @@ def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "tfdata_seed",
-        "tfdata_batched:int8",
         "tfdata_tuned",
-        "tfdata_expert:int8,noshuffle",
-        "tfdata_xla",
-        "tfdata_parse:packed",
         "loaderd_batches",
+        # TensorFlow is imported anew for each.
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                *("tfdata_seed", "tfdata_batched:int8", "tfdata_expert:int8,noshuffle", "tfdata_xla"),
+                "tfdata_parse:packed",
+            )
+        ),
     ],
 )
 def test_tfdata_delivers_what_was_written(spec: str, config: Config) -> None:
@@ -85,6 +88,7 @@ def test_tfdata_delivers_what_was_written(spec: str, config: Config) -> None:
     assert digest(load(name).steps(configured), configured.delivered()) == written(configured)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(("spec", "compiles"), [("loaderd_python", True), ("loaderd_python:numpy", False)])
 def test_loaderd_unpacks_with_and_without_a_compiler(spec: str, compiles: bool, config: Config) -> None:
     result = run_candidate(spec, config, None, timeout_s=60)

@@ -76,6 +76,7 @@ def test_another_dtype_shape_or_set_of_fields_is_refused(rows: Arrays) -> None:
         digest_of({"board": rows["board"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decode_with", [decode_chess, lambda d, s: decode(SCHEMA, {"d": d, "s": s})])
 def test_the_reference_agrees_with_a_record_taken_apart_bit_by_bit(decode_with: Any) -> None:
     boards, scores = make_records(0, 2000, seed=3)  # enough for mates beyond B = 50

@@ -20,6 +20,7 @@ def records_of(config: Config) -> list[bytes]:
     return [record for file in list_shards(list(config.shards)) for record in read(file)]
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
 def test_the_first_records_of_the_first_shards_are_checked(tmp_path: Path, compression: str) -> None:
     paths = write_shards(tmp_path / "mine", 28_000, num_shards=4, compression=compression)

@@ -41,7 +41,7 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-QUICK = ("crc_cost", "window")
+QUICK = ("crc_cost",)
 CRC_ROWS = ("both CRCs checked", "that of the length alone")
 
 

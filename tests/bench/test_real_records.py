@@ -55,12 +55,14 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_leelas_parser_and_loaderd_deliver_the_same(tar: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     base = Config((tar,), schema=real_records.LC0)
     real_records.check(real_records.lc0_readers(base, None), tar, tmp_path)
     assert "2 readers deliver the same 411 records" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_katagos_loader_and_loaderd_deliver_the_same(npz: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     readers = real_records.katago_readers(Config((npz,), schema=real_records.KATAGO), None)
     real_records.check(readers[:2], npz, tmp_path)

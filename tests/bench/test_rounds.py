@@ -87,6 +87,7 @@ def test_a_missing_package_and_what_cannot_be_delivered_are_given_as_reasons(
         run_candidate("floor:int8", Config(config.shards, schema="loaderd.schemas:mnist"), None)
 
 
+@pytest.mark.slow
 def test_a_cold_start_indexes_the_shards_and_the_next_one_does_not(config: Config, tmp_path: Path) -> None:
     def indexes() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.loaderd-index")}

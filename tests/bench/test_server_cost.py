@@ -24,7 +24,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return Config(tuple(map(str, paths)), batch_size=128, epochs=1, workers=1)
 
 
-@pytest.mark.parametrize("spec", ["loaderd_served", "loaderd_flight_two"])
+@pytest.mark.parametrize("spec", ["loaderd_served", pytest.param("loaderd_flight_two", marks=pytest.mark.slow)])
 def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
     assert run_candidate(spec, config, None, timeout_s=60)["digest"] == asdict(expected_digest(config))
 
@@ -59,6 +59,7 @@ def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None
     assert examples >= 50_000 and left == []
 
 
+@pytest.mark.slow
 def test_the_second_consumer_counts(config: Config) -> None:
     """Each of the two gets 2,000 records; what the second gets behind the last step of the first is not seen."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -19,6 +19,7 @@ DOC_PATH = Path(__file__).parents[2] / "docs" / "shuffle.md"
 DOC = DOC_PATH.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [Shuffle(), Shuffle(2_000, 64), Shuffle(700, 1_000)])
 def test_loaderd_delivers_the_order_that_is_computed(shuffle: Shuffle) -> None:
     delivered = quality.delivered_orders(10_007, 3, shuffle, epochs=2, seed=5)
@@ -28,6 +29,7 @@ def test_loaderd_delivers_the_order_that_is_computed(shuffle: Shuffle) -> None:
     assert not np.array_equal(delivered[0], delivered[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quality.CASES)
 def test_every_order_holds_every_record_once(name: str) -> None:
     for order in quality.orders_of(quality.CASES[name], PARTS, 2):
@@ -77,6 +79,7 @@ def test_the_page_is_right() -> None:
     assert (DOC_PATH.parent / "images" / "shuffle.svg").exists()
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn_the_same_each_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn = {name: quality.orders_of(quality.CASES[name], PARTS, 1)[0] for name in quality.DRAWN}

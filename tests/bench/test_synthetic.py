@@ -14,6 +14,7 @@ from loaderd.shards.files import list_shards
 NUM_RECORDS, NUM_SHARDS, SEED = 3_001, 3, 7
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("compression", synthetic.COMPRESSIONS)
 def test_tensorflow_reads_every_record_as_it_was_made(tmp_path: Path, compression: str) -> None:
     paths = synthetic.write_shards(tmp_path, NUM_RECORDS, num_shards=NUM_SHARDS, seed=SEED, compression=compression)
@@ -32,6 +33,7 @@ def test_tensorflow_reads_every_record_as_it_was_made(tmp_path: Path, compressio
     assert seen == NUM_RECORDS
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("record_size", [None, 4, 194, 20_000])
 @pytest.mark.parametrize("compression", synthetic.COMPRESSIONS)
 def test_the_plain_reading_finds_every_record_as_it_was_made(

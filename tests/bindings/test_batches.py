@@ -321,6 +321,7 @@ def test_errors_come_in_their_turn_and_so_does_the_end(shards: list[Path]):
 # ------------------------------------------------------------------------------------- training
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("way", ["train_on_batch", "eager", "tf.function", "XLA"])
 def test_training_steps_learn_as_from_copies(loader: loaderd.Loader, way: str):
     """To the same weights, and without a copy of a batch."""

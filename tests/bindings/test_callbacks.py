@@ -127,10 +127,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "at the ends of epochs": ({"device": "/CPU:0"}, {"backup": {"save_freq": "epoch"}}),
 }
+QUICK_CASES = ("two epochs a pass", "endless, repeated and copied")
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case == "two steps a call")) for case in CASES]
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in QUICK_CASES)) for case in CASES]
 )
 def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Path, case: str):
     of_dataset, of_fit = CASES[case]
@@ -217,6 +218,7 @@ class InterruptBeforeTheFirstStep(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("case", ["refused", "interrupted"])
 def test_a_fit_that_ended_before_its_first_step_can_be_tried_again(
     open_dataset: Callable[..., Any], tmp_path: Path, case: str
@@ -334,6 +336,7 @@ NOT_COUNTED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", NOT_COUNTED)
 def test_steps_that_do_not_count_the_batches_are_refused(open_dataset: Callable[..., Any], tmp_path: Path, name: str):
     message = f"must take the batches .* one for one and in their order, got {name} between"

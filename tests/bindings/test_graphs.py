@@ -84,6 +84,7 @@ def test_an_iterator_in_another_process_is_followed_by_the_next_epoch(
     assert following not in epochs
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("derive", "taken"),
     [
@@ -140,6 +141,7 @@ def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, 
     assert again[0] == found[4], "of the shards that there were"
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("device", [None, "/CPU:1"])
 def test_how_long_data_that_grow_are_is_known_if_they_have_no_end(
     write_numbered: Write, numbered_schema: loaderd.Schema, device: str | None
@@ -200,6 +202,7 @@ def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
     assert found == expected
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_slots_come_back_in_time(write_numbered: Write, numbered_schema: loaderd.Schema, prefetch: int):
     paths = write_numbered([4000])
@@ -228,6 +231,7 @@ def test_nothing_is_taken_ahead(write_numbered: Write, numbered_schema: loaderd.
         assert ds.statistics().batches_delivered == taken
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_comes_as_what_its_handler_raises(
     write_numbered: Write, numbered_schema: loaderd.Schema, number: signal.Signals
@@ -285,6 +289,7 @@ WAYS: dict[str, Callable[[Any], tf.Tensor]] = {
 }
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("way", WAYS)
 def test_the_batch_that_a_signal_interrupts_is_the_next_one(ordered: Any, way: str):
     iterator = iter(ordered)

@@ -247,6 +247,7 @@ def model_of(library: str, together: int = 1) -> Any:
     return model
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_fit(open_loader: Callable[..., Any], tmp_path: Path, library: str):
     """By epochs; and by steps, of which two are made at a time."""

@@ -91,6 +91,7 @@ def bits(draw: st.DrawFn) -> Bits:
     return Bits("f", shape=shape, start=start, channel_order=order, scale=scale, dtype=dtype)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=settings.default.max_examples // 6)
 @given(fields=st.lists(bits(), min_size=4, max_size=4))
@@ -130,10 +131,8 @@ def test_chess(mode: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     "dtype",
     [
-        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int8", "uint16")),
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int8", "uint16", ">i2", "float16")),
         "uint8",
-        ">i2",
-        "float16",
         "bfloat16",
     ],
 )
@@ -279,6 +278,7 @@ def write(path: Path, schema: Schema, count: int) -> None:
             writer.write(example.SerializeToString())
 
 
+@pytest.mark.one_variant
 def test_unpacked_elements_are_those_of_the_workers(kind: tuple[str, Schema]) -> None:
     path, schema = kind
     options: dict[str, Any] = {"batch_size": 128, "seed": 5, "workers": 1}

@@ -52,6 +52,7 @@ def test_without_a_command_it_says_which_there_are() -> None:
     assert done.returncode == 2 and "COMMAND" in done.stderr
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_what_ends_a_measurement_ends_all_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     options = ["--records", "2000", "--num-shards", "2", "--candidates", "floor loaderd_python", "--seconds", "60"]

@@ -43,12 +43,14 @@ def ended(arguments: list[str], folder: Path, output: int | IO[Any]) -> tuple[in
     return done.returncode, done.stderr
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
 def test_a_full_disk_is_said(arguments: list[str], folder: Path):
     with open("/dev/full", "w") as full:
         assert ended(arguments, folder, full) == (2, FULL)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
 def test_a_reader_who_has_gone_ends_it_as_sigpipe_would(arguments: list[str], folder: Path):
     reader, writer = os.pipe()

@@ -99,6 +99,7 @@ def test_the_schema_of_another_size_does_not_use_the_index(loader_of: Any, tmp_p
         assert sum(len(batch["half"]) for batch in loader) == 30
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("how", ["none", "gzip", "zstd"])
 def test_the_byte_of_a_record_that_does_not_fit_is_that_of_the_file(how: str, tmp_path: Path):
     """Or that of the decompressed stream: not of the block in which it is read."""

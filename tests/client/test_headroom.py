@@ -60,6 +60,7 @@ def test_a_closed_loader_repeats_nothing(loader: loaderd.Loader):
         next(iterator)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
 def test_what_is_no_number_of_batches(loader: loaderd.Loader, wrong: object):
     with loader, pytest.raises(OptionError, match="batches must be a number of batches, or 0"):

@@ -107,6 +107,7 @@ def append(path: Path) -> None:
 NEARLY_THE_SAME = [pytest.param(lose, marks=pytest.mark.slow) for lose in (append, make_unreadable)]
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("lose", [delete, replace, shorten, *NEARLY_THE_SAME])
 def test_a_shard_that_is_lost_while_it_is_in_use(
     write_numbered: Write,

@@ -42,6 +42,7 @@ def test_a_stream_that_is_being_made_is_none_yet():
             starting.stdin.flush()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("word", [NUM_SLOTS, NUM_SEATS, FACTS_BYTES])
 @pytest.mark.parametrize("number", [-1, 1000, 1 << 62])
 def test_a_page_in_which_its_consumer_wrote_nonsense_is_none(
@@ -56,6 +57,7 @@ def test_a_page_in_which_its_consumer_wrote_nonsense_is_none(
         assert running_streams(frozenset({newest_daemon()})) == []
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("nonsense", [b"\xff", b"{", b"[]", b"{}", b"7"])
 def test_facts_in_which_its_consumer_wrote_nonsense_are_of_no_page(
     write_numbered: Callable[[list[int]], list[Path]], numbered_schema: loaderd.Schema, nonsense: bytes

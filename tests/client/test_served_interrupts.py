@@ -35,6 +35,7 @@ def mappings_of_slots() -> int:
     return sum("memfd:loaderd-slots" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
     """Whatever is interrupted, the next call connects, and goes on with the next batch."""
     points = points_of(
@@ -111,6 +112,7 @@ def test_far_in_front_of_what_another_still_has(server: Restarted, write_numbere
         del held
 
 
+@pytest.mark.slow
 def test_while_it_gives_up_a_connection_of_a_group(server: Restarted, write_numbered: Any, check_batch: Check):
     """What it holds stays as it is, though another consumer gets its slots."""
     points = points_of(

@@ -77,6 +77,7 @@ def test_without_standard_streams(write_numbered: Write, tmp_path: Path, closed:
     assert all(daemons[str(fd)] == "/dev/null" for fd in closed)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("how", ["sys.stderr.close()", "sys.stderr = None", "os.dup2(os.open(out, os.O_CREAT), 2)"])
 def test_a_standard_error_that_cannot_be_written_to(write_numbered: Write, tmp_path: Path, how: str):
     """A bar that was asked for is left out."""

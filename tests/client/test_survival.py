@@ -44,6 +44,7 @@ def slow(numbers: Any) -> Any:
 # --------------------------------------------------------------------------------------------- close
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("stopped", ["nothing", "worker", "daemon"])
 def test_close_ends_a_wait_in_another_thread(write_numbered: Write, stopped: str):
     """While a worker is at work for ever, or stopped, or the daemon is."""

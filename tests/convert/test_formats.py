@@ -75,6 +75,7 @@ def converted(schema: loaderd.Schema, format: str) -> loaderd.Schema:
     return schema.as_examples() if format == "tfrecord" else schema.as_records()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
 def test_records_of_fixed_size_become_tfrecord(wrapping: str, tmp_path: Path):
     for number in range(3):
@@ -85,6 +86,7 @@ def test_records_of_fixed_size_become_tfrecord(wrapping: str, tmp_path: Path):
     assert_same(batches_of(tmp_path / "*.source", SCHEMA), batches_of(shards, SCHEMA.as_examples()))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("compression", ["none", "gzip", "zlib"])
 @pytest.mark.parametrize("format", ["tfrecord", "npz", "records"])
 def test_tfrecord_becomes_any_of_the_three(compression: Any, format: str, tmp_path: Path):
@@ -182,6 +184,7 @@ def test_shards_that_are_there_are_not_written_again_and_what_lacks_is(tmp_path:
     assert not list(folder.glob(".*.tmp"))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2"])
 @pytest.mark.parametrize("format", ["tfrecord", "records", "npz"])
 def test_dtypes_that_are_not_numpys(format: str, name: str, tmp_path: Path):

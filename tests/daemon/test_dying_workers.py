@@ -206,6 +206,7 @@ def test_a_function_that_always_crashes_breaks_each_batch(write_numbered: Write,
     assert [error.damage.record for error in found] == [0, 20, 40]
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("workers", [1, 2])
 def test_records_that_kill_are_left_out_wherever_they_lie(write_numbered: Write, check_batch: Check, workers: int):
     """Side by side, and one in each of several batches: ten workers and more are lost before any has made a batch."""
@@ -290,6 +291,7 @@ def fail() -> Any:
     raise RuntimeError("no such luck")
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("process", "act", "error", "text"),
     [

@@ -45,6 +45,7 @@ def daemon(write_numbered: Write, tmp_path: Path) -> Iterator[ServedDaemon]:
         yield daemon
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("all_words", [False, True])
 @pytest.mark.parametrize("number", [1 << 62, (1 << 63) - 1, -1, -(1 << 63)])
 def test_any_number_in_its_page(daemon: ServedDaemon, number: int, all_words: bool):
@@ -77,6 +78,7 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
     crew.close()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("first_epoch", "step"), [((1 << 63) - 1, 0), (1 << 62, 0), (1 << 31, 0), ((1 << 30) - 1, MAX_STEP)]
 )

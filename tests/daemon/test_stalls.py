@@ -44,6 +44,7 @@ def test_stopped_workers_are_replaced(
     assert re.match(r"worker process \d+ made no progress for 2 s (at|while) .*; another", caplog.messages[0])
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
 def test_a_function_that_never_ends(write_numbered: Write, check_batch: Check, tmp_path: Path, on_corrupt: Any):
     def turn_for_ever(numbers: Any) -> Any:

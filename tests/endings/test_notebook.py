@@ -118,6 +118,7 @@ def test_a_kernel_with_a_data_set_is_interrupted_and_shut_down(kernel: Kernel):
     assert kernel.all_said() == ""
 
 
+@pytest.mark.slow
 def test_a_kernel_with_a_loader_is_interrupted_restarted_and_shut_down(kernel: Kernel):
     """The second kernel: while it waits for data that never come; it ends while a thread waits for them."""
     interrupt(kernel, "loader")

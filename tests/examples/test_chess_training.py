@@ -67,6 +67,7 @@ def followed(start: Start, shards: Path, tmp_path_factory: pytest.TempPathFactor
     return run
 
 
+@pytest.mark.slow
 def test_validation_follows_the_checkpoints_of_a_training(start: Start, shards: Path, followed: Path) -> None:
     validated = rows(followed / "validation.csv")
     steps = [int(row["step"]) for row in validated]
@@ -119,6 +120,7 @@ def test_validation_takes_the_newest_once_and_stops_with_control_c(
     assert float(new["val_loss"]) == pytest.approx(reported, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_training_begins_with_a_trained_net_and_leaves_what_is_frozen(
     start: Start, followed: Path, shards: Path, tmp_path: Path
 ) -> None:

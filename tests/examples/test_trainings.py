@@ -105,6 +105,7 @@ def test_rows_say_what_the_game_was() -> None:
         assert row["valueTargetsNCHW"][0].sum() - sign * self_play.KOMI == sign * game.score
 
 
+@pytest.mark.slow
 def test_go_is_played_and_a_net_learns_of_it(start: Start, tmp_path: Path) -> None:
     games, run = tmp_path / "games", tmp_path / "run"
     with start(
@@ -138,6 +139,7 @@ def losses(start: Start, digits: Path, run: Path, *options: Any) -> list[float]:
     return [float(loss) for _, loss in found]
 
 
+@pytest.mark.slow
 def test_two_towers_learn_what_one_learns_of_batches_twice_as_large(
     start: Start, digits: Path, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_store_that_is_away_for_a_while_loses_nothing(store: DistantS3, planne
     assert statistics.damages == () and statistics.workers_restarted == 0
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
 def test_a_store_that_stays_away_is_an_error_and_whoever_asks_again_misses_nothing(
     store: DistantS3, planned: list[int], on_corrupt: Any
@@ -122,6 +123,7 @@ def test_a_store_that_stays_away_is_an_error_and_whoever_asks_again_misses_nothi
     assert statistics.damages == () and statistics.records_skipped == 0 and statistics.daemon_restarts == 0
 
 
+@pytest.mark.slow
 def test_what_was_read_ahead_is_taken_before_an_outage_is_told(store: DistantS3, planned: list[int]):
     begun: list[int] = []
 
@@ -142,6 +144,7 @@ def test_what_was_read_ahead_is_taken_before_an_outage_is_told(store: DistantS3,
     assert np.concatenate(found).tolist() == planned
 
 
+@pytest.mark.slow
 def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3, planned: list[int]):
     """The consumer computes (a checkpoint, an evaluation) while loads are given up."""
     with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, storage=loaderd.Storage(retry_s=1), **OPTIONS) as loader:
@@ -159,6 +162,7 @@ def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3,
     assert np.concatenate(found).tolist() == planned
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("sharing", ["shared", "mirrored"])
 def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait(
     store: DistantS3, tmp_path: Path, sharing: Any

@@ -120,6 +120,7 @@ def test_a_ticket_with_a_long_word_holds_nobody_up(server, consumer):
         client.do_get(ticket, options).read_all()
 
 
+@pytest.mark.slow
 def test_answers_are_kept_and_not_their_tickets(start_server):
     server = start_server()
     with flight.connect(server.address) as client:
@@ -132,6 +133,7 @@ def test_answers_are_kept_and_not_their_tickets(start_server):
     assert pss_bytes(server.gateway.pid) - before < 120_000_000
 
 
+@pytest.mark.slow
 def test_deaths_are_remembered_and_not_their_tickets(start_server, monkeypatch):
     """Of makers, which a derived field ends."""
     ending = network_server.MODULE.replace("2 * id", "__import__('os')._exit(1)")

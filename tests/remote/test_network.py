@@ -44,6 +44,7 @@ def embedded(server):
         return [check(batch) for batch in loader]
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_batches_are_those_of_an_embedded_loader(server, embedded, compression, monkeypatch):
     monkeypatch.delenv("LOADERD_KERNELS")
@@ -92,6 +93,7 @@ def test_who_holds_all_batches_gets_copies(server, embedded):
         assert loader.statistics().batches_copied >= len(embedded) - 2
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("options", [{}, {"sharing": "split"}])
 def test_split(server, options):
     found = []

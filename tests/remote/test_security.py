@@ -57,6 +57,7 @@ def test_commands_show_the_token_and_believe_the_ca_that_they_are_given(command,
             assert done.returncode and why in done.stderr
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x"])
 def test_another_token_is_refused(server, tls, token):
     with pytest.raises(ServerError, match="refuses the token") as caught:

@@ -49,6 +49,7 @@ def read(loader, at, do):
 OWN = [pytest.param(victim, marks=pytest.mark.slow) for victim in ("worker", "own daemon")]
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("victim", ["maker", "gateway", "daemon of the server", *OWN])
 def test_a_process_is_killed_and_comes_back(borrow_server, expected, victim):
     server = borrow_server()
@@ -234,6 +235,7 @@ def test_no_server_comes_back(borrow_server):
         assert next(iter(loader))["id"].tolist() == found
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
 def test_a_record_that_kills_makers_costs_itself_alone(start_server, monkeypatch, on_corrupt):
     """Or its batch. It is named, as it is by workers that die of it."""
@@ -316,6 +318,7 @@ def test_other_data_are_refused(borrow_server, tmp_path, write_numbered_to):
         other.close()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("grows", [False, True])
 def test_a_resume_waits_for_the_server_that_has_its_data(tmp_path, write_numbered_to, monkeypatch, caplog, grows):
     """While the others have new data already, as in a rolling update."""

@@ -197,6 +197,7 @@ def test_a_data_set_that_failed_is_tried_again_and_keeps_nobody_from_the_others(
 # --------------------------------------------------------------------------------------------- watchdog
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("process", ["daemon", "gateway"])
 def test_a_process_that_hangs_is_replaced(start: Start, tmp_path: Path, process: str):
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:

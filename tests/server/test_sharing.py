@@ -335,6 +335,7 @@ def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
     group.connect(**options).close()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("sharing", ["mirrored", "shared"])
 def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group, embedded: Any, sharing: Any):
     group.restart_server("--idle-timeout", "1")
@@ -361,6 +362,7 @@ def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group,
     group.connect(**options).close()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("sharing", ["shared", "mirrored"])
 def test_a_reload_keeps_a_group_together(group: Group, embedded: Any, sharing: str):
     """Of what one had that is killed meanwhile, some may come again, if the batches go to one of them each."""

@@ -223,6 +223,7 @@ def test_a_stream_that_is_cut_gives_all_that_is_in_front(tmp_path: Path, compres
         assert named.expected == damage.expected
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
 def test_a_stream_that_is_corrupt_gives_all_that_is_in_front(tmp_path: Path, compression: str):
     payloads = payloads_of(4000)
@@ -267,6 +268,7 @@ def test_garbage_behind_the_end_costs_no_record(tmp_path: Path, compression: str
     assert [damage.record for damage in index.damages] == ([] if is_padding else [100])
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
 @pytest.mark.parametrize("most", [1, 51, 1000, 1 << 20])
 def test_all_that_is_in_front_of_damage_comes_whatever_is_read_at_a_time(tmp_path: Path, compression: str, most: int):
@@ -284,6 +286,7 @@ def test_all_that_is_in_front_of_damage_comes_whatever_is_read_at_a_time(tmp_pat
         assert given_bytes == expected and (damage is not None) == (not reference.eof)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     "data", [bytes(40 << 20), header(1 << 60) + bytes(40 << 20), framed(b"x") + b"\xff" * (40 << 20)]
 )

@@ -123,6 +123,7 @@ def test_one_of_another_version_is_made_again(cache: IndexCache, file: ShardFile
     assert cache.load(file) is not None
 
 
+@pytest.mark.one_variant
 def test_writers_in_several_processes(cache: IndexCache, where: str, file: ShardFile, tmp_path: Path):
     program = (
         "import sys; from loaderd.shards.files import list_shards;"
