@@ -39,10 +39,18 @@ Rows = npt.NDArray[Any]  # of ROW, (n,)
 Places = npt.NDArray[np.int64]
 
 
+def workers_of(config: Config) -> int:
+    """How many workers share the files out: none of them is without a file."""
+    return min(config.workers, len(config.shards))
+
+
 def paths(config: Config, worker: int = 0, num_workers: int = 1) -> Iterator[str]:
     """The files of all epochs, one after the other: of several workers', every one that is ``worker``'s."""
+    own = config.shards[worker::num_workers]
+    if not own:
+        return
     for _ in itertools.count() if config.epochs is None else range(config.epochs):
-        yield from config.shards[worker::num_workers]
+        yield from own
 
 
 def read_file(path: str, compression: str) -> bytes:
@@ -63,6 +71,8 @@ def walk(data: bytes) -> tuple[Places, Places]:
 def parse(data: bytes, starts: Places, lengths: Places) -> Rows:
     """The records of ``data`` that are at ``starts`` and have so many bytes, as rows."""
     rows = np.empty(len(starts), ROW)
+    if not len(rows):
+        return rows
     array = np.frombuffer(data, np.uint8)
     boards = np.empty_like(starts)
     for length in np.flatnonzero(np.bincount(lengths)):

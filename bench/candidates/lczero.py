@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from candidates._records import ROW, paths, read_rows, unpack
+from candidates._records import ROW, paths, read_rows, unpack, workers_of
 from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = "no CRC check"
@@ -29,7 +29,7 @@ cannot = only_chess
 
 
 def _work(config: Config, worker: int, writer: Connection) -> None:
-    for path in paths(config, worker, config.workers):
+    for path in paths(config, worker, workers_of(config)):
         for row in read_rows(path, config.compression):
             writer.send_bytes(row)
     writer.close()
@@ -59,7 +59,7 @@ def _shuffle(records: Iterator[bytes], buffer_records: int) -> Iterator[bytes]:
 def steps(config: Config) -> Iterator[Step]:
     fork = multiprocessing.get_context("fork")  # no thread runs here
     workers, readers = [], []
-    for number in range(config.workers):
+    for number in range(workers_of(config)):
         reader, writer = fork.Pipe(duplex=False)
         workers.append(fork.Process(target=_work, args=(config, number, writer), daemon=True))
         workers[-1].start()

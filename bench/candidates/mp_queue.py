@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from loaderd_tf.bench._tfdata import consume
 
-from candidates._records import batches, unpack
+from candidates._records import batches, unpack, workers_of
 from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = "no CRC check, files' order"
@@ -25,7 +25,7 @@ cannot = only_chess
 
 
 def _work(config: Config, worker: int, queue: Queue[Any]) -> None:
-    for rows in batches(config, worker, config.workers):
+    for rows in batches(config, worker, workers_of(config)):
         queue.put(unpack(rows, config.dtype))
     queue.put(None)
 
@@ -33,7 +33,7 @@ def _work(config: Config, worker: int, queue: Queue[Any]) -> None:
 def steps(config: Config) -> Iterator[Step]:
     fork = multiprocessing.get_context("fork")  # "spawn" would import TensorFlow in each worker; no thread runs yet
     queue = fork.Queue(QUEUED_BATCHES)
-    workers = [fork.Process(target=_work, args=(config, n, queue), daemon=True) for n in range(config.workers)]
+    workers = [fork.Process(target=_work, args=(config, n, queue), daemon=True) for n in range(workers_of(config))]
     for worker in workers:
         worker.start()
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from candidates._records import batches, unpack
+from candidates._records import batches, unpack, workers_of
 from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = "no CRC check, files' order"
@@ -31,6 +31,6 @@ class _Batches(IterableDataset[Any]):
 
 
 def steps(config: Config) -> Iterator[Step]:
-    loader = DataLoader(_Batches(config), batch_size=None, num_workers=config.workers)
+    loader = DataLoader(_Batches(config), batch_size=None, num_workers=workers_of(config))
     for batch in loader:
         yield Step(len(batch["score"]), batch)

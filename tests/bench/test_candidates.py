@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from candidates import _records
 from loaderd_tf.bench import tfdata_tuned, tfdata_xla
 
 from loaderd.bench import reference
 from loaderd.bench.digest import Digest
 from loaderd.bench.interface import Config, configure, load, why_not
-from loaderd.bench.measured import digest
+from loaderd.bench.measured import FIRST_BATCH, digest
 from loaderd.bench.run_candidate import CandidateError, LeftOut, run_candidate
 from loaderd.bench.synthetic import shard_records, write_shards
 
@@ -101,6 +102,28 @@ def test_it_reads_compressed_shards(spec: str, config: Config, tmp_path: Path) -
     paths = write_shards(tmp_path, RECORDS, num_shards=SHARDS, compression="GZIP")
     compressed = replace(config, shards=tuple(map(str, paths)), compression="GZIP")
     assert delivered(spec, compressed) == written(configure(spec, compressed)[1])
+
+
+@pytest.mark.parametrize("spec", ["lczero", "torch_dataloader"])
+def test_fewer_shards_than_workers_are_read_for_ever(spec: str, config: Config) -> None:
+    few = replace(config, shards=config.shards[:1], epochs=None, workers=3, batch_size=500, window_records=100)
+    try:
+        assert run_candidate(spec, few, FIRST_BATCH, timeout_s=60)["examples"] == 500
+    except LeftOut as reason:
+        pytest.skip(str(reason))
+
+
+def test_no_worker_is_without_a_shard(config: Config) -> None:
+    endless = replace(config, epochs=None, workers=5)
+    assert _records.workers_of(endless) == SHARDS
+    assert list(_records.paths(endless, worker=4, num_workers=5)) == [], "it has none, and does not wait for one"
+
+
+def test_an_empty_shard_has_no_rows(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with_empty = replace(config, shards=(config.shards[0], str(tmp_path / "empty")), batch_size=1_000)
+    (rows,) = _records.batches(with_empty)
+    assert len(rows) == RECORDS // SHARDS
 
 
 @pytest.mark.parametrize(
