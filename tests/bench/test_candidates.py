@@ -198,11 +198,24 @@ schema = loaderd.Schema(
     fields={
         "planes": loaderd.Bits("packed", (3, 4, 3), 5, channel_order=(2, 0, 1), scale=(1, -2, 3), dtype="int8"),
         "flag": loaderd.Bits("packed", start=41, dtype="bool"),
+        "little": loaderd.Bits("packed", (2, 5), 11, channel_order=(4, 1, 0, 3, 2), bit_order="little"),
         "raw": loaderd.Array("raw", dtype="float32", scale=0.5, offset=1.0),
         "pair": loaderd.Array("pair", dtype="int32", scale=3, shape=(2, 1)),
         "sum": loaderd.Derived(lambda raw, weight: raw.sum(axis=1) * weight, ("raw", "weight")),
     },
     intermediates={"weight": loaderd.Array("weight")},
+)
+others = loaderd.Schema(
+    features=schema.features,
+    fields={
+        "filled": loaderd.Fill(1, (2, 2)),
+        "spread": loaderd.Spread("weight", (2, 2)),
+        "joined": loaderd.Planes((loaderd.Fill(1, (1, 2)), loaderd.Fill(2, (1, 2)))),
+        "padded": loaderd.Bits("packed", (3, 9), plane_bytes=2),
+        "second": loaderd.Derived(lambda one: one + 1, ("one",)),
+        "plain": loaderd.Bits("packed", (3, 9)),
+    },
+    intermediates={"one": loaderd.Array("raw", shape=(), first=1)},
 )
 """
 
@@ -219,17 +232,31 @@ def _examples(rng: np.random.Generator) -> Iterator[bytes]:
         yield tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
 
 
-@pytest.mark.parametrize("candidate", [tfdata_tuned, tfdata_xla])
-def test_tfdata_decodes_other_records(candidate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"schema_of_{candidate.__name__.rpartition('.')[2]}"
+@pytest.fixture
+def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where ``schema`` and ``others`` are; by another name for each test, as it stays imported."""
+    name = "schema_of_" + "".join(filter(str.isalnum, request.node.name))
     (tmp_path / f"{name}.py").write_text(_SCHEMA)
     monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+@pytest.mark.parametrize("candidate", [tfdata_tuned, tfdata_xla])
+def test_tfdata_leaves_out_what_it_does_not_decode(candidate: Any, module: str) -> None:
+    reason = "it does not decode Fill, Spread, Planes, Bits with plane_bytes, Array with first"
+    assert why_not(candidate, Config((), schema=f"{module}:others")) == reason
+    assert why_not(candidate, Config((), schema=f"{module}:others", packed=True)) is None
+    assert why_not(candidate, Config((), schema=f"{module}:schema")) is None
+
+
+@pytest.mark.parametrize("candidate", [tfdata_tuned, tfdata_xla])
+def test_tfdata_decodes_other_records(candidate: Any, module: str, tmp_path: Path) -> None:
     records = list(_examples(np.random.default_rng(0)))
     with tf.io.TFRecordWriter(str(tmp_path / "shard")) as writer:
         for record in records:
             writer.write(record)
 
-    config = Config((str(tmp_path / "shard"),), batch_size=20, epochs=1, shuffle=False, schema=f"{name}:schema")
+    config = Config((str(tmp_path / "shard"),), batch_size=20, epochs=1, shuffle=False, schema=f"{module}:schema")
     (step,) = candidate.steps(config)
     schema = config.delivered()
     expected = reference.decode(schema, reference.parse(schema, records))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from loaderd import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
+from loaderd import Array, Bits, Derived, Fill, Float, Int64, Packed, PackedBits, Planes, Raw, Schema, Spread
 from loaderd.bench.interface import CHESS, Config, Step
 from loaderd.bench.reference import VALUE_A, VALUE_B, VALUE_K
 
@@ -79,6 +79,22 @@ def parser(schema: Schema) -> Callable[[tf.Tensor], Tensors]:
     return parse
 
 
+def cannot_decode(config: Config) -> str | None:
+    """``cannot`` of a candidate that decodes with :func:`decoder`."""
+    schema = config.delivered()
+    kinds = dict.fromkeys(_not_decoded(schema.definition_of(name)) for name in schema.evaluation_order)
+    named = ", ".join(filter(None, kinds))
+    return f"it does not decode {named}" if named else None
+
+
+def _not_decoded(field: object) -> str:
+    if isinstance(field, Bits) and field.plane_bytes is not None:
+        return "Bits with plane_bytes"
+    if isinstance(field, Array) and field.first is not None:
+        return "Array with first"
+    return type(field).__name__ if isinstance(field, Planes | Fill | Spread) else ""
+
+
 def decoder(config: Config, unpack: Callable[[tf.Tensor, Bits], tf.Tensor]) -> Callable[[Tensors], Tensors]:
     """A function that makes the delivered fields of stored features; ``unpack(stored bytes, field)`` makes Bits.
 
@@ -96,7 +112,7 @@ def decoder(config: Config, unpack: Callable[[tf.Tensor, Bits], tf.Tensor]) -> C
                 inputs = [found[source] for source in field.inputs]
                 found[name] = chess_score(*inputs) if config.schema == CHESS else _derive(field, inputs)
             else:
-                assert isinstance(field, (Array, Packed)), "records of fixed size are not benchmarked"
+                assert isinstance(field, Array | Packed), "see cannot_decode"
                 values = tf.cast(stored[field.feature], spec.dtype)
                 if isinstance(field, Array) and field.scale is not None:
                     values = values * tf.cast(field.scale, spec.dtype)

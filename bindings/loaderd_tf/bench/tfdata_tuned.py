@@ -12,16 +12,18 @@ import tensorflow as tf
 
 from loaderd import Bits
 from loaderd.bench.interface import Config, Step
-from loaderd_tf.bench._tfdata import consume, decoded, decoder
+from loaderd_tf.bench._tfdata import cannot_decode, consume, decoded, decoder
 
 NOTE = ""
+
+cannot = cannot_decode
 
 
 def _unpack(stored: tf.Tensor, field: Bits) -> tf.Tensor:
     """``field``, (n, …), of the bytes it is stored in: ``stored`` uint8, (n, num_bytes)."""
     cells = field.num_bits // field.num_channels
     place = field.start + (np.arange(cells)[:, np.newaxis] * field.num_channels + field.order).ravel()
-    masks = (128 >> place % 8).astype(np.uint8)
+    masks = (128 >> place % 8 if field.bit_order == "big" else 1 << place % 8).astype(np.uint8)
     bits = tf.cast(tf.bitwise.bitwise_and(tf.gather(stored, place // 8, axis=1), masks), tf.bool)
     values = tf.cast(bits, field.dtype)
     if field.scale is not None:

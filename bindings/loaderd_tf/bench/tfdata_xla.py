@@ -12,17 +12,20 @@ import tensorflow as tf
 
 from loaderd import Bits
 from loaderd.bench.interface import Config, Step
-from loaderd_tf.bench._tfdata import consume, decoded, decoder
+from loaderd_tf.bench._tfdata import cannot_decode, consume, decoded, decoder
 
 NOTE = ""
 
-_MASKS = (128 >> np.arange(8)).astype(np.uint8)
+cannot = cannot_decode
+
+_MASKS = {"big": (128 >> np.arange(8)).astype(np.uint8), "little": (1 << np.arange(8)).astype(np.uint8)}
 
 
 def _unpack(stored: tf.Tensor, field: Bits) -> tf.Tensor:
     """``field``, (n, …), of the bytes it is stored in: ``stored`` uint8, (n, num_bytes)."""
     first, last = field.start // 8, (field.start + field.num_bits - 1) // 8
-    bits = tf.cast(tf.bitwise.bitwise_and(stored[:, first : last + 1, tf.newaxis], _MASKS), tf.bool)
+    used = stored[:, first : last + 1, tf.newaxis]
+    bits = tf.cast(tf.bitwise.bitwise_and(used, _MASKS[field.bit_order]), tf.bool)
     skipped = field.start - 8 * first
     cells = tf.reshape(bits, [-1, (last + 1 - first) * 8])[:, skipped : skipped + field.num_bits]
     ordered = tf.gather(
