@@ -59,7 +59,8 @@ class Summary:
     ``delivered``: what the bits of a batch are, as its process says: a dtype, "packed", or "as the schema says".
     ``to_expert``: the ratio to the expert's tf.data, shuffled and eager (for packed bits: to tf.data's parsing only).
     ``to_best``: to the tf.data candidate with the highest median, shuffled or not. ``cold_s``: seconds to the first
-    batch, with no index of the shards yet, measured once. ``note``: what the candidate says of itself.
+    batch, with no index of the shards yet, measured once. ``warm_s``: the same with an index, None where no run had
+    one. ``note``: what the candidate says of itself.
     """
 
     candidate: str
@@ -72,7 +73,7 @@ class Summary:
     consumer_cpu_us_per_batch: float
     peak_pss_bytes: float
     cold_s: float | None
-    warm_s: float
+    warm_s: float | None
     other_cores: Spread
     note: str
 
@@ -88,7 +89,7 @@ class Summary:
             f"{self.consumer_cpu_us_per_batch:,.0f}",
             f"{self.peak_pss_bytes / (1 << 20):,.0f}",
             "–" if self.cold_s is None else f"{self.cold_s:.2f}",
-            f"{self.warm_s:.2f}",
+            "–" if self.warm_s is None else f"{self.warm_s:.2f}",
             self.other_cores.shown(".2f"),
             self.note,
         )
@@ -128,6 +129,9 @@ def _summary(name: str, runs: Sequence[Run], all_runs: Sequence[Run], cold_s: fl
     def middle(key: str) -> float:
         return float(median(run[key] for run in runs))
 
+    # Where there was no cold start, the run of the first round has made the index.
+    warm = [run["time_to_first_batch_s"] for run in runs if cold_s is not None or run["round"] > 0]
+
     return Summary(
         candidate=name,
         delivered=delivered,
@@ -139,7 +143,7 @@ def _summary(name: str, runs: Sequence[Run], all_runs: Sequence[Run], cold_s: fl
         consumer_cpu_us_per_batch=middle("consumer_cpu_us_per_batch"),
         peak_pss_bytes=middle("peak_pss_bytes"),
         cold_s=cold_s,
-        warm_s=middle("time_to_first_batch_s"),
+        warm_s=median(warm) if warm else None,
         other_cores=Spread.of([run["other_cores"] for run in runs]),
         note=runs[0]["note"],
     )

@@ -52,6 +52,16 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert (second.cold_s, third.cold_s, third.warm_s) == (None, 3.0, 0.5)
 
 
+def test_without_a_cold_start_the_first_round_makes_the_index_and_is_not_warm() -> None:
+    runs = [_run("loaderd_x", number, 1.0) | {"time_to_first_batch_s": s} for number, s in enumerate((9.0, 1.0, 2.0))]
+    (summary,) = summarise(runs)
+    assert (summary.cold_s, summary.warm_s) == (None, 1.5)
+    (summary,) = summarise(runs[:1])
+    assert summary.warm_s is None and summary.cells()[COLUMNS.index("warm")] == "–"
+    (summary,) = summarise(runs, [runs[0]])
+    assert summary.warm_s == 2.0, "all rounds are warm"
+
+
 def test_a_round_without_the_other_side_gives_no_ratio() -> None:
     runs = [_run("tfdata_expert", 0, 100), _run("loaderd_x", 0, 300), _run("loaderd_x", 1, 900)]
     assert summarise(runs)[1].to_best == Spread(3.0, 3.0, 3.0)
