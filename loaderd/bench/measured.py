@@ -7,9 +7,11 @@ read and digested instead of timed. Where the candidate cannot do the job, the l
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
+import select
 import signal
 import sys
 import time
@@ -25,7 +27,6 @@ from loaderd import Schema
 from loaderd.bench.digest import Digest
 from loaderd.bench.interface import Config, Step, load, why_not
 from loaderd.bench.process_tree import CpuMeter, cpu_s_by_name, process_tree
-from loaderd.protocol.process import die_with_parent
 
 _VERSIONED = ("numpy", "tensorflow", "torch", "jax", "grain", "spdl", "loaderd")
 
@@ -134,10 +135,21 @@ def versions() -> dict[str, str]:
     return found
 
 
+def end_with(pipe: int) -> None:
+    """Have this process group killed when the other end of ``pipe`` is closed: when the benchmark has died.
+
+    With all that a candidate has started, which has another parent. The kernel does it: a candidate may wait where no
+    handler of Python's runs, and may fork, so that there must be no thread.
+    """
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_ASYNC)
+    if select.select([pipe], [], [], 0)[0]:  # it was closed before the kernel was told
+        os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
-    # With all that a candidate has started, which has another parent. No candidate has a use for this signal.
-    signal.signal(signal.SIGUSR2, lambda *_: os.killpg(0, signal.SIGKILL))
-    die_with_parent(int(sys.argv[1]), signal.SIGUSR2)
+    end_with(int(sys.argv[1]))
     result = run(json.load(sys.stdin))
     sys.stdout.write("\n" + json.dumps(result) + "\n")
 

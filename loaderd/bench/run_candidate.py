@@ -69,14 +69,17 @@ def _run(spec: str, job: str, timeout_s: float, index_cache: Path | None) -> tup
     ):
         given.write(job)
         given.seek(0)
+        theirs, ours = os.pipe()  # ours is closed when this process ends, however it ends
         process = subprocess.Popen(
-            [sys.executable, "-m", "loaderd.bench.measured", str(os.getpid())],
+            [sys.executable, "-m", "loaderd.bench.measured", str(theirs)],
             stdin=given,
             stdout=out,
             stderr=log,
             env=_environment(index_cache),
             start_new_session=True,  # so that whatever it leaves behind can be ended with it
+            pass_fds=(theirs,),
         )
+        os.close(theirs)
         deadline, peak_pss = time.monotonic() + timeout_s, 0
         try:
             while True:
@@ -89,6 +92,7 @@ def _run(spec: str, job: str, timeout_s: float, index_cache: Path | None) -> tup
                         raise CandidateError(f"{spec}: not done after {timeout_s:.0f} s{_tail(log)}") from None
         finally:
             _end(process)
+            os.close(ours)
         if process.returncode != 0:
             raise CandidateError(f"{spec}: ended with status {process.returncode}{_tail(log)}")
         out.seek(0)

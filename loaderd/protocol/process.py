@@ -29,9 +29,9 @@ def name_process(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Get the signal ``by`` when the *thread* that started this process ends: that must be the parent's main one."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
+def die_with_parent(parent: int) -> None:
+    """Be killed when the *thread* that started this process ends: that must be the parent's main one."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
 
