@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import tempfile
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -142,8 +144,22 @@ def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
     return synthetic(base, work_dir, scratch, records, options.num_shards or _NUM_SHARDS)
 
 
+def exit_on_signals() -> None:
+    """Have SIGTERM and SIGHUP raise SystemExit, so that what is temporary is removed."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_IGN)  # a terminal that closes hangs up twice: once more while we tidy up
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it is ignored
+            signal.signal(number, leave)
+
+
 def run(options: argparse.Namespace, command: str) -> int:
     """The exit status: 1 if a candidate failed or delivered something else, 2 where nothing could be compared."""
+    exit_on_signals()
     with tempfile.TemporaryDirectory(prefix="loaderd-bench-") as scratch:
         try:
             default = _QUICK_CANDIDATES if options.quick else options.default_candidates

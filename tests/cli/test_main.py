@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -52,15 +53,20 @@ def test_without_a_command_it_says_which_there_are() -> None:
     assert done.returncode == 2 and "COMMAND" in done.stderr
 
 
+STATUS_OF = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}
+
+
 @pytest.mark.one_variant
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", STATUS_OF)
 def test_what_ends_a_measurement_ends_all_its_processes(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "scratch").mkdir()
     options = ["--records", "2000", "--num-shards", "2", "--candidates", "floor loaderd_python", "--seconds", "60"]
     process = subprocess.Popen(
         [COMMAND, "bench", *options, "--work-dir", str(tmp_path), "--results-dir", str(tmp_path), "--name", "x"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "scratch")},
     )
     log = tmp_path / "x.jsonl"
     while process.poll() is None and (not log.exists() or log.read_text().count("\n") < 2):
@@ -70,5 +76,26 @@ def test_what_ends_a_measurement_ends_all_its_processes(tmp_path: Path, number: 
     handles = handles_of(tree[1:])
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == (130 if number == signal.SIGINT else -number) and "Traceback" not in errors
+    assert process.returncode == STATUS_OF[number] and "Traceback" not in errors
     wait_ends(handles)
+    assert number == signal.SIGKILL or not os.listdir(tmp_path / "scratch")
+
+
+def test_a_terminal_that_closes_while_shards_are_made_leaves_none(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    command = [COMMAND, "bench", "--records", "50000000", "--num-shards", "2", "--work-dir", str(work)]
+    process = subprocess.Popen([*command, "--candidates", "floor"], stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not [*work.glob("*/*.tfrecord")]:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)  # from the kernel, and from the shell
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 129 and not [*work.iterdir()]
+
+
+def test_nohup_is_heeded(tmp_path: Path) -> None:
+    """A hangup is ignored where it was before."""
+    program = "import signal; from loaderd.bench.command import exit_on_signals; exit_on_signals(); "
+    program += "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    done = subprocess.run(["nohup", sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n"
