@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from loaderd import processes
 from loaderd.bench.synthetic import write_shards
@@ -82,25 +83,40 @@ def steps_per_s(training: int, terminal: int, seconds: float) -> float:
 
 
 @contextlib.contextmanager
+def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does not outlive the ``with``. ``options``: of ``subprocess.Popen``."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
 def top() -> Iterator[tuple[int, int]]:
     """``loaderd top``, when it shows something: its process, and the terminal that it is in."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", _COMMAND, "top"]
     environment = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
-        shown = b""
-        while b"q quit" not in shown:
-            shown += os.read(ours, 1 << 16)
-        yield process.pid, ours
-        process.kill()
+    try:
+        with running(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+            os.close(theirs)  # so that reading ends when it does
+            shown = b""
+            while b"q quit" not in shown:
+                shown += os.read(ours, 1 << 16)
+            yield process.pid, ours
+    finally:
+        os.close(ours)
 
 
 def measure(shards: str, log_dir: str, loop: str, args: argparse.Namespace) -> None:
     """All rounds of one loop."""
     ratios, cores = [], []
     command = [sys.executable, "-c", _TRAINING, shards, log_dir, loop, str(args.every)]
-    with subprocess.Popen(command) as training, top() as (watcher, terminal):
+    with running(command) as training, top() as (watcher, terminal):
         while not running_streams(frozenset([training.pid])):
+            if training.poll() is not None:
+                sys.exit(f"the training ended with status {training.returncode}")
             time.sleep(0.2)
         time.sleep(_WARMUP_S)
         for _ in range(args.rounds):
@@ -114,7 +130,6 @@ def measure(shards: str, log_dir: str, loop: str, args: argparse.Namespace) -> N
             ratios.append(found[True] / found[False])
             pair = {"alone": found[False], "watched": found[True], "ratio": ratios[-1]}
             print(json.dumps({"loop": loop, **pair}), flush=True)
-        training.terminate()
     low, middle, high = statistics.quantiles(ratios, n=4)
     busy = statistics.mean(cores)
     print(f"{loop}: watched / alone: {middle:.3f} ({low:.3f} to {high:.3f}); top keeps {busy:.4f} cores busy")
