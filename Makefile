@@ -30,7 +30,7 @@ demo-lc0: $(VENV)/made-demo ## Leela Chess Zero's program plays against itself, 
 	$(BIN)/python examples/lc0/train.py --data demo/lc0/games --out demo/lc0/run
 
 demo-go: $(VENV)/made-demo ## games of Go in KataGo's layout, and a net that learns of them
-	$(BIN)/python examples/go/make_npz.py --out demo/go/games
+	ls demo/go/games/validation-*.npz >/dev/null 2>&1 || $(BIN)/python examples/go/make_npz.py --out demo/go/games
 	$(BIN)/python examples/go/train.py --data demo/go/games --out demo/go/run
 
 demo-mnist: $(VENV)/made-demo ## handwritten digits, and several towers with a batch each

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -32,6 +33,9 @@ Plane = npt.NDArray[np.int8]
 def main() -> None:
     args = parse_arguments()
     args.out.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in args.out.glob("*.npz"))
+    if others:
+        sys.exit(f"{args.out} holds npz files already ({others[0]}, …): remove them, or choose another --out")
     for kind, games in (("train", args.games), ("validation", max(1, args.games // 10))):
         positions = np.concatenate([*play_all(kind, games, args.size, args.processes)])
         np.random.default_rng(0).shuffle(positions)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,14 @@ Labels = npt.NDArray[Any]  # integers, (n,)
 def main() -> None:
     args = parse_arguments()
     args.out.mkdir(parents=True, exist_ok=True)
+    others = {path.name for path in args.out.glob("*.tfrecord")}
+    others -= {name_of(kind, number, args.shards) for kind in ("train", "test") for number in range(args.shards)}
+    if others:
+        sys.exit(f"{args.out} holds other shards ({min(others)}, …): remove them, or choose another --out")
     for kind, (images, labels) in (read_mnist() if args.mnist else read_digits()).items():
         parts = np.array_split(np.arange(len(labels)), args.shards)
         for number, part in enumerate(parts):
-            write_shard(args.out / f"{kind}-{number:05}-of-{args.shards:05}.tfrecord", images[part], labels[part])
+            write_shard(args.out / name_of(kind, number, args.shards), images[part], labels[part])
         print(
             f"{kind}: {len(labels):,} pictures in {args.shards} shard{'s' * (args.shards > 1)}: {args.out}/",
             flush=True,
@@ -46,6 +51,10 @@ def parse_arguments() -> argparse.Namespace:
         "--shards", type=int, default=4, help="how many, for training; as many again for testing; default: 4"
     )
     return parser.parse_args()
+
+
+def name_of(kind: str, number: int, num_shards: int) -> str:
+    return f"{kind}-{number:05}-of-{num_shards:05}.tfrecord"
 
 
 def read_mnist() -> dict[str, tuple[Images, Labels]]:
