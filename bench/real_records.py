@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from candidates.katago_npz import KATAGO
 from candidates.lczero_chunkparser import LC0
 
@@ -85,6 +86,9 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if not set(args.kinds) <= {"lc0", "katago"}:
         parser.error(f"lc0 or katago, got {args.kinds}")
+    for option, pattern in (("--lc0-tars", args.lc0_tars), ("--katago-npz", args.katago_npz)):
+        if pattern is not None and not glob.glob(pattern):
+            parser.error(f"{option} {pattern}: there is no such file")
     return args
 
 
@@ -111,24 +115,36 @@ def find_katago(args: argparse.Namespace) -> tuple[list[str], str]:
     """npz files, and a small one to check with."""
     if args.katago_npz:
         files = sorted(glob.glob(args.katago_npz))
-        return files, min(files, key=os.path.getsize)
+        return files, write_check(min(files, key=os.path.getsize), args.work_dir / "check-of-given.npz")
     folder = args.work_dir / f"katago-{args.rows}"
     if not folder.exists():
         made = run_example("go/make_npz.py", folder, "--games", "60", "--size", "19", "--rows", str(10**9))
-        with np.load(made / "train-000.npz") as npz:
-            arrays = {name: npz[name] for name in npz.files}
+        arrays = arrays_of(made / "train-000.npz")
         rng = np.random.default_rng(0)
         for number in range(2):
             rows = rng.integers(0, len(arrays["globalInputNC"]), args.rows)
             np.savez_compressed(made / f"{number}.npz", **{name: values[rows] for name, values in arrays.items()})
             for copy in range(2):
                 shutil.copy(made / f"{number}.npz", made / f"rows-{number}-{copy}.npz")
-        whole = len(arrays["globalInputNC"]) // CHECK_BATCH * CHECK_BATCH
-        np.savez_compressed(
-            made / "check.npz", **{name: values[: min(whole, 32 * CHECK_BATCH)] for name, values in arrays.items()}
-        )
+        write_check(made / "train-000.npz", made / "check.npz")
         made.rename(folder)
     return sorted(map(str, folder.glob("rows-*.npz"))), str(folder / "check.npz")
+
+
+def arrays_of(file: Path | str) -> dict[str, npt.NDArray[Any]]:
+    with np.load(file) as npz:
+        return {name: npz[name] for name in npz.files}
+
+
+def write_check(file: Path | str, path: Path) -> str:
+    """Write the first rows of a file to ``path``, in whole batches: KataGo's reader leaves out others."""
+    arrays = arrays_of(file)
+    rows = len(arrays["globalInputNC"])
+    if rows < CHECK_BATCH:
+        sys.exit(f"{file} has {rows} rows, but a check takes {CHECK_BATCH}: leave it out")
+    taken = min(rows // CHECK_BATCH, 32) * CHECK_BATCH
+    np.savez_compressed(path, **{name: values[:taken] for name, values in arrays.items()})
+    return str(path)
 
 
 def run_example(script: str, folder: Path, *options: str) -> Path:

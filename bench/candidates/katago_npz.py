@@ -73,11 +73,14 @@ def steps(config: Config) -> Iterator[Step]:
         def begin(count: int) -> Iterator[Future[Arrays]]:
             return (pool.submit(_load, path, config.batch_size) for path in itertools.islice(paths, count))
 
-        pending = deque(begin(1 + FILES_AHEAD))
+        pending, without = deque(begin(1 + FILES_AHEAD)), 0
         while pending:
             arrays = pending.popleft().result()
             pending.extend(begin(1))
+            without = 0 if len(arrays["weight"]) else without + 1
+            if without == 2 * len(config.shards):  # files in a row: a whole epoch is among them
+                raise ValueError(f"no file has {config.batch_size} rows, a batch")
             for first in range(0, len(arrays["weight"]), config.batch_size):
-                batch = {name: values[first : first + config.batch_size] for name, values in arrays.items()}
-                yield Step(config.batch_size, batch)
-            del arrays, batch
+                stop = first + config.batch_size
+                yield Step(config.batch_size, {name: values[first:stop] for name, values in arrays.items()})
+            del arrays
