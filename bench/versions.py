@@ -155,6 +155,8 @@ def main() -> None:
     if args.measure:
         print(json.dumps(measure(args.measure, args.shards, args.batch_size, args.workers, args.seconds)))
         return
+    if not args.folders:
+        parser.error("give checkouts of loaderd: the first is what the others are compared to")
     with tempfile.TemporaryDirectory() as scratch:
         if args.shards is None:
             # Not above: a measured process is to import the loaderd that it is given.

@@ -28,7 +28,8 @@ class Digest:
     def updated(self, schema: Schema, batch: Mapping[str, Any]) -> Digest:
         """The digest with a batch added: the fields of ``schema`` by name, as anything array-like.
 
-        Raises ValueError where a field, dtype or shape is not as in the schema. -0.0 counts as 0.0.
+        Raises ValueError where a field, dtype or shape is not as in the schema. -0.0 counts as 0.0, but not inside of
+        structured values.
         """
         if set(batch) != set(schema.specs):
             raise ValueError(f"the fields must be {sorted(schema.specs)}, got {sorted(batch)}")
@@ -39,7 +40,8 @@ class Digest:
             array, expected = arrays[name], (num_rows, *spec.shape)
             if array.dtype != spec.dtype or array.shape != expected:
                 raise ValueError(f"{name} must be {spec.dtype} {expected}, got {array.dtype} {array.shape}")
-            positive_zero = array + spec.dtype.type(0) if spec.dtype.kind in "fV" else array
+            is_float = spec.dtype.kind in "fV" and spec.dtype.type is not np.void  # those of ml_dtypes are of kind V
+            positive_zero = array + spec.dtype.type(0) if is_float else array
             columns.append(np.ascontiguousarray(positive_zero).reshape(num_rows, -1).view(np.uint8))
         total, parity = self.total, self.parity
         for row in np.concatenate(columns, axis=1):

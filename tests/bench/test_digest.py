@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaderd import Array, Raw, Schema
 from loaderd.bench.digest import Digest
 from loaderd.bench.reference import Arrays, chess, decode, decode_chess
 from loaderd.bench.synthetic import make_records
@@ -65,6 +66,16 @@ def test_negative_zero_is_zero(dtype: str) -> None:
     turned = np.where(board == 0, -np.zeros((), board.dtype), board)
     assert np.signbit(turned[board == 0]).all()
     assert Digest().updated(schema, {**rows, "board": turned}) == Digest().updated(schema, rows)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype([("x", "<f4"), ("y", "i1")]), np.dtype("V5")])
+def test_structured_rows_are_digested_by_their_bytes(dtype: np.dtype[Any]) -> None:
+    schema = Schema({"r": Raw(dtype, (2,))}, {"r": Array("r")})
+    values = np.arange(30, dtype=np.uint8).view(dtype).reshape(3, 2)
+    before = Digest().updated(schema, {"r": values})
+    assert before.rows == 3
+    values.view(np.uint8)[2, 9] += 1
+    assert Digest().updated(schema, {"r": values}) != before
 
 
 def test_another_dtype_shape_or_set_of_fields_is_refused(rows: Arrays) -> None:
