@@ -6,7 +6,8 @@
 
 The consumer adds up the numbers of each epoch, and drops its batches. Every few seconds memory, descriptors, threads
 and shared memory of the consumer, the daemon and the workers are noted; the medians of the first sixth (behind a
-warm-up) and of the last are compared. Prints a line of JSON; the exit status is 1 if an epoch's sum was wrong.
+warm-up) and of the last are compared. Prints a line of JSON; the exit status is 1 if an epoch had other records
+than it should, or none came to its end.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Figures:
     records: int = 0
     epochs: int = 0
     wrong_sums: int = 0
+    """Epochs in which other records came, or another number of them, than there are."""
     seconds: float = 0.0
     workers_killed: int = 0
     samples: int = 0
@@ -129,11 +131,14 @@ def soak(
         records += size
         total += numbers
         figures.records += size
-        if records == of_epoch:
+        if records >= of_epoch:
             figures.epochs += 1
-            figures.wrong_sums += total != of_epoch * (of_epoch - 1) // 2
-            records = total = 0
-        if (records == 0 and figures.records >= num_records) or time.monotonic() - began_s >= limit_s:
+            figures.wrong_sums += records != of_epoch or total != of_epoch * (of_epoch - 1) // 2
+            # Where a record was lost or came again, a batch lies across the end: epochs are wrong from there on.
+            records, total = records - of_epoch, 0
+            if figures.records >= num_records:
+                break
+        if time.monotonic() - began_s >= limit_s:
             break
         if figures.records >= sample_next:
             sample_next += sample_every
@@ -148,7 +153,9 @@ def soak(
 
 
 def compare(samples: list[tuple[int, dict[str, float]]]) -> dict[str, tuple[float, float]]:
-    """The medians of the first and of the last sixth, by records, behind the warm-up."""
+    """The medians of the first and of the last sixth, by records, behind the warm-up; empty without a sample."""
+    if not samples:
+        return {}
     last = samples[-1][0]
     warm = [(records, found) for records, found in samples if records >= _WARM_UP * last]
     sixth = (last - warm[0][0]) / 6
@@ -180,7 +187,7 @@ def main() -> int:
             limit_s=args.limit_s,
         )
     print(json.dumps(vars(figures)))
-    return 1 if figures.wrong_sums else 0
+    return 1 if figures.wrong_sums or not figures.epochs else 0
 
 
 if __name__ == "__main__":
