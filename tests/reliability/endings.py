@@ -6,8 +6,8 @@
 
 The programs are those of ``tests/endings``. In a round there is a program of each use, of each end, of loaders and
 of data sets, in pairs that differ from round to round; and those that end in a way of their own. Prints how long each
-end took, as quantiles, and what was wrong; the exit status is 1 if anything was. ``--source plain`` runs them without
-loaderd, for comparison.
+end took, as quantiles, and what was wrong; the exit status is 1 if anything was, or nothing ran. ``--source plain``
+runs them without loaderd, for comparison.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-os.environ.setdefault("ROUNDS", "20")  # beside a busy machine, 50 take longer than a program may
+if __name__ == "__main__":  # not where a test imports it beside those of tests/endings
+    os.environ.setdefault("ROUNDS", "20")  # beside a busy machine, 50 take longer than a program may
 sys.path[:0] = [str(Path(__file__).parents[1] / room) for room in ("endings", "helpers")]
 
 # What follows is found on the path from here on.
@@ -53,7 +55,7 @@ def one_round(pattern: str, source: str, rng: random.Random) -> list[Case]:
 def run_all(
     cases: list[Case], folder: Path, source: str, limit_s: float, runners: int, verbose: bool
 ) -> list[Result]:
-    """Each case once, by several runners side by side."""
+    """Each case once, by several runners side by side; raises what one raises, when all have ended."""
     waiting, results, lock = list(reversed(cases)), [], threading.Lock()
 
     def work(number: int) -> None:
@@ -70,11 +72,13 @@ def run_all(
                     took = "" if result.took_s is None else f"{result.took_s:.2f} s"
                     print(f"{case.name}: {took}", *result.problems, sep="\n    ", flush=True)
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(runners)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(runners) as pool:
+        try:
+            for future in as_completed([pool.submit(work, number) for number in range(runners)]):
+                future.result()
+        finally:
+            with lock:
+                waiting.clear()  # so that after an error, or Ctrl-C, the pool waits only for the programs that run
     return results
 
 
@@ -106,10 +110,12 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this, under nohup: the programs would, too
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
     results: list[Result] = []
+    num_cases = 0
     try:
         with tempfile.TemporaryDirectory() as folder:
             for number in range(args.times):
                 cases = one_round(args.only, args.source, rng)
+                num_cases += len(cases)
                 results += run_all(
                     cases, Path(folder) / str(number), args.source, args.limit_s, args.runners, args.verbose
                 )
@@ -118,7 +124,7 @@ def main() -> int:
             process.kill()
             process.wait()
     print(json.dumps(summary(results)))
-    return 1 if any(result.problems for result in results) else 0
+    return 1 if not results or len(results) != num_cases or any(result.problems for result in results) else 0
 
 
 if __name__ == "__main__":
