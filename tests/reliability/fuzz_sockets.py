@@ -330,7 +330,8 @@ def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: 
         assert readers.stdin is not None and readers.stdout is not None
         assert readers.stdout.readline() == "all read\n", "the readers do not begin"
         for fuzzer in (UnixFuzzer, NetworkFuzzer):
-            fuzzer(served, num_slow, rng, Figures()).run(warm_up)
+            # Its messages are not counted; what goes wrong is.
+            fuzzer(served, num_slow, rng, Figures(wrong=figures.wrong)).run(warm_up)
         before = least(served, 2)
         UnixFuzzer(served, num_slow, rng, figures).run(num_unix)
         NetworkFuzzer(served, num_slow, rng, figures).run(num_network)
