@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -156,7 +156,8 @@ def training(name: str, task: Task) -> Iterator[Training]:
         yield Training(library, task, process, mark, servers, shm_before)
     finally:
         for pid in marked(mark):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # of those that end meanwhile
+                os.kill(pid, signal.SIGKILL)
         for child in [*servers, *([process] if "process" in locals() else [])]:
             child.kill()
             child.wait()
