@@ -26,7 +26,7 @@ demo: $(VENV)/made-demo ## write chess shards from games played by the rules, an
 	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
 
 demo-lc0: $(VENV)/made-demo ## Leela Chess Zero's program plays against itself, and a net learns of the tars
-	ls demo/lc0/games/*.tar >/dev/null 2>&1 || $(BIN)/python examples/lc0/make_tars.py --out demo/lc0/games
+	ls demo/lc0/games/validation-*.tar >/dev/null 2>&1 || $(BIN)/python examples/lc0/make_tars.py --out demo/lc0/games
 	$(BIN)/python examples/lc0/train.py --data demo/lc0/games --out demo/lc0/run
 
 demo-go: $(VENV)/made-demo ## games of Go in KataGo's layout, and a net that learns of them

@@ -34,9 +34,9 @@ def main() -> None:
         games = play(program, args, Path(folder))
         validation = games[::VALIDATION_EVERY]
         training = [game for game in games if game not in validation]
-        write_tar(args.out / "validation-000.tar", validation)
         for first in range(0, len(training), GAMES_PER_TAR):
             write_tar(args.out / f"train-{first // GAMES_PER_TAR:03}.tar", training[first : first + GAMES_PER_TAR])
+        write_tar(args.out / "validation-000.tar", validation)  # last: where it is, all is there
     print(f"{len(training)} games for training, {len(validation)} for validation, played by {program}: {args.out}/")
 
 
