@@ -41,7 +41,6 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-QUICK = ("crc_cost",)
 CRC_ROWS = ("both CRCs checked", "that of the length alone")
 
 
@@ -49,9 +48,8 @@ def test_no_question_is_forgotten() -> None:
     assert sorted(ASKED) == sorted(path.stem for path in QUESTIONS.glob("[a-z]*.py"))
 
 
-@pytest.mark.parametrize(
-    "question", [pytest.param(each, marks=[pytest.mark.slow] * (each not in QUICK)) for each in ASKED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("question", ASKED)
 def test_a_question_is_answered(question: str, tmp_path: Path) -> None:
     more, varied, expected = ASKED[question]
     places = ["--work-dir", str(tmp_path / "work"), "--results-dir", str(tmp_path)]

@@ -181,6 +181,7 @@ def test_another_callback_may_end_the_training(open_dataset: Callable[..., Any],
     assert (min(seen), max(seen), len(history["loss"])) == (9, 22, 1)
 
 
+@pytest.mark.slow
 def test_a_backup_that_is_kept_goes_on_with_more_epochs(open_dataset: Callable[..., Any], tmp_path: Path):
     dataset = open_dataset()
     kept = {"save_freq": 4, "delete_checkpoint": False}

@@ -120,6 +120,7 @@ def test_batches_that_are_taken_by_turns(server: Restarted):
             loaderd_tf.BackupAndRestore("backup", dataset)
 
 
+@pytest.mark.slow
 def test_fit_of_two_that_take_turns(server: Restarted):
     """Until they have had enough: 30 steps, while there are 15 batches in an epoch."""
     models = [Logged(), Logged()]

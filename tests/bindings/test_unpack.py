@@ -360,6 +360,7 @@ def network(schema: Schema, packed: bool) -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_fit_learns_the_same_from_packed_batches(tmp_path: Path) -> None:
     schema = loaderd.schemas.chess_eval()
     write(tmp_path / "a.tfrecord", schema, 400)

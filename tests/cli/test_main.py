@@ -56,7 +56,7 @@ def test_without_a_command_it_says_which_there_are() -> None:
 STATUS_OF = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("number", STATUS_OF)
 def test_what_ends_a_measurement_ends_all_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "scratch").mkdir()

@@ -105,6 +105,7 @@ def test_growing_data_as_an_option_and_in_a_mix(
     assert len(set(of_games)) == 60, "a set that does not grow goes on where it was"
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("newest", [1000, 130])
 def test_growing_data_of_several_writers(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path, newest: int

@@ -88,6 +88,7 @@ def test_draws_are_the_same_after_a_resume(write_numbered: Write, schema: loader
             assert draws == {number: epochs[1][number] for number in draws}
 
 
+@pytest.mark.slow
 def test_other_shards_leave_the_draws_alone(write_numbered: Write, schema: loaderd.Schema):
     shards = write_numbered(SIZES)
     (draws,) = epochs_of(shards, schema, 1)

@@ -132,6 +132,7 @@ def test_there_and_back_again(tmp_path: Path):
     assert_same(batches_of(shards, schema), batches_of(tmp_path / "0" / "*", testing.schema_of(ARRAYS)))
 
 
+@pytest.mark.slow
 def test_a_tar_of_games_by_lc0(tmp_path: Path, lc0_games: list[Path], write_tar: Callable[..., Path]):
     members = [(f"hour/training.{number}.gz", game.read_bytes()) for number, game in enumerate(lc0_games)]
     tar = write_tar(tmp_path / "hour.tar", [("hour/LICENSE", b"ODbL\n" * 99), *members])

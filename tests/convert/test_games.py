@@ -352,6 +352,7 @@ def test_no_game_is_in_two_shards():
     ]
 
 
+@pytest.mark.slow
 def test_another_number_of_games_a_shard_is_another_conversion(tmp_path: Path):
     """Of as many shards, each of other games: what one had left would be doubled, or missing."""
     write(tmp_path / "a.pgn", *[LOST] * 9)

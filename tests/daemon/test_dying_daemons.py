@@ -214,6 +214,7 @@ def test_daemons_that_die_in_a_row(write_numbered: Write, numbered_schema: loade
         assert found == list(range(0, 900, 10))
 
 
+@pytest.mark.slow
 def test_daemons_in_between_that_delivered_and_were_given_up_count(
     write_numbered: Write, numbered_schema: loaderd.Schema
 ):
@@ -269,6 +270,7 @@ def test_another_daemon_finds_none_of_the_shards(
             list(batches)
 
 
+@pytest.mark.slow
 def test_another_daemon_has_room_for_what_was_left_by_other_hosts(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):

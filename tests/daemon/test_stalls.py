@@ -170,6 +170,7 @@ with loaderd.Loader({str(write_numbered([3000])[0])!r}, schema, batch_size=50, w
     assert done.stdout == "180 0\n"
 
 
+@pytest.mark.slow
 def test_neither_waits_for_the_other_to_read(tmp_path: Path, write_numbered: Write, numbered_schema: loaderd.Schema):
     """Tasks and answers, each larger than what a socket holds: blocks of one record, all of them damaged by now.
 

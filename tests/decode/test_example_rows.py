@@ -195,6 +195,7 @@ def test_mutated_records() -> None:
         check(parser, records)
 
 
+@pytest.mark.one_variant
 @settings(suppress_health_check=list(HealthCheck))
 @given(st.lists(messages(), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 def test_batches_of_many_layouts(kinds: list[bytes], seed: int) -> None:
@@ -257,6 +258,7 @@ def same_length_layouts(count: int) -> list[bytes]:
     return [example(*REQUIRED, entry(f"x{i:03}", b"")) for i in range(count)]
 
 
+@pytest.mark.one_variant
 def test_more_layouts_than_templates(plain_parses: list[int]) -> None:
     parser = RowParser(SCHEMA)
     kinds = same_length_layouts(20)

@@ -248,6 +248,7 @@ def test_what_is_on_the_local_disk_is_not_fetched_again(store: DistantS3, planne
     assert store.asked["HEAD"] <= 1 and store.asked["GET"] == 1  # the first look, and the listing
 
 
+@pytest.mark.slow
 def test_many_small_objects_are_indexed_at_the_same_time(store: DistantS3, shards: list[str]):
     data = Path(shards[0]).read_bytes()[:320]  # ten records
     for number in range(200):

@@ -39,6 +39,7 @@ def serve(tmp_path: Path, start_server: Callable[..., NetworkServer], monkeypatc
     return start
 
 
+@pytest.mark.slow
 def test_records_of_several_mib(serve: Callable[..., NetworkServer]):
     server = serve(30, (5 << 20) + 7)
     with loaderd.connect([server.address], "train", batch_size=4, workers=2) as loader:

@@ -73,6 +73,7 @@ def test_positions_are_those_of_an_embedded_loader(server, embedded):
         assert [check(batch) for batch in loader] == embedded[position.batch :]
 
 
+@pytest.mark.slow
 def test_an_epoch_goes_on_with_other_hosts(server):
     """Five hosts begin a window of 200 each, and the rest of it is more than any window of two hosts would be."""
     found = []
@@ -142,6 +143,7 @@ train = loaderd.Mix({"fixed": 0.5, "grows": 0.5}, {"fixed": fixed, "grows": grow
 """
 
 
+@pytest.mark.slow
 def test_a_later_epoch_is_not_compared_with_the_position_at_the_start(
     start_server, monkeypatch, tmp_path, write_numbered_to
 ):

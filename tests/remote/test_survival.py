@@ -376,6 +376,7 @@ def _has_ended(pidfd):
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
+@pytest.mark.slow
 def test_all_servers_are_replaced_in_the_middle_of_a_load(borrow_server, expected):
     """Those that workers wait for never come back; the function says which there are instead."""
     servers = [borrow_server()]

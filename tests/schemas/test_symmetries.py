@@ -58,6 +58,7 @@ def write_rows(path: Path, size: int, count: int) -> Path:
     return path
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("size", [19, 22])  # 22: as many points as planes
 def test_katago_turns_all_of_a_record_alike(size: int, tmp_path: Path):
     path = write_rows(tmp_path / "0.npz", size, 60)
@@ -139,6 +140,7 @@ def positions(lc0_games: list[Path], tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
+@pytest.mark.slow
 def test_games_are_mirrored_where_nobody_may_castle(positions: Path):
     (stored,) = read(positions, loaderd.schemas.lc0())
     (found,) = read(positions, loaderd.schemas.lc0(symmetries=(0, 4)))
