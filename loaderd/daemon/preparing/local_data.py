@@ -7,7 +7,7 @@ of, so that a loader can go back to a position in that epoch when there are more
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import accumulate, takewhile
 
 import numpy as np
@@ -70,7 +70,8 @@ def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -
 class Data:
     """Raises what :func:`damage_error` says where damage forbids it; NoShardsError if a set has no record left.
 
-    ``wanted``: the listing that the shards were found by, if there was one.
+    ``wanted``: the listing that the shards were found by, if there was one. ``known``: shards of an earlier listing,
+    which no warning names again.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Data:
         sets: Sequence[Sequence[ShardFile]],
         index_of: Callable[[ShardFile], ShardIndex],
         wanted: Listing | None = None,
+        known: Container[ShardFile] = (),
     ) -> None:
         self.files = [file for files in sets for file in files]
         self.storage = options.storage
@@ -94,13 +96,12 @@ class Data:
         self.damages: list[Damage] = damages[:most]
         self.warnings: list[str] = []
         """Warnings for the user of what is left out."""
-        if unreadable:
-            text = f"{len(unreadable)} of {len(of_files)} shards cannot be indexed and are left out"
-            self.warnings.append(f"{text}: {unreadable[0].message}")
-        if options.on_corrupt == "skip_shard":
-            self.warnings += _left_out_whole(of_files)
-        else:
-            self.warnings += _without_records(of_files)
+        new = [index for file, index in of_files.items() if index.damages and file not in known]
+        if errors := [index.error for index in new if index.error is not None]:
+            text = f"{len(errors)} of {len(of_files)} shards cannot be indexed and are left out"
+            self.warnings.append(f"{text}: {errors[0].message}")
+        say = _left_out_whole if options.on_corrupt == "skip_shard" else _without_records
+        self.warnings += say([index for index in new if index.error is None], len(of_files))
         leaves = dataset.leaves()
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
         self._tables = [
@@ -202,24 +203,21 @@ def _as_wanted(entries: Sequence[_Entry], wanted: Listing | None) -> Listing:
     return tuple(named if found and named and found[2:] == named[2:] else found for found, named in pairs)
 
 
-def _left_out_whole(shards: Mapping[ShardFile, ShardIndex]) -> list[str]:
+def _left_out_whole(damaged: Sequence[ShardIndex], num_shards: int) -> list[str]:
     """A warning of the damaged shards: no damage tells of their sound records, which are left out, too."""
-    damaged = {file.uri: index for file, index in shards.items() if index.damages and index.error is None}
     if not damaged:
         return []
-    sound = sum(int(index.counts.sum()) for index in damaged.values())
+    sound = sum(int(index.counts.sum()) for index in damaged)
     return [
-        f'{len(damaged)} of {len(shards)} shards are damaged and left out whole (on_corrupt="skip_shard"), '
-        f"with {sound:,} records that are not damaged: {_some(list(damaged))}"
+        f'{len(damaged)} of {num_shards} shards are damaged and left out whole (on_corrupt="skip_shard"), '
+        f"with {sound:,} records that are not damaged: {_some([index.file.uri for index in damaged])}"
     ]
 
 
-def _without_records(shards: Mapping[ShardFile, ShardIndex]) -> list[str]:
+def _without_records(damaged: Sequence[ShardIndex], num_shards: int) -> list[str]:
     """A warning of shards that are damage alone: each is one damage, so their number does not tell what is lost."""
-    lost = [
-        file.uri for file, index in shards.items() if index.damages and not index.error and not index.counts.any()
-    ]
-    return [f"no record can be read from {len(lost)} of {len(shards)} shards: {_some(lost)}"] if lost else []
+    lost = [index.file.uri for index in damaged if not index.counts.any()]
+    return [f"no record can be read from {len(lost)} of {num_shards} shards: {_some(lost)}"] if lost else []
 
 
 def _some(uris: Sequence[str]) -> str:

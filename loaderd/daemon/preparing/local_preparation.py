@@ -155,7 +155,8 @@ class LocalPreparation(Preparation):
             self._warnings.append(f"the index could not be kept, so the next start makes it again: {done.unstored}")
         self.indexes = {file: done.indexes[number] for number, file in enumerate(done.files)}
         try:
-            self.data = Data(self._dataset, self._options, self.sets, self.indexes.__getitem__, self.listing)
+            index_of, known = self.indexes.__getitem__, self._known or ()
+            self.data = Data(self._dataset, self._options, self.sets, index_of, self.listing, known)
         except LoaderdError as error:
             self.error = error
             return
