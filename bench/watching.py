@@ -109,14 +109,19 @@ def top() -> Iterator[tuple[int, int]]:
         os.close(ours)
 
 
+def check(training: subprocess.Popen[bytes]) -> None:
+    """Exits if the training has ended."""
+    if training.poll() is not None:
+        sys.exit(f"the training ended with status {training.returncode}")
+
+
 def measure(shards: str, log_dir: str, loop: str, args: argparse.Namespace) -> None:
     """All rounds of one loop."""
     ratios, cores = [], []
     command = [sys.executable, "-c", _TRAINING, shards, log_dir, loop, str(args.every)]
     with running(command) as training, top() as (watcher, terminal):
         while not running_streams(frozenset([training.pid])):
-            if training.poll() is not None:
-                sys.exit(f"the training ended with status {training.returncode}")
+            check(training)
             time.sleep(0.2)
         time.sleep(_WARMUP_S)
         for _ in range(args.rounds):
@@ -125,7 +130,9 @@ def measure(shards: str, log_dir: str, loop: str, args: argparse.Namespace) -> N
                 os.kill(watcher, signal.SIGCONT if watched else signal.SIGSTOP)
                 os.kill(training.pid, signal.SIGUSR1 if watched else signal.SIGUSR2)
                 cpu_ns = processes.cpu_ns(watcher)
+                check(training)
                 found[watched] = steps_per_s(training.pid, terminal, args.seconds)
+                check(training)
                 cores += [(processes.cpu_ns(watcher) - cpu_ns) / 1e9 / args.seconds] if watched else []
             ratios.append(found[True] / found[False])
             pair = {"alone": found[False], "watched": found[True], "ratio": ratios[-1]}

@@ -30,6 +30,7 @@ settings.register_profile("many", max_examples=500, deadline=None, suppress_heal
 settings.load_profile("few")
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup this
 
 
 # By seconds: what begins last is what all wait for in the end. Other files take less than four seconds each.
@@ -64,14 +65,15 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take long come first. They are given out in this order (--dist loadfile).
 
-    And of a test with the mark `one_variant`, all variants but the first are `slow`.
+    And of a test with the mark `one_variant`, all variants but the first that is not `slow` are so, too.
     """
     begun = set()
     for item in items:
         name = item.nodeid.partition("[")[0]
-        if name in begun and item.get_closest_marker("one_variant"):
-            item.add_marker("slow")
-        begun.add(name)
+        if item.get_closest_marker("one_variant") and not item.get_closest_marker("slow"):
+            if name in begun:
+                item.add_marker("slow")
+            begun.add(name)
     here = Path(__file__).parent
     ranks = {here / name: rank for rank, name in enumerate(_LONG.split())}
     missing = [str(path) for path in ranks if not path.exists()]

@@ -7,6 +7,7 @@ import math
 import signal
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -145,13 +146,18 @@ def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
 
 
 def exit_on_signals() -> None:
-    """Have SIGTERM and SIGHUP raise SystemExit, so that what is temporary is removed."""
+    """Have SIGTERM and SIGHUP raise SystemExit, so that what is temporary is removed.
+
+    Another SIGTERM ends the process at once. In another thread than the main one, nothing is changed.
+    """
 
     def leave(number: int, _: object) -> NoReturn:
-        for each in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, signal.SIG_IGN)  # a terminal that closes hangs up twice: once more while we tidy up
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes hangs up twice
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.exit(128 + number)
 
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it is ignored
             signal.signal(number, leave)

@@ -40,7 +40,8 @@ class Digest:
             array, expected = arrays[name], (num_rows, *spec.shape)
             if array.dtype != spec.dtype or array.shape != expected:
                 raise ValueError(f"{name} must be {spec.dtype} {expected}, got {array.dtype} {array.shape}")
-            is_float = spec.dtype.kind in "fV" and spec.dtype.type is not np.void  # those of ml_dtypes are of kind V
+            # The floats of ml_dtypes are of the kind "V", too.
+            is_float = spec.dtype.kind in "fV" and not issubclass(spec.dtype.type, np.void)
             positive_zero = array + spec.dtype.type(0) if is_float else array
             columns.append(np.ascontiguousarray(positive_zero).reshape(num_rows, -1).view(np.uint8))
         total, parity = self.total, self.parity

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from candidates import _records
-from loaderd_tf.bench import tfdata_tuned, tfdata_xla
+from loaderd_tf.bench import tfdata_parse, tfdata_tuned, tfdata_xla
 
 from loaderd.bench import reference
 from loaderd.bench.digest import Digest
@@ -247,6 +248,21 @@ def test_tfdata_leaves_out_what_it_does_not_decode(candidate: Any, module: str) 
     assert why_not(candidate, Config((), schema=f"{module}:others")) == reason
     assert why_not(candidate, Config((), schema=f"{module}:others", packed=True)) is None
     assert why_not(candidate, Config((), schema=f"{module}:schema")) is None
+
+
+def test_tfdata_leaves_out_what_it_does_not_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "import loaderd\n"
+    dtypes = {"text": "S16", "pairs": [("x", "<f4"), ("y", "i1")], "large": "<u8", "swapped": ">u2"}
+    for name, dtype in dtypes.items():
+        module += f'{name} = loaderd.Schema({{"r": loaderd.Raw({dtype!r})}}, {{"r": loaderd.Array("r")}})\n'
+    (tmp_path / "not_parsed.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for candidate, packed in product((tfdata_tuned, tfdata_xla, tfdata_parse), (False, True)):
+        if packed or candidate is not tfdata_parse:
+            for name in ("text", "pairs", "large"):
+                reason = why_not(candidate, Config((), schema=f"not_parsed:{name}", packed=packed))
+                assert str(reason).startswith("it does not parse Raw of "), (candidate, name)
+            assert why_not(candidate, Config((), schema="not_parsed:swapped", packed=packed)) is None
 
 
 @pytest.mark.parametrize("candidate", [tfdata_tuned, tfdata_xla])

@@ -68,7 +68,10 @@ def test_negative_zero_is_zero(dtype: str) -> None:
     assert Digest().updated(schema, {**rows, "board": turned}) == Digest().updated(schema, rows)
 
 
-@pytest.mark.parametrize("dtype", [np.dtype([("x", "<f4"), ("y", "i1")]), np.dtype("V5")])
+_RECORD = np.dtype((np.record, [("x", "<f4"), ("y", "i1")]))
+
+
+@pytest.mark.parametrize("dtype", [np.dtype([("x", "<f4"), ("y", "i1")]), np.dtype("V5"), _RECORD])
 def test_structured_rows_are_digested_by_their_bytes(dtype: np.dtype[Any]) -> None:
     schema = Schema({"r": Raw(dtype, (2,))}, {"r": Array("r")})
     values = np.arange(30, dtype=np.uint8).view(dtype).reshape(3, 2)

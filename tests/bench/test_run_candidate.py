@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -32,19 +33,22 @@ def test_what_waits_in_c_is_ended_when_the_benchmark_is_killed(tmp_path: Path) -
     (tmp_path / "candidates" / "__init__.py").touch()
     os.mkfifo(tmp_path / "pids")
     told = os.open(tmp_path / "pids", os.O_RDONLY | os.O_NONBLOCK)
-    command = [sys.executable, "-m", "loaderd.bench.run_candidate", "stuck", str(tmp_path / "pids"), "--timeout=60"]
+    command = [sys.executable, "-m", "loaderd.bench.run_candidate", "stuck", str(tmp_path / "pids"), "--timeout=200"]
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.DEVNULL) as bench:
-        assert select.select([told], [], [], 30)[0]
-        pids = [int(word) for word in os.read(told, 100).split()]
-        assert set(pids) <= set(process_tree(bench.pid))
-        waiting = [os.pidfd_open(pid) for pid in pids]
-        bench.kill()
+        try:
+            assert select.select([told], [], [], 60)[0]
+            pids = [int(word) for word in os.read(told, 100).split()]
+            assert set(pids) <= set(process_tree(bench.pid))
+            waiting = [os.pidfd_open(pid) for pid in pids]
+        finally:
+            bench.kill()
     os.close(told)
     try:
         for process in waiting:
-            assert select.select([process], [], [], 20)[0], "it outlives the benchmark"
+            assert select.select([process], [], [], 60)[0], "it outlives the benchmark"
     finally:
         for process in waiting:
-            signal.pidfd_send_signal(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
             os.close(process)

@@ -84,13 +84,15 @@ def test_what_ends_a_measurement_ends_all_its_processes(tmp_path: Path, number: 
 def test_a_terminal_that_closes_while_shards_are_made_leaves_none(tmp_path: Path) -> None:
     work = tmp_path / "work"
     command = [COMMAND, "bench", "--records", "50000000", "--num-shards", "2", "--work-dir", str(work)]
-    process = subprocess.Popen([*command, "--candidates", "floor"], stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not [*work.glob("*/*.tfrecord")]:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGHUP)
-    process.send_signal(signal.SIGHUP)  # from the kernel, and from the shell
-    assert process.communicate(timeout=60)[1] == ""
-    assert process.returncode == 129 and not [*work.iterdir()]
+    with subprocess.Popen([*command, "--candidates", "floor"], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while process.poll() is None and not [*work.glob("*/*.tfrecord")]:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGHUP)
+            assert process.communicate(timeout=60)[1] == ""
+            assert process.returncode == 129 and not [*work.iterdir()]
+        finally:
+            process.kill()
 
 
 def test_nohup_is_heeded(tmp_path: Path) -> None:

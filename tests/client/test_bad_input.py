@@ -71,7 +71,7 @@ def test_damage_is_left_out(
 def test_a_shard_that_is_damage_alone_is_named(
     write_numbered: Write, numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture
 ):
-    """It counts as one damaged record, which does not tell that a hundred are lost. Later listings say nothing again."""
+    """It counts as one damaged record, though a hundred are lost. Later listings say nothing again."""
     shards = write_numbered([100, 100, 100])
     shards[1].write_bytes(bytes(range(256)) * 20)
     options: dict[str, Any] = {"on_corrupt": "skip_record", "refresh": "epoch", "epochs": 3}

@@ -110,12 +110,10 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this, under nohup: the programs would, too
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
     results: list[Result] = []
-    num_cases = 0
     try:
         with tempfile.TemporaryDirectory() as folder:
             for number in range(args.times):
                 cases = one_round(args.only, args.source, rng)
-                num_cases += len(cases)
                 results += run_all(
                     cases, Path(folder) / str(number), args.source, args.limit_s, args.runners, args.verbose
                 )
@@ -124,7 +122,7 @@ def main() -> int:
             process.kill()
             process.wait()
     print(json.dumps(summary(results)))
-    return 1 if not results or len(results) != num_cases or any(result.problems for result in results) else 0
+    return 1 if not results or any(result.problems for result in results) else 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import leaks
@@ -40,10 +41,13 @@ def test_a_training_that_opens_no_loader_is_wrong(tmp_path: Path, end: str, wron
     assert figures.wrong == wrong and "Traceback" in figures.printed[0]
 
 
-@pytest.mark.parametrize(("most_processes", "status"), [(1, 1), (3, 0)])
-def test_the_status_tells_whether_any_loader_had_processes(
-    monkeypatch: pytest.MonkeyPatch, most_processes: int, status: int
+@pytest.mark.parametrize(
+    ("end", "most_processes", "status"), [("SIGKILL epoch", 1, 1), ("SIGKILL epoch", 3, 0), ("Ctrl-C", 0, 0)]
+)
+def test_the_status_tells_whether_any_loader_that_was_killed_had_processes(
+    monkeypatch: pytest.MonkeyPatch, end: str, most_processes: int, status: int
 ):
-    monkeypatch.setattr(leaks, "look_for_leaks", lambda *_: Figures(most_processes=most_processes))
+    found = Figures(Counter([end]), most_processes=most_processes)
+    monkeypatch.setattr(leaks, "look_for_leaks", lambda *_: found)
     monkeypatch.setattr(sys, "argv", ["leaks.py"])
     assert leaks.main() == status

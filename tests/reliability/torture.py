@@ -215,14 +215,14 @@ def torture(
             del batches
     finally:
         tormentor.end()
-        if tormentor.error is not None:
-            raise tormentor.error
         figures.signals = tormentor.sent
         figures.batches, figures.seconds = len(digests), time.perf_counter() - began_s
         logger.propagate = True
         logger.removeHandler(handler)
         handler.close()
         figures.warnings = warnings.read_text().count("\n")
+    if tormentor.error is not None:
+        raise tormentor.error
     del loader, statistics
     gc.collect()
     left = wait_for_none(mark, _NO_SESSION, time.monotonic() + _END_LIMIT_S)

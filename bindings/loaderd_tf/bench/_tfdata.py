@@ -79,12 +79,23 @@ def parser(schema: Schema) -> Callable[[tf.Tensor], Tensors]:
     return parse
 
 
+# What tf.io.decode_raw makes of bytes, and structures, text, bool, uint32 and uint64 are not among it.
+_OF_DECODE_RAW = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "c8", "c16"]
+
+
+def cannot_parse(schema: Schema) -> str | None:
+    """Why :func:`parser` is not for the records of ``schema``; None: it is."""
+    dtypes = [feature.dtype for feature in schema.features.values() if isinstance(feature, Raw)]
+    named = ", ".join(f"Raw of {dtype}" for dtype in dtypes if dtype.str[1:] not in _OF_DECODE_RAW)
+    return f"it does not parse {named}" if named else None
+
+
 def cannot_decode(config: Config) -> str | None:
     """``cannot`` of a candidate that decodes with :func:`decoder`."""
     schema = config.delivered()
     kinds = dict.fromkeys(_not_decoded(schema.definition_of(name)) for name in schema.evaluation_order)
     named = ", ".join(filter(None, kinds))
-    return f"it does not decode {named}" if named else None
+    return f"it does not decode {named}" if named else cannot_parse(schema)
 
 
 def _not_decoded(field: object) -> str:

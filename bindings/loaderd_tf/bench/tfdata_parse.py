@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loaderd.bench.interface import Config, Step
-from loaderd_tf.bench._tfdata import consume, decoded
+from loaderd_tf.bench._tfdata import cannot_parse, consume, decoded
 
 NOTE = ""
 
 
 def cannot(config: Config) -> str | None:
-    return None if config.packed else "it unpacks nothing; give it the option packed"
+    return cannot_parse(config.delivered()) if config.packed else "it unpacks nothing; give it the option packed"
 
 
 def steps(config: Config) -> Iterator[Step]:
