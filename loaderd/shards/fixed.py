@@ -60,7 +60,7 @@ def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedR
     for magic, wrapping in _MAGIC.items():
         if head[:got].startswith(magic):
             return wrapping
-    if is_tar(head[:got]):
+    if is_tar(head[:got]) or (shard.endswith(".tar") and not any(head)):  # one without members is zeros alone
         return "tar"
     least_bytes = 0 if size_bytes % records.record_bytes else _SURE_BYTES
     refuse_others(shard, bytes(head[:got]), f"records of {records.record_bytes} bytes", _HINT, least_bytes)

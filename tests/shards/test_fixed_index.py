@@ -52,6 +52,16 @@ def test_tars_that_were_joined(tmp_path: Path):
     assert index.num_records == 30
 
 
+def test_a_tar_without_members_has_no_records(tmp_path: Path):
+    """It is zeros alone, of which some records would fill the file."""
+    data = tar_of([])
+    records = loaderd.FixedRecords(np.dtype([("x", "u1", (16,))]))
+    assert not any(data) and len(data) % records.record_bytes == 0
+    index = build_fixed_index(make_shard(tmp_path / "a.tar", data), records, 7)
+    assert not index.num_records and not index.damages
+    assert build_fixed_index(make_shard(tmp_path / "a.bin", data), records, 7).num_records == len(data) // 16
+
+
 def test_an_array_of_numpys_whose_size_is_that_of_whole_records(tmp_path: Path):
     whole = loaderd.FixedRecords(np.dtype([("x", "u1", (16,))]))
     np.save(tmp_path / "a.npy", np.zeros((100, 16), np.uint8))
