@@ -1,6 +1,6 @@
 """Trainings in which one thing is wrong, each in a process of its own: the diagnosis names it.
 
-They need cores to themselves, for four seconds each: beside other tests, it is the cores that are wrong.
+They need cores to themselves, for six seconds each: beside other tests, it is the cores that are wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +21,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 @pytest.mark.parametrize("name", scenarios.SCENARIOS)
 def test_the_diagnosis_is_right(name: str, places: dict[str, str]):
     scenario = scenarios.SCENARIOS[name]
-    found = scenarios.run(name, places[scenario.shards], seconds=4.5)
+    found = scenarios.run(name, places[scenario.shards], seconds=6.5)
     assert found["verdict"] == scenario.verdict, found
     assert found["limiting_stage"] in scenario.limiting, found
