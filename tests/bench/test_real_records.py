@@ -114,4 +114,4 @@ def test_the_script_prints_a_line_a_run_and_ratios(tar: str, npz: str):
         "loaderd_python",
     ]
     assert all(run["examples_per_s"] > 0 and run["peak_pss_bytes"] > 0 for run in runs)
-    assert sum("(1.00 times)" in line for line in lines) == 2
+    assert sum("(1.00 times)" in line for line in lines) >= 2  # another one may be as fast as the first
