@@ -34,6 +34,7 @@ from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.indexer import make_index
+from loaderd.shards.names import some_of
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
 
@@ -240,7 +241,9 @@ def _say_fixed(about: dict[str, Any], index: ShardIndex) -> None:
     blocks = count(len(about["blocks"]), "member" if index.compression == "tar" else "block")
     low, high = min(about["blocks"], default=0), max(about["blocks"], default=0)
     sizes = count(high, "record") if low == high else f"{_range(low, high)} records"
-    say(f"{blocks} of {sizes}" + (f"; skipped: {_some(about['skipped'])}" if about["skipped"] else ""))
+    say(
+        f"{blocks} of {sizes}" + (f"; skipped: {some_of(about['skipped'], _SHOWN_NAMES)}" if about["skipped"] else "")
+    )
     if index.damages:
         say(f"{count(len(index.damages), 'damage')}, the first: {index.damages[0]}")
 
@@ -250,11 +253,6 @@ def _feature_rows(records: FixedRecords, values: dict[str, Listed]) -> Iterator[
         dtype, shape = kind_of(records, name)
         text = listed_text(listed).removeprefix(f"{listed.kind} ")
         yield name, f"{dtype}, bits" if name in records.bits else dtype, str(shape), text
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES:,} more" if len(names) > _SHOWN_NAMES else ""
-    return f"{', '.join(names[:_SHOWN_NAMES])}{more}"
 
 
 # ---------------------------------------------------------------------------------------------- a record

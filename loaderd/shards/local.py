@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from loaderd.errors import NoShardsError, ShardReadError
-from loaderd.shards.names import absolute
+from loaderd.shards.names import absolute, some_of
 from loaderd.shards.retries import may_pass
 
-_MOST_NAMED = 3
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NUMBERS = re.compile("[0-9]+")
 _HINT_NOWHERE = "Mount or restore what they point to, or remove them."
@@ -68,11 +67,11 @@ def _files_of(pattern: str) -> list[Found]:
             continue
         (found if stat.S_ISREG(status.st_mode) else others).append((path, status))
     if lost:
-        raise NoShardsError(f"{pattern} matches links that lead nowhere: {_some(lost)}", hint=_HINT_NOWHERE)
+        raise NoShardsError(f"{pattern} matches links that lead nowhere: {some_of(lost)}", hint=_HINT_NOWHERE)
     like_shards = _like_shards(pattern, found, others)
     if like_shards:
         raise NoShardsError(
-            f"{pattern} matches folders or special files named like shards: {_some(like_shards)}",
+            f"{pattern} matches folders or special files named like shards: {some_of(like_shards)}",
             hint="Move them elsewhere, or give a glob that matches the shards alone.",
         )
     if not found:
@@ -193,9 +192,4 @@ def _what_there_is(path: str) -> str:
     if not os.path.isdir(folder):
         return f"There is no folder {folder}."
     names = sorted(entry.name for entry in _entries(folder))
-    return f"{folder} holds {_some(names)}." if names else f"{folder} is empty."
-
-
-def _some(names: list[str]) -> str:
-    rest = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + rest
+    return f"{folder} holds {some_of(names)}." if names else f"{folder} is empty."

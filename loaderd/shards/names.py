@@ -6,7 +6,7 @@ Only what stands in front of a ``..`` is looked at, because it may be a link.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -37,6 +37,12 @@ def absolute_names(shards: str | tuple[str, ...]) -> str | tuple[str, ...]:
     if isinstance(shards, tuple):
         return tuple(name if is_remote(name) else absolute(name) for name in shards)
     return shards if is_remote(shards) else absolute(shards)
+
+
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are: for a message."""
+    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
 
 
 def _checked_name(name: Any) -> str:

@@ -24,6 +24,7 @@ from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
 from loaderd.protocol.worker_messages import FilePlace, Shards
+from loaderd.shards.names import some_of
 from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.shards.shard_index import ShardIndex
 
@@ -210,19 +211,14 @@ def _left_out_whole(damaged: Sequence[ShardIndex], num_shards: int) -> list[str]
     sound = sum(int(index.counts.sum()) for index in damaged)
     return [
         f'{len(damaged)} of {num_shards} shards are damaged and left out whole (on_corrupt="skip_shard"), '
-        f"with {sound:,} records that are not damaged: {_some([index.file.uri for index in damaged])}"
+        f"with {sound:,} records that are not damaged: {some_of([index.file.uri for index in damaged])}"
     ]
 
 
 def _without_records(damaged: Sequence[ShardIndex], num_shards: int) -> list[str]:
     """A warning of shards that are damage alone: each is one damage, so their number does not tell what is lost."""
     lost = [index.file.uri for index in damaged if not index.counts.any()]
-    return [f"no record can be read from {len(lost)} of {num_shards} shards: {_some(lost)}"] if lost else []
-
-
-def _some(uris: Sequence[str]) -> str:
-    rest = f" and {len(uris) - _MOST_NAMED} more" if len(uris) > _MOST_NAMED else ""
-    return ", ".join(uris[:_MOST_NAMED]) + rest
+    return [f"no record can be read from {len(lost)} of {num_shards} shards: {some_of(lost)}"] if lost else []
 
 
 def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> _Entry:
