@@ -142,9 +142,9 @@ class Makers:
         until_s = time.monotonic() + _SEARCH_S
         try:
             while (made := self._make(self._with_care(wanted, digest), digest)) is None:
+                time.sleep(_TURN_S)  # else this thread would have the next maker before those that wait for one
                 if time.monotonic() > until_s:
                     raise NotReady("the processes that made the rows have ended; ask again")
-                time.sleep(_TURN_S)  # else this thread would have the next maker before those that wait for one
         finally:
             with self._lock:
                 self._calls -= 1
