@@ -25,7 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # How many examples a property is tried on: few in `make test`, the same each time, so that a change fails by what it
 # changes; more in `make torture`, other ones each time. How long one takes says nothing on a machine that is busy.
 _CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("few", max_examples=40, deadline=None, suppress_health_check=_CHECKS, derandomize=True)
+settings.register_profile("few", max_examples=30, deadline=None, suppress_health_check=_CHECKS, derandomize=True)
 settings.register_profile("many", max_examples=500, deadline=None, suppress_health_check=_CHECKS)
 settings.load_profile("few")
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
@@ -90,7 +90,7 @@ def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 # Their workers run with numpy alone, those of the other rooms with compiled code: what is promised holds with both.
 # A daemon that compiles nothing starts with a quarter less CPU time.
-_NUMPY_ROOMS = ("cli", "client", "convert", "endings", "reliability", "remote", "schemas", "server")
+_NUMPY_ROOMS = ("bindings", "cli", "client", "convert", "endings", "reliability", "remote", "schemas", "server")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,11 +7,14 @@ granted is made by ``<!-- before … -->``. A page that begins with ``<!-- run b
 
 from __future__ import annotations
 
+import ast
 import gzip
 import importlib.util
 import io
 import itertools
 import re
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +104,21 @@ def test_the_code_runs(
     check = CHECKS.get(page)
     if check is not None and all(is_here(block.needs) for block in blocks(PAGES[page])):
         check(names)
+
+
+def test_code_that_needs_more_than_loaderd_says_so():
+    """Of a page, what is run where nothing else is installed imports nothing else, and uses no name of the others."""
+    pytest.importorskip("ruff")
+    more = {block.needs for page in PROGRAMS for block in blocks(PAGES[page])} - {""}
+    more |= {"keras", "loaderd_tf", *(f"loaderd_{needed}" for needed in more)}
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--output-format=concise", "--select=F821", "-"]
+    for page in PROGRAMS:
+        alone = "\n".join(block.code for block in blocks(PAGES[page]) if not block.needs)
+        imports = [node for node in ast.walk(ast.parse(alone)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        modules = {getattr(node, "module", None) or alias.name for node in imports for alias in node.names}
+        assert not {module.split(".")[0] for module in modules} & more, page
+        checked = subprocess.run(command, input=alone, capture_output=True, text=True)
+        assert checked.returncode == 0, f"{page}: {checked.stdout}{checked.stderr}"
 
 
 # ------------------------------------------------------- what the pages say of the values that their code comes to
