@@ -97,7 +97,7 @@ def filesystem_kind(folder: str, files: Path = _ROOT) -> str:
     """The kind of the file system that a folder is on, such as "ext4" or "nfs4"; "" if unknown."""
     path = PurePosixPath(os.path.realpath(folder))
     best = PurePosixPath("/"), ""
-    for line in _read(files / "proc/self/mountinfo").splitlines():
+    for line in _lines(files / "proc/self/mountinfo"):
         mounted, _, filesystem = line.partition(" - ")
         point = PurePosixPath(re.sub(r"\\([0-7]{3})", _character, mounted.split()[4]))
         if path.is_relative_to(point) and len(point.parts) >= len(best[0].parts):  # a later one hides those before it
@@ -156,13 +156,13 @@ def _cgroup_folders(controller: str, files: Path) -> list[Path]:
     In a container, the visible tree begins at its own cgroup, though /proc/self/cgroup may give a path from above it.
     """
     paths: dict[str, str] = {}  # by controller; "" is version 2
-    for line in _read(files / "proc/self/cgroup").splitlines():
+    for line in _lines(files / "proc/self/cgroup"):
         _, controllers, of_them = line.split(":", 2)
         paths.update(dict.fromkeys(controllers.split(","), of_them))
     name = controller if controller in paths else ""
-    for line in _read(files / "proc/self/mountinfo").splitlines():
+    for line in _lines(files / "proc/self/mountinfo"):
         mounted, _, filesystem = line.partition(" - ")
-        root, mount_point = (re.sub(r"\\([0-7]{3})", _character, text) for text in mounted.split()[3:5])
+        root, mount_point = (re.sub(r"\\([0-7]{3})", _character, text) for text in mounted.split(" ")[3:5])
         kind, _, options = filesystem.split(" ", 2)
         if name in paths and (name in options.split(",") if kind == "cgroup" else kind == "cgroup2" and not name):
             top = files / mount_point.lstrip("/")
@@ -197,9 +197,14 @@ def _free_swap_bytes(folder: Path) -> int:
 def _read(path: Path) -> str:
     """The text of a file; "" if it can't be had."""
     try:
-        return path.read_text()
+        return os.fsdecode(path.read_bytes())
     except OSError:
         return ""
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file that holds paths, in which only line feeds are escaped."""
+    return [line for line in _read(path).split("\n") if line]
 
 
 def _number(path: Path) -> int | None:

@@ -99,6 +99,20 @@ def test_cgroups_of_version_2(write: Write):
     assert oom_kills(files) == 77
 
 
+def test_mounts_of_any_name(write: Write):
+    """Bytes that are no UTF-8, and what other than a line feed may end a line; the kernel escapes that alone."""
+    files = write(
+        {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": V2_MOUNT, **version_2("", cpu_max="100000 100000")}
+    )
+    assert usable_cores(files) == 1
+    mounts = files / "proc/self/mountinfo"
+    odd = b"".join(
+        b"41 2 0:5 / /mnt/%s rw - tmpfs tmpfs rw\n" % name for name in (b"caf\351", b"a\rb", b"a\x0cb", b"a\xc2\x85b")
+    )
+    mounts.write_bytes(odd + mounts.read_bytes())
+    assert usable_cores(files) == 1
+
+
 @pytest.mark.parametrize(("root", "folder"), [("/docker/4f", ""), ("/", "docker/4f/")], ids=["container", "host"])
 def test_cgroups_of_version_1(write: Write, root: str, folder: str):
     """A container sees its own cgroup where the host sees the root of the tree; version 2 is there, but idle."""

@@ -20,6 +20,7 @@ import msgpack
 from loaderd.client.end import reap
 from loaderd.errors import LoaderdError, ServerError, from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed, peer_of
+from loaderd.protocol.descriptors import NO_SIGNAL
 from loaderd.protocol.messages import PROTOCOL, Bye, Failed, Hello, Message, encode
 from loaderd.protocol.process import how_it_ended
 from loaderd.protocol.starting import start_process
@@ -136,7 +137,7 @@ def _call(functions: list[Callable[[], object]]) -> None:
 def _say_bye(channel: Channel) -> None:
     """Lets a server tell an end from a crash. Does not wait until the server reads it."""
     with contextlib.suppress(OSError):  # it was said before, or the other end is gone or busy
-        channel.socket.send(encode(Bye("")), socket.MSG_DONTWAIT)
+        channel.socket.send(encode(Bye("")), socket.MSG_DONTWAIT | NO_SIGNAL)
 
 
 def limit_sending(sock: socket.socket, limit_s: float) -> None:
@@ -145,9 +146,9 @@ def limit_sending(sock: socket.socket, limit_s: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *divmod(limit_us, 1_000_000)))
 
 
-def link_to_daemon() -> Link:
-    """Start a daemon of our own. Raises DaemonError."""
-    process, sock = start_process("loaderd.daemon.private_daemon")
+def link_to_daemon(path: list[str]) -> Link:
+    """Start a daemon of our own, whose ``sys.path`` is ``path``. Raises DaemonError."""
+    process, sock = start_process("loaderd.daemon.private_daemon", path=path)
     return Link("the daemon process", sock, process)
 
 

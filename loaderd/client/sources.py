@@ -24,6 +24,7 @@ from loaderd.errors import DaemonError, LoaderdError
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled
 from loaderd.protocol.messages import Ask, Message, Open, Welcome
+from loaderd.protocol.starting import search_path
 from loaderd.schema import Schema
 
 if TYPE_CHECKING:
@@ -91,13 +92,14 @@ class OwnDaemon(Source):
     def __init__(self, wanted: StreamDescription | RemoteStream, dataset: AnyDataset | None = None) -> None:
         """``dataset``: that of ``wanted``, if this process knows it."""
         self.options = wanted.options
-        # Pickled once: what a user's function refers to may have changed by the time another daemon is started.
+        # Once: what a user's function refers to, and the working directory, may be others when another daemon starts.
         self._pickled = pickled(wanted, dataset)
+        self._path = search_path()
         self._shards: list[list[str] | None] | None = None
         self._fruitless = 0
 
     def link(self) -> Link:
-        return link_to_daemon()
+        return link_to_daemon(self._path)
 
     def greeting(self, start: str) -> list[Message]:
         # The answer to Ask is a sign of life, and from then on silence counts.

@@ -145,17 +145,17 @@ def as_loaderd_error(error: Exception) -> LoaderdError:
 
 def run_daemon(name: str, kind: type[Daemon]) -> None:
     """Run a daemon as the process ``name``, which ``protocol.starting.start_process`` has started."""
+
+    def explain(*_: object) -> None:
+        # The terminal may be gone; and the signal may come while what is described is half made, or not there yet.
+        with contextlib.suppress(Exception):
+            print(daemon.describe(), file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGUSR1, explain)  # before it has the name by which people send it
     sock, parent = enter_process(name)
     pool = WorkerPool(ForkServer(work, leave=sock))
     try:
         daemon = kind(Channel(sock), parent, pool)
     except ProcessLookupError:  # the parent was killed while this process started
         return
-
-    def explain(*_: object) -> None:
-        # The terminal may be gone; and the signal may come while what is described is half made.
-        with contextlib.suppress(Exception):
-            print(daemon.describe(), file=sys.stderr, flush=True)
-
-    signal.signal(signal.SIGUSR1, explain)
     daemon.run()

@@ -70,7 +70,7 @@ class PrivateDaemon(Daemon):
     def _open(self, message: Open) -> None:
         try:
             wanted = pickle.loads(message.description)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # modules of the user's are imported
             raise DaemonError(
                 f"the daemon cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",

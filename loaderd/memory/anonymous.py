@@ -9,6 +9,7 @@ tried: filling slots took as long with them as without.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -111,4 +112,6 @@ def make_private(address: int, size: int) -> None:
 
 
 def _error(size: int, error: OSError, what: str = "shared memory") -> DaemonError:
-    return DaemonError(f"cannot allocate {in_mib(size)} of {what}: {error.strerror}", hint=remedy(error))
+    is_locked = error.errno == errno.EAGAIN  # mmap(2), of a process that has called mlockall
+    hint = "This process locks its memory: raise `ulimit -l`." if is_locked else remedy(error)
+    return DaemonError(f"cannot allocate {in_mib(size)} of {what}: {error.strerror}", hint=hint)

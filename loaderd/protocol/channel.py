@@ -15,7 +15,7 @@ import msgpack
 
 from loaderd.errors import DaemonError
 from loaderd.machine import MAX_SENT_FILES, remedy
-from loaderd.protocol.descriptors import above_standard, socket_above_standard
+from loaderd.protocol.descriptors import NO_SIGNAL, above_standard, send_fds, socket_above_standard
 from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
 MAX_MESSAGE_BYTES = 256 << 20
@@ -60,8 +60,8 @@ class Channel:
         rest = memoryview(encode(message))
         try:
             if fds:
-                rest = rest[socket.send_fds(self.socket, [rest], fds) :]
-            self.socket.sendall(rest)
+                rest = rest[send_fds(self.socket, rest, fds) :]
+            self.socket.sendall(rest, NO_SIGNAL)
         except OSError as error:
             raise ChannelClosed(str(error)) from None
 
@@ -91,9 +91,9 @@ class Channel:
             rest, fds = self._posted[0]
             try:
                 if fds:
-                    sent = socket.send_fds(self.socket, [rest], fds, socket.MSG_DONTWAIT)
+                    sent = send_fds(self.socket, rest, fds, socket.MSG_DONTWAIT)
                 else:
-                    sent = self.socket.send(rest, socket.MSG_DONTWAIT)
+                    sent = self.socket.send(rest, socket.MSG_DONTWAIT | NO_SIGNAL)
             except BlockingIOError:
                 return
             except OSError as error:

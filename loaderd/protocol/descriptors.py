@@ -6,13 +6,15 @@ writes to standard error, as TensorFlow's C++ does, writes into that file. It mu
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _FIRST = 3
+NO_SIGNAL = int(socket.MSG_NOSIGNAL)  # a program may have SIGPIPE end it, as those of pipelines do
 
 
 def above_standard(fd: int) -> int:
@@ -50,3 +52,8 @@ def is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def send_fds(sock: socket.socket, data: bytes | memoryview, fds: Sequence[int], flags: int = 0) -> int:
+    """As ``socket.send_fds``, which ignores its flags, and never with SIGPIPE. Raises OSError."""
+    return sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))], flags | NO_SIGNAL)

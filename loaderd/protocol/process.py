@@ -15,13 +15,20 @@ _PR_SET_NAME = 15
 
 
 def enter_process(name: str) -> tuple[socket.socket, int]:
-    """The child's side of ``starting.start_process``: its end of the socket, and the parent's process number."""
+    """The child's side of ``starting.start_process``: its end of the socket, and the parent's process number.
+
+    From then on, modules that it imports see the arguments of the parent's program, and where standard output is no
+    terminal, a line that is printed is written at once: workers end without a last word.
+    """
+    _, _, fd, parent, *sys.argv[:] = sys.argv
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     raise_max_open_files()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may ignore it, and then nobody can tell how children end
     name_process(name)
-    sock = socket.socket(fileno=int(sys.argv[2]))
+    sock = socket.socket(fileno=int(fd))
     sock.set_inheritable(False)  # a program that a user's function starts must not hold the socket open
-    return sock, int(sys.argv[3])
+    return sock, int(parent)
 
 
 def name_process(name: str) -> None:

@@ -8,24 +8,26 @@ script, and import TensorFlow, once more). Workers are forks of a process that h
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import socket
 import subprocess
 import sys
-from weakref import WeakSet
+import threading
 
 from loaderd.errors import DaemonError
 from loaderd.machine import remedy
-from loaderd.protocol.descriptors import is_open, socket_above_standard
-
-_SYS_PATH = "LOADERD_SYS_PATH"
+from loaderd.protocol.descriptors import above_standard, is_open, socket_above_standard
 
 # The child imports from where its parent does, whatever folder it starts in. What it imports stays for good: the
-# garbage collector need not look at it, neither meanwhile nor later.
+# garbage collector need not look at it, neither meanwhile nor later. ``enter_process`` takes its own arguments.
 _BOOT = (
-    f"import gc,os,sys;gc.disable();sys.path[:]=os.environ[{_SYS_PATH!r}].split('\\n');"
-    "import importlib;module=importlib.import_module(sys.argv[1]);gc.freeze();gc.enable();module.main()"
+    "import gc,importlib,json,sys;gc.disable();sys.path[:],sys.argv[4:]=json.load(open(int(sys.argv[4])));"
+    "module=importlib.import_module(sys.argv[1]);gc.freeze();gc.enable();module.main()"
 )
+
+_NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC)
 
 # A worker computes in one thread, and sees no GPU: a module that imports TensorFlow must not take a GPU's memory.
 _ENVIRONMENT = {
@@ -36,41 +38,65 @@ _ENVIRONMENT = {
 }
 
 
-def start_process(module: str, output: int | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+# Held while a process is started. A fork that another thread made meanwhile would have the child's end of the socket,
+# and the pipe by which Popen learns that the child runs: both would be open as long as that fork lives.
+_starting = threading.RLock()
+os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
+
+
+def start_process(
+    module: str, output: int | None = None, path: list[str] | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Run ``main()`` of ``module`` in a new process; returns the process, and our end of the socket to it.
 
-    ``output``: the descriptor to which its standard output and error go; None: where ours go. Raises DaemonError if
-    the process cannot be started.
+    ``output``: the descriptor to which its standard output and error go; None: where ours go. ``path``: its
+    ``sys.path``; None: :func:`search_path`. Raises DaemonError if the process cannot be started.
     """
-    # Not os.pathsep: a folder's name may hold a colon. The import system, too, skips entries that are no strings.
-    path = "\n".join(entry or _working_directory() for entry in sys.path if isinstance(entry, str))
-    try:
-        ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
-        _ends_of_children.add(theirs)
-    except OSError as error:
-        raise not_started(module, error) from None
+    with _starting:
+        try:
+            ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+        except OSError as error:
+            raise not_started(module, error) from None
+        try:
+            return _run(module, theirs, output, search_path() if path is None else path), ours
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, OSError):
+                raise not_started(module, error) from None
+            raise
+        finally:
+            theirs.close()
+
+
+def _run(module: str, sock: socket.socket, output: int | None, path: list[str]) -> subprocess.Popen[bytes]:
+    """The process. Raises OSError."""
     # Where we have none open, it gets /dev/null: else its output would go into the file that it opens next.
     stdout, stderr = (output or (None if is_open(fd) else subprocess.DEVNULL) for fd in (1, 2))
-    unbuffered = {} if output is None else {"PYTHONUNBUFFERED": "1"}  # as on a terminal: a line when it is printed
+    arguments = above_standard(os.memfd_create("loaderd-arguments"))  # those of a command line may be too long
     try:
-        process = subprocess.Popen(
-            [sys.executable or "", "-c", _BOOT, module, str(theirs.fileno()), str(os.getpid())],
+        os.write(arguments, json.dumps([path, [text for text in sys.argv if isinstance(text, str)]]).encode())
+        os.lseek(arguments, 0, os.SEEK_SET)
+        own = [module, str(sock.fileno()), str(os.getpid()), str(arguments)]
+        return subprocess.Popen(
+            # Flags such as -I: else it may be another Python than this one, or have other names for files.
+            [sys.executable or "", *subprocess._args_from_interpreter_flags(), "-c", _BOOT, *own],  # type: ignore[attr-defined]
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[sock.fileno(), arguments],
             # A session of its own: Ctrl-C on the terminal is the training process's business.
             start_new_session=True,
-            env={**os.environ, **_ENVIRONMENT, **unbuffered, _SYS_PATH: path},
+            env={**os.environ, **_ENVIRONMENT},
         )
-    except BaseException as error:
-        ours.close()
-        if isinstance(error, OSError):
-            raise not_started(module, error) from None
-        raise
     finally:
-        theirs.close()
-    return process, ours
+        os.close(arguments)
+
+
+def search_path() -> list[str]:
+    """``sys.path`` with the working directory's name in it: a child that starts later finds the same modules."""
+    here = _working_directory()
+    entries = [entry for entry in sys.path if isinstance(entry, str)]  # the import system skips others, too
+    return [os.path.join(here, entry) if entry and here else entry or here for entry in entries]
 
 
 def _working_directory() -> str:
@@ -83,22 +109,9 @@ def _working_directory() -> str:
 
 def not_started(module: str, error: OSError) -> DaemonError:
     """What is raised where a process that runs ``module`` cannot be started."""
-    if error.filename is not None:  # from Popen: the program cannot be run
+    if error.errno in _NOT_A_PROGRAM:
         return DaemonError(
             f"cannot start a process for {module}: sys.executable must be a Python that can be run, "
             f"got {sys.executable!r}: {error.strerror}"
         )
     return DaemonError(f"cannot start a process for {module}: {error.strerror}", hint=remedy(error))
-
-
-_ends_of_children: WeakSet[socket.socket] = WeakSet()
-"""The children's ends of sockets, which are open here until the child has them."""
-
-
-def _leave_ends_to_parent() -> None:
-    """In a fork that another thread makes, close them: else a child's death goes unnoticed while the fork lives."""
-    for end in _ends_of_children:
-        end.close()
-
-
-os.register_at_fork(after_in_child=_leave_ends_to_parent)

@@ -172,7 +172,7 @@ class Worker:
             self.attach(message, windows, slots, page, consumer_bell)
         except LoaderdError as error:
             failure = error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # modules of the user's are imported
             failure = WorkerError(
                 f"a worker cannot take the schema over: {type(error).__name__}: {error}",
                 hint="A derived field's function must be importable, or picklable by value, in another process.",

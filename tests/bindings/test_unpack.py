@@ -91,6 +91,7 @@ def bits(draw: st.DrawFn) -> Bits:
     return Bits("f", shape=shape, start=start, channel_order=order, scale=scale, dtype=dtype)
 
 
+@pytest.mark.timeout(1200)  # in `make torture`, XLA compiles 300 fields
 @pytest.mark.one_variant
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=settings.default.max_examples // 6)

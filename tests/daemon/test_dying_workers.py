@@ -297,6 +297,8 @@ def fail() -> Any:
     [
         ("loaderd-daemon", fail, DaemonError, "the daemon cannot take the schema over: RuntimeError: no such luck"),
         ("loaderd-worker", fail, WorkerError, "a worker cannot take the schema over: RuntimeError: no such luck"),
+        ("loaderd-daemon", sys.exit, DaemonError, "the daemon cannot take the schema over: SystemExit"),
+        ("loaderd-worker", sys.exit, WorkerError, "a worker cannot take the schema over: SystemExit"),
         ("loaderd-daemon", lambda: os._exit(9), DaemonError, "the daemon process ended with status 9"),
         ("loaderd-worker", lambda: os._exit(9), DaemonError, "10 workers died .* ended with status 9"),
     ],

@@ -213,3 +213,15 @@ def test_a_thread_that_reads_sees_nothing_of_it():
 def test_what_cannot_be_had_in_place_is_an_error():
     with pytest.raises(DaemonError, match="cannot allocate 4,398,046,511,104 MiB of memory: "):
         make_private(0, 1 << 62)
+
+
+def test_memory_that_may_not_be_locked_is_told_from_a_lack_of_processes(monkeypatch: pytest.MonkeyPatch):
+    """mmap(2) says EAGAIN where the process has called mlockall, as fork(2) does where there are too many."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(DaemonError, match="cannot allocate 1 MiB of shared memory") as caught:
+        SharedMemory.create("test", 1 << 20)
+    assert caught.value.hint == "This process locks its memory: raise `ulimit -l`."

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import loaderd
 from loaderd.errors import DaemonError
 from loaderd.protocol.process import how_it_ended
 from loaderd.protocol.starting import start_process
@@ -199,28 +200,94 @@ def test_a_python_that_cannot_be_run_is_named(executable: str | None, monkeypatc
 
 
 def test_a_fork_while_a_process_is_started_does_not_hide_its_end(tmp_path: Path):
-    """A fork of another thread's, as of one that starts workers of its own; it lives on."""
+    """Nor the start: a fork of another thread's, as of one that starts workers of its own; it lives on."""
     (tmp_path / "ends.py").write_text("def main(): pass")
     script = tmp_path / "forking.py"
     script.write_text("""
-import os, select, subprocess
-from loaderd.protocol import starting
+import os, select, threading
+from loaderd.protocol.starting import start_process
 
-popen = subprocess.Popen
 read, write = os.pipe()
+pipe, forked = os.pipe, threading.Event()
 
-def fork_first(*command, **options):
+def fork():
     if not os.fork():
         os.close(write)
         os.read(read, 1)
         os._exit(0)
-    return popen(*command, **options)
+    forked.set()
 
-starting.subprocess.Popen = fork_first
-process, ours = starting.start_process("ends")
+def pipe_beside_a_fork():
+    ends = pipe()
+    threading.Thread(target=fork).start()
+    forked.wait(0.5)  # it has to wait
+    return ends
+
+os.pipe = pipe_beside_a_fork  # Popen opens one, by which it learns that the child runs
+process, ours = start_process("ends")
 assert process.wait() == 0
+assert forked.wait(30)
 readable, _, _ = select.select([ours], [], [], 30)
 assert readable and ours.recv(1) == b""
 """)
     found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 0, found.stderr
+
+
+def test_a_process_has_its_parents_arguments_flags_and_folder(tmp_path: Path):
+    """Also far longer ones than a command line may be, of which one holds a line feed."""
+    (tmp_path / "lib\n").mkdir()
+    (tmp_path / "lib\n" / "tells.py").write_text("""
+import os, sys
+from loaderd.protocol.process import enter_process
+def main():
+    print(len(sys.path) > 900, os.getcwd())
+    sock, _ = enter_process("tells")
+    print(sys.argv, sys.flags.utf8_mode, sys.flags.isolated)
+    sock.recv(1)
+    os._exit(0)  # as a worker ends: what is not written yet is lost
+""")
+    script = tmp_path / "starts.py"
+    script.write_text(f"""
+import os, sys
+sys.path[:0] = ["lib\\n", {str(Path(loaderd.__file__).parents[1])!r}]
+from loaderd.protocol.starting import search_path, start_process
+sys.path += ["/long" * 50 + str(number) for number in range(1000)]
+path = search_path()
+os.chdir("/")
+process, sock = start_process("tells", path=path)
+sock.close()
+sys.exit(process.wait())
+""")
+    command = [sys.executable, "-I", "-X", "utf8", script, "--batch-size", "12"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+    assert found.stdout == f"True /\n{[str(script), '--batch-size', '12']} 1 1\n", found.stderr
+
+
+def test_a_send_to_a_process_that_is_gone_ends_nobody(tmp_path: Path):
+    """Though SIGPIPE would: programs of pipelines ask for that."""
+    script = tmp_path / "sends.py"
+    script.write_text("""
+import os, signal, socket
+from loaderd.client.link import Link
+from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.messages import Bye
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+file = os.open(os.devnull, os.O_RDONLY)
+for how in ("send", "post"):
+    for fds in ((), (file,)):
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        try:
+            getattr(Channel(ours), how)(Bye(""), fds)
+        except ChannelClosed:
+            print(how, len(fds))
+ours, theirs = socket.socketpair()
+theirs.close()
+Link("a server", ours).close()
+print("closed")
+""")
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stdout) == (0, "send 0\nsend 1\npost 0\npost 1\nclosed\n"), found.stderr

@@ -30,7 +30,7 @@ import msgpack
 
 from loaderd.errors import DaemonError
 from loaderd.machine import remedy
-from loaderd.protocol.descriptors import above_standard, socket_above_standard
+from loaderd.protocol.descriptors import above_standard, send_fds, socket_above_standard
 from loaderd.protocol.messages import UNICODE_ERRORS
 from loaderd.protocol.process import die_with_parent, how_it_ended, name_process
 from loaderd.workers.compiling import compile_loops
@@ -121,7 +121,7 @@ class ForkServer:
 
 
 def _send(sock: socket.socket, message: list[Any], *fds: int) -> None:
-    socket.send_fds(sock, [msgpack.packb(message, unicode_errors=UNICODE_ERRORS)], fds)
+    send_fds(sock, msgpack.packb(message, unicode_errors=UNICODE_ERRORS), fds)
 
 
 def _answer(sock: socket.socket, message: list[Any]) -> None:
