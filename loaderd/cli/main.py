@@ -6,16 +6,25 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import loaderd
 from loaderd.cli.standard_output import with_output
+from loaderd.redaction import redacted
 
 COMMANDS = ("bench", "convert", "dashboard", "doctor", "index", "inspect", "serve", "status", "top", "verify")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors quote what was typed, which may be a URI; the parsers of the commands are of the same class."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(redacted(message))
+
+
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """A parser of these commands. Each sets ``run``, a function of the options that returns the exit status."""
-    result = argparse.ArgumentParser(
+    result = _Parser(
         prog="loaderd", description="Batches for TensorFlow, PyTorch and JAX from shards of packed records."
     )
     result.add_argument("--version", action="version", version=f"loaderd {loaderd.__version__}")

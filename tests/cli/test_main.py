@@ -15,7 +15,7 @@ from serving import handles_of, wait_ends
 
 import loaderd
 from loaderd.bench.process_tree import process_tree
-from loaderd.cli.main import parser
+from loaderd.cli.main import main, parser
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -51,6 +51,14 @@ def test_a_command_does_not_import_the_others() -> None:
 def test_without_a_command_it_says_which_there_are() -> None:
     done = run()
     assert done.returncode == 2 and "COMMAND" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["{}", "verify x --bogus {}", "bench --batch-size {}", "serve --log-format {}"])
+def test_no_error_shows_a_secret_that_was_typed(capsys: pytest.CaptureFixture[str], arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.format("s3://KEY:SECRET@bucket/x").split())
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and "s3://***@bucket/x" in error and "SECRET" not in error
 
 
 STATUS_OF = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}
