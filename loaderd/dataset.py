@@ -30,7 +30,7 @@ from loaderd.options import (
 )
 from loaderd.plan.rows import ConcatRows, MixRows, Rows
 from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Selection, Skip, Take
-from loaderd.redaction import redacted
+from loaderd.redaction import redacted, shown
 from loaderd.schema import Schema
 from loaderd.shards.names import absolute_names, checked_names
 
@@ -164,7 +164,7 @@ class _Joined:
             values = [getattr(leaf, name) for leaf in self.leaves()]
             other = next((value for value in values if value != values[0]), None)
             if other is not None:
-                got = _difference(values[0], other) if name == "schema" else f"{values!r:.300}"
+                got = _difference(values[0], other) if name == "schema" else shown(values, 300)
                 raise OptionError(
                     f"the sets of a {what} must agree in {name}, got {got}",
                     hint="They share batches and windows. Use dataclasses.replace(dataset, …).",
@@ -339,7 +339,7 @@ def _difference(one: Schema, other: Schema) -> str:
     for part in ("features", "fields", "intermediates"):
         mine, theirs = getattr(one, part), getattr(other, part)
         for name in {**mine, **theirs}:
-            found = [f"{parts[name]!r:.200}" if name in parts else "none" for parts in (mine, theirs)]
+            found = [shown(parts[name], 200) if name in parts else "none" for parts in (mine, theirs)]
             if mine.get(name) != theirs.get(name):
                 return f"{part}[{name!r}] {found[0]} and {found[1]}"
         if mine != theirs or list(mine) != list(theirs):

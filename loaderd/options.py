@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from loaderd.errors import OptionError
 from loaderd.machine import MAX_SENT_FILES, available_memory, usable_cores
+from loaderd.redaction import shown
 
 OnCorrupt = Literal["raise", "skip_record", "skip_shard"]
 Remainder = Literal["drop", "short", "carry"]
@@ -35,7 +36,7 @@ _LEAST_CACHE_BYTES = 1 << 20
 def require(condition: bool, what: str, must: str, got: Any, hint: str = "") -> None:
     """Raise OptionError unless ``condition``. ``hint``: what to do."""
     if not condition:
-        raise OptionError(f"{what} must be {must}, got {got!r:.300}", hint=hint)
+        raise OptionError(f"{what} must be {must}, got {shown(got, 300)}", hint=hint)
 
 
 def require_choice(value: Any, what: str, kind: Any) -> None:

@@ -9,6 +9,7 @@ import cloudpickle
 
 from loaderd.dataset import AnyDataset, Dataset
 from loaderd.errors import LoaderdError, OptionError, SchemaError
+from loaderd.redaction import shown
 from loaderd.schema import Derived
 
 
@@ -37,7 +38,7 @@ def _reason(leaf: Dataset) -> LoaderdError | None:
     if failure := _failure(leaf.storage.filesystem):
         return OptionError(
             f"Storage.filesystem must be one that can be pickled, for the worker processes, "
-            f"got {leaf.storage.filesystem!r:.200}: {failure}"
+            f"got {shown(leaf.storage.filesystem, 200)}: {failure}"
         )
     return None
 

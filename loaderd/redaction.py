@@ -9,27 +9,42 @@ requests to storage.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 HIDDEN = "***"
 
+
+def _behind(*schemes: str) -> str:
+    """A pattern for the place behind one of these schemes and its slashes: of two, a Path leaves one."""
+    return "(?:" + "|".join(f"(?<={scheme}:/)|(?<={scheme}://)" for scheme in schemes) + ")"
+
+
 # The user and the password in front of the host: s3://KEY:SECRET@bucket. A number behind the colon, and a slash, are
 # a port; but a bucket has none, and a secret may begin so. A secret may hold an @, too: it goes to the last one
-# before the slash that ends the host.
+# before the slash that ends the host. A user alone is a token on the web, but not everywhere: sftp://user@host.
 _USER = re.compile(
-    r"(?:(?<=s3://)|(?<=gs://)|(?<=abfs://)|(?<=abfss://)|(?<=://)(?=[^\s/@?:]*:(?!\d+/)))[^\s/@?:]*:[^\s@]*"
-    r"(?:@[^\s@/?#]*)*(?=@)"
+    rf"(?<=/)(?:(?:{_behind('s3', 'gs', 'abfs', 'abfss')}|"
+    rf"(?:{_behind('http', 'https', 's3a', 'gcs', 'az', 'hf')}|(?<=://))(?=[^\s/@?:]*:(?!\d+/)))[^\s/@?:]*:[^\s@]*"
+    rf"|{_behind('s3', 'http', 'https')}[^\s/@?#:]+)(?:@[^\s@/?#]*)*(?=@)"
 )
 _WORD = re.compile(r"\S+")
-# ?secret_key=…&X-Amz-Signature=…; whole words, so that "keys" and "monkey" do not match. The first line says that
-# there is a value: without it, a long name of many such words would be read to its end for each of them.
+# ?secret_key=…&X-Amz-Signature=…; whole words, so that "keys" and "monkey" do not match, but "accountKey" does. The
+# first line says that there is a value: without it, a long name of many such words would be read to its end for each
+# of them.
 _QUERY = re.compile(
     r"(?<=[?&;])(?=[^=&?;\s]+=[^&;\s'\"])"
-    r"((?:[^=&?;\s]*[-_.])?"
-    r"(?:auth|authorization|pass|passphrase|(?:access|api|auth|client|secret|session)?"
+    r"((?:[^=&?;\s]*(?:[-_.]|(?-i:[a-z0-9](?=[A-Z])|[A-Z](?=[A-Z][a-z]))))?"
+    r"(?:auth|authorization|bearer|jwt|pass|passphrase"
+    r"|(?:access|account|api|auth|aws|client|private|refresh|sas|secret|session){0,3}"
     r"(?:secret|token|password|passwd|pwd|signature|sig|credential|credentials|key|key_?id))"
     r"(?:[-_.][^=&?;\s]*)?)=[^&;\s'\"]+",
     re.IGNORECASE,
 )
+
+
+def shown(got: Any, most: int) -> str:
+    """The first ``most`` characters of ``repr(got)`` without its secrets: where they are cut, they are not found."""
+    return redacted(repr(got))[:most]
 
 
 def redacted(text: str) -> str:
@@ -37,7 +52,7 @@ def redacted(text: str) -> str:
 
     So the time that it takes grows with the length of the text, and no faster.
     """
-    if "://" not in text:
+    if ":/" not in text:
         return text
     return _QUERY.sub(rf"\1={HIDDEN}", _WORD.sub(_without_users, text))
 

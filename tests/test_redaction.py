@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from loaderd.errors import Damage, ShardReadError, from_wire, to_wire
+import loaderd
+from loaderd.errors import Damage, OptionError, ShardReadError, from_wire, to_wire
 from loaderd.redaction import redacted
 
 
@@ -32,6 +35,18 @@ from loaderd.redaction import redacted
         ("s3://KEY:SE/C@RET@bucket/x@y and a@b", "s3://***@bucket/x@y and a@b"),
         ("s3://a:b@c/d@e", "s3://***@c/d@e"),
         ("s3://a:b@c,s3://d:e@f", "s3://***@c,s3://***@f"),
+        ("/home/s3:/KEY:SE/CRET@bucket/x", "/home/s3:/***@bucket/x"),
+        ("https:/u:p@h:80/x?token=abc", "https:/***@h:80/x?token=***"),
+        ("/data/run:/a:b@c", "/data/run:/a:b@c"),
+        ("https:/host:80/p@q", "https:/host:80/p@q"),
+        ("https://TOKEN@host/x and s3://KEY@bucket", "https://***@host/x and s3://***@bucket"),
+        ("abfs://c@a/x hdfs://user@h/x sftp://user@h/x", "abfs://c@a/x hdfs://user@h/x sftp://user@h/x"),
+        ("https://host/p@q", "https://host/p@q"),
+        ("https://h/x?secretAccessKey=a&accountKey=b", "https://h/x?secretAccessKey=***&accountKey=***"),
+        ("https://h/x?AWSAccessKeyId=a&jwt=b&Bearer=c", "https://h/x?AWSAccessKeyId=***&jwt=***&Bearer=***"),
+        ("https://h/x?sasToken=a&mySigningKey=b", "https://h/x?sasToken=***&mySigningKey=***"),
+        ("https://h/x?refreshtoken=a&secretaccesskey=b", "https://h/x?refreshtoken=***&secretaccesskey=***"),
+        ("https://h/x?keyboard=a&turKey=b&turkey=c", "https://h/x?keyboard=a&turKey=***&turkey=c"),
     ],
 )
 def test_secrets_are_hidden_and_nothing_else(text: str, expected: str):
@@ -46,6 +61,11 @@ def test_secrets_are_hidden_and_nothing_else(text: str, expected: str):
         ("", "s3://a:", ""),
         ("://?", "key-", ""),
         ("://?", "key-", "="),
+        ("://?", "sEcretSecret", "x=y"),
+        ("://?", "SecreT", "x=y"),
+        ("", "https://a@", ""),
+        ("https://", "a@", "/@"),
+        ("", "s3:/", "@"),
     ],
 )
 def test_a_long_text_is_no_harder_than_many_short_ones(first: str, again: str, last: str):
@@ -53,6 +73,21 @@ def test_a_long_text_is_no_harder_than_many_short_ones(first: str, again: str, l
     began_s = time.monotonic()
     redacted(first + again * ((1 << 20) // len(again)) + last)
     assert time.monotonic() - began_s < 10, "it takes milliseconds, or hours"
+
+
+@pytest.mark.parametrize(
+    "refuse",
+    [
+        lambda uris: loaderd.Dataset([uris], loaderd.schemas.chess_eval()),
+        lambda uris: loaderd.Storage(cache_dir=uris),
+        lambda uris: loaderd.Position.from_json(" ".join(uris)),
+    ],
+)
+def test_a_quoted_value_is_cut_behind_its_secrets(refuse: Callable[[list[str]], Any]):
+    for before in range(60, 320, 5):
+        with pytest.raises(OptionError) as caught:
+            refuse(["x" * before, "s3://KEY:SECRET@bucket/x"])
+        assert "xxx" in str(caught.value) and "SE" not in str(caught.value)
 
 
 def test_errors_and_damages_hide_them_by_themselves():

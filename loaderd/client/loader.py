@@ -14,6 +14,7 @@ from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription,
 from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, Shuffle, Storage, StreamOptions, require
 from loaderd.plan.positions import Position
+from loaderd.redaction import shown
 from loaderd.schema import Schema
 
 _OF_THE_SET = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "refresh", "storage")
@@ -118,7 +119,7 @@ def as_dataset(
     own = {name: value for name, value, default in zip(_OF_THE_SET, given, defaults, strict=True) if value != default}
     if own:
         what = type(shards).__name__
-        texts = {name: "…" if name == "schema" else f"{value!r:.100}" for name, value in own.items()}
+        texts = {name: "…" if name == "schema" else shown(value, 100) for name, value in own.items()}
         words = ", ".join(f"{name}={text}" for name, text in texts.items())
         where = "the data set" if what == "Dataset" else f"each data set of the {what}"
         raise OptionError(

@@ -49,6 +49,7 @@ from loaderd.protocol.messages import (
     Stop,
     Subscribe,
 )
+from loaderd.redaction import shown
 from loaderd.subscription import Sharing, Subscription
 from loaderd.version import VERSION
 
@@ -269,7 +270,7 @@ class ServerDaemon(Daemon):
         served = self._catalog.get(name)
         if served is None:
             raise ServerError(
-                f"there is no data set {name!r:.100}; this server has: {', '.join(sorted(self._catalog))}"
+                f"there is no data set {shown(name, 100)}; this server has: {', '.join(sorted(self._catalog))}"
             )
         return served
 

@@ -19,6 +19,7 @@ from loaderd.options import StreamOptions, as_count, is_count, require
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Listing, Pass, Past, check_changes, listing_of, pass_of, past_of
 from loaderd.plan.shares import HostShare, Rest, split_evenly
+from loaderd.redaction import shown
 
 _VERSION = 1
 
@@ -81,7 +82,7 @@ class Position:
             return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise OptionError(
-                f"a position must be what Position.to_json() wrote, got {text!r:.200}: {error!s:.200}",
+                f"a position must be what Position.to_json() wrote, got {shown(text, 200)}: {error!s:.200}",
             ) from None
 
 

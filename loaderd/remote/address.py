@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from loaderd.errors import OptionError
+from loaderd.redaction import shown
 
 TOKEN_VARIABLE = "LOADERD_TOKEN"
 """The environment variable that holds the token, of a consumer and of a server."""
@@ -71,7 +72,7 @@ def checked_addresses(found: Any) -> tuple[str, ...]:
 def listed_addresses(found: Any) -> tuple[str, ...]:
     """The network addresses in ``found``, each once; maybe none. Raises OptionError if one is not valid."""
     if isinstance(found, str) or not hasattr(found, "__iter__"):
-        raise OptionError(f"the addresses of servers must be a list, got {found!r:.200}")
+        raise OptionError(f"the addresses of servers must be a list, got {shown(found, 200)}")
     addresses = tuple(dict.fromkeys(found))
     for address in addresses:
         network_address(address)

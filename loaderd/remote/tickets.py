@@ -22,6 +22,7 @@ import msgpack
 from loaderd.errors import OptionError
 from loaderd.options import is_count, require
 from loaderd.plan.passes import Listing, listing_of
+from loaderd.redaction import shown
 
 Compression = Literal["lz4", "zstd"] | None
 Range = tuple[int, int, int, int]
@@ -151,4 +152,4 @@ def _checked_listing(listing: Any) -> Listing | None:
     try:
         return listing_of(listing)
     except (TypeError, ValueError) as error:
-        raise OptionError(f"listing must be as in a position, got {listing!r:.200}: {error}") from None
+        raise OptionError(f"listing must be as in a position, got {shown(listing, 200)}: {error}") from None

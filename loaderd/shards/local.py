@@ -22,6 +22,8 @@ from loaderd.shards.retries import may_pass
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NUMBERS = re.compile("[0-9]+")
 _HINT_NOWHERE = "Mount or restore what they point to, or remove them."
+_HINT_URI = "Give a URI as text, with two slashes: pathlib leaves one."
+_URI_OF_A_PATH = re.compile("/[a-z][a-z0-9+.-]+:/")
 _HINT_REGULAR = "A shard must be a regular file: loaderd reads it at several offsets at once."
 
 Found = tuple[str, os.stat_result]
@@ -190,6 +192,6 @@ def _what_there_is(path: str) -> str:
     """For a path or a glob that names nothing: which folder is missing, or what is in it instead."""
     folder = _split(path)[0] if glob.has_magic(path) else os.path.dirname(path)
     if not os.path.isdir(folder):
-        return f"There is no folder {folder}."
+        return _HINT_URI if _URI_OF_A_PATH.search(path) else f"There is no folder {folder}."
     names = sorted(entry.name for entry in _entries(folder))
     return f"{folder} holds {some_of(names)}." if names else f"{folder} is empty."

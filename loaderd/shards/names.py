@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from loaderd.errors import NoShardsError, OptionError
+from loaderd.redaction import shown
 from loaderd.shards.shard_file import is_remote
 
 
@@ -53,7 +54,7 @@ def _checked_name(name: Any) -> str:
 
 
 def _no_shards(got: Any) -> OptionError:
-    return OptionError(f"shards must be a path, a glob, a URI or a list of them, got {got!r:.200}")
+    return OptionError(f"shards must be a path, a glob, a URI or a list of them, got {shown(got, 200)}")
 
 
 def absolute(name: str) -> str:

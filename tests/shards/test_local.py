@@ -240,6 +240,8 @@ def test_an_error_says_what_there_is(tree: Path, tmp_path: Path):
     ):
         list_shards(f"{tree}/*.tfrec")
     (tmp_path / "bare").mkdir()
+    with pytest.raises(NoShardsError, match=r"s3:/\*\*\*@bucket/x.rec does not exist\nGive a URI as text"):
+        list_shards(Path("s3://KEY:SECRET@bucket/x.rec"))
     with pytest.raises(NoShardsError, match=r"x.rec does not exist\n.*/bare is empty"):
         list_shards(tmp_path / "bare/x.rec")
 
