@@ -65,7 +65,7 @@ def draw(planes: Values, width: int) -> str:
 def _grid(number: int, plane: npt.NDArray[np.float64]) -> list[str]:
     """A title, and a line of text for each row."""
     sizes = np.unique(np.abs(plane[plane != 0]))
-    if len(sizes) == 1:
+    if len(sizes) == 1 and not np.isnan(sizes[0]):
         rows = [" ".join("■" if each > 0 else "□" if each < 0 else "·" for each in row) for row in plane]
         value = "" if sizes[0] == 1 else f" (±{sizes[0]:.4g})" if (plane < 0).any() else f" ({sizes[0]:.4g})"
     else:
@@ -82,12 +82,13 @@ def _width(grid: list[str]) -> int:
 def picture(planes: Values, tile: int = 96, columns: int = 6) -> Pixels:
     """(height, width, 3): one grid for each plane, ``columns`` side by side: red above 0, blue below, white at 0.
 
-    The value of a plane that is farthest from 0 has the full colour. Each value is a square of several pixels, so
-    that a plane is about ``tile`` pixels wide.
+    The value of a plane that is farthest from 0 has the full colour; NaN and infinities are white. Each value is a
+    square of several pixels, so that a plane is about ``tile`` pixels wide.
     """
     values = np.asarray(planes, np.float64)
+    values = np.where(np.isfinite(values), values, 0.0)
     most = np.abs(values).max(axis=(1, 2), keepdims=True, initial=0.0)
-    shares = np.nan_to_num(values / np.where(most > 0, most, 1.0))[..., None]
+    shares = (values / np.where(most > 0, most, 1.0))[..., None]
     ends = np.where(shares > 0, _RED, _BLUE)
     colours = (_WHITE + np.abs(shares) * (ends - _WHITE)).round().astype(np.uint8)
     number, rows, width = colours.shape[:3]

@@ -13,7 +13,7 @@ import pytest
 from commands import COMMAND, run
 
 import loaderd
-from loaderd import testing
+from loaderd import grids, testing
 
 BOARDS = np.zeros((300, 3, 3, 2), bool)
 BOARDS[7, 1, 2, 0] = BOARDS[7, 0, 0, 1] = BOARDS[7, 0, 1, 1] = True
@@ -112,6 +112,16 @@ def test_planes_become_a_picture(shard: Path, tmp_path: Path):
     assert shown[0] == [[white] * 3, [white, white, red], [white] * 3], "what is above 0"
     assert shown[1] == [[blue, blue, white], [white] * 3, [white] * 3], "what is below"
     assert pixels.shape == (104, 204, 3)
+
+
+def test_values_that_are_not_finite_are_white_and_change_no_other_colour():
+    plane = np.array([[np.nan, 4.0], [-4.0, 0.0]])
+    for value in (np.nan, np.inf, -np.inf):
+        plane[0, 0] = value
+        assert np.array_equal(
+            grids.picture(plane[None]), grids.picture(np.nan_to_num(plane, posinf=0, neginf=0)[None])
+        )
+    assert grids.draw(np.array([[[np.nan, 0.0]]]), 80) == "plane 0\nnan   0"
 
 
 def test_the_proposed_schema_loads_these_records(shard: Path, tmp_path: Path):
