@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import configparser
 import re
+import runpy
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,3 +59,29 @@ def test_the_licence(setup: configparser.ConfigParser):
 def test_the_makefile_installs_the_tensorflow_that_is_asked_for(setup: configparser.ConfigParser):
     (bound,) = re.findall(r"tensorflow-cpu(>=[\d.]+)", setup["options.extras_require"]["tensorflow"])
     assert set(re.findall(r"(?:tensorflow-cpu|and-cuda\])(>=[\d.]+)", (ROOT / "Makefile").read_text())) == {bound}
+
+
+def test_compat_tests_the_versions_that_setup_cfg_names_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compat = runpy.run_path(str(ROOT / "tests" / "compat.py"))
+    setup, commands = tmp_path / "setup.cfg", list[str]()
+
+    def run(command: list[Any], **options: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(" ".join(map(str, command)))
+        if "venv" in command:  # of which the folder is the last word
+            command[-1].mkdir(exist_ok=True)
+        return subprocess.CompletedProcess(command, 0)
+
+    def made_for(which: str, bound: str) -> tuple[bool, bool]:
+        """Whether the environment was made anew, and whether something was installed in it."""
+        setup.write_text(f"[options]\ninstall_requires =\n    rich>={bound}\n[options.extras_require]\none = x>=1\n")
+        commands.clear()
+        with pytest.raises(SystemExit, match=r"^0$"):
+            compat["main"](which, "python3.10")
+        installed = f"rich=={bound} x==1" if which == "oldest" else f"--upgrade rich>={bound} x>=1"
+        return any(" -m venv " in each for each in commands), any(installed in each for each in commands)
+
+    monkeypatch.setattr("subprocess.run", run)
+    compat["main"].__globals__.update(ROOT=tmp_path, EXTRAS=["one"], interpreter=lambda name: name)
+    for which, again in (("oldest", False), ("newest", True)):
+        found = [made_for(which, bound) for bound in ("13", "13", "14")]
+        assert found == [(True, True), (False, again), (True, True)]
