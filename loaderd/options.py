@@ -128,7 +128,7 @@ class Storage:
         cache_dir = self.cache_dir
         require(cache_dir is None or _is_path(cache_dir), "Storage.cache_dir", "a folder or None", cache_dir)
         if cache_dir is not None:
-            checked["cache_dir"] = _absolute(os.path.expanduser(os.fspath(cache_dir)), "Storage.cache_dir")
+            checked["cache_dir"] = as_absolute(cache_dir, "Storage.cache_dir")
         checked["cache_bytes"] = as_count(
             self.cache_bytes, "Storage.cache_bytes", "an integer of at least a MiB (2**20)", _LEAST_CACHE_BYTES
         )
@@ -197,7 +197,7 @@ class StreamOptions:
         checked["held_batches"] = as_count(self.held_batches, "held_batches")
         checked["index_cache"] = _index_cache(self.index_cache)
         require(self.report is None or _is_path(self.report), "report", "a path or None", self.report)
-        checked["report"] = None if self.report is None else _absolute(os.fspath(self.report), "report")
+        checked["report"] = None if self.report is None else as_absolute(self.report, "report")
         require(isinstance(self.storage, Storage), "storage", "a loaderd.Storage", self.storage)
         if self.stall_timeout is not None:
             must = "a positive number of seconds or None"
@@ -246,8 +246,10 @@ def _index_cache(value: Any) -> str:
     must = '"user", "beside", "none" or a folder'
     require(_is_path(value), "index_cache", must, value)
     where: str = os.fspath(value)
-    is_word = os.path.basename(where) == where and not isinstance(value, os.PathLike)
-    if is_word and where not in ("user", "beside", "none") and not os.path.isdir(where):
+    is_known = where in ("user", "beside", "none")
+    if isinstance(value, os.PathLike):
+        return os.path.join(os.curdir, where) if is_known else where
+    if os.path.basename(where) == where and not is_known and not os.path.isdir(where):
         raise OptionError(f"index_cache must be {must}, got {value!r}", hint=f"A new folder here is ./{where}")
     return where
 
@@ -256,7 +258,9 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, (str, os.PathLike)) and bool(str(value))
 
 
-def _absolute(path: str, what: str) -> str:
+def as_absolute(path: str | os.PathLike[str], what: str) -> str:
+    """``path`` made absolute, ``~`` expanded. Raises OptionError where the working directory has been deleted."""
+    path = os.path.expanduser(path)
     try:
         return os.path.abspath(path)
     except FileNotFoundError:

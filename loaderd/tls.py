@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields
 
 from loaderd.errors import OptionError
-from loaderd.options import require
+from loaderd.options import as_absolute, require
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,6 @@ class TLS:
             is_text = isinstance(value, (str, os.PathLike)) and bool(str(value))
             require(value is None or is_text, f"TLS.{field.name}", "text or None", value)
             if value is not None and field.name != "server_name":
-                object.__setattr__(self, field.name, os.path.abspath(os.fspath(value)))
+                object.__setattr__(self, field.name, as_absolute(value, f"TLS.{field.name}"))
         if (self.cert is None) != (self.key is None):
             raise OptionError(f"TLS.cert and TLS.key belong together, got cert={self.cert!r} and key={self.key!r}")

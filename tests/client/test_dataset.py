@@ -15,6 +15,7 @@ from damage import damage_data
 
 import loaderd
 from loaderd.errors import NoShardsError, OptionError, RecordMismatchError
+from loaderd.options import StreamOptions
 from loaderd.plan.selection import HASHES
 from loaderd.shards.crc import framed
 
@@ -198,3 +199,12 @@ def test_other_arguments(numbered_schema: loaderd.Schema):
         whole.split(0.5, 0.5, seed=None)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="number of records of take must be an integer of at least 0, got -1"):
         whole.take(-1)
+
+
+def test_what_a_path_means(numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert loaderd.Storage(cache_dir="~/parts").cache_dir == f"{tmp_path}/parts"
+    assert StreamOptions(batch_size=1, report="~/damage.jsonl").report == f"{tmp_path}/damage.jsonl"
+    assert loaderd.TLS(ca=Path("~/ca.pem")).ca == f"{tmp_path}/ca.pem"
+    for cache, folder in ((Path("none"), "./none"), (Path("user"), "./user"), (Path("new"), "new"), ("none", "none")):
+        assert loaderd.Dataset("a", numbered_schema, index_cache=cache).index_cache == folder  # type: ignore[arg-type]
