@@ -9,9 +9,9 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderd.errors import SchemaError
+from loaderd.schema.representable import as_plain, as_values
 
 Shape = tuple[int, ...]
 
@@ -111,6 +111,11 @@ class _Values:
     def __hash__(self) -> int:
         return hash(self._stored())
 
+    def _keep_default(self) -> None:
+        """Keep it without arrays and tensors; raises SchemaError where it does not fit."""
+        object.__setattr__(self, "default", as_plain(self.default))
+        _ = self.default_bytes
+
     def _stored(self) -> tuple[Any, ...]:
         return self.value_dtype, self.shape, self.default_bytes
 
@@ -138,29 +143,6 @@ class _Values:
         return as_values(self.default, self.value_dtype, self.shape, f"{type(self).__name__}: default").tobytes()
 
 
-def as_values(given: Any, dtype: np.dtype[Any], shape: Shape, what: str) -> npt.NDArray[Any]:
-    """``given``, by a user, as an array of ``dtype`` and ``shape``. Raises SchemaError where it does not fit."""
-    try:
-        full = np.broadcast_to(np.asarray(given, dtype=dtype), shape)
-        is_cut = dtype.kind in "SU" and np.asarray(given, dtype.kind).dtype.itemsize > dtype.itemsize
-        if is_cut or (dtype.kind in "biu" and not (full == np.asarray(given)).all()):
-            raise ValueError(f"{given!r:.200} would become another value")
-    except (ValueError, TypeError, OverflowError) as error:
-        raise SchemaError(f"{what} must fit {dtype} of shape {shape}: {error}") from None
-    return full
-
-
-def _keep_default(feature: Any) -> None:
-    """Keep a default that is an array or tensor as lists, so that no worker imports the library that it is of."""
-    object.__setattr__(feature, "default", _as_lists(feature.default))
-
-
-def _as_lists(given: Any) -> Any:
-    if isinstance(given, (list, tuple)):
-        return [_as_lists(each) for each in given]
-    return np.asarray(given).tolist() if hasattr(given, "__array__") else given
-
-
 @dataclass(frozen=True, eq=False)
 class Raw(_Values):
     """A bytes feature that holds the values of an array: in C order, little-endian unless ``dtype`` says otherwise.
@@ -177,8 +159,7 @@ class Raw(_Values):
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
         object.__setattr__(self, "shape", check_shape(self.shape, "Raw"))
-        _keep_default(self)
-        _ = self.default_bytes
+        self._keep_default()
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
@@ -196,8 +177,7 @@ class Int64(_Values):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_shape(self.shape, "Int64"))
-        _keep_default(self)
-        _ = self.default_bytes
+        self._keep_default()
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
@@ -215,8 +195,7 @@ class Float(_Values):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_shape(self.shape, "Float"))
-        _keep_default(self)
-        _ = self.default_bytes
+        self._keep_default()
 
     @property
     def value_dtype(self) -> np.dtype[Any]:

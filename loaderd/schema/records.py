@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Feature, PackedBits, Raw, as_values
+from loaderd.schema.features import Feature, PackedBits, Raw
+from loaderd.schema.representable import as_plain, as_values
 
 
 class FixedRecords(Mapping[str, Feature]):
@@ -44,9 +45,9 @@ class FixedRecords(Mapping[str, Feature]):
                 raise SchemaError(
                     f"FixedRecords: {what} must name fields of the dtype, {list(fields)}, got {unknown}"
                 )
-        for name, value in expect.items():
+        self.expect = MappingProxyType({name: as_plain(value) for name, value in expect.items()})
+        for name, value in self.expect.items():
             _values_of(fields[name][0], value, name)
-        self.expect = MappingProxyType({name: np.asarray(value).tolist() for name, value in expect.items()})
         self._features: dict[str, Feature] = {}
         for name, (dtype_of_field, *_) in fields.items():
             if dtype_of_field.base.fields:

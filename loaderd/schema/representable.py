@@ -1,9 +1,9 @@
-"""Numbers that users give: which of them a dtype can hold."""
+"""Values that users give: which of them a dtype can hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Complex, Integral, Real
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ Number = int | float
 
 def as_number(value: Any, what: str) -> Number:
     """A number, also one of numpy's, as a Python int or float; an int stays exact. Raises SchemaError."""
-    if not isinstance(value, Real):
+    if not isinstance(value, Real) or isinstance(value, np.timedelta64):  # which numpy counts among the integers
         raise SchemaError(f"{what} must be a number, got {value!r:.200}")
     try:
         as_float = float(value)
@@ -25,9 +25,14 @@ def as_number(value: Any, what: str) -> Number:
     return int(value) if isinstance(value, Integral) else as_float
 
 
+def holds_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether ``dtype`` is of numbers or bool: numpy's, or those of ml_dtypes, whose kind is "V" as that of bytes."""
+    return dtype.kind in "biufcV" and not issubclass(dtype.type, np.void)
+
+
 def check_representable(numbers: Sequence[Number], dtype: np.dtype[Any], what: str) -> None:
     """Raise SchemaError for a number that ``dtype`` cannot hold: exactly, if it is of integers; else rounded."""
-    if dtype.kind not in "biufcV" or dtype.type is np.void:
+    if not holds_numbers(dtype):
         raise SchemaError(f"{what} needs a dtype of numbers, got {dtype}")
     limits = integer_limits(dtype)
     if limits is not None:
@@ -61,3 +66,54 @@ def integer_limits(dtype: np.dtype[Any]) -> tuple[int, int] | None:
 
         return int(ml_dtypes.iinfo(dtype).min), int(ml_dtypes.iinfo(dtype).max)
     return None
+
+
+def as_plain(given: Any) -> Any:
+    """``given`` without arrays and tensors: as lists of Python's values, so that no worker imports their library.
+
+    Dates stay numpy's, each with its unit: Python has none for nanoseconds, and would make integers of them.
+    """
+    if isinstance(given, (list, tuple)):
+        return [as_plain(each) for each in given]
+    if not hasattr(given, "__array__"):
+        return given
+    array = np.asarray(given)
+    if array.dtype.kind in "mM":
+        return [as_plain(each) for each in array] if array.ndim else array[()]
+    return array.tolist()
+
+
+def as_values(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> npt.NDArray[Any]:
+    """``given``, by a user, as an array of ``dtype`` and ``shape``. Raises SchemaError where it does not fit."""
+    if holds_numbers(dtype):
+        check_representable(_numbers_in(given, dtype, what), dtype, what)
+    try:
+        full = np.broadcast_to(np.asarray(given, dtype=dtype), shape)
+        if _is_changed(given, dtype):
+            raise ValueError(f"{given!r:.200} would become another value")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SchemaError(f"{what} must fit {dtype} of shape {shape}: {error}") from None
+    return full
+
+
+def _numbers_in(given: Any, dtype: np.dtype[Any], what: str) -> list[Number]:
+    """All numbers in ``given``, and both parts of complex ones if ``dtype`` is complex. Raises SchemaError."""
+    numbers = []
+    for value in np.asarray(given, object).ravel().tolist():
+        is_complex = dtype.kind == "c" and isinstance(value, Complex)
+        numbers += [as_number(part, what) for part in ((value.real, value.imag) if is_complex else (value,))]
+    return numbers
+
+
+def _is_changed(given: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether text or dates become others in ``dtype``. Raises ValueError or TypeError for what is neither."""
+    kind = np.asarray(given).dtype.kind
+    if dtype.kind in "SU":
+        return kind not in "SU" or np.asarray(given, dtype.kind).dtype.itemsize > dtype.itemsize
+    if dtype.kind not in "mM" or kind in "iu":  # integers count in the unit of dtype
+        return False
+    if kind in "mM" and kind != dtype.kind:
+        return True
+    exact = np.asarray(given, dtype.kind + "8")
+    again = exact.astype(dtype).astype(exact.dtype)
+    return not ((again == exact) | (np.isnat(again) & np.isnat(exact))).all()

@@ -1,7 +1,9 @@
-"""Scales, offsets and values: what a dtype does not hold is refused when it is given, what it holds stays exact."""
+"""Numbers, dates and text that users give: what a dtype does not hold is refused at once, what it holds stays exact."""
 
 from __future__ import annotations
 
+import datetime
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +12,12 @@ import pytest
 
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import SchemaError
-from loaderd.schema import Array, Bits, Fill, FixedRecords, Int64, PackedBits, Planes, Raw, Schema, Spread
+from loaderd.schema import Array, Bits, Fill, FixedRecords, Float, Int64, PackedBits, Planes, Raw, Schema, Spread
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 INF, NAN = float("inf"), float("nan")
+NS = np.datetime64("2020-01-01", "ns")
 
 
 def records(**expect: Any) -> FixedRecords:
@@ -49,14 +52,32 @@ def scaled(dtype: str | None = None, **numbers: Any) -> Schema:
         (lambda: Bits("b", scale=1e9, dtype="float16"), "Bits: scale must be representable in float16"),
         (lambda: Bits("b", (2,), scale=[1, 300], dtype="int8"), "scale must be representable in int8, got 300"),
         (lambda: Spread("b", (1,), NAN, "int8"), "Spread: scale must be finite for dtype int8, got nan"),
-        (lambda: Int64(default=1.5), "Int64: default must fit int64 of shape (): 1.5 would become another value"),
+        (lambda: Int64(default=1.5), "Int64: default must be representable in int64, got 1.5"),
+        (lambda: Int64(default="7"), "Int64: default must be a number, got '7'"),
+        (lambda: Int64(default=NS), "Int64: default must be a number, got np.datetime64('2020-01-01T00:00:00.0"),
+        (lambda: Int64(default=np.timedelta64(5, "s")), "Int64: default must be a number, got np.timedelta64(5,'s')"),
+        (lambda: Float(default="7.5"), "Float: default must be a number, got '7.5'"),
+        (lambda: Float((2,), default=[None, 1]), "Float: default must be a number, got None"),
+        (lambda: Float(default=1e39), "Float: default must be representable in float32, got 1e+39"),
+        (lambda: Raw("f2", default=70000), "Raw: default must be representable in float16, got 70000"),
+        (lambda: Raw("int4", default=200), "Raw: default must be representable in int4, got 200"),
+        (lambda: Raw("uint4", default=-1), "Raw: default must be representable in uint4, got -1"),
+        (lambda: Raw("c8", default=1 + 1e39j), "Raw: default must be representable in complex64, got 1e+39"),
+        (lambda: Raw("f4", default=1j), "Raw: default must be a number, got 1j"),
+        (lambda: Raw("S4", 1, [None]), "Raw: default must fit |S4 of shape (1,): [None] would become another"),
+        (lambda: Raw("M8[s]", default=NS + 1), "Raw: default must fit datetime64[s] of shape (): np.datetime64("),
+        (lambda: Raw("M8[D]", default="2020-01-01T23"), "shape (): '2020-01-01T23' would become another value"),
+        (lambda: Raw("M8[ns]", default="5000-01-01"), "shape (): '5000-01-01' would become another value"),
+        (lambda: Raw("m8[s]", default=NS), "Raw: default must fit timedelta64[s] of shape (): np.datetime64("),
         (
-            lambda: records(version=6.5),
-            "FixedRecords: expect['version'] must fit uint32 of shape (): 6.5",
+            lambda: FixedRecords([("t", "M8[s]")], expect={"t": NS + 1}),
+            "FixedRecords: expect['t'] must fit datetime64[s] of shape (): np.datetime64(",
         ),
-        (lambda: records(kind=300), "FixedRecords: expect['kind'] must fit uint8 of shape (): "),
-        (lambda: records(kind=-1), "FixedRecords: expect['kind'] must fit uint8 of shape (): "),
-        (lambda: records(kind="one"), "FixedRecords: expect['kind'] must fit uint8 of shape (): "),
+        (lambda: records(share=1e39), "FixedRecords: expect['share'] must be representable in float32, got 1e+39"),
+        (lambda: records(version=6.5), "FixedRecords: expect['version'] must be representable in uint32, got 6.5"),
+        (lambda: records(kind=300), "FixedRecords: expect['kind'] must be representable in uint8, got 300"),
+        (lambda: records(kind=-1), "FixedRecords: expect['kind'] must be representable in uint8, got -1"),
+        (lambda: records(kind="one"), "FixedRecords: expect['kind'] must be a number, got 'one'"),
         (lambda: records(size=[1, 2]), "FixedRecords: expect['size'] must fit int16 of shape (2, 3): "),
         (
             lambda: FixedRecords([("magic", "S4")], expect={"magic": b"LCZERO"}),
@@ -64,7 +85,7 @@ def scaled(dtype: str | None = None, **numbers: Any) -> Schema:
         ),
         (lambda: Raw("S4", default=b"LCZERO"), "Raw: default must fit |S4 of shape (): b'LCZERO' would become"),
         (lambda: Raw("U2", default="abc"), "Raw: default must fit <U2 of shape (): 'abc' would become"),
-        (lambda: records(size=[1, [2]]), "FixedRecords: expect['size'] must fit int16 of shape (2, 3): "),
+        (lambda: records(size=[1, [2]]), "FixedRecords: expect['size'] must be a number, got [2]"),
     ],
 )
 def test_what_a_dtype_does_not_hold_is_refused(make: Callable[[], object], said: str) -> None:
@@ -80,6 +101,35 @@ def test_what_is_expected_may_be_rounded_and_of_fewer_dimensions() -> None:
     assert found.contradiction(record.tobytes()) == ""
     record["size"][0, 1, 2] = 4
     assert found.contradiction(record.tobytes()).startswith("size [[1, 2, 3], [1, 2, 4]] where")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        ("M8[s]", NS),
+        ("M8[s]", np.datetime64("NaT", "ns")),
+        ("M8[ns]", np.array(["2020-01-01", "NaT"], "M8[us]")),
+        ("M8[s]", [[NS], [NS + 10**9]]),
+        ("M8[s]", np.datetime64("12000", "Y")),
+        ("M8[D]", datetime.date(2020, 1, 1)),
+        ("m8[s]", np.timedelta64(5 * 10**9, "ns")),
+        ("m8[D]", np.timedelta64(2, "W")),
+        ("m8[s]", 3),
+        ("bfloat16", np.array([1, NAN])),
+        ("f4", [INF, NAN]),
+        ("c8", [1, 2 + NAN * 1j]),
+    ],
+)
+def test_a_default_is_what_was_given(dtype: str, given: Any) -> None:
+    """numpy's own words for dates of nanoseconds are integers."""
+    expected = np.asarray(given).astype(Raw(dtype).dtype)
+    feature = Raw(dtype, expected.shape, given)
+    assert feature.default_bytes == expected.tobytes()
+    assert pickle.loads(pickle.dumps(feature)) == feature
+    if not np.isnan(expected).any():
+        record = FixedRecords([("x", feature.dtype, feature.shape)], expect={"x": given})
+        assert record.contradiction(expected.tobytes()) == ""
+        assert pickle.loads(pickle.dumps(record)) == record
 
 
 @pytest.mark.parametrize("number", [2**53 + 1, -(2**63), 2**63 - 1])
