@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -31,20 +31,23 @@ class FixedRecords(Mapping[str, Feature]):
     def __init__(self, dtype: Any, bits: Collection[str] = (), expect: Mapping[str, Any] | None = None) -> None:
         try:
             self.dtype: np.dtype[Any] = np.dtype(dtype)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise SchemaError(f"FixedRecords: dtype must be one of numpy's, got {dtype!r:.200}: {error}") from None
         # By names: dtype.fields has a title as another name for its field.
         fields = {name: self.dtype.fields[name] for name in self.dtype.names} if self.dtype.fields else {}
         if not fields or self.dtype.hasobject:
             raise SchemaError(f"FixedRecords: dtype must be a structured one of fixed size, got {self.dtype}")
-        self.bits = frozenset((bits,) if isinstance(bits, str) else bits)
+        if expect is not None and not isinstance(expect, Mapping):
+            raise SchemaError(f"FixedRecords: expect must be a mapping of fields to values, got {expect!r:.200}")
         expect = expect or {}
-        for what, names in (("bits", self.bits), ("expect", expect)):
-            unknown = sorted(set(names) - set(fields))
+        bits = [bits] if isinstance(bits, str) or not isinstance(bits, Iterable) else list(bits)
+        for what, names in (("bits", bits), ("expect", list(expect))):
+            unknown = [name for name in names if name not in list(fields)]
             if unknown:
                 raise SchemaError(
-                    f"FixedRecords: {what} must name fields of the dtype, {list(fields)}, got {unknown}"
+                    f"FixedRecords: {what} must name fields of the dtype, {list(fields)}, got {unknown!r:.200}"
                 )
+        self.bits = frozenset(bits)
         self.expect = MappingProxyType({name: as_plain(value) for name, value in expect.items()})
         for name, value in self.expect.items():
             _values_of(fields[name][0], value, name)

@@ -112,6 +112,9 @@ def test_planes_cross_as_plain_values():
         from_wire(hostile)
 
 
+PAIR = [("a", "u1"), ("b", "u1")]
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -131,6 +134,15 @@ def test_planes_cross_as_plain_values():
         (lambda: Schema(BOARD.features, {"f": loaderd.Spread("b", (1,))}), "is PackedBits"),
         (lambda: loaderd.FixedRecords("f4"), "dtype must be a structured one"),
         (lambda: loaderd.FixedRecords(rows_of(BOARD, 1).dtype, bits=["x"]), "bits must name fields of"),
+        (lambda: loaderd.FixedRecords(PAIR, bits=5), r"bits must name fields of the dtype, \['a', 'b'\], got \[5\]"),
+        (lambda: loaderd.FixedRecords(PAIR, bits=[5, "b", []]), r"bits must name fields of .*, got \[5, \[\]\]"),
+        (lambda: loaderd.FixedRecords(PAIR, expect={5: 1, "c": 2}), r"expect must name fields of .*, got \[5, 'c'\]"),
+        (lambda: loaderd.FixedRecords(PAIR, expect=["a"]), r"expect must be a mapping of fields .*, got \['a'\]"),
+        (lambda: loaderd.FixedRecords([*PAIR, *PAIR]), "dtype must be one of numpy's, .*occurs more than once"),
+        (
+            lambda: loaderd.FixedRecords({"names": ["a"], "formats": ["u1"], "offsets": [-1]}),
+            "dtype must be one of numpy's, .*offset -1 cannot be negative",
+        ),
         (lambda: loaderd.FixedRecords([("a", [("b", "u1")])]), "must hold values, got the structured"),
     ],
 )
