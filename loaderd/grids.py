@@ -14,7 +14,7 @@ Values = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 """(height, width, 3): red, green, blue."""
 
-_REAL = "biufV"  # V: of ml_dtypes, such as bfloat16
+_REAL = "biufV"  # V: of ml_dtypes, such as bfloat16, and numpy's bytes and structures, which are left out
 _GAP = "   "
 _MOST_SIDE = 64
 _MARGIN = 4
@@ -29,7 +29,7 @@ def planes_of(value: Values) -> Values | None:
 
     The planes are the last axis, as in (8, 8, 24), unless only the first can be: (24, 8, 8).
     """
-    if value.dtype.kind not in _REAL or value.ndim not in (2, 3):
+    if value.dtype.kind not in _REAL or issubclass(value.dtype.type, np.void) or value.ndim not in (2, 3):
         return None
     if value.ndim == 2:
         value = value[None]
