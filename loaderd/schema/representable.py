@@ -15,14 +15,17 @@ Number = int | float
 
 
 def as_number(value: Any, what: str) -> Number:
-    """A number, also one of numpy's, as a Python int or float; an int stays exact. Raises SchemaError."""
+    """A number, also one of numpy's, as a Python int or float. Raises SchemaError.
+
+    An int stays exact, unless it has more than 64 bits: messages know none of these, and no dtype of integers.
+    """
     if not isinstance(value, Real) or isinstance(value, np.timedelta64):  # which numpy counts among the integers
         raise SchemaError(f"{what} must be a number, got {value!r:.200}")
     try:
         as_float = float(value)
     except OverflowError:
         raise SchemaError(f"{what} must be a number that float64 can hold, got a larger one") from None
-    return int(value) if isinstance(value, Integral) else as_float
+    return int(value) if isinstance(value, Integral) and -(2**63) <= int(value) < 2**64 else as_float
 
 
 def holds_numbers(dtype: np.dtype[Any]) -> bool:

@@ -27,7 +27,9 @@ _MAX_NAME = 1000
 _MAX_DIMS = 32
 # ``Bits`` makes lists and arrays of that many values when it checks its arguments.
 _MAX_CHANNELS = 1 << 20
-_DTYPE = re.compile("[<>|][biufcSU][0-9]{1,9}|[a-z]{3,9}[0-9][0-9a-z_]{0,12}")
+_DTYPE = re.compile(
+    r"[<>|][biufcSU][0-9]{1,9}|[<>][mM]8(\[[0-9]{0,9}[A-Za-z]{1,2}\])?|[a-z]{3,9}[0-9][0-9a-z_]{0,12}"
+)
 
 
 def to_wire(schema: Schema) -> dict[str, Any]:

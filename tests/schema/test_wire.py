@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.errors import SchemaError
-from loaderd.schema import Array, Bits, Derived, Int64, PackedBits, Raw, Schema, unpacking_schema
+from loaderd.schema import Array, Bits, Derived, Fill, Int64, PackedBits, Raw, Schema, unpacking_schema
 from loaderd.schema.wire import MAX_PARTS, from_wire, to_wire
 from loaderd.schemas import chess_eval, mnist
 
@@ -39,6 +39,19 @@ def test_numbers_of_numpy_come_back() -> None:
     fields = {"x": Bits("b", start=np.int64(3), scale=np.float64(2)), "y": Array("i", scale=np.int64(1 << 62))}
     schema = Schema({"b": PackedBits(np.int64(7)), "i": Int64()}, fields)  # type: ignore[arg-type]
     assert from_wire(json.loads(json.dumps(to_wire(schema)))) == schema
+
+
+@pytest.mark.parametrize("dtype", ["<M8[s]", ">M8[ns]", "<M8[25us]", "<m8[D]", "<M8"])
+def test_dates_come_back(dtype: str) -> None:
+    schema = Schema({"t": Raw(dtype, (2,))}, {"t": Array("t"), "count": Array("t", "int64")})
+    assert from_wire(json.loads(json.dumps(to_wire(schema)))) == schema
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**25])
+def test_integers_that_no_message_holds_come_back(number: int) -> None:
+    fields = {"b": Bits("b", scale=number), "a": Array("u", "float64", number, number), "f": Fill(number, (2,))}
+    schema = Schema({"b": PackedBits(7), "u": Raw("u1")}, fields)
+    assert from_wire(msgpack.unpackb(msgpack.packb(to_wire(schema)))) == schema
 
 
 NOT_NUMPYS = sorted(name for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and is_dtype(kind))
