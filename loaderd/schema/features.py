@@ -14,12 +14,14 @@ from loaderd.errors import SchemaError
 from loaderd.schema.representable import as_plain, as_values
 
 Shape = tuple[int, ...]
+MAX_AXES = 32
+"""The most axes of a feature or field, also of one that travels. numpy has 64 at most, and a batch has one more."""
 
 
 def resolve_dtype(dtype: Any) -> np.dtype[Any]:
     """``dtype`` (a name, a class, ``tf.float32``, or a name of ml_dtypes such as "bfloat16") as a numpy dtype.
 
-    Raises SchemaError for anything that is no dtype, or has no fixed size.
+    Raises SchemaError for anything that is no dtype, has no fixed size, or has a shape of its own.
     """
     resolved: np.dtype[Any] | None = None
     if dtype is not None:  # numpy takes None for float64
@@ -34,6 +36,9 @@ def resolve_dtype(dtype: Any) -> np.dtype[Any]:
         resolved = np.dtype(found)
     if resolved.hasobject or resolved.itemsize == 0:
         raise SchemaError(f"dtype must have a fixed size, got {resolved}; a string's is that of its bytes: S16")
+    if resolved.subdtype is not None:
+        base, shape = resolved.subdtype
+        raise SchemaError(f"dtype must be that of one value, got {resolved}; give dtype={base} and shape={shape}")
     return resolved
 
 
@@ -43,13 +48,15 @@ def is_numpys(dtype: np.dtype[Any]) -> bool:
 
 
 def check_shape(shape: Any, of: str) -> Shape:
-    """A shape as a tuple of ints; an integer is a shape of one axis. Raises SchemaError."""
+    """A shape as a tuple of ints, of at most MAX_AXES; an integer is a shape of one axis. Raises SchemaError."""
     try:
         dims = (shape,) if isinstance(shape, Integral) else tuple(shape)
     except TypeError:
         dims = (shape,)
     if not all(isinstance(dim, Integral) and int(dim) > 0 for dim in dims):
         raise SchemaError(f"{of}: shape must be a tuple of positive integers, got {shape!r}")
+    if len(dims) > MAX_AXES:
+        raise SchemaError(f"{of}: shape must have at most {MAX_AXES} axes, got {len(dims)}: {shape!r:.200}")
     return tuple(int(dim) for dim in dims)
 
 

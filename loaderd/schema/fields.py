@@ -14,7 +14,15 @@ import numpy.typing as npt
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Shape, check_integer, check_shape, resolve_dtype
 from loaderd.schema.functions import same_function
-from loaderd.schema.representable import Number, as_number, check_representable, in_dtype, integer_limits
+from loaderd.schema.representable import (
+    Number,
+    as_number,
+    as_plain,
+    check_holds_numbers,
+    check_representable,
+    in_dtype,
+    integer_limits,
+)
 
 
 @dataclass(frozen=True)
@@ -136,9 +144,10 @@ class Packed:
 class Array:
     """The values of a :class:`Raw`, :class:`Int64` or :class:`Float` feature: ``cast(value) * scale + offset``.
 
-    The cast comes first, so the arithmetic is done in ``dtype`` (default: as stored). ``shape`` (default: as
-    stored) may lay the same number of values out in another way. With ``first``, the field has only the values of
-    ``shape``, from number ``first`` on in C order: ``Array("targets", shape=(), first=25)`` is one of them.
+    The cast comes first, so the arithmetic is done in ``dtype`` (default: as stored). Numbers and dates can
+    be cast to either, text to text that is as wide. ``shape`` (default: as stored) may lay the same number of values
+    out in another way. With ``first``, the field has only the values of ``shape``, from number ``first`` on in C
+    order: ``Array("targets", shape=(), first=25)`` is one of them.
     """
 
     feature: str
@@ -185,6 +194,7 @@ class Spread:
         check_name(self.feature, "Spread: feature")
         object.__setattr__(self, "shape", check_shape(self.shape, "Spread"))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
+        check_holds_numbers(self.dtype, "Spread")
         object.__setattr__(self, "scale", float(as_number(self.scale, "Spread: scale")))
         if not math.isfinite(self.scale) and integer_limits(self.dtype) is not None:
             raise SchemaError(f"Spread: scale must be finite for dtype {self.dtype}, got {self.scale}")
@@ -293,11 +303,9 @@ def check_name(name: Any, what: str) -> str:
 
 def _numbers(value: Any, what: str) -> Number | tuple[Number, ...]:
     """A number, or a tuple of them, from whatever holds them. Raises SchemaError."""
-    if isinstance(value, Real):
-        return as_number(value, what)
-    try:
-        return tuple(as_number(each if isinstance(each, Real) else float(each), what) for each in value)
-    except SchemaError:
-        raise
-    except (TypeError, ValueError):
-        raise SchemaError(f"{what} must be a number, or as many as there are channels, got {value!r:.200}") from None
+    plain = as_plain(value)
+    if isinstance(plain, Real):
+        return as_number(plain, what)
+    if isinstance(plain, (str, bytes)) or not isinstance(plain, Iterable):
+        raise SchemaError(f"{what} must be a number, or as many as there are channels, got {value!r:.200}")
+    return tuple(as_number(as_plain(each), what) for each in plain)

@@ -17,7 +17,7 @@ Number = int | float
 def as_number(value: Any, what: str) -> Number:
     """A number, also one of numpy's, as a Python int or float. Raises SchemaError.
 
-    An int stays exact, unless it has more than 64 bits: messages know none of these, and no dtype of integers.
+    An int stays exact, unless it has more than 64 bits: no dtype of integers holds it then, and no message.
     """
     if not isinstance(value, Real) or isinstance(value, np.timedelta64):  # which numpy counts among the integers
         raise SchemaError(f"{what} must be a number, got {value!r:.200}")
@@ -33,10 +33,15 @@ def holds_numbers(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufcV" and not issubclass(dtype.type, np.void)
 
 
-def check_representable(numbers: Sequence[Number], dtype: np.dtype[Any], what: str) -> None:
-    """Raise SchemaError for a number that ``dtype`` cannot hold: exactly, if it is of integers; else rounded."""
+def check_holds_numbers(dtype: np.dtype[Any], what: str) -> None:
+    """Raise SchemaError unless ``dtype`` is of numbers or bool."""
     if not holds_numbers(dtype):
         raise SchemaError(f"{what} needs a dtype of numbers, got {dtype}")
+
+
+def check_representable(numbers: Sequence[Number], dtype: np.dtype[Any], what: str) -> None:
+    """Raise SchemaError for a number that ``dtype`` cannot hold: exactly, if it is of integers; else rounded."""
+    check_holds_numbers(dtype, what)
     limits = integer_limits(dtype)
     if limits is not None:
         least, largest = limits

@@ -30,6 +30,8 @@ from loaderd.schema.records import FixedRecords
 from loaderd.schema.specs import FieldSpec, spec_of
 
 _ROW_ALIGNMENT_BYTES = 8
+# The size of a numpy dtype is a C int. Behind the features, a row has up to 8 bytes of padding, and 8 of its key.
+_MAX_FEATURE_BYTES = 2**31 - 1 - 2 * _ROW_ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Schema:
             raise SchemaError(f"a name must be a field or an intermediate, not both: {both}")
         for name in self.evaluation_order:
             _ = self.spec_of(name)
+        _ = self.row_dtype
 
     def __eq__(self, other: object) -> bool:
         """Whether both read and deliver the same, in the same order; functions compare as in :class:`Derived`."""
@@ -176,7 +179,7 @@ class Schema:
         """The structured dtype of a row: one member for each stored feature; its itemsize is a multiple of 8 bytes.
 
         Behind each PackedBits feature the row has at least one byte more, because words may be read past its end. The
-        last 8 bytes are the record's key, where the schema needs one.
+        last 8 bytes are the record's key, where the schema needs one. Raises SchemaError where it would be too large.
         """
         offsets = []
         end = last = 0
@@ -186,6 +189,8 @@ class Schema:
             offsets.append(end)
             end += feature.num_bytes
             last = max(last, end + isinstance(feature, PackedBits))
+        if last > _MAX_FEATURE_BYTES:
+            raise SchemaError(f"the features must be {_MAX_FEATURE_BYTES} bytes a record at most, got {last}")
         return np.dtype(
             {
                 "names": list(self.features),

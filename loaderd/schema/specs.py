@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape
+from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape, check_shape
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread
-from loaderd.schema.representable import check_representable
+from loaderd.schema.representable import check_representable, holds_numbers
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,33 @@ def _array_spec(name: str, definition: Array, feature: Raw | Int64 | Float) -> F
             f"field {name!r} needs values {definition.first}…{last} of feature {definition.feature!r}, "
             f"which has {feature.num_values}"
         )
+    if not _is_cast(feature.value_dtype, dtype):
+        raise SchemaError(
+            f"field {name!r}: feature {definition.feature!r} of {feature.value_dtype} cannot be cast to {dtype}",
+            hint="Numbers and dates become numbers or dates, and text becomes text that is as wide.",
+        )
     for what, value in (("scale", definition.scale), ("offset", definition.offset)):
         if value is not None:
             check_representable((value,), dtype, f"field {name!r}: {what}")
     return FieldSpec(shape, dtype.newbyteorder("="))
 
 
+def _is_cast(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether the cast is possible and makes sense, whatever the values are."""
+    if stored == dtype:
+        return True
+    if any(issubclass(each.type, np.void) for each in (stored, dtype)):
+        return False
+    are_text = [each.kind in "SU" for each in (stored, dtype)]
+    if any(are_text):
+        return all(are_text) and np.can_cast(stored, dtype)
+    return np.can_cast(stored, dtype, "unsafe")
+
+
 def _spread_spec(name: str, definition: Spread, feature: Raw | Int64 | Float) -> FieldSpec:
-    if feature.value_dtype.kind not in "biuf":
-        raise SchemaError(f"field {name!r} must spread numbers, got feature {definition.feature!r} of {feature}")
-    return FieldSpec((*feature.shape, *definition.shape), definition.dtype)
+    if not holds_numbers(feature.value_dtype) or feature.value_dtype.kind == "c":
+        raise SchemaError(f"field {name!r} must spread real numbers, got feature {definition.feature!r} of {feature}")
+    return FieldSpec(check_shape((*feature.shape, *definition.shape), f"field {name!r}"), definition.dtype)
 
 
 def _planes_spec(name: str, specs: list[FieldSpec]) -> FieldSpec:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Float, Int64, PackedBits, Raw, Shape, is_numpys, resolve_dtype
+from loaderd.schema.features import MAX_AXES, Float, Int64, PackedBits, Raw, Shape, is_numpys, resolve_dtype
 from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Planes, Spread
 from loaderd.schema.schema import Schema
 
@@ -24,7 +24,6 @@ MAX_PARTS = 1000
 MAX_RECORD_BYTES = 1 << 30
 """The most bytes of all its features together, and of all its fields together."""
 _MAX_NAME = 1000
-_MAX_DIMS = 32
 # ``Bits`` makes lists and arrays of that many values when it checks its arguments.
 _MAX_CHANNELS = 1 << 20
 _DTYPE = re.compile(
@@ -147,8 +146,8 @@ def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _shape(value: Any) -> Shape:
     shape = _list_of(_count)(value)
-    fits = len(shape) <= _MAX_DIMS and math.prod(shape) <= 8 * MAX_RECORD_BYTES
-    _require(fits, "a shape", f"of at most {_MAX_DIMS} axes, and of a size in range", shape)
+    fits = len(shape) <= MAX_AXES and math.prod(shape) <= 8 * MAX_RECORD_BYTES
+    _require(fits, "a shape", f"of at most {MAX_AXES} axes, and of a size in range", shape)
     return shape
 
 

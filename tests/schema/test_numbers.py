@@ -1,4 +1,4 @@
-"""Numbers, dates and text that users give: what a dtype does not hold is refused at once, what it holds stays exact."""
+"""Numbers, dates and text that users give: what a dtype does not hold is refused, what it holds stays exact."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scaled(dtype: str | None = None, **numbers: Any) -> Schema:
         (lambda: scaled(offset=2**63), "offset must be representable in int64, got 9223372036854775808"),
         (lambda: scaled("float16", scale=1e9), "scale must be representable in float16, got 1000000000.0"),
         (lambda: scaled("float16", scale=1e9), "In float16 it would become inf."),
-        (lambda: scaled("S4", scale=2), "field 'x': scale needs a dtype of numbers, got |S4"),
+        (lambda: scaled("M8[s]", scale=2), "field 'x': scale needs a dtype of numbers, got datetime64[s]"),
         (lambda: Array("i", offset=10**400), "Array: offset must be a number that float64 can hold"),
         (lambda: Fill(-1, (2,), "uint8"), "Fill: value must be representable in uint8, got -1"),
         (lambda: Fill(300, (2,), "uint8"), "Fill: value must be representable in uint8, got 300"),
@@ -51,6 +51,16 @@ def scaled(dtype: str | None = None, **numbers: Any) -> Schema:
         (lambda: Fill(INF, (2,), "float8_e4m3fn"), "In float8_e4m3fn it would become nan."),
         (lambda: Bits("b", scale=1e9, dtype="float16"), "Bits: scale must be representable in float16"),
         (lambda: Bits("b", (2,), scale=[1, 300], dtype="int8"), "scale must be representable in int8, got 300"),
+        (
+            lambda: Bits("b", (2,), scale="12"),
+            "Bits: scale must be a number, or as many as there are channels, got '12'",
+        ),
+        (lambda: Bits("b", (2,), scale=b"12"), "scale must be a number, or as many as there are channels, got b'12'"),
+        (lambda: Bits("b", (2,), scale=["1", 2]), "Bits: scale must be a number, got '1'"),
+        (lambda: Spread("b", (1,), dtype="S4"), "Spread needs a dtype of numbers, got |S4"),
+        (lambda: Spread("b", (1,), dtype="V4"), "Spread needs a dtype of numbers, got |V4"),
+        (lambda: Spread("b", (1,), dtype="M8[s]"), "Spread needs a dtype of numbers, got datetime64[s]"),
+        (lambda: Spread("b", (1,), dtype="f4,i4"), "Spread needs a dtype of numbers, got [('f0', '<f4'), ("),
         (lambda: Spread("b", (1,), NAN, "int8"), "Spread: scale must be finite for dtype int8, got nan"),
         (lambda: Int64(default=1.5), "Int64: default must be representable in int64, got 1.5"),
         (lambda: Int64(default="7"), "Int64: default must be a number, got '7'"),

@@ -204,6 +204,55 @@ def test_dtypes_by_any_name():
 BITS = {"b": loaderd.PackedBits(32)}
 
 
+def spread(stored: str, shape: Any = (), planes: Any = (2,)) -> loaderd.Schema:
+    return loaderd.Schema({"r": loaderd.Raw(stored, shape)}, {"x": loaderd.Spread("r", planes)})
+
+
+def cast(stored: Any, dtype: Any) -> loaderd.Schema:
+    return loaderd.Schema({"r": loaderd.Raw(stored)}, {"x": loaderd.Array("r", dtype)})
+
+
+PAIR = [("a", "u1"), ("b", "<f4")]
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "is_cast"),
+    [
+        ("f4", "bfloat16", True),
+        ("int4", "bool", True),
+        ("bfloat16", "float8_e5m2", True),
+        ("M8[s]", "int64", True),
+        ("M8[s]", "M8[ns]", True),
+        (">U4", "U4", True),
+        ("S4", "S6", True),
+        ("S4", "U4", True),
+        ("V4", "V4", True),
+        (PAIR, PAIR, True),
+        ("S4", "float32", False),
+        ("int8", "S2", False),
+        ("M8[s]", "S20", False),
+        ("bfloat16", "M8[s]", False),
+        ("S4", "S3", False),
+        ("S4", "U3", False),
+        ("U4", "S16", False),
+        ("V4", "f4", False),
+        (PAIR, "f4", False),
+        ("f4", PAIR, False),
+    ],
+)
+def test_casts_work_or_are_refused(stored: Any, dtype: Any, is_cast: bool):
+    if is_cast:
+        assert cast(stored, dtype).specs["x"].dtype == loaderd.Raw(dtype).dtype
+        return
+    with pytest.raises(SchemaError, match=r"field 'x': feature 'r' of .* cannot be cast to "):
+        cast(stored, dtype)
+
+
+@pytest.mark.parametrize("stored", ["bool", "u8", "f2", "bfloat16", "int4", "float8_e5m2"])
+def test_all_real_numbers_can_be_spread(stored: str):
+    assert spread(stored).specs["x"] == FieldSpec((2,), np.dtype("float32"))
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -237,6 +286,21 @@ BITS = {"b": loaderd.PackedBits(32)}
         (lambda: loaderd.Raw("S"), "dtype must have a fixed size, got .*: S16"),
         (lambda: loaderd.Array("b", dtype=bytes), "dtype must have a fixed size, got .*: S16"),
         (lambda: loaderd.Derived(abs, "x", dtype="U"), "dtype must have a fixed size, got .*: S16"),
+        (lambda: loaderd.Raw("3u1"), r"that of one value, got .*; give dtype=uint8 and shape=\(3,\)"),
+        (lambda: loaderd.Derived(abs, "x", dtype="3u1"), r"that of one value, got .*; give dtype=uint8 and shape="),
+        (lambda: loaderd.Raw("u1", (1,) * 33), r"Raw: shape must have at most 32 axes, got 33: \(1, 1, "),
+        (lambda: spread("u1", 1, (1,) * 32), "field 'x': shape must have at most 32 axes, got 33: "),
+        (lambda: spread("S4"), "field 'x' must spread real numbers, got feature 'r' of Raw"),
+        (lambda: spread("V1"), "field 'x' must spread real numbers, got feature 'r' of Raw"),
+        (lambda: spread("c8"), "field 'x' must spread real numbers, got feature 'r' of Raw"),
+        (
+            lambda: loaderd.Schema.of_stored({"r": loaderd.Raw("u1", (2**31,))}),
+            "the features must be 2147483631 bytes a record at most, got 2147483648",
+        ),
+        (
+            lambda: loaderd.Schema.of_stored({name: loaderd.PackedBits(2**33) for name in "ab"}),
+            "the features must be 2147483631 bytes a record at most, got 21474836",
+        ),
         (lambda: loaderd.Schema(["a"], {}), "features must be a mapping of names to PackedBits, Raw, Int64 or Float"),
         (
             lambda: loaderd.Schema({"a": loaderd.Array("a")}, {}),

@@ -77,7 +77,7 @@ def test_a_schema_beyond_the_limits_is_refused_where_it_is_sent() -> None:
     with pytest.raises(SchemaError, match="at most 1000, by name, got"):
         to_wire(Schema(features, {"x": Array("0")}))
     with pytest.raises(SchemaError, match="the features must be 1073741824 bytes a record at most"):
-        to_wire(Schema({"r": Raw("u1", (1 << 30, 2))}, {"x": Array("r")}))
+        to_wire(Schema({"r": Raw("u1", (1 << 29, 3))}, {"x": Array("r")}))
     with pytest.raises(SchemaError, match="dtype must be one that numpy or ml_dtypes knows, got 'void96'"):
         to_wire(Schema({"r": Raw("f4,i8")}, {"x": Array("r")}))
 
@@ -127,7 +127,13 @@ def of(stored: Any, **field: Any) -> Any:
         (of(INT64, **{**ARRAY, "scale": 10**5000}), "scale must be a number that float64 can hold"),
         (of(INT64, **{**ARRAY, "scale": "1"}), "a scale or offset must be a number, got '1'"),
         (of(INT64, **{**ARRAY, "dtype": "<U9999999", "shape": [99]}), "must hold 1 values"),
-        (of(INT64, **{**ARRAY, "dtype": "<U299999999"}), "the fields must be 1073741824 bytes a record at most"),
+        (of(INT64, **{**ARRAY, "dtype": "<U9"}), "feature 'f' of int64 cannot be cast to <U9"),
+        (of({**RAW, "dtype": "<M8[xx]"}), "dtype must be one that numpy or ml_dtypes knows"),
+        (of({**RAW, "dtype": "<M8[2Y/4]"}), "a dtype must be one such as"),
+        (
+            of({**RAW, "dtype": "<U9"}, **{**ARRAY, "dtype": "<U299999999"}),
+            "the fields must be 1073741824 bytes a record at most",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(wire: Any, text: str) -> None:
