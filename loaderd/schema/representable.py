@@ -108,6 +108,8 @@ def _numbers_in(given: Any, dtype: np.dtype[Any], what: str) -> list[Number]:
     """All numbers in ``given``, and both parts of complex ones if ``dtype`` is complex. Raises SchemaError."""
     numbers = []
     for value in np.asarray(given, object).ravel().tolist():
+        if isinstance(value, list):  # among lists of other lengths, of which numpy says what is wrong
+            continue
         is_complex = dtype.kind == "c" and isinstance(value, Complex)
         numbers += [as_number(part, what) for part in ((value.real, value.imag) if is_complex else (value,))]
     return numbers

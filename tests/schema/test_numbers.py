@@ -95,7 +95,7 @@ def scaled(dtype: str | None = None, **numbers: Any) -> Schema:
         ),
         (lambda: Raw("S4", default=b"LCZERO"), "Raw: default must fit |S4 of shape (): b'LCZERO' would become"),
         (lambda: Raw("U2", default="abc"), "Raw: default must fit <U2 of shape (): 'abc' would become"),
-        (lambda: records(size=[1, [2]]), "FixedRecords: expect['size'] must be a number, got [2]"),
+        (lambda: records(size=[1, [2]]), "FixedRecords: expect['size'] must fit int16 of shape (2, 3): "),
     ],
 )
 def test_what_a_dtype_does_not_hold_is_refused(make: Callable[[], object], said: str) -> None:
