@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderd.errors import LoaderdError
+from loaderd.machine import remedy
 from loaderd.options import Storage
 from loaderd.shards.filesystems import Filesystems
 from loaderd.shards.range_cache import PART_BYTES, RangeCache
@@ -127,9 +128,13 @@ class Access:
         """The answer to what was asked of ``uri``. Raises its error, or StorageError after ``limit_s``."""
         try:
             return wait_for(answer, self.on_wait, self.limit_s)
+        except LoaderdError:
+            raise
         except TimeoutError:
             self.abandon()
             raise unanswered(uri, "the storage does not answer", self.limit_s, True) from None
+        except OSError as error:  # it could not be asked: there are no threads
+            raise unanswered(uri, f"the storage cannot be asked: {error.strerror}", 0, True, remedy(error)) from None
 
     @property
     def limit_s(self) -> float:

@@ -109,7 +109,7 @@ def _patiently(uri: str, small: str, look: Callable[[], _Answer], access: Access
         if now_s - heard_s > access.storage.retry_s + _ASK_EVERY_S:
             access.abandon()
             raise unanswered(uri, "it cannot be listed, for the storage does not answer", now_s - began_s, True)
-    return answer.result()
+    return access.wait(uri, answer)
 
 
 def _missing_bucket(uri: str, access: Access) -> str:

@@ -6,6 +6,7 @@ pool, and storage may let a thread wait for ever.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +30,10 @@ class Askers:
         self._crew = _Crew(most)
 
     def ask(self, question: Callable[[], _Answer]) -> Future[_Answer]:
-        """Have ``question`` called in one of the threads, after those that were asked before."""
+        """Have ``question`` called in one of the threads, after those that were asked before.
+
+        Where no thread can be started, the answer is an OSError (EAGAIN), which nothing else gives as it is.
+        """
         from concurrent.futures import Future  # needed only for shards that are far away
 
         answer: Future[_Answer] = Future()
@@ -57,10 +61,16 @@ class _Crew:
         with self._lock:
             self._open += 1
             starts = self._open > self._threads and self._threads < self._most
-            self._threads += starts
-        self._asked.put(asked)
         if starts:
-            threading.Thread(target=self._work, name="loaderd-storage", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="loaderd-storage", daemon=True).start()
+                self._threads += 1
+            except RuntimeError as error:  # the machine lets us have no more: those that there are do it all
+                if not self._threads:
+                    self._open -= 1
+                    asked[0].set_exception(OSError(errno.EAGAIN, str(error)))
+                    return
+        self._asked.put(asked)
 
     def end(self) -> None:
         """Have each thread end once all that was asked before has been taken."""

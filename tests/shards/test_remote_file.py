@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import threading
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,24 @@ def test_what_failed_ahead_is_asked_for_again(store: Store, access: Access, tmp_
         opened.check_unchanged()
         store.fails_from = len(data)
     assert opened.read_at(0, view) == len(data) and view == data
+
+
+def test_storage_that_cannot_be_asked(access: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (tmp_path / "a").write_bytes(b"abc")
+    file = listed(tmp_path / "a", access)
+    access.abandon()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    access.fetch_ahead(file)
+    for ask in (
+        lambda: open_shard(file, access).read_at(0, memoryview(bytearray(3))),
+        lambda: listed(tmp_path, access),
+    ):
+        with pytest.raises(StorageError, match="the storage cannot be asked: can't start new thread") as caught:
+            ask()
+        assert "raise `ulimit -u`" in caught.value.hint
 
 
 def test_what_was_read_ahead_is_kept_for_the_next_read(access: Access, tmp_path: Path):

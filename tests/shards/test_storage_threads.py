@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures._base
+import errno
 import threading
 import time
 from concurrent.futures import Future
@@ -68,3 +69,23 @@ def test_an_error_of_the_question_is_raised_as_it_is():
 
     with pytest.raises(TimeoutError, match="of the question"):
         wait_for(Askers(1).ask(refuse), lambda: None, LONG_S)
+
+
+def test_threads_that_cannot_be_started_leave_it_to_those_there_are(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    askers, storage = Askers(3), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="can't start new thread") as caught:
+            askers.ask(threading.get_ident).result(LONG_S)
+    assert caught.value.errno == errno.EAGAIN
+    first = askers.ask(storage.wait)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        behind = [askers.ask(threading.get_ident) for _ in range(3)]
+        storage.set()
+        assert first.result(LONG_S) and len({answer.result(LONG_S) for answer in behind}) == 1
+    together = threading.Barrier(3)
+    assert len([answer.result(LONG_S) for answer in [askers.ask(together.wait) for _ in range(3)]]) == 3
