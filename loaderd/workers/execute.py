@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
@@ -118,32 +118,39 @@ class Executor:
 
     def try_out(self, task: TrialTask) -> TriedOut:
         """Decode a batch, and forget it."""
-        self._decode(self._room(), task.segments, task.omit)
+        # The slots are other batches'.
+        room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
+        self._decode(room, task.segments, task.omit)
         return TriedOut(task.task)
 
     def row_faults(
-        self, segments: Sequence[ArenaSegment], omit: Sequence[int], fill_ns: int
+        self,
+        slot: int,
+        segments: Sequence[ArenaSegment],
+        omit: Sequence[int],
+        fill_ns: int,
+        on_try: Callable[[int], None],
     ) -> tuple[list[RowFault], bool]:
-        """What is wrong with the rows of a batch that cannot be made alone, found by halving; and True.
+        """What is wrong with the rows of a batch that cannot be made alone, found by halving in its slot; and True.
 
-        Only the first of them, and False, if there are too many, or if it takes too long: longer than a second and
-        four times ``fill_ns``, which it took to find that the batch cannot be made.
+        Only the first of them, and False, if there are too many, if memory runs out, or if it takes too long: longer
+        than a second and four times ``fill_ns``, which it took to find that the batch cannot be made. ``on_try`` is
+        told after each attempt how many ns it took.
         """
-        most_ns, stall_timeout = _MOST_SEARCH_NS + 4 * fill_ns, self._options.stall_timeout
-        if stall_timeout is not None:  # or the worker would count as stalled
-            most_ns = min(most_ns, int(stall_timeout * 5e8) - fill_ns)
-        until_ns = time.monotonic_ns() + most_ns
+        now_ns = time.monotonic_ns()
+        until_ns = now_ns + _MOST_SEARCH_NS + 4 * fill_ns
         most = 0 if self._options.on_corrupt == "raise" else MOST_ROW_FAULTS
         rows = np.arange(sum(stop - start for _, start, stop in segments))
-        room = self._room()
         waiting = _halves(np.delete(rows, omit))
         found: list[RowFault] = []
         while waiting and len(found) <= most:
-            if time.monotonic_ns() > until_ns:
+            if now_ns > until_ns:
                 return found[:1], False
             part = waiting.pop()
             try:
-                self._decode(room, segments, np.delete(rows, part).tolist())
+                self.fill(slot, segments, np.delete(rows, part).tolist())
+            except MemoryError:  # no row's fault
+                return found[:1], False
             except Exception as error:
                 if len(part) > 1:
                     waiting += _halves(part)
@@ -152,11 +159,9 @@ class Executor:
                         error if isinstance(error, LoaderdError) else WorkerError(f"{type(error).__name__}: {error}")
                     )
                     found.append(RowFault(int(part[0]), to_wire(of_user)))
+            began_ns, now_ns = now_ns, time.monotonic_ns()
+            on_try(now_ns - began_ns)
         return found if len(found) <= most else found[:1], len(found) <= most
-
-    def _room(self) -> dict[str, npt.NDArray[Any]]:
-        """Room for a batch that nobody gets."""
-        return {name: np.empty_like(view) for name, view in self._slots[0].items()}
 
     def _decode(
         self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[ArenaSegment], omit: Sequence[int]

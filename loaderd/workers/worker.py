@@ -21,6 +21,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loaderd.dataset import StreamDescription
@@ -312,20 +313,18 @@ class Worker:
 
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch, and say so on the page; or tell the daemon why it cannot be made."""
-        began_ns = time.monotonic_ns()
-        error = self._error_of(
-            lambda: stream.executor.fill(claim.slot, claim.segments, claim.run.omit), "making a batch"
-        )
+        began_ns, omit = time.monotonic_ns(), list(claim.run.omit)
+        error = self._error_of(lambda: stream.executor.fill(claim.slot, claim.segments, omit), "making a batch")
         page, fill_ns = stream.filler.page, time.monotonic_ns() - began_ns
-        page.count(self._seat, Counter.FILL_NS, fill_ns)
+        count_ns = partial(page.count, self._seat, Counter.FILL_NS)  # whose rise shows that it has not stalled
+        count_ns(fill_ns)
         page.count(self._seat, Counter.FILLS, 1)
         if error is None:
             stream.filler.made(claim)
             return
-        faults, all_faults = stream.executor.row_faults(claim.segments, claim.run.omit, fill_ns)
+        faults, all_faults = stream.executor.row_faults(claim.slot, claim.segments, omit, fill_ns, count_ns)
         stream.filler.not_made(claim)
-        omit, place = list(claim.run.omit), claim.place
-        self._channel.send(FillFailed(stream.number, *place, omit, faults, all_faults, to_wire(error)))
+        self._channel.send(FillFailed(stream.number, *claim.place, omit, faults, all_faults, to_wire(error)))
 
     def _do_task(self, task: AnyTask) -> None:
         """Do a task, and answer."""

@@ -107,6 +107,10 @@ class Stage:
         return self.slot_layout.views(self.slots.bytes, number)
 
 
+def out_of_memory(*_: Any) -> Any:
+    raise MemoryError
+
+
 @pytest.fixture
 def stage(write_numbered: Write, numbered_schema: loaderd.Schema) -> Stage:
     return Stage(write_numbered([100, 1, 69]), numbered_schema)
@@ -207,6 +211,7 @@ def test_a_derived_field_that_raises_is_named(write_numbered: Write):
 def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
     bad: set[int] = set()
     calls: list[int] = []
+    tries_ns: list[int] = []
     least, pause_s = 1, 0.0
 
     def refuse(numbers: Any) -> Any:
@@ -231,7 +236,7 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
     def failing(*omit: int, fill_ns: int = 0) -> tuple[list[int], bool]:
         """The rows, each with its own error; and whether these are all."""
         faults, all_faults = stage.executor.row_faults(
-            [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)], omit, fill_ns
+            1, [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)], omit, fill_ns, tries_ns.append
         )
         for fault in faults:
             assert f"KeyError: [{numbers[fault.row]}]" in fault.error["message"]
@@ -259,26 +264,27 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
     bad, pause_s = {numbers[0]}, 0.3
     calls.clear()
     assert not failing()[1] and len(calls) <= 4, "a second, and the call that was under way"
-    stage, numbers = stage_of(on_corrupt="skip_record", stall_timeout=1.0)
-    bad, pause_s = {numbers[0]}, 0.3
-    calls.clear()
-    assert failing(fill_ns=300_000_000) == ([], False) and len(calls) <= 1, "it must not count as stalled"
+    stage, numbers = stage_of(on_corrupt="skip_record", stall_timeout=0.2)
+    bad, pause_s = {numbers[0]}, 0.1
+    tries_ns.clear()
+    assert failing(fill_ns=100_000_000) == ([0], True), "not cut short: each attempt is told of"
+    assert len(tries_ns) == 8 and min(tries_ns) > 90_000_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage.executor, "fill", out_of_memory)
+        assert failing() == ([], False), "no row is to blame"
     stage, numbers = stage_of()
     bad, pause_s = {numbers[3], numbers[12]}, 0.05
     assert failing(fill_ns=10**9) == ([3], False), (
         "where the first one breaks the batch; a slow function has more time"
     )
-    assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
+    assert {*stage.slot(0)["x"].tobytes()} == {UNTOUCHED} != {*stage.slot(1)["x"].tobytes()}, "in its own slot"
 
 
 def test_memory_that_runs_out_costs_no_record(stage: Stage, monkeypatch: pytest.MonkeyPatch):
     """It may be there the next time; the daemon tries it again, as where storage does not answer."""
 
-    def take(*_: Any) -> Any:
-        raise MemoryError
-
     with monkeypatch.context() as patch:
-        patch.setattr(stage.executor.rows, "load", take)
+        patch.setattr(stage.executor.rows, "load", out_of_memory)
         with pytest.raises(StorageError, match="memory ran out while records were read"):
             stage.load(0, 0)
     assert stage.load(0, 0) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -319,3 +320,19 @@ def test_the_first_record_tells_whether_the_schema_fits(write_numbered: Write, n
     ) as caught:
         loader.check_fits(shards.blocks[0], np.arange(1))
     assert "default" not in caught.value.hint, "which is for a feature that is not there"
+
+
+def test_rows_that_nobody_wants_need_no_room(tmp_path: Path):
+    """Those of a thousand records that are tried may be gigabytes."""
+    schema = loaderd.Schema({"a": loaderd.Int64(1 << 17, default=0)}, {"a": loaderd.Array("a")})
+    path = tmp_path / "a"
+    path.write_bytes(framed(b"") * 50)
+    files = list_shards(str(path))
+    (block,) = blocks_of(0, build_index(files[0], 50))
+    loader = WindowLoader(schema, files, ["none"])
+    tracemalloc.start()
+    try:
+        loader.check_fits(block, np.arange(50))
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()

@@ -293,12 +293,12 @@ class Workforce:
         return None
 
     def _at(self, worker: int) -> Hashable:
-        """What must change for a worker to make progress: a batch, the number of batches, or the task."""
+        """What must change for a worker to make progress: a batch, the time that its attempts took, or the task."""
         seat, tasks = self.pool.seat_of(worker), self.scheduler.tasks_of(worker)
-        num_fills = sum(stream.page.counted(seat, Counter.FILLS) for stream in self._streams.values())
+        fill_ns = sum(stream.page.counted(seat, Counter.FILL_NS) for stream in self._streams.values())
         if (batch := self.batch_of(worker)) is not None:
-            return (*batch, num_fills)
-        return (tasks[0].number, num_fills) if tasks else self._neglected(worker)
+            return (*batch, fill_ns)
+        return (tasks[0].number, fill_ns) if tasks else self._neglected(worker)
 
     def doing(self, worker: int) -> str:
         """What a worker is at, in words; "" if it is at nothing."""

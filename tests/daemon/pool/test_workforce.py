@@ -11,7 +11,7 @@ from page_workers import answer_to
 from loaderd.daemon.delivery.outgoing import PassEnd
 from loaderd.daemon.pool.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TaskSource
 from loaderd.errors import LoaderdError
-from loaderd.memory.page import POSITION, split_key
+from loaderd.memory.page import POSITION, Counter, split_key
 from loaderd.plan.passes import Pass
 from loaderd.protocol.worker_messages import Done
 from loaderd.workers.fill import Claim
@@ -111,6 +111,8 @@ def test_while_a_batch_is_on_trial_its_slot_is_kept_for_it(line_of: Any):
 def test_a_worker_that_hangs_at_a_batch_is_replaced_and_another_one_makes_it(line_of: Any):
     line = line_of(400, 10, 100)
     hand = at_a_batch(line)
+    assert line.tick(STALL_TICKS) == []
+    line.stream.page.count(line.crew.pool.seat_of(hand.number), Counter.FILL_NS, 1)  # as while it looks for bad rows
     assert line.tick(STALL_TICKS) == [] and line.tick(1) == [hand.number]
     (warning,) = line.crew.warnings
     assert "made no progress for 8 s at the decoding of batch 0; another one" in warning
