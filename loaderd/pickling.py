@@ -9,8 +9,12 @@ import cloudpickle
 
 from loaderd.dataset import AnyDataset, Dataset
 from loaderd.errors import LoaderdError, OptionError, SchemaError
+from loaderd.machine import in_mib
+from loaderd.protocol.channel import MAX_MESSAGE_BYTES
 from loaderd.redaction import shown
 from loaderd.schema import Derived
+
+_MOST_SENT_BYTES = MAX_MESSAGE_BYTES - (16 << 20)  # the rest is for the names of shards
 
 
 def pickled(contents: Any, dataset: AnyDataset | None = None) -> bytes:
@@ -20,6 +24,29 @@ def pickled(contents: Any, dataset: AnyDataset | None = None) -> bytes:
     except Exception as error:
         reasons = (_reason(leaf) for leaf in dataset.leaves()) if dataset is not None else ()
         raise next(filter(None, reasons), error) from None
+    return result
+
+
+def pickled_to_send(description: Any, dataset: AnyDataset | None) -> bytes:
+    """As :func:`pickled`, for a message to other processes. Raises SchemaError also where it is too large for one."""
+    result = pickled(description, dataset)
+    if len(result) > _MOST_SENT_BYTES:
+        sizes = {
+            name: len(cloudpickle.dumps(definition.function))
+            for leaf in (dataset.leaves() if dataset is not None else ())
+            for name in leaf.schema.evaluation_order
+            if isinstance(definition := leaf.schema.definition_of(name), Derived)
+        }
+        largest = max(sizes, key=sizes.__getitem__, default=None)
+        of_field = (
+            "" if largest is None else f", {in_mib(sizes[largest])} of it for the function of field {largest!r}"
+        )
+        raise SchemaError(
+            f"a data set must take at most {in_mib(_MOST_SENT_BYTES)} when it is pickled, for the worker processes, "
+            f"got {in_mib(len(result))}{of_field}",
+            hint="Load a large table from a file inside the function, or have both in a module that can be imported: "
+            "then each worker makes its own.",
+        )
     return result
 
 

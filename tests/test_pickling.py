@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import loaderd
+from loaderd import pickling
 from loaderd.errors import LoaderdError, OptionError, SchemaError
 from loaderd.pickling import pickled
 
@@ -57,6 +58,21 @@ def test_a_function_that_cannot_be_pickled(function: Any, name: str):
     assert (
         "cannot pickle '_thread.lock' object" in caught.value.message and "inside the function" in caught.value.hint
     )
+
+
+def test_a_function_that_carries_too_much(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pickling, "_MOST_SENT_BYTES", 2 << 20)
+    table = np.zeros(3 << 20, np.uint8)
+
+    def look_up(y: Any) -> Any:
+        return table[y]
+
+    with pytest.raises(SchemaError, match=r"at most 2 MiB .* got 3 MiB, 3 MiB of it for .* field 'b'") as caught:
+        loaderd.Loader(of(look_up), batch_size=5)
+    assert "from a file inside the function" in caught.value.hint
+    assert pickling.pickled_to_send(dataset := of(abs), dataset)
+    with pytest.raises(SchemaError, match=r"got 3 MiB\n"):
+        pickling.pickled_to_send(table, None)
 
 
 def test_a_served_data_set_says_it_too():

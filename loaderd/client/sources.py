@@ -22,7 +22,7 @@ from loaderd.client.link import Link, LinkLost, link_to_daemon
 from loaderd.dataset import AnyDataset, StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.options import StreamOptions
-from loaderd.pickling import pickled
+from loaderd.pickling import pickled_to_send
 from loaderd.protocol.messages import Ask, Message, Open, Welcome
 from loaderd.protocol.starting import search_path
 from loaderd.schema import Schema
@@ -93,7 +93,7 @@ class OwnDaemon(Source):
         """``dataset``: that of ``wanted``, if this process knows it."""
         self.options = wanted.options
         # Once: what a user's function refers to, and the working directory, may be others when another daemon starts.
-        self._pickled = pickled(wanted, dataset)
+        self._pickled = pickled_to_send(wanted, dataset)
         self._path = search_path()
         self._shards: list[list[str] | None] | None = None
         self._fruitless = 0

@@ -32,7 +32,7 @@ from loaderd.daemon.who_waits import describe
 from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
 from loaderd.options import default_workers
-from loaderd.pickling import pickled
+from loaderd.pickling import pickled_to_send
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import (
     Ask,
@@ -283,7 +283,7 @@ class ServerDaemon(Daemon):
         session = Session(
             number,
             description,
-            pickled(description, served.dataset),
+            pickled_to_send(description, served.dataset),
             self._workforce,
             self._wires.post,
             prepared=prepared,

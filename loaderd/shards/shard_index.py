@@ -46,6 +46,8 @@ MAX_BLOCK_BYTES = 8 << 20
 # The name of a file may be no valid Unicode.
 _UNICODE_ERRORS = "surrogatepass"
 _ANCHORS = np.dtype("<u4")
+# What a damage takes beside its texts: the names of its fields, and its numbers.
+_DAMAGE_BYTES = 100
 _ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs")
 
 Uints = npt.NDArray[np.unsignedinteger[Any]]
@@ -102,6 +104,12 @@ class ShardIndex:
             self.first_records.item(number),
             anchors,
         )
+
+    @property
+    def damage_bytes(self) -> int:
+        """How many bytes the damages take in :meth:`encode`, at most."""
+        texts = (f"{damage.shard}{damage.expected}{damage.found}" for damage in self.damages)
+        return sum(len(text.encode(errors=_UNICODE_ERRORS)) + _DAMAGE_BYTES for text in texts)
 
     def encode(self) -> bytes:
         """The index as bytes, with a version in front and a CRC behind; without the secrets of the URI."""

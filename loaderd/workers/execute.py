@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.errors import LoaderdError, StorageError, WorkerError, to_wire
+from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError, to_wire
 from loaderd.machine import remedy
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import MAX_FIELDS
 from loaderd.memory.runs import ArenaSegment
+from loaderd.protocol.channel import MAX_MESSAGE_BYTES
 from loaderd.protocol.worker_messages import (
     MOST_ROW_FAULTS,
     FilesFound,
@@ -45,6 +46,10 @@ from loaderd.workers.file_rows import FileRows
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
 
+_HINT_DAMAGES = "Restore the file, or write it anew if what wrote it left out the CRCs."
+
+# The rest of the message is for the blocks: as many as there are damages.
+_MOST_DAMAGE_BYTES = MAX_MESSAGE_BYTES // 4 * 3
 _MAX_PROBED = 1000
 _MOST_SEARCH_NS = 10**9
 
@@ -55,10 +60,17 @@ def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | Non
 
 
 def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:
-    """Make the index of a shard, and keep it in the cache. Raises ShardReadError and StorageError."""
+    """Make the index of a shard, and keep it in the cache.
+
+    Raises ShardReadError and StorageError, and CorruptRecordError where a message could not name all its damage.
+    """
     access = access or Access()
     records = pickle.loads(task.records)
     index = make_index(task.file, records, task.block_records, on_read, access)
+    if index.damage_bytes > _MOST_DAMAGE_BYTES:
+        text = f"{len(index.damages):,} records of one shard are damaged, more than an index can name"
+        first = index.damages[0]
+        raise CorruptRecordError(f"{text}; the first is {first}", hint=_HINT_DAMAGES, damage=first)
     unkept = IndexCache(task.index_cache, task.block_records, records).store(index)
     asked = list(astuple(access.take_counts()))
     return Indexed(task.task, index.encode(), None if unkept is None else str(unkept), asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgpack
@@ -121,6 +121,16 @@ def test_encode_and_back(tmp_path: Path, compression: str, count: int):
     assert len(index.damages) == (count > 1)
     assert_equal(decode_index(index.encode()), index)
     assert decode_index(index.encode()).encode() == index.encode()
+
+
+def test_damages_take_no_more_bytes_than_is_said(tmp_path: Path):
+    large, texts = (1 << 62), ("", "a", "ü" * 300, "\udcff" * 80)
+    damages = tuple(Damage(shard, large, large, text, text, large) for shard in texts for text in texts)
+    index = build_index(make_shard(tmp_path / "a", frames(payloads_of(20))), 7)
+    one = [replace(index, damages=(damage,)) for damage in damages]
+    for each in (*one, replace(index, damages=damages)):
+        taken = len(each.encode()) - len(index.encode())
+        assert taken <= each.damage_bytes <= taken + 30 * len(each.damages)
 
 
 def test_damaged_bytes_are_no_index(tmp_path: Path):

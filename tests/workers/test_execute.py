@@ -381,3 +381,20 @@ def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
     os.remove(path)
     with pytest.raises(ShardReadError, match="No such file"):
         index(tmp_path / "cache")
+
+
+def test_a_shard_with_more_damage_than_a_message_holds_is_refused(
+    write_numbered: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (path,) = write_numbered([100])
+    for record in range(30):
+        loaderd.testing.damage(path, record=record)
+    (file,) = list_shards(str(path))
+    task = IndexTask(0, file, str(tmp_path / "cache"), 30, pickle.dumps(Storage()), pickle.dumps(None))
+    damages = build_index(file, 30).damage_bytes
+    monkeypatch.setattr(execute, "_MOST_DAMAGE_BYTES", damages - 1)
+    for _ in range(2):  # it is not kept either
+        with pytest.raises(CorruptRecordError, match=f"^30 records of one shard .* the first is {path}: record 0 at"):
+            index_shard(task)
+    monkeypatch.setattr(execute, "_MOST_DAMAGE_BYTES", damages)
+    assert len(decode_index(index_shard(task).encoded).damages) == 30
