@@ -265,12 +265,17 @@ class Mix(_Joined):
             raise OptionError(f"weights must begin at epoch 0, got the epochs {list(by_epoch)}")
         schedule = {int(epoch): self._exact(weights) for epoch, weights in sorted(by_epoch.items())}
         object.__setattr__(self, "schedule", MappingProxyType(schedule))
-        # A copy: pickle and replace() compute the schedule anew, and by then the caller may have changed the dict.
+        # A copy: replace() computes the schedule anew, and by then the caller may have changed the dict.
         copied = {epoch: dict(weights) for epoch, weights in by_epoch.items()}
         object.__setattr__(self, "weights", copied if change else copied[0])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Mix, (self.weights, dict(self.sets), self.epoch_records)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "sets": dict(self.sets), "schedule": dict(self.schedule)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Not checked again: what was one object may be two by now, and some that are alike do not count as equal.
+        proxies = {name: MappingProxyType(state[name]) for name in ("sets", "schedule")}
+        vars(self).update(state, **proxies)
 
     def _exact(self, weights: Mapping[str, float]) -> tuple[Fraction, ...]:
         from fractions import Fraction  # imports decimal, too: only a Mix needs them

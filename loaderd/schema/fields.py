@@ -25,8 +25,29 @@ from loaderd.schema.representable import (
 )
 
 
-@dataclass(frozen=True)
-class Bits:
+class _ByValue:
+    """What all fields but :class:`Derived` share: they are equal if their arguments are, and NaN equals NaN."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[Any, ...]:
+        return tuple(map(_without_nan, vars(self).values()))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_without_nan, value))
+    return "nan" if isinstance(value, float) and math.isnan(value) else value
+
+
+@dataclass(frozen=True, eq=False)
+class Bits(_ByValue):
     """Bits of a :class:`PackedBits` feature, one value a bit: 0 or ``scale``.
 
     ``shape`` fills from bit ``start`` on, in C order. The last axis holds the channels: channel ``c`` of the
@@ -124,8 +145,8 @@ class Bits:
         return np.array(np.broadcast_to(scale, (self.num_channels,)))
 
 
-@dataclass(frozen=True)
-class Packed:
+@dataclass(frozen=True, eq=False)
+class Packed(_ByValue):
     """The bytes of a :class:`PackedBits` feature as they are stored: uint8, (num_bytes,). Unpack them later."""
 
     feature: str
@@ -140,8 +161,8 @@ class Packed:
         return (self.feature,)
 
 
-@dataclass(frozen=True)
-class Array:
+@dataclass(frozen=True, eq=False)
+class Array(_ByValue):
     """The values of a :class:`Raw`, :class:`Int64` or :class:`Float` feature: ``cast(value) * scale + offset``.
 
     The cast comes first, so the arithmetic is done in ``dtype`` (default: as stored). Numbers and dates can
@@ -177,8 +198,8 @@ class Array:
         return (self.feature,)
 
 
-@dataclass(frozen=True)
-class Spread:
+@dataclass(frozen=True, eq=False)
+class Spread(_ByValue):
     """Each value of a feature that is no PackedBits, repeated over a plane of ``shape``.
 
     The field has the shape ``(*the feature's shape, *shape)``. A plane holds value · ``scale``, computed in float64
@@ -204,8 +225,8 @@ class Spread:
         return (self.feature,)
 
 
-@dataclass(frozen=True)
-class Fill:
+@dataclass(frozen=True, eq=False)
+class Fill(_ByValue):
     """The same ``value`` everywhere: planes that a model wants and no record stores."""
 
     value: float
@@ -227,8 +248,8 @@ class Fill:
 Part = Bits | Array | Spread | Fill
 
 
-@dataclass(frozen=True)
-class Planes:
+@dataclass(frozen=True, eq=False)
+class Planes(_ByValue):
     """The planes of a board, from several features: fields of one dtype, joined along their first axis."""
 
     parts: Sequence[Part]

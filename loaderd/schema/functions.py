@@ -1,7 +1,7 @@
 """Whether two functions of a user do the same, although they are two objects.
 
 A schema that is made twice by the same program has lambdas that were made twice. They do the same if they have the
-same code and see equal values. Functions of which that is not certain count as different.
+same code and see equal values; NaN equals NaN. Functions of which that is not certain count as different.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 
 def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
@@ -49,11 +50,18 @@ def _same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, (float, complex, np.generic, np.ndarray)):
+        return _same_array(np.asarray(one), np.asarray(other))
     if isinstance(one, (FunctionType, functools.partial)):
         return _same_function(one, other)
     try:
         return bool(one == other)
     except Exception:  # whatever ``==`` of a user's class raises, they are not known to be equal
         return False
+
+
+def _same_array(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    stored_alike = not one.dtype.hasobject and one.tobytes() == other.tobytes()  # so NaN equals NaN
+    return stored_alike or np.array_equal(one, other)

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import loaderd
@@ -207,6 +209,20 @@ def test_sets_that_cannot_be_joined(sets: dict[str, Dataset], numbered_schema: l
         Mix({"a": 0.5, "b": 0.5}, {"a": a, "b": growing})
     with pytest.raises(OptionError, match="the sets of a Concat must not grow"):
         Concat([a, growing])
+
+
+def test_what_was_joined_stays_so_in_another_process():
+    """Both sets see the same NaN, which is two objects there."""
+
+    def of(seen: Any) -> Dataset:
+        fields = {"y": loaderd.Derived(lambda x: x + len(seen), "x")}
+        return Dataset("a", loaderd.Schema({"a": loaderd.Int64()}, fields, {"x": loaderd.Array("a")}))
+
+    nan = float("nan")
+    mix = Mix({"a": 0.5, "b": 0.5}, {"a": of({nan}), "b": of({nan})}, epoch_records=9)
+    copied = pickle.loads(cloudpickle.dumps(mix))
+    assert (copied.weights, copied.schedule, copied.epoch_records) == (mix.weights, mix.schedule, 9)
+    assert [type(each) for each in (copied.sets, copied.schedule)] == [MappingProxyType] * 2
 
 
 # -------------------------------------------------------------------------------------- data that grow

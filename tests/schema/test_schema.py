@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -132,6 +134,29 @@ def test_schemas_that_are_made_alike_are_equal():
     assert schema(1, of=np.abs) == schema(1, of=np.abs) != schema(1, of=np.negative)
     sets = [loaderd.Dataset("a", schema(1)), loaderd.Dataset("b", schema(1))]
     assert loaderd.Concat(sets).schema == schema(1), "sets that agree need not share one object"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        lambda nan: loaderd.Fill(nan, (1,)),
+        lambda nan: loaderd.Array("i", "float32", scale=nan, offset=1.0),
+        lambda nan: loaderd.Array("i", "float32", offset=nan),
+        lambda nan: loaderd.Bits("b", (2,), scale=[1.0, nan]),
+        lambda nan: loaderd.Spread("i", (2,), scale=nan),
+        lambda nan: loaderd.Planes([loaderd.Fill(1.0, (1,)), loaderd.Fill(nan, (1,))]),
+        lambda nan: loaderd.Derived(lambda i: i * nan, "x"),
+        lambda nan: loaderd.Derived(lambda i, by=(1, nan): i * by[1], "x"),
+        lambda nan: loaderd.Derived(partial(np.multiply, nan + 0j), "x"),
+        lambda nan: loaderd.Derived(partial(np.where, True, np.float32(nan)), "x"),
+        lambda nan: loaderd.Derived(partial(np.take, {"of": [np.array([nan, 2.0])]}), "x"),
+    ],
+)
+def test_nan_equals_nan(field: Callable[[float], Any]):
+    """A schema that another process made, or that was made twice, has another object for it."""
+    assert field(float("nan")) == field(float("nan")) != field(1.0)
+    assert len({field(float("nan")), field(float("nan"))}) == 1
+    assert loaderd.Array("i", scale=1) == loaderd.Array("i", scale=1.0), "whatever numbers are compared"
 
 
 def test_functions_that_may_differ_are_not_equal():
