@@ -186,7 +186,7 @@ class _Joined:
 
     def names(self) -> list[str]:
         """The name of each of :meth:`leaves`, such as "0" or "a.0"."""
-        return [f"{own}.{name}".rstrip(".") for own, part in self.parts().items() for name in part.names()]
+        return [".".join(filter(None, (own, name))) for own, part in self.parts().items() for name in part.names()]
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class Mix(_Joined):
 
     ``weights``: by name; they must sum to 1. For weights that change, a mapping of epochs to such weights, which hold
     from that epoch on: ``{0: {"a": 1.0, "b": 0.0}, 10: {"a": 0.5, "b": 0.5}}``. ``sets``: the data sets by name; they
-    must agree in schema, shuffle, seed, on_corrupt, index_cache and storage, and must be shuffled.
+    must agree in schema, shuffle, seed, on_corrupt, index_cache and storage, and must be shuffled. No name has a dot.
     ``epoch_records``: records of an epoch of the mix (None: as many as there are in all sets together).
 
     Each set has epochs of its own: its records come in its own order, and start again when all of them have come,
@@ -243,7 +243,9 @@ class Mix(_Joined):
 
     def __post_init__(self) -> None:
         require(isinstance(self.sets, Mapping), "the sets of a Mix", "a mapping of names to data sets", self.sets)
-        require(all(isinstance(name, str) for name in self.sets), "the names of the sets", "text", list(self.sets))
+        # A position names a set in a set "a.b": no other one may have that name.
+        named = all(isinstance(name, str) and name and "." not in name for name in self.sets)
+        require(named, "the names of the sets", 'text that is not empty, without a "."', list(self.sets))
         # By name: the order of the records must not depend on the order of a dict, which may be that of a folder.
         object.__setattr__(self, "sets", MappingProxyType(dict(sorted(self.sets.items()))))
         self._check_parts()
@@ -333,9 +335,10 @@ def joined_text(dataset: AnyDataset, name: str = "") -> dict[str, str]:
         weights = {
             epoch: dict(zip(dataset.sets, map(str, of), strict=True)) for epoch, of in dataset.schedule.items()
         }
-        found[f"{name} weights".strip()] = f"{weights}, epochs of {dataset.epoch_records or 'all'} records"
+        key = " ".join(filter(None, (name, "weights")))
+        found[key] = f"{weights}, epochs of {dataset.epoch_records or 'all'} records"
     for own, part in dataset.parts().items():
-        found.update(joined_text(part, f"{name}.{own}".lstrip(".")))
+        found.update(joined_text(part, ".".join(filter(None, (name, own)))))
     return found
 
 

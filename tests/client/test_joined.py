@@ -177,6 +177,13 @@ def test_weights_that_make_no_mix(sets: dict[str, Dataset], weights: Any, messag
         Mix(weights, sets)
 
 
+@pytest.mark.parametrize("name", ["", "a.", ".a", "a.0", 3])
+def test_names_of_sets_that_a_position_could_take_for_others(sets: dict[str, Dataset], name: Any):
+    said = rf'the names of the sets must be text that is not empty, without a "\.", got \[{name!r}, '
+    with pytest.raises(OptionError, match=said):
+        Mix({name: 0.5, "b": 0.5}, {name: sets["a"], "b": sets["b"]})
+
+
 def test_of_schemas_that_differ_the_difference_is_said():
     def of(features: Any = (), fields: Any = (), intermediates: Any = ()) -> Dataset:
         stored = {"a": loaderd.Int64(), "b": loaderd.Int64(), **dict(features)}

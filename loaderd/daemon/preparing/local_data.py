@@ -126,7 +126,7 @@ class Data:
         for name, table, entry in zip(dataset.names(), self._tables, entries, strict=True):
             if entry is None:
                 content = f"{table.num_records} records in {table.num_shards} shards, digest {table.digest}"
-                self.of[f"{name} shards".strip()] = content
+                self.of[" ".join(filter(None, (name, "shards")))] = content
 
     @property
     def num_blocks(self) -> int:
