@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -75,17 +76,21 @@ class RecordRandom:
     def integers(self, low: int, high: int, shape: int | Sequence[int] = ()) -> npt.NDArray[np.int64]:
         """int64, ``(n, *shape)``: each from ``low`` to ``high - 1``, all equally likely.
 
-        Raises OptionError unless ``low < high <= low + 2**32``.
+        Raises OptionError unless these are integers of int64, and ``low < high <= low + 2**32``.
         """
-        size = high - low
-        if not 0 < size <= 1 << 32:
-            raise OptionError(f"low and high must have low < high <= low + 2**32, got {low} and {high}")
+        try:
+            first, size = operator.index(low), operator.index(high) - operator.index(low)
+        except TypeError:
+            first = size = 0
+        if not 0 < size <= 1 << 32 or not -(1 << 63) <= first <= (1 << 63) - size:
+            must = "integers of int64, low < high <= low + 2**32"
+            raise OptionError(f"low and high must be {must}, got {low!r:.100} and {high!r:.100}")
         words = self._words(shape)
         # The bits of word · size above the lowest 64: numpy has no type for all 96 of them.
         upper: Words = (words >> _HALF_BITS) * np.uint64(size)
         upper += (words & _LOW_HALF) * np.uint64(size) >> _HALF_BITS
         upper >>= _HALF_BITS
-        integers: npt.NDArray[np.int64] = upper.astype(np.int64) + low
+        integers: npt.NDArray[np.int64] = upper.astype(np.int64) + first
         return integers
 
     def random(self, shape: int | Sequence[int] = ()) -> npt.NDArray[np.float64]:
@@ -115,4 +120,4 @@ class RecordRandom:
 
 
 def _dims(shape: int | Sequence[int]) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    return tuple(map(operator.index, shape if hasattr(shape, "__iter__") else (shape,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,7 +131,24 @@ def test_a_record_draws_the_same_in_any_company():
     assert len(np.unique(every)) == 4 * NUM_RECORDS
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 0), (3, 2), (0, 2**32 + 1)])
-def test_a_range_that_cannot_be_drawn_from_is_refused(low: int, high: int):
-    with pytest.raises(OptionError, match=rf"low < high <= low \+ 2\*\*32, got {low} and {high}"):
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64, np.uint64])
+def test_integers_of_numpy_are_as_pythons(kind: Any):
+    found, expected = (loaderd.RecordRandom(np.arange(4), "s") for _ in range(2))
+    for low, high in (0, 5), (np.iinfo(kind).min, np.iinfo(kind).min + 100):
+        numbers = found.integers(kind(low), kind(high), kind(100))
+        assert numbers.dtype == np.int64 and np.array_equal(numbers, expected.integers(low, high, 100))
+    assert np.array_equal(found.random((kind(100), kind(2))), expected.random((100, 2)))
+    assert np.array_equal(found.normal(kind(3)), expected.normal(3))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        *((0, 0), (3, 2), (0, 2**32 + 1), (np.uint8(5), np.uint8(3)), (0.5, 3.5), (0, 2.0), (0, None)),
+        *((2**63, 2**63 + 5), (2**63 - 1, 2**63 + 1), (-(2**63) - 1, 0), (0, np.array([2, 3]))),
+    ],
+)
+def test_a_range_that_cannot_be_drawn_from_is_refused(low: Any, high: Any):
+    said = f"integers of int64, low < high <= low + 2**32, got {low!r} and {high!r}"
+    with pytest.raises(OptionError, match=re.escape(said)):
         loaderd.RecordRandom(np.arange(3), "s").integers(low, high)
