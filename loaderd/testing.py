@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loaderd.client.given import Given, GivenLoader
+from loaderd.client.given import Given, GivenLoader, as_array
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import as_count, require
@@ -45,6 +45,7 @@ Compression = Literal["none", "gzip", "zlib"]
 How = Literal["data", "length", "cut"]
 
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
+_BYTES = (bytes, bytearray, memoryview)
 
 
 def write_shards(
@@ -58,12 +59,12 @@ def write_shards(
 
     ``records``: a dict of names and arrays, whose first dimension is the records (the module says how each dtype is
     stored); or serialized ``tf.train.Example``, or any bytes, one for each record. Shards hold consecutive records,
-    as equal in number as can be. Files of these names are overwritten. Raises OptionError where ``folder`` has shards
-    of higher numbers, so that a glob never mixes old records with new ones.
+    as equal in number as can be. Files of these names are overwritten. Raises OptionError for ``records`` that are
+    neither; and where ``folder`` has shards of higher numbers, so that a glob never mixes old records with new ones.
     """
     require(compression in ("none", *_WINDOW_BITS), "compression", "one of none, gzip, zlib", compression)
     num_shards = as_count(num_shards, "num_shards")
-    payloads = list(_examples(records) if isinstance(records, Mapping) else records)
+    payloads = list(_examples(records) if isinstance(records, Mapping) else _as_bytes(records))
     Path(folder).mkdir(parents=True, exist_ok=True)
     _refuse_beside_others(Path(folder), num_shards)
     paths = []
@@ -121,7 +122,7 @@ def loader_of(
     It can be used wherever a ``Loader`` can: in ``loaderd_tf.batches`` and ``from_loader``, in the same functions for
     PyTorch and JAX, in TensorBoard. Positions, passes (of ``epochs`` epochs; ``start`` as in ``Loader``), counts of
     what was delivered, and the end are those of a ``Loader``; no process is started, and there is nothing to
-    diagnose. Each batch comes as a copy.
+    diagnose. The arrays are copied here, and each batch comes as a copy of its own.
 
     An exception of :mod:`loaderd.errors` in the place of a batch is raised when its turn comes, and the next batch
     follows. All batches must have as many records as the first; the last may have fewer. ``schema``: that of the
@@ -131,7 +132,7 @@ def loader_of(
     if schema is None:
         first = next((one for one in given if not isinstance(one, LoaderdError)), None)
         require(first is not None, "batches", "at least one batch that is no error", given)
-        schema = schema_of({name: np.asarray(array) for name, array in dict(first or {}).items()})
+        schema = schema_of(dict(first or {}))
     return GivenLoader(given, schema, epochs, start)
 
 
@@ -166,7 +167,10 @@ def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data")
 
 def _checked(arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
     """``arrays`` as numpy's. Raises OptionError unless all have the same number of records, at least one."""
-    made = {name: np.asarray(array) for name, array in arrays.items()}
+    for name in arrays:
+        is_name = isinstance(name, str) and name == name.encode(errors="replace").decode()
+        require(is_name, "each name of records", "text that is valid Unicode", name)
+    made = {name: as_array(array, f"records[{name!r}]") for name, array in arrays.items()}
     lengths = {name: array.shape[0] if array.ndim else None for name, array in made.items()}
     alike = len(set(lengths.values())) == 1 and None not in lengths.values() and 0 not in lengths.values()
     require(alike, "records", "arrays with as many records each, at least one, in their first dimension", lengths)
@@ -178,6 +182,14 @@ def _checked(arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
 def _examples(arrays: Arrays) -> Iterator[bytes]:
     schema = schema_of(arrays)
     return encode_examples(_rows(_checked(arrays), schema), schema.features)
+
+
+def _as_bytes(records: Iterable[bytes]) -> Iterator[bytes]:
+    is_many = isinstance(records, Iterable) and not isinstance(records, (str, *_BYTES))
+    require(is_many, "records", "a dict of arrays, or a list of bytes", records)
+    for number, record in enumerate(records):
+        require(isinstance(record, _BYTES), f"records[{number}]", "bytes", record)
+        yield bytes(record)
 
 
 def _rows(arrays: dict[str, np.ndarray[Any, Any]], schema: Schema) -> Rows:

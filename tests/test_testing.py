@@ -54,6 +54,18 @@ def test_what_cannot_be_written_or_damaged_is_refused(tmp_path: Path):
         testing.write_shards(tmp_path, {"a": np.zeros(3), "b": np.zeros(2)})
     with pytest.raises(OptionError, match="fixed size"):
         testing.write_shards(tmp_path, {"a": np.array([None, "x"])})
+    for records, said in [
+        (["abc"], r"records\[0\] must be bytes, got 'abc'"),
+        ([b"abc", 5], r"records\[1\] must be bytes, got 5"),
+        (b"abc", "records must be a dict of arrays, or a list of bytes, got b'abc'"),
+        (5, "records must be .*, got 5"),
+        ({"a": [[1], [1, 2]]}, r"records\['a'\] must be an array, got \[\[1\], .*\nnumpy says: .*inhomogeneous"),
+        ({"\udc80": np.zeros(3)}, r"each name of records must be text that is valid Unicode, got '\\udc80'"),
+        ({3: np.zeros(3)}, "each name of records must be .*, got 3"),
+    ]:
+        with pytest.raises(OptionError, match=said):
+            testing.write_shards(tmp_path / "none", records)  # type: ignore[arg-type]
+    assert not (tmp_path / "none").exists()
     with pytest.raises(OptionError, match="compression must be"):
         testing.write_shards(tmp_path, ARRAYS, compression="xz")  # type: ignore[arg-type]
     (path,) = testing.write_shards(tmp_path, [b"one", b"", b"three"])
@@ -99,6 +111,13 @@ def test_given_batches_come_as_they_are_in_each_epoch():
     assert loader.closed
     with pytest.raises(ClosedError):
         next(iter(loader))
+
+
+def test_given_batches_do_not_change_with_the_arrays_that_they_were_made_of():
+    number = np.arange(4)
+    loader = testing.loader_of([{"number": number}], epochs=None)
+    number[:] = 9
+    assert next(iter(loader))["number"].tolist() == [0, 1, 2, 3]
 
 
 def test_given_batches_go_on_from_every_step():
@@ -148,6 +167,7 @@ def test_what_is_no_batch_is_refused():
     schema = loaderd.Schema({"number": loaderd.Int64()}, {"number": loaderd.Array("number", dtype="float32")})
     for batches, said in [
         ([], "batches must be at least one batch"),
+        ([{"number": number}, {"number": [[1], []]}], r"batches\[1\]\['number'\] must be an array, got \[\[1\], "),
         (
             [{"number": number}, {"other": number}],
             r"batches\[1\] must be of the fields \['number'\], got \['other'\]",

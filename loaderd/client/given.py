@@ -41,9 +41,9 @@ class GivenLoader(BaseLoader):
 
 
 def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> Batch:
-    """``given`` as a batch. Raises OptionError where it is no batch of this schema."""
-    arrays = {name: np.asarray(array) for name, array in given.items()}
+    """``given`` as a batch, copied. Raises OptionError where it is no batch of this schema."""
     what = f"batches[{number}]"
+    arrays = {name: as_array(array, f"{what}[{name!r}]") for name, array in given.items()}
     require(arrays.keys() == schema.specs.keys(), what, f"of the fields {list(schema.specs)}", list(arrays))
     for name, spec in schema.specs.items():
         if arrays[name].dtype.newbyteorder("=") == spec.dtype.newbyteorder("="):
@@ -59,7 +59,15 @@ def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> B
     require(len(set(lengths.values())) == 1, what, "of as many records in each field", lengths)
     num_records = min(lengths.values())
     require(num_records > 0, what, "of at least one record", num_records)
-    return Batch({name: arrays[name] for name in schema.specs}, num_records)
+    return Batch({name: arrays[name] for name in schema.specs}, num_records).copy()
+
+
+def as_array(given: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
+    """``given`` as an array. Raises OptionError where it is none, such as lists of different lengths."""
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"{what} must be an array, got {given!r:.300}", hint=f"numpy says: {error}") from None
 
 
 class _GivenStream(Stream):
