@@ -68,6 +68,8 @@ class Dataset:
         checked: dict[str, Any] = {"shards": checked_names(self.shards)}
         require(isinstance(self.schema, Schema), "schema", "a loaderd.Schema", self.schema, _schema_hint(self.schema))
         require_choice(self.refresh, "refresh", Refresh)
+        made = isinstance(self.selection, tuple) and all(isinstance(each, Operation) for each in self.selection)
+        require(made, "selection", "what take, skip, newest and split make of it", self.selection)
         order = self.order_options()
         options = StreamOptions(batch_size=1, workers=1, **order)
         checked.update((name, getattr(options, name)) for name in order)

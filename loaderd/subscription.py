@@ -99,7 +99,7 @@ class Subscription:
         known = {each.name for each in fields(cls)}
         if not set(wire) <= known or "batch_size" not in wire:
             raise OptionError(
-                f"the options of a stream are {sorted(known)}, batch_size among them; got {sorted(wire)!r:.200}"
+                f"the options of a stream are {sorted(known)}, batch_size among them; got {list(wire)!r:.200}"
             )
         try:
             return cls(**wire)

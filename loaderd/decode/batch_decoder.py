@@ -288,7 +288,7 @@ class DeriveField:
         except BaseException as error:  # SystemExit, too: else the worker ends, and does not say at which field
             raise WorkerError(
                 f"derived field {self._name!r}: expected {self._expected(out)}, "
-                f"but its function raised {type(error).__name__}: {error}",
+                f"but its function raised {type(error).__name__}: {_text_of(error)}",
                 hint=self._hint(inputs),
                 traceback=traceback.format_exc(),
             ) from error
@@ -307,6 +307,13 @@ class DeriveField:
         )
         random = "" if self.stream is None else " and a RecordRandom"
         return f"It was called with read-only arrays ({given}){random}; the first dimension is any number of records."
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:  # it may be of a class of the user's
+        return f"(its text raises {type(another).__name__})"
 
 
 def _read_only(array: AnyArray) -> AnyArray:

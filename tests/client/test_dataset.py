@@ -199,6 +199,10 @@ def test_other_arguments(numbered_schema: loaderd.Schema):
         whole.split(0.5, 0.5, seed=None)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="number of records of take must be an integer of at least 0, got -1"):
         whole.take(-1)
+    for selection in ("x", [], (3,)):
+        must = "selection must be what take, skip, newest and split make of it, got "
+        with pytest.raises(OptionError, match=re.escape(f"{must}{selection!r}")):
+            replace(whole, selection=selection)
 
 
 def test_what_a_path_means(numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -297,8 +297,13 @@ def test_a_raising_function_is_named_with_its_traceback() -> None:
     assert "in divide" in caught.value.traceback
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_function_that_would_end_its_process_is_named(error: BaseException) -> None:
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Untold()])
+def test_a_function_is_named_whatever_it_raises(error: BaseException) -> None:
     def end(x: AnyArray, z: AnyArray) -> AnyArray:
         raise error
 

@@ -1,0 +1,32 @@
+"""The options of a consumer's stream, as anybody may send them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from loaderd.errors import OptionError
+from loaderd.subscription import Subscription
+
+
+@pytest.mark.parametrize(
+    ("wire", "said"),
+    [
+        ({"batch_size": 1, 2: 3, b"a": 4}, "batch_size among them; got ['batch_size', 2, b'a']"),
+        ({"epochs": 1}, "batch_size among them; got ['epochs']"),
+        ({"batch_size": "x"}, "batch_size must be a positive integer, got 'x'"),
+        ({"batch_size": 1, "shard": 5}, "shard must be "),
+        ({"batch_size": 1, "sharing": []}, "sharing must be "),
+        ({"batch_size": 1, "name": "\n"}, "name must be "),
+    ],
+)
+def test_options_that_are_wrong_are_refused(wire: Any, said: str):
+    with pytest.raises(OptionError, match=re.escape(said)):
+        Subscription.from_wire(wire)
+
+
+def test_options_come_as_they_were_sent():
+    sent = Subscription(64, epochs=None, sharing="split", shard=(1, 3), name="trainer ü")
+    assert Subscription.from_wire(sent.to_wire()) == sent
