@@ -120,4 +120,7 @@ class RecordRandom:
 
 
 def _dims(shape: int | Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(operator.index, shape if hasattr(shape, "__iter__") else (shape,)))
+    dims = tuple(map(operator.index, shape if hasattr(shape, "__iter__") else (shape,)))
+    if min(dims, default=0) < 0:  # numbers would be drawn again
+        raise OptionError(f"shape must have no negative numbers, got {shape!r}")
+    return dims

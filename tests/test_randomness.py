@@ -152,3 +152,11 @@ def test_a_range_that_cannot_be_drawn_from_is_refused(low: Any, high: Any):
     said = f"integers of int64, low < high <= low + 2**32, got {low!r} and {high!r}"
     with pytest.raises(OptionError, match=re.escape(said)):
         loaderd.RecordRandom(np.arange(3), "s").integers(low, high)
+
+
+@pytest.mark.parametrize("shape", [-1, (2, -1)])
+def test_a_negative_shape_is_refused_and_draws_nothing(shape: Any):
+    draws, others = (loaderd.RecordRandom(np.arange(3), "s") for _ in range(2))
+    with pytest.raises(OptionError, match="no negative numbers"):
+        draws.random(shape)
+    assert np.array_equal(draws.random(), others.random())

@@ -69,10 +69,10 @@ def test_ctrl_c_waits_for_what_runs_and_begins_nothing_more(tmp_path: Path, monk
 
     def act(case: Case) -> None:
         begun.set()
-        ends.wait()
+        assert ends.wait(60)
 
     def interrupted(futures: object) -> None:
-        begun.wait()
+        assert begun.wait(60)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(endings, "ThreadPoolExecutor", Pool)
