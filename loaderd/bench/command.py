@@ -11,7 +11,7 @@ import threading
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -150,14 +150,26 @@ def exit_on_signals() -> None:
 
     Another SIGTERM ends the process at once. In another thread than the main one, nothing is changed.
     """
+    leaving: list[int] = []
+    print_lost = sys.unraisablehook
 
     def leave(number: int, _: object) -> NoReturn:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes hangs up twice
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sys.exit(128 + number)
+        signal.signal(signal.SIGALRM, lambda *_: sys.exit(leaving[0]))
+        leaving.append(128 + number)
+        sys.exit(leaving[0])
+
+    def leave_later(lost: Any) -> None:
+        """What is raised in a callback, such as each import makes, is lost."""
+        if leaving and lost.exc_type is SystemExit:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            print_lost(lost)
 
     if threading.current_thread() is not threading.main_thread():
         return
+    sys.unraisablehook = leave_later
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it is ignored
             signal.signal(number, leave)

@@ -12,7 +12,7 @@ from loaderd.plan.compiled_places import MIX_LOOP
 from loaderd.shards.compiled_crcs import SEAM_LOOP
 from loaderd.shards.compiled_frames import WALK_LOOP
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("loaderd")
 _CHESS_LANES, _FLOAT_BYTES = 24, 4
 
 

@@ -103,6 +103,26 @@ def test_a_terminal_that_closes_while_shards_are_made_leaves_none(tmp_path: Path
             process.kill()
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_in_a_callback_is_not_lost(number: signal.Signals) -> None:
+    """What is raised there goes no further."""
+    program = f"""
+import signal, sys, time
+from loaderd.bench.command import exit_on_signals
+
+class Callback:
+    def __del__(self):
+        signal.raise_signal({int(number)})
+        time.sleep(0)
+
+exit_on_signals()
+Callback()
+time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (128 + number, "")
+
+
 def test_nohup_is_heeded(tmp_path: Path) -> None:
     """A hangup is ignored where it was before."""
     program = "import signal; from loaderd.bench.command import exit_on_signals; exit_on_signals(); "

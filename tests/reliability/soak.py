@@ -117,7 +117,6 @@ def soak(
 ) -> Figures:
     """Epochs until there were so many records, or the time is over; it kills and samples every so many records."""
     os.environ[MARK] = mark = uuid.uuid4().hex
-    logging.getLogger("loaderd").setLevel(logging.ERROR)  # of each worker that is killed there is a warning
     shards = write_shards(folder / "shards", sizes)
     of_epoch = sum(sizes)
     options = {"batch_size": 1000, "epochs": None, "workers": 2, "index_cache": str(folder / "index")}
@@ -176,6 +175,7 @@ def main() -> int:
     parser.add_argument("--sample-every", type=float, default=5e6, help="records")
     parser.add_argument("--limit-s", type=float, default=math.inf)
     args = parser.parse_args()
+    logging.getLogger("loaderd").setLevel(logging.ERROR)  # of each worker that is killed there is a warning
     with tempfile.TemporaryDirectory() as folder:
         figures = soak(
             Path(folder),

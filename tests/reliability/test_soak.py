@@ -43,10 +43,15 @@ def test_an_epoch_with_a_record_too_few_or_too_many_is_wrong(
     assert figures.records < 420 and figures.samples, "it ends where the epoch does"
 
 
-@pytest.mark.parametrize(("figures", "status"), [({}, 1), ({"epochs": 1}, 0), ({"epochs": 9, "wrong_sums": 1}, 1)])
-def test_the_status_tells_whether_there_was_an_epoch_and_all_were_right(
+_WHOLE = {"records": 400, "epochs": 1}
+
+
+@pytest.mark.parametrize(
+    ("figures", "status"), [({}, 1), (_WHOLE, 0), ({**_WHOLE, "wrong_sums": 1}, 1), ({**_WHOLE, "records": 399}, 1)]
+)
+def test_the_status_tells_whether_all_came_and_were_right(
     monkeypatch: pytest.MonkeyPatch, figures: dict[str, int], status: int
 ):
     monkeypatch.setattr(soak_script, "soak", lambda *_, **__: Figures("loader", **figures))
-    monkeypatch.setattr(sys, "argv", ["soak.py"])
+    monkeypatch.setattr(sys, "argv", ["soak.py", "--records", "400"])
     assert soak_script.main() == status
