@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -145,40 +147,38 @@ def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
     return synthetic(base, work_dir, scratch, records, options.num_shards or _NUM_SHARDS)
 
 
-def exit_on_signals() -> None:
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
     """Have SIGTERM and SIGHUP raise SystemExit, so that what is temporary is removed.
 
+    Again each second until that arrives: what is raised in a callback, or in an import by compiled code, may be lost.
     Another SIGTERM ends the process at once. In another thread than the main one, nothing is changed.
     """
-    leaving: list[int] = []
-    print_lost = sys.unraisablehook
 
     def leave(number: int, _: object) -> NoReturn:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes hangs up twice
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGALRM, lambda *_: sys.exit(leaving[0]))
-        leaving.append(128 + number)
-        sys.exit(leaving[0])
+        signal.signal(signal.SIGALRM, lambda *_: leave_again(128 + number))
+        signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+        sys.exit(128 + number)
 
-    def leave_later(lost: Any) -> None:
-        """What is raised in a callback, such as each import makes, is lost."""
-        if leaving and lost.exc_type is SystemExit:
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
-        else:
-            print_lost(lost)
+    def leave_again(status: int) -> None:
+        if not isinstance(sys.exc_info()[1], SystemExit):  # else it is on its way, and things are removed
+            sys.exit(status)
 
-    if threading.current_thread() is not threading.main_thread():
-        return
-    sys.unraisablehook = leave_later
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it is ignored
-            signal.signal(number, leave)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it is ignored
+                signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
     """The exit status: 1 if a candidate failed or delivered something else, 2 where nothing could be compared."""
-    exit_on_signals()
-    with tempfile.TemporaryDirectory(prefix="loaderd-bench-") as scratch:
+    with exit_on_signals(), tempfile.TemporaryDirectory(prefix="loaderd-bench-") as scratch:
         try:
             default = _QUICK_CANDIDATES if options.quick else options.default_candidates
             specs = list(default) if options.candidates is None else options.candidates.split()

@@ -50,8 +50,9 @@ _WHOLE = {"records": 400, "epochs": 1}
     ("figures", "status"), [({}, 1), (_WHOLE, 0), ({**_WHOLE, "wrong_sums": 1}, 1), ({**_WHOLE, "records": 399}, 1)]
 )
 def test_the_status_tells_whether_all_came_and_were_right(
-    monkeypatch: pytest.MonkeyPatch, figures: dict[str, int], status: int
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, figures: dict[str, int], status: int
 ):
+    caplog.set_level("WARNING", "loaderd")  # which is undone behind the test, and so what the script sets is
     monkeypatch.setattr(soak_script, "soak", lambda *_, **__: Figures("loader", **figures))
     monkeypatch.setattr(sys, "argv", ["soak.py", "--records", "400"])
     assert soak_script.main() == status
