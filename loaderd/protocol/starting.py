@@ -93,10 +93,14 @@ def _run(module: str, sock: socket.socket, output: int | None, path: list[str]) 
 
 
 def search_path() -> list[str]:
-    """``sys.path`` with the working directory's name in it: a child that starts later finds the same modules."""
+    """``sys.path`` without relative entries: a child that starts in another folder, or later, finds the same modules.
+
+    Where an entry was when something was first imported from it, as the import system knows it; else where it is.
+    """
     here = _working_directory()
     entries = [entry for entry in sys.path if isinstance(entry, str)]  # the import system skips others, too
-    return [os.path.join(here, entry) if entry and here else entry or here for entry in entries]
+    known = [getattr(sys.path_importer_cache.get(entry), "path", entry) if entry else here for entry in entries]
+    return [os.path.join(here, entry) if entry and here else entry for entry in known]
 
 
 def _working_directory() -> str:

@@ -237,6 +237,7 @@ assert readable and ours.recv(1) == b""
 def test_a_process_has_its_parents_arguments_flags_and_folder(tmp_path: Path):
     """Also far longer ones than a command line may be, of which one holds a line feed."""
     (tmp_path / "lib\n").mkdir()
+    (tmp_path / "lib\n" / "imported.py").touch()
     (tmp_path / "lib\n" / "tells.py").write_text("""
 import os, sys
 from loaderd.protocol.process import enter_process
@@ -254,7 +255,9 @@ sys.path[:0] = ["lib\\n", {str(Path(loaderd.__file__).parents[1])!r}]
 from loaderd.protocol.starting import search_path, start_process
 sys.path += ["/long" * 50 + str(number) for number in range(1000)]
 path = search_path()
+import imported
 os.chdir("/")
+assert search_path() == path
 process, sock = start_process("tells", path=path)
 sock.close()
 sys.exit(process.wait())
