@@ -97,11 +97,10 @@ def filesystem_kind(folder: str, files: Path = _ROOT) -> str:
     """The kind of the file system that a folder is on, such as "ext4" or "nfs4"; "" if unknown."""
     path = PurePosixPath(os.path.realpath(folder))
     best = PurePosixPath("/"), ""
-    for line in _lines(files / "proc/self/mountinfo"):
-        mounted, _, filesystem = line.partition(" - ")
-        point = PurePosixPath(re.sub(r"\\([0-7]{3})", _character, mounted.split()[4]))
+    for _, mount_point, kind, _ in _mounts(files):
+        point = PurePosixPath(mount_point)
         if path.is_relative_to(point) and len(point.parts) >= len(best[0].parts):  # a later one hides those before it
-            best = point, filesystem.split(" ", 1)[0]
+            best = point, kind
     return best[1]
 
 
@@ -160,10 +159,7 @@ def _cgroup_folders(controller: str, files: Path) -> list[Path]:
         _, controllers, of_them = line.split(":", 2)
         paths.update(dict.fromkeys(controllers.split(","), of_them))
     name = controller if controller in paths else ""
-    for line in _lines(files / "proc/self/mountinfo"):
-        mounted, _, filesystem = line.partition(" - ")
-        root, mount_point = (re.sub(r"\\([0-7]{3})", _character, text) for text in mounted.split(" ")[3:5])
-        kind, _, options = filesystem.split(" ", 2)
+    for root, mount_point, kind, options in _mounts(files):
         if name in paths and (name in options.split(",") if kind == "cgroup" else kind == "cgroup2" and not name):
             top = files / mount_point.lstrip("/")
             path = PurePosixPath(paths[name])
@@ -171,6 +167,15 @@ def _cgroup_folders(controller: str, files: Path) -> list[Path]:
             folder = top if ".." in inside.parts else top / inside
             return [folder, *folder.parents][: len(folder.parts) - len(top.parts) + 1]
     return []
+
+
+def _mounts(files: Path) -> Iterator[tuple[str, str, str, str]]:
+    """The root, mount point, kind of file system, and its options, of each mount: proc_pid_mountinfo(5)."""
+    for line in _lines(files / "proc/self/mountinfo"):
+        mounted, _, filesystem = line.partition(" - ")
+        root, mount_point = (re.sub(r"\\([0-7]{3})", _character, text) for text in mounted.split(" ")[3:5])
+        kind, _, options = filesystem.split(" ", 2)
+        yield root, mount_point, kind, options
 
 
 def _character(escape: re.Match[str]) -> str:

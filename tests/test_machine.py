@@ -111,6 +111,7 @@ def test_mounts_of_any_name(write: Write):
     )
     mounts.write_bytes(odd + mounts.read_bytes())
     assert usable_cores(files) == 1
+    assert filesystem_kind("/mnt/a\rb", files) == "tmpfs"
 
 
 @pytest.mark.parametrize(("root", "folder"), [("/docker/4f", ""), ("/", "docker/4f/")], ids=["container", "host"])
