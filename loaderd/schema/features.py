@@ -103,27 +103,35 @@ class PackedBits:
         return self.default
 
 
-class _Values:
+class ByValue:
+    """Equal to what is of its class, and has the same ``_compared()``."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+
+class _Values(ByValue):
     """What :class:`Raw`, :class:`Int64` and :class:`Float` share: values of one dtype in a fixed shape."""
 
     shape: Shape
     default: Any
 
-    def __eq__(self, other: object) -> bool:
-        """Defaults are equal if they are stored alike: NaN equals NaN."""
-        if type(self) is not type(other):
-            return NotImplemented
-        return self._stored() == other._stored()
-
-    def __hash__(self) -> int:
-        return hash(self._stored())
-
     def _keep_default(self) -> None:
         """Keep it without arrays and tensors; raises SchemaError where it does not fit."""
         object.__setattr__(self, "default", as_plain(self.default))
-        _ = self.default_bytes
+        if self.default is not None:
+            as_values(self.default, self.value_dtype, self.shape, f"{type(self).__name__}: default")
 
-    def _stored(self) -> tuple[Any, ...]:
+    def _compared(self) -> tuple[Any, ...]:
+        """Defaults are equal if they are stored alike: NaN equals NaN."""
         return self.value_dtype, self.shape, self.default_bytes
 
     @property
@@ -147,7 +155,7 @@ class _Values:
     def default_bytes(self) -> bytes | None:
         if self.default is None:
             return None
-        return as_values(self.default, self.value_dtype, self.shape, f"{type(self).__name__}: default").tobytes()
+        return np.broadcast_to(np.asarray(self.default, self.value_dtype), self.shape).tobytes()
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Shape, check_integer, check_shape, resolve_dtype
+from loaderd.schema.features import ByValue, Shape, check_integer, check_shape, resolve_dtype
 from loaderd.schema.functions import same_function
 from loaderd.schema.representable import (
     Number,
@@ -25,16 +25,8 @@ from loaderd.schema.representable import (
 )
 
 
-class _ByValue:
+class _ByArguments(ByValue):
     """What all fields but :class:`Derived` share: they are equal if their arguments are, and NaN equals NaN."""
-
-    def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
-        return self._compared() == other._compared()
-
-    def __hash__(self) -> int:
-        return hash(self._compared())
 
     def _compared(self) -> tuple[Any, ...]:
         return tuple(map(_without_nan, vars(self).values()))
@@ -47,7 +39,7 @@ def _without_nan(value: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Bits(_ByValue):
+class Bits(_ByArguments):
     """Bits of a :class:`PackedBits` feature, one value a bit: 0 or ``scale``.
 
     ``shape`` fills from bit ``start`` on, in C order. The last axis holds the channels: channel ``c`` of the
@@ -146,7 +138,7 @@ class Bits(_ByValue):
 
 
 @dataclass(frozen=True, eq=False)
-class Packed(_ByValue):
+class Packed(_ByArguments):
     """The bytes of a :class:`PackedBits` feature as they are stored: uint8, (num_bytes,). Unpack them later."""
 
     feature: str
@@ -162,7 +154,7 @@ class Packed(_ByValue):
 
 
 @dataclass(frozen=True, eq=False)
-class Array(_ByValue):
+class Array(_ByArguments):
     """The values of a :class:`Raw`, :class:`Int64` or :class:`Float` feature: ``cast(value) * scale + offset``.
 
     The cast comes first, so the arithmetic is done in ``dtype`` (default: as stored). Numbers and dates can
@@ -199,7 +191,7 @@ class Array(_ByValue):
 
 
 @dataclass(frozen=True, eq=False)
-class Spread(_ByValue):
+class Spread(_ByArguments):
     """Each value of a feature that is no PackedBits, repeated over a plane of ``shape``.
 
     The field has the shape ``(*the feature's shape, *shape)``. A plane holds value · ``scale``, computed in float64
@@ -226,7 +218,7 @@ class Spread(_ByValue):
 
 
 @dataclass(frozen=True, eq=False)
-class Fill(_ByValue):
+class Fill(_ByArguments):
     """The same ``value`` everywhere: planes that a model wants and no record stores."""
 
     value: float
@@ -249,7 +241,7 @@ Part = Bits | Array | Spread | Fill
 
 
 @dataclass(frozen=True, eq=False)
-class Planes(_ByValue):
+class Planes(_ByArguments):
     """The planes of a board, from several features: fields of one dtype, joined along their first axis."""
 
     parts: Sequence[Part]
