@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -31,12 +31,8 @@ def pickled_to_send(description: Any, dataset: AnyDataset | None) -> bytes:
     """As :func:`pickled`, for a message to other processes. Raises SchemaError also where it is too large for one."""
     result = pickled(description, dataset)
     if len(result) > _MOST_SENT_BYTES:
-        sizes = {
-            name: len(cloudpickle.dumps(definition.function))
-            for leaf in (dataset.leaves() if dataset is not None else ())
-            for name in leaf.schema.evaluation_order
-            if isinstance(definition := leaf.schema.definition_of(name), Derived)
-        }
+        leaves = dataset.leaves() if dataset is not None else ()
+        sizes = {name: len(cloudpickle.dumps(function)) for leaf in leaves for name, function in _functions_of(leaf)}
         largest = max(sizes, key=sizes.__getitem__, default=None)
         of_field = (
             "" if largest is None else f", {in_mib(sizes[largest])} of it for the function of field {largest!r}"
@@ -52,13 +48,11 @@ def pickled_to_send(description: Any, dataset: AnyDataset | None) -> bytes:
 
 def _reason(leaf: Dataset) -> LoaderdError | None:
     """Why ``leaf`` cannot be pickled; None: its functions and its file system can be."""
-    schema = leaf.schema
-    for name in schema.evaluation_order:
-        definition = schema.definition_of(name)
-        if isinstance(definition, Derived) and (failure := _failure(definition.function)):
+    for name, function in _functions_of(leaf):
+        if failure := _failure(function):
             return SchemaError(
                 f"field {name!r} must be derived by a function that can be pickled, for the worker processes, "
-                f"but {_culprit(definition.function)}: {failure}",
+                f"but {_culprit(function)}: {failure}",
                 hint="Create that object inside the function, or have both in a module that can be imported: then "
                 "each worker makes its own.",
             )
@@ -68,6 +62,14 @@ def _reason(leaf: Dataset) -> LoaderdError | None:
             f"got {shown(leaf.storage.filesystem, 200)}: {failure}"
         )
     return None
+
+
+def _functions_of(leaf: Dataset) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The derived fields, each with its function."""
+    for name in leaf.schema.evaluation_order:
+        definition = leaf.schema.definition_of(name)
+        if isinstance(definition, Derived):
+            yield name, definition.function
 
 
 def _culprit(function: Callable[..., Any]) -> str:

@@ -55,17 +55,14 @@ def start_process(
     with _starting:
         try:
             ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+            with theirs:
+                try:
+                    return _run(module, theirs, output, search_path() if path is None else path), ours
+                except BaseException:
+                    ours.close()
+                    raise
         except OSError as error:
             raise not_started(module, error) from None
-        try:
-            return _run(module, theirs, output, search_path() if path is None else path), ours
-        except BaseException as error:
-            ours.close()
-            if isinstance(error, OSError):
-                raise not_started(module, error) from None
-            raise
-        finally:
-            theirs.close()
 
 
 def _run(module: str, sock: socket.socket, output: int | None, path: list[str]) -> subprocess.Popen[bytes]:
@@ -74,8 +71,8 @@ def _run(module: str, sock: socket.socket, output: int | None, path: list[str]) 
     stdout, stderr = (output or (None if is_open(fd) else subprocess.DEVNULL) for fd in (1, 2))
     arguments = above_standard(os.memfd_create("loaderd-arguments"))  # those of a command line may be too long
     try:
-        os.write(arguments, json.dumps([path, [text for text in sys.argv if isinstance(text, str)]]).encode())
-        os.lseek(arguments, 0, os.SEEK_SET)
+        given = json.dumps([path, [text for text in sys.argv if isinstance(text, str)]])
+        os.pwrite(arguments, given.encode(), 0)  # the child reads on from where we are
         own = [module, str(sock.fileno()), str(os.getpid()), str(arguments)]
         return subprocess.Popen(
             # Flags such as -I: else it may be another Python than this one, or have other names for files.
