@@ -265,7 +265,7 @@ def test_others_are_served_while_rows_are_looked_for_that_kill_makers(
     try:
         wait_until(lambda: some.restarts >= 2)
         assert some.make(Make(to_json(TableRequest("train")), -1)).table
-        assert some.restarts < 20, "there were still rows to look for"
+        assert some.restarts < 10, "there were still rows to look for"
     finally:
         asked.set()
         searching.join()
