@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from ready_daemons import ReadyDaemons
 from record_bytes import field, varint
+from zygote import without_what_keras_imports
 
 import loaderd
+from loaderd.protocol import starting
 from loaderd.shards.crc import framed
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
@@ -25,7 +28,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # How many examples a property is tried on: few in `make test`, the same each time, so that a change fails by what it
 # changes; more in `make torture`, other ones each time. How long one takes says nothing on a machine that is busy.
 _CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("few", max_examples=30, deadline=None, suppress_health_check=_CHECKS, derandomize=True)
+settings.register_profile("few", max_examples=20, deadline=None, suppress_health_check=_CHECKS, derandomize=True)
 settings.register_profile("many", max_examples=500, deadline=None, suppress_health_check=_CHECKS)
 settings.load_profile("few")
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
@@ -35,19 +38,23 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup this
 
 # By seconds: what begins last is what all wait for in the end. Other files take less than four seconds each.
 _LONG = """
-usage/test_programs.py server/test_network.py reliability/test_distant_storage.py server/test_operation.py
-server/test_supervisor.py client/test_served.py daemon/test_dying_daemons.py remote/test_survival.py
-daemon/test_stalls.py endings/test_data_sets.py examples/test_chess_training.py remote/test_network.py
-daemon/test_server.py bindings/test_dataset.py cli/test_doctor.py docs/test_pages.py bindings/test_callbacks.py
-bindings/test_graphs.py convert/test_formats.py endings/test_notebook.py bindings/test_unpack.py
-server/test_status.py cli/test_top.py reliability/test_silent_storage.py server/test_sharing.py
-client/test_loader.py endings/test_loaders.py examples/test_trainings.py convert/test_convert_command.py
-reliability/test_torture.py reliability/test_failing_files.py client/test_dataset.py
-client/test_served_interrupts.py client/test_resume.py remote/test_hostile.py bindings/test_distribute.py
-test_short_machine.py bindings/test_tensorboard.py client/test_survival.py reliability/test_distant_records.py
-client/test_standard_streams.py schemas/test_symmetries.py shards/test_compression.py endings/test_starts.py
-client/test_joined.py bench/test_command.py bench/test_server_cost.py bench/test_candidates.py cli/test_main.py
-client/test_copies.py client/test_lost_shards.py client/test_random_fields.py
+usage/test_programs.py endings/test_data_sets.py docs/test_pages.py examples/test_chess_training.py
+server/test_supervisor.py bindings/test_dataset.py endings/test_loaders.py cli/test_doctor.py
+server/test_operation.py client/test_served.py remote/test_network.py reliability/test_distant_storage.py
+convert/test_convert_command.py bindings/test_callbacks.py bench/test_command.py reliability/test_torture.py
+daemon/test_server.py daemon/test_dying_daemons.py test_short_machine.py server/test_network.py
+bindings/test_graphs.py examples/test_trainings.py server/test_sharing.py protocol/test_messages.py
+schemas/test_lc0.py cli/test_main.py remote/test_security.py client/test_served_away.py shards/test_files.py
+remote/test_survival.py client/test_loader.py shards/test_compression.py cli/test_top.py daemon/test_stalls.py
+remote/test_hostile.py reliability/test_failing_files.py decode/test_example_rows.py daemon/test_few_files.py
+server/test_status.py daemon/test_dying_workers.py remote/test_makers.py test_structure.py
+bindings/test_unpack.py bindings/test_batches.py bindings/test_distribute.py cli/test_verify_and_index.py
+client/test_resume.py decode/test_compiled_bits.py server/test_docs.py shards/test_framing.py
+plan/test_permutation.py cli/test_inspect.py endings/test_starts.py cli/test_standard_output.py
+remote/test_flight.py bindings/test_missed_batches.py shards/test_blocks.py bench/test_candidates.py
+daemon/test_training_process.py convert/test_convert_docs.py remote/test_busy_gateway.py decode/test_bits.py
+server/test_health.py server/test_connections.py shards/test_fixed.py remote/test_servers.py
+client/test_dataset.py workers/test_execute.py
 """
 
 
@@ -56,7 +63,8 @@ def pytest_collection() -> Iterator[None]:
     """TensorFlow's import makes a million objects: to look for garbage among them was a quarter of its time."""
     gc.disable()
     try:
-        return (yield)
+        with without_what_keras_imports():
+            return (yield)
     finally:
         gc.enable()
 
@@ -92,12 +100,30 @@ def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 # A daemon that compiles nothing starts with a quarter less CPU time.
 _NUMPY_ROOMS = ("bindings", "cli", "client", "convert", "endings", "reliability", "remote", "schemas", "server")
 
+# Where it is tested how processes start. Elsewhere, daemons are forks of one that is ready.
+_FRESH_ROOMS = ("protocol", "endings")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernels_of_the_room(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.path.relative_to(Path(__file__).parent).parts[0] in _NUMPY_ROOMS:
             patch.setenv("LOADERD_KERNELS", "numpy")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ready_daemons() -> Iterator[ReadyDaemons]:
+    ready = ReadyDaemons()
+    yield ready
+    ready.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _daemons_of_the_room(request: pytest.FixtureRequest, ready_daemons: ReadyDaemons) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(Path(__file__).parent).parts[0] not in _FRESH_ROOMS:
+            patch.setattr(starting, "subprocess", ready_daemons.subprocess())
         yield
 
 

@@ -39,7 +39,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,18 @@ QUIET = {
     "TF_ENABLE_ONEDNN_OPTS": "0",  # or TensorFlow prints a remark on rounding
     "OPENBLAS_NUM_THREADS": "1",  # or numpy starts threads when it is imported, and a fork has none of them
 }
+
+
+@contextlib.contextmanager
+def without_what_keras_imports() -> Iterator[None]:
+    """Keras imports these where they are installed, for wrappers and plots: two of TensorFlow's seven seconds."""
+    hidden = {name: None for name in ("sklearn", "matplotlib") if name not in sys.modules}
+    sys.modules.update(hidden)  # type: ignore[arg-type] # None is what the import system has for "not to be found"
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 @dataclass(frozen=True)
@@ -271,8 +283,9 @@ def serve(descriptor: int, freeze: bool, modules: Sequence[str]) -> tuple[types.
     These are of a module made after the fork, and nobody else holds them: so they are cleared as ever at the end.
     """
     gc.disable()  # or a quarter of TensorFlow's import is to look for garbage
-    for name in modules:
-        importlib.import_module(name)
+    with without_what_keras_imports():
+        for name in modules:
+            importlib.import_module(name)
     gc.enable()
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
