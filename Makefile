@@ -43,7 +43,7 @@ demo-ray: .venv-ray/made ## the same shards served on a Ray cluster of this mach
 	$(RAY)/python examples/ray/train.py --out demo/ray
 
 test: lint ## everything that must hold
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0  # else it waits for ever when one has died
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0  # else it waits for ever when one has died
 
 test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, which are downloaded; TORCH='torch==…' chooses a build, such as the small one for CPUs
 	.venv-torch/bin/python -m pytest tests/bindings_torch tests/docs/test_pages.py

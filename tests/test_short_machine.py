@@ -161,6 +161,7 @@ def test_few_open_files_are_enough(many_shards: str, soft: int, hard: int, worke
     assert train(limit_of("NOFILE", soft, hard), many_shards, workers=workers) == f"{workers} workers, 2000 records"
 
 
+@pytest.mark.slow
 def test_too_few_open_files_are_named(many_shards: str):
     error = train(limit_of("NOFILE", 24, 24), many_shards, workers=24)
     assert error.startswith("cannot start a worker: Too many open files")

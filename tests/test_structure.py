@@ -129,6 +129,7 @@ def test_every_room_is_in_the_docs():
     assert rooms - named - {"", "main__"} == set()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("binding", BINDINGS)
 def test_only_the_binding_imports_its_library(binding: str):
     users = {

@@ -70,19 +70,12 @@ def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
     assert delivered(spec, config) == written(configure(spec, config)[1])
 
 
+@pytest.mark.slow  # TensorFlow is imported anew for each
 @pytest.mark.parametrize(
     "spec",
     [
-        "tfdata_tuned",
-        "loaderd_batches",
-        # TensorFlow is imported anew for each.
-        *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in (
-                *("tfdata_seed", "tfdata_batched:int8", "tfdata_expert:int8,noshuffle", "tfdata_xla"),
-                "tfdata_parse:packed",
-            )
-        ),
+        *("tfdata_tuned", "loaderd_batches", "tfdata_seed", "tfdata_batched:int8", "tfdata_expert:int8,noshuffle"),
+        *("tfdata_xla", "tfdata_parse:packed"),
     ],
 )
 def test_tfdata_delivers_what_was_written(spec: str, config: Config) -> None:
@@ -90,7 +83,7 @@ def test_tfdata_delivers_what_was_written(spec: str, config: Config) -> None:
     assert digest(load(name).steps(configured), configured.delivered()) == written(configured)
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "compiles"), [("loaderd_python", True), ("loaderd_python:numpy", False)])
 def test_loaderd_unpacks_with_and_without_a_compiler(spec: str, compiles: bool, config: Config) -> None:
     result = run_candidate(spec, config, None, timeout_s=60)
@@ -98,6 +91,7 @@ def test_loaderd_unpacks_with_and_without_a_compiler(spec: str, compiles: bool, 
     assert ("llvmlite" in result["versions"]) == compiles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["lczero:int8,noshuffle", "spdl_checked:noshuffle"])
 def test_it_reads_compressed_shards(spec: str, config: Config, tmp_path: Path) -> None:
     paths = write_shards(tmp_path, RECORDS, num_shards=SHARDS, compression="GZIP")
@@ -162,9 +156,8 @@ print(others())
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["lczero", pytest.param("mp_queue", marks=pytest.mark.slow), "grain_loader", "torch_dataloader"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lczero", "mp_queue", "grain_loader", "torch_dataloader"])
 def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None:
     if name in ("grain_loader", "torch_dataloader"):
         pytest.importorskip(name.split("_")[0])
@@ -265,6 +258,7 @@ def test_tfdata_leaves_out_what_it_does_not_parse(tmp_path: Path, monkeypatch: p
             assert why_not(candidate, Config((), schema="not_parsed:swapped", packed=packed)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("candidate", [tfdata_tuned, tfdata_xla])
 def test_tfdata_decodes_other_records(candidate: Any, module: str, tmp_path: Path) -> None:
     records = list(_examples(np.random.default_rng(0)))

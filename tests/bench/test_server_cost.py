@@ -24,7 +24,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return Config(tuple(map(str, paths)), batch_size=128, epochs=1, workers=1)
 
 
-@pytest.mark.parametrize("spec", ["loaderd_served", pytest.param("loaderd_flight_two", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["loaderd_served", "loaderd_flight_two"])
 def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
     assert run_candidate(spec, config, None, timeout_s=60)["digest"] == asdict(expected_digest(config))
 
@@ -48,7 +49,8 @@ print(json.dumps([examples, left]))
 """
 
 
-@pytest.mark.parametrize("name", ["loaderd_served_twice", pytest.param("loaderd_flight", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["loaderd_served_twice", "loaderd_flight"])
 def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None:
     job = json.dumps(asdict(replace(config, epochs=None)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

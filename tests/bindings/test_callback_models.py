@@ -10,12 +10,14 @@ from typing import Any
 
 import keras
 import loaderd_tf
+import pytest
 import tensorflow as tf
 from training import Interrupt
 
 import loaderd
 
 
+@pytest.mark.slow
 def test_what_a_model_makes_with_its_first_batch_is_of_the_elements_of_fit(
     write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema, tmp_path: Path
 ):

@@ -127,11 +127,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "at the ends of epochs": ({"device": "/CPU:0"}, {"backup": {"save_freq": "epoch"}}),
 }
-QUICK_CASES = ("two epochs a pass", "endless, repeated and copied")
+QUICK_CASE = "endless, repeated and copied"  # it has more to go wrong than the others
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in QUICK_CASES)) for case in CASES]
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case != QUICK_CASE)) for case in CASES]
 )
 def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Path, case: str):
     of_dataset, of_fit = CASES[case]
@@ -193,6 +193,7 @@ def test_a_backup_that_is_kept_goes_on_with_more_epochs(open_dataset: Callable[.
     assert not none and not history
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_leaves_others_alone(open_dataset: Callable[..., Any], tmp_path: Path):
     (tmp_path / "notes").touch()
     dataset = open_dataset()
@@ -204,6 +205,7 @@ def test_an_interrupted_training_leaves_others_alone(open_dataset: Callable[...,
     assert {path.name for path in tmp_path.iterdir()} == {"shards", "notes"}
 
 
+@pytest.mark.slow
 def test_a_first_epoch_that_is_shorter_makes_the_others_of_fit_so(open_dataset: Callable[..., Any]):
     """It is Keras that does so; docs/resume.md says it, and what to do instead."""
     model, _ = build(DEFAULT, 1)
@@ -219,7 +221,7 @@ class InterruptBeforeTheFirstStep(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["refused", "interrupted"])
 def test_a_fit_that_ended_before_its_first_step_can_be_tried_again(
     open_dataset: Callable[..., Any], tmp_path: Path, case: str
@@ -236,6 +238,7 @@ def test_a_fit_that_ended_before_its_first_step_can_be_tried_again(
     assert (min(seen), max(seen), len(history["loss"])) == (9, 44, 2)
 
 
+@pytest.mark.slow
 def test_data_that_begin_in_the_middle_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     """Keras would make all epochs as short as the first; or as long as those of fit, where the backup is of such."""
     fit(tmp_path / "a", open_dataset(), interrupt=10)
@@ -249,6 +252,7 @@ def test_data_that_begin_in_the_middle_cannot_go_on(open_dataset: Callable[..., 
         fit(tmp_path / "b", open_dataset())
 
 
+@pytest.mark.slow
 def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     fit(tmp_path, open_dataset(), interrupt=10)
     with pytest.raises(OptionError, match="seed: 0 when the position was taken, 1 now"):
@@ -267,6 +271,7 @@ def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
         of_keras_2.fit(dataset, callbacks=[backup], verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, None])
 def test_data_that_grow_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path, epochs: int | None):
     """Where a backup of the second epoch stands is not known before that has been listed."""
@@ -285,6 +290,7 @@ def test_a_backup_is_not_written_over_the_one_that_was_found(open_dataset: Calla
     assert set(tf.io.gfile.glob(f"{tmp_path}/backup-*.index")) == {f"{second}.index"}, "one at a time"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_fit", [False, True])
 def test_the_steps_of_data_with_an_end_are_not_for_fit_to_say(
     open_dataset: Callable[..., Any], tmp_path: Path, own_fit: bool
@@ -304,6 +310,7 @@ def test_the_steps_of_data_with_an_end_are_not_for_fit_to_say(
     assert model.seen == {} and dataset.loader.next_is_whole
 
 
+@pytest.mark.slow
 def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path):
     dataset = open_dataset()
     with pytest.raises(OptionError, match="must take all 22 steps of the data set each epoch, got steps_per_epoch=7"):
@@ -337,7 +344,7 @@ NOT_COUNTED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_COUNTED)
 def test_steps_that_do_not_count_the_batches_are_refused(open_dataset: Callable[..., Any], tmp_path: Path, name: str):
     message = f"must take the batches .* one for one and in their order, got {name} between"

@@ -215,6 +215,7 @@ def test_batches_are_copied_to_a_device(chess: list[str], schema: loaderd.Schema
         )
 
 
+@pytest.mark.slow
 def test_copies_to_a_device_are_counted(chess: list[str], schema: loaderd.Schema):
     """By what one of them took when the data set was made; on the host there is none."""
     for device in ("/CPU:0", "/CPU:1"):
@@ -235,6 +236,7 @@ def test_a_device_that_is_not_there(chess: list[str], schema: loaderd.Schema, de
         loaderd_tf.make_dataset(chess, schema, batch_size=100, device=device)
 
 
+@pytest.mark.slow
 def test_keras_fit(chess: list[str], schema: loaderd.Schema):
     import keras
 
@@ -316,6 +318,7 @@ def test_structure_names_fields(chess: list[str], schema: loaderd.Schema):
     loader.close()
 
 
+@pytest.mark.slow
 def test_from_generator_works_too(chess: list[str], schema: loaderd.Schema):
     with loaderd.Loader(chess, schema, batch_size=100, workers=1) as loader:
         ds = tf.data.Dataset.from_generator(
@@ -358,6 +361,7 @@ def test_the_core_does_not_import_tensorflow():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_script_that_imports_tensorflow(write_numbered: Callable[..., list[Path]], tmp_path: Path):
     """The main script is not run again in a worker, which imports no TensorFlow and sees no GPU."""
     shards = [str(path) for path in write_numbered([100])]

@@ -95,6 +95,7 @@ def test_every_replica_trains_on_rows_of_its_own(
         np.testing.assert_allclose(replica, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_steps_go_on_from_a_position(
     mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):
@@ -114,6 +115,7 @@ def test_steps_go_on_from_a_position(
     assert steps(start=loaderd.Position(0, 7 * 2)) == [first[7:], second]
 
 
+@pytest.mark.slow
 def test_drop_gives_all_replicas_the_same(
     mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):
@@ -134,6 +136,7 @@ def test_drop_gives_all_replicas_the_same(
         assert len(np.unique(ids)) == 400
 
 
+@pytest.mark.slow
 def test_drop_leaves_no_partial_step_to_tensorflow(
     write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):
@@ -179,6 +182,7 @@ def test_batches_are_not_copied_in_memory(
     assert batches.loader.statistics().batches_copied <= 4, "of 43; some, where TensorFlow lets go late"
 
 
+@pytest.mark.slow
 def test_keras_fit(
     mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
 ):

@@ -42,6 +42,7 @@ def test_an_iterator_is_restored_at_every_step(
         assert [ids.numpy().tolist() for ids in other] == expected
 
 
+@pytest.mark.slow
 def test_an_iterator_of_other_data_is_refused(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
     def made(shards: Sequence[Path], **options: Any) -> tf.data.Dataset:
         return loaderd_tf.make_dataset(shards, numbered_schema, structure="id", workers=1, **options)
@@ -62,6 +63,7 @@ def test_an_iterator_of_other_data_is_refused(write_numbered: Write, numbered_sc
                 pass
 
 
+@pytest.mark.slow
 def test_an_iterator_in_another_process_is_followed_by_the_next_epoch(
     write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
 ):
@@ -84,7 +86,7 @@ def test_an_iterator_in_another_process_is_followed_by_the_next_epoch(
     assert following not in epochs
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("derive", "taken"),
     [
@@ -141,7 +143,7 @@ def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, 
     assert again[0] == found[4], "of the shards that there were"
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [None, "/CPU:1"])
 def test_how_long_data_that_grow_are_is_known_if_they_have_no_end(
     write_numbered: Write, numbered_schema: loaderd.Schema, device: str | None
@@ -155,6 +157,7 @@ def test_how_long_data_that_grow_are_is_known_if_they_have_no_end(
         ds.close()
 
 
+@pytest.mark.slow
 def test_each_iteration_over_data_that_grow_has_the_epochs_of_its_own(
     write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
 ):
@@ -202,7 +205,7 @@ def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
     assert found == expected
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_slots_come_back_in_time(write_numbered: Write, numbered_schema: loaderd.Schema, prefetch: int):
     paths = write_numbered([4000])
@@ -231,7 +234,7 @@ def test_nothing_is_taken_ahead(write_numbered: Write, numbered_schema: loaderd.
         assert ds.statistics().batches_delivered == taken
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_comes_as_what_its_handler_raises(
     write_numbered: Write, numbered_schema: loaderd.Schema, number: signal.Signals

@@ -58,6 +58,7 @@ def test_whoever_may_need_a_thread_meanwhile_has_one(ids: Any):
     assert kinds(first_of, iter(copied)) == {"IteratorGetNext"}
 
 
+@pytest.mark.slow
 def test_a_function_whose_signature_is_given_takes_both_kinds(ids: Any):
     signature = [tf.data.IteratorSpec(tf.TensorSpec([None], tf.int64))]
     given = tf.function(first_of, input_signature=signature)
@@ -103,6 +104,7 @@ def test_arrays_are_aliased_whichever_way_python_is_called(
     assert sorted(seen) == list(range(100)) and ds.statistics().batches_copied == 0
 
 
+@pytest.mark.slow
 def test_functions_of_several_threads_share_an_iterator(ids: Any):
     iterator, taken = iter(ids), []
 

@@ -218,6 +218,7 @@ def test_pictures_are_of_a_batch_that_is_taken_anyhow(open_boards: Callable[...,
         np.testing.assert_array_equal(pictures_in(written[step]), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "update_freq"), [("keras", "epoch"), ("tf_keras", 2)])
 def test_fit_writes_pictures_once_an_epoch(tmp_path: Path, library: str, update_freq: Any):
     boards = np.random.default_rng(0).random((43, 4, 4, 2), np.float32)
@@ -269,6 +270,7 @@ def test_fit(open_loader: Callable[..., Any], tmp_path: Path, library: str):
         assert all(0 <= share <= 1 for share in figures["loaderd/waiting_share"].values())
 
 
+@pytest.mark.slow
 def test_validation_takes_no_time(open_loader: Callable[..., Any], tmp_path: Path):
     """430 records in the time that is left of an epoch when validation is not counted."""
 
@@ -292,6 +294,7 @@ def test_validation_takes_no_time(open_loader: Callable[..., Any], tmp_path: Pat
     assert took_s > 2 and 430 / float(rate) < took_s - 1.9
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_counts_its_steps_on(open_loader: Callable[..., Any], tmp_path: Path):
     model = model_of("keras")
     with open_loader() as loader:
@@ -302,6 +305,7 @@ def test_a_training_that_goes_on_counts_its_steps_on(open_loader: Callable[..., 
     assert steps_of(read(tmp_path)) == {(10, 20, 32, 42)}
 
 
+@pytest.mark.slow
 def test_replicas(open_loader: Callable[..., Any], tmp_path: Path, mirrored: tf.distribute.Strategy):
     with open_loader(remainder="drop") as loader:
         dataset = loaderd_tf.from_loader(loader, ("bits", "id"))

@@ -113,6 +113,7 @@ def test_reordered_channels_that_fill_their_bytes_or_do_not(shape: tuple[int, ..
     assert_same(unpacked(schema, stored(schema, rows), "eager"), decoded(schema, rows))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("mode", QUICK_MODES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8"])
 def test_chess(mode: str, dtype: str) -> None:
@@ -128,15 +129,9 @@ def test_chess(mode: str, dtype: str) -> None:
 # -------------------------------------------------------------------------------------------- Packed and Array
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("mode", QUICK_MODES)
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int8", "uint16", ">i2", "float16")),
-        "uint8",
-        "bfloat16",
-    ],
-)
+@pytest.mark.parametrize("dtype", ["bfloat16", "uint8", "int8", "uint16", ">i2", "float16"])
 def test_every_value_of_one_or_two_bytes(mode: str, dtype: str) -> None:
     """Scaled and shifted in two roundings, where XLA would round once; NaNs and subnormal numbers are kept."""
     feature = Raw(dtype)
@@ -156,6 +151,7 @@ def test_every_value_of_one_or_two_bytes(mode: str, dtype: str) -> None:
     assert_same(unpacked(schema, stored(schema, rows), mode), decoded(schema, rows))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("mode", QUICK_MODES)
 def test_wide_integers_shapes_and_what_is_packed(mode: str) -> None:
     fields: dict[str, Any] = {"packed": Packed("bits"), "as stored": Array("f", shape=(2, 3))}
@@ -279,7 +275,7 @@ def write(path: Path, schema: Schema, count: int) -> None:
             writer.write(example.SerializeToString())
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 def test_unpacked_elements_are_those_of_the_workers(kind: tuple[str, Schema]) -> None:
     path, schema = kind
     options: dict[str, Any] = {"batch_size": 128, "seed": 5, "workers": 1}

@@ -34,6 +34,7 @@ def test_a_running_training_is_found_and_diagnosed(start_training: Start):
     assert text.count("The training is as fast as its model.") == 2 and "Evidence:" in text and "Advice:" in text
 
 
+@pytest.mark.slow
 def test_a_training_that_waits_is_an_exit_status(start_training: Start):
     training = start_training(0.0, batch_s=0.005)
     assert doctor(str(training.pid), "--max-waiting", "1").returncode == 0
@@ -53,6 +54,7 @@ def test_nobody_there():
     assert done.returncode == 2 and f"was found in process {os.getpid()}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_training_that_has_not_begun(
     write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
 ):

@@ -92,6 +92,7 @@ def test_a_conversion_takes_a_full_output_for_no_fault_of_the_new_shards(folder:
         assert ended(command, folder, full) == (2, FULL)
 
 
+@pytest.mark.slow
 def test_what_the_encoding_lacks_is_escaped(start_training: Callable[..., subprocess.Popen[str]], folder: Path):
     """What rich writes, here of a long command; and a name that is no UTF-8."""
 

@@ -121,6 +121,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(
     assert terminal.ended() == status
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_is_shown_no_more(start_training: Start, open_terminal: Callable[..., Terminal]):
     training = start_training(0.01)
     terminal = open_terminal(training.pid)
@@ -131,6 +132,7 @@ def test_a_training_that_ends_is_shown_no_more(start_training: Start, open_termi
     assert terminal.ended() == 0
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_shows_less(start_training: Start, open_terminal: Callable[..., Terminal]):
     training = start_training(0.01)
     terminal = open_terminal(training.pid, width=80)
@@ -140,6 +142,7 @@ def test_a_narrow_terminal_shows_less(start_training: Start, open_terminal: Call
     assert terminal.ended() == 0
 
 
+@pytest.mark.slow
 def test_without_a_terminal(start_training: Start):
     training = start_training(0.01)
     done = subprocess.run([COMMAND, "top"], capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 import loaderd
 from loaderd.client.copies import CopyWaits
 
@@ -40,6 +42,7 @@ def test_who_waits_gets_what_was_waited_for():
     assert 20e6 <= waited_ns <= time.monotonic_ns() - began_ns
 
 
+@pytest.mark.slow
 def test_a_training_that_waits_for_copies_is_told_so(
     write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
 ):

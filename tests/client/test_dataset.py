@@ -59,6 +59,7 @@ def test_a_split_by_records(write_numbered: Write, numbered_schema: loaderd.Sche
     assert other != sorted(sides[1])
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("remainder", ["drop", "carry"])
 def test_the_order_of_a_part_depends_on_the_seed_alone(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, remainder: Any
@@ -86,6 +87,7 @@ def test_take_and_skip_are_slices(write_numbered: Write, numbered_schema: loader
     assert deliver(whole.take(600).split(0.5, 0.5)[1]) == [number for number in side if number < 600]
 
 
+@pytest.mark.slow
 def test_hosts_share_a_part(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
     part = loaderd.Dataset(write_numbered([300, 400]), numbered_schema).skip(33).split(0.5, 0.5)[0]
     seen: list[list[int]] = []
@@ -97,6 +99,7 @@ def test_hosts_share_a_part(write_numbered: Write, numbered_schema: loaderd.Sche
     assert sorted(seen[0] + seen[1]) == sorted(alone) and seen[0] == seen[2]
 
 
+@pytest.mark.slow
 def test_damage_moves_no_record(write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver):
     """Those behind a damaged one keep their numbers, and so their sides; damaged ones are not counted."""
     shards = write_numbered([200, 300])
@@ -113,6 +116,7 @@ def test_damage_moves_no_record(write_numbered: Write, numbered_schema: loaderd.
     assert deliver(whole.take(25)) == list(range(25))
 
 
+@pytest.mark.slow
 def test_another_split_of_a_side_cuts_it_anew(
     write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver
 ):
@@ -123,6 +127,7 @@ def test_another_split_of_a_side_cuts_it_anew(
     assert sizes[1] == pytest.approx(1000, abs=150)
 
 
+@pytest.mark.slow
 def test_a_split_by_shards(write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver):
     shards = write_numbered([60] * 8)
     whole = loaderd.Dataset(shards, numbered_schema, shuffle=False)
@@ -158,6 +163,7 @@ def test_the_record_that_is_tried_first_is_one_of_the_part(
     assert deliver(whole.skip(1)) == list(range(50))
 
 
+@pytest.mark.slow
 def test_names_that_are_no_unicode(
     write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver, tmp_path: Path
 ):

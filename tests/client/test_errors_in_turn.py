@@ -71,6 +71,7 @@ def test_an_iterator_of_growing_data_goes_on(
     assert sorted(chain(*rest[:10])) == sorted(chain(*rest[10:])) == list(range(100))
 
 
+@pytest.mark.slow
 def test_what_is_known_of_data_that_grow_for_ever_is_bounded(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):

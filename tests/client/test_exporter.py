@@ -67,6 +67,7 @@ def test_a_port_that_there_is_not(port: int):
         serve_metrics(port, "127.0.0.1", loader)
 
 
+@pytest.mark.slow
 def test_a_loader_that_nobody_has_gives_its_port_back(
     write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
 ):
@@ -136,6 +137,7 @@ def test_a_fork_leaves_the_port_to_its_parent(write_numbered: Callable[[Sequence
     assert run(tmp_path, write_numbered([50]), lines) == "a fork has left the block\nits parent has left the block\n"
 
 
+@pytest.mark.slow
 def test_garbage_in_a_fork_leaves_the_port_to_its_parent(
     write_numbered: Callable[[Sequence[int]], list[Path]], tmp_path: Path
 ):

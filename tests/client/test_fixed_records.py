@@ -65,6 +65,7 @@ def test_every_position_can_be_gone_on_from(loader_of: Any):
         assert numbers_of(loader) == expected[step:]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_the_middle_loses_nothing(loader_of: Any):
     with loader_of() as loader:
         expected = numbers_of(loader)
@@ -88,6 +89,7 @@ def test_features_that_nobody_reads_need_not_be_kept(loader_of: Any, tmp_path: P
         assert [number for batch in numbers_of(loader) for number in batch] == list(range(300))
 
 
+@pytest.mark.slow
 def test_the_schema_of_another_size_does_not_use_the_index(loader_of: Any, tmp_path: Path):
     with loader_of() as loader:
         assert sum(len(batch) for batch in numbers_of(loader)) == 300

@@ -78,6 +78,7 @@ def test_shards_are_picked_up_between_epochs(
         assert len([check_batch(batch) for batch in loader]) == 5, "a position that is refused costs nothing"
 
 
+@pytest.mark.slow
 def test_growing_data_as_an_option_and_in_a_mix(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
 ):
@@ -105,7 +106,7 @@ def test_growing_data_as_an_option_and_in_a_mix(
     assert len(set(of_games)) == 60, "a set that does not grow goes on where it was"
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("newest", [1000, 130])
 def test_growing_data_of_several_writers(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path, newest: int
@@ -177,6 +178,7 @@ def test_growing_data_that_end_or_cannot_be_carried(
         assert sorted(numbers) == list(range(50)), "the loader is none the worse"
 
 
+@pytest.mark.slow
 def test_growing_data_of_which_the_newest_lie_in_one_of_several_folders(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
 ):
@@ -200,6 +202,7 @@ def test_growing_data_of_which_the_newest_lie_in_one_of_several_folders(
         assert [check_batch(batch) for batch in loader] == expected[3:8]
 
 
+@pytest.mark.slow
 def test_growing_data_whose_folders_hold_the_same_names(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
 ):

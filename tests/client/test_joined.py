@@ -89,12 +89,14 @@ def test_a_mix_has_an_order_and_positions(apart: dict[str, Dataset], check_batch
         loaderd.Loader(Mix({"a": 0.6, "b": 0.4}, changed, epoch_records=400), batch_size=20, start=position)
 
 
+@pytest.mark.slow
 def test_hosts_share_a_mix(apart: dict[str, Dataset], check_batch: Check):
     mix = Mix({"a": 0.5, "b": 0.5}, apart, epoch_records=200)
     numbers = [n for host in range(3) for n in flat(epochs(mix, check_batch, 1, shard=(host, 3))[0])]
     assert sorted(n for n in numbers if n >= 300) == list(range(300, 400)) and len(set(numbers)) == 200
 
 
+@pytest.mark.slow
 def test_weights_that_change(apart: dict[str, Dataset], check_batch: Check):
     weights = {0: {"a": 1.0, "b": 0.0}, 2: {"a": 0.5, "b": 0.5}, 3: {"b": 1.0, "a": 0.0}}
     mix = Mix(weights, apart, epoch_records=100)
@@ -106,6 +108,7 @@ def test_weights_that_change(apart: dict[str, Dataset], check_batch: Check):
     assert epochs(pickle.loads(pickle.dumps(mix)), check_batch, 1)[0] == epochs(mix, check_batch, 1)[0]
 
 
+@pytest.mark.slow
 def test_the_order_in_which_weights_are_given_is_no_part_of_a_position(apart: dict[str, Dataset]):
     early, late = {"a": 1.0, "b": 0.0}, {"b": 0.5, "a": 0.5}
     with loaderd.Loader(Mix({0: early, 2: late}, apart, 100), batch_size=20, workers=1) as loader:
@@ -235,6 +238,7 @@ def test_what_was_joined_stays_so_in_another_process():
 # -------------------------------------------------------------------------------------- data that grow
 
 
+@pytest.mark.slow
 def test_a_position_of_data_of_another_number_of_sets(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):
@@ -266,6 +270,7 @@ def test_a_shard_of_several_sets_is_indexed_once_and_its_damage_is_named_once(
             assert (statistics.num_records, statistics.index_cached) == (199, cached)
 
 
+@pytest.mark.slow
 def test_weights_of_a_mix_in_a_row_of_sets_are_part_of_a_position(apart: dict[str, Dataset], check_batch: Check):
     def rows(weights: dict[str, float]) -> Concat:
         return Concat([Mix(weights, apart, 100), apart["a"]])

@@ -51,7 +51,8 @@ def test_files_order_without_shuffle(write_numbered: Write, numbered_schema: loa
         assert flat(passes(loader, check_batch)[0]) == list(range(1500))
 
 
-@pytest.mark.parametrize("remainder", ["drop", pytest.param("short", marks=pytest.mark.slow), "carry"])
+@pytest.mark.one_variant
+@pytest.mark.parametrize("remainder", ["drop", "short", "carry"])
 def test_the_order_depends_on_neither_workers_nor_reading(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, remainder: str
 ):
@@ -101,9 +102,8 @@ def test_hosts_share_an_epoch(write_numbered: Write, numbered_schema: loaderd.Sc
     assert {len(numbers) for numbers in seen} == {333, 334}
 
 
-@pytest.mark.parametrize(
-    "shuffle", [True, pytest.param(False, marks=pytest.mark.slow)]
-)  # the files' order is one more
+@pytest.mark.slow
+@pytest.mark.parametrize("shuffle", [True, False])  # the files' order is one more
 def test_hosts_that_are_given_the_same_files_in_other_orders(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, shuffle: bool
 ):
@@ -182,6 +182,7 @@ def test_breaking_out_and_iterating_again(write_numbered: Write, numbered_schema
         assert sorted(flat(passes(loader, check_batch)[0])) == list(range(1000))
 
 
+@pytest.mark.slow
 def test_a_new_pass_gets_the_slots_of_the_old_one_while_it_waits(
     write_numbered: Write, numbered_schema: loaderd.Schema
 ):

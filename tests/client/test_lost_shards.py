@@ -25,6 +25,7 @@ def make_unreadable(path: Path) -> None:
     path.symlink_to("/proc/self/clear_refs" if path.name < "002" else "/proc/thread-self/clear_refs")
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("policy", ["skip_record", "skip_shard"])
 def test_a_shard_that_cannot_be_indexed_is_left_out(
     write_numbered: Write,
@@ -150,6 +151,7 @@ def test_a_shard_that_is_lost_while_it_is_in_use(
                     raising.fetch(Pass(0, 1), step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["000-and-a-half.tfrecord", "999.tfrecord"])
 def test_a_shard_that_comes_later_is_not_taken_in_by_another_daemon(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, name: str

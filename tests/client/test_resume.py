@@ -220,7 +220,8 @@ def test_a_shard_that_changed_is_refused(write_numbered: Write, numbered_schema:
     )
 
 
-@pytest.mark.parametrize(("hosts", "most"), [(1, 100), pytest.param(3, 33, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("hosts", "most"), [(1, 100), (3, 33)])
 def test_a_batch_larger_than_the_data_set(
     write_numbered: Write, numbered_schema: loaderd.Schema, hosts: int, most: int
 ):
@@ -239,10 +240,8 @@ def test_a_batch_larger_than_the_data_set(
             assert len(loader) >= 1
 
 
-@pytest.mark.parametrize(
-    ("hosts", "batch_size"),
-    [(100, 512), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(3, 34), (1, 512), (3, 512)])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("hosts", "batch_size"), [(100, 512), (3, 34), (1, 512), (3, 512)])
 def test_one_short_batch(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, hosts: int, batch_size: int
 ):

@@ -119,6 +119,7 @@ def test_a_server_that_is_killed_at_every_batch(
         assert back == f"the server at {server.address} is back; going on at {gone.partition('to go on at ')[2]}"
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_in_good_order(server: Restarted, embedded: Any, caplog: pytest.LogCaptureFixture):
     """What it delivered is used up, then it is called; and when that is in vain, the loader can go on later."""
     with server.connect(5, reconnect_timeout=1.0) as loader:
@@ -139,6 +140,7 @@ def test_a_server_that_ends_in_good_order(server: Restarted, embedded: Any, capl
         assert found == embedded(batch_size=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [r"the same iterator again \(next\)", r"call loader\.seek\(loader\.position\)"])
 def test_what_the_hint_says_goes_on_with_the_same_batch(server: Restarted, embedded: Any, way: str):
     """A new loop begins the next pass otherwise, and the rest of this one is left out."""
@@ -156,6 +158,7 @@ def test_what_the_hint_says_goes_on_with_the_same_batch(server: Restarted, embed
         assert found == embedded(batch_size=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "interrupt"])
 def test_a_call_in_vain_can_be_ended(server: Restarted, embedded: Any, how: str):
     """By close() in another thread, and by Ctrl-C; after that, the loader goes on."""
@@ -199,6 +202,7 @@ def test_what_a_server_refuses(server: Restarted, monkeypatch: pytest.MonkeyPatc
         server.connect()
 
 
+@pytest.mark.slow
 def test_another_data_set_of_the_same_name(server: Restarted):
     """The server was started again with other code: nothing of it is taken for what it was."""
     with server.connect(5) as loader:
@@ -296,6 +300,7 @@ def test_consumers_that_take_turns(server: Restarted, check_batch: Check):
             len(quick)
 
 
+@pytest.mark.slow
 def test_what_takes_turns_survives_the_server(server: Restarted, check_batch: Check):
     """It is killed again and again: what was used up does not come again, and nothing is left out."""
     with contextlib.ExitStack() as opened:
@@ -316,6 +321,7 @@ def test_what_takes_turns_survives_the_server(server: Restarted, check_batch: Ch
         assert sorted(found) == list(range(NUM_RECORDS))
 
 
+@pytest.mark.slow
 def test_its_place_is_taken_when_it_comes_back(server: Restarted, caplog: pytest.LogCaptureFixture):
     """As when a server notices late that a connection is lost: it waits until there is one."""
     options = {"batch_size": 10, "sharing": "shared", "consumers": 1}
@@ -332,6 +338,7 @@ def test_its_place_is_taken_when_it_comes_back(server: Restarted, caplog: pytest
     assert "calling it for up to" in gone and "the group '' has its 1 consumers; calling it" in refused
 
 
+@pytest.mark.slow
 def test_consumers_that_all_get_the_same(server: Restarted, embedded: Any, check_batch: Check):
     with contextlib.ExitStack() as opened:
         loaders = [opened.enter_context(server.connect(sharing="mirrored", consumers=2)) for _ in range(2)]
@@ -351,6 +358,7 @@ def test_consumers_that_all_get_the_same(server: Restarted, embedded: Any, check
         assert found == [embedded()] * 2
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("how", ["close", "garbage", "interrupt"])
 @pytest.mark.parametrize("sharing", ["mirrored", "shared"])
 def test_what_a_member_holds_stays_as_it_is_when_its_connection_goes(

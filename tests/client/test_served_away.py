@@ -77,6 +77,7 @@ def test_its_consumers_go_on_when_the_shards_are_back(mounted: Mounted, check_ba
         assert sorted(found) == list(range(NUM_RECORDS))
 
 
+@pytest.mark.slow
 def test_who_has_waited_in_vain_may_ask_again(mounted: Mounted, check_batch: Check):
     with mounted.server.connect(5, reconnect_timeout=0.0) as loader:
         batches = iter(loader)

@@ -96,6 +96,7 @@ def test_while_it_takes_its_turn(server: Restarted, check_batch: Check):
     assert came >= 15
 
 
+@pytest.mark.slow
 def test_far_in_front_of_what_another_still_has(server: Restarted, write_numbered: Any):
     """Nothing that it has had comes again, however much that is."""
     write_numbered([18_000])

@@ -45,14 +45,12 @@ Path(out).write_text(json.dumps([before, count, restarts, seen]))
 """
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("closed", "progress"),
     [
-        ([2], True),
-        ([0], None),
-        ([0, 1, 2], None),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [([2], None), ([1, 2], None), ([1, 2], True)]),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [([0], True), ([0, 1, 2], True)]),
+        *(([0, 1, 2], None), ([0], None), ([2], None), ([1, 2], None)),
+        *(([0, 1, 2], True), ([0], True), ([2], True), ([1, 2], True)),
     ],
 )
 def test_without_standard_streams(write_numbered: Write, tmp_path: Path, closed: list[int], progress: bool | None):
@@ -77,7 +75,7 @@ def test_without_standard_streams(write_numbered: Write, tmp_path: Path, closed:
     assert all(daemons[str(fd)] == "/dev/null" for fd in closed)
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["sys.stderr.close()", "sys.stderr = None", "os.dup2(os.open(out, os.O_CREAT), 2)"])
 def test_a_standard_error_that_cannot_be_written_to(write_numbered: Write, tmp_path: Path, how: str):
     """A bar that was asked for is left out."""
@@ -89,6 +87,7 @@ def test_a_standard_error_that_cannot_be_written_to(write_numbered: Write, tmp_p
     assert json.loads(out.read_text())[1:3] == [300, 1]
 
 
+@pytest.mark.slow
 def test_a_working_directory_that_is_deleted(write_numbered: Write, tmp_path: Path):
     """Shards with absolute paths can be read from there, and a folder may be left after the loader is made."""
     shards = write_numbered([100, 50])

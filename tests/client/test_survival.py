@@ -102,6 +102,7 @@ def test_what_was_asked_of_storage_is_counted_over_daemons(write_numbered: Write
     assert after.bytes > before.bytes and after.requests > before.requests
 
 
+@pytest.mark.slow
 def test_close_while_another_daemon_is_started(write_numbered: Write, numbered_schema: loaderd.Schema):
     """From a thread, at many moments of it: nothing of what was being started is left."""
     shards = write_numbered([100])
@@ -222,6 +223,7 @@ print(at_openings, others, taken, loader.statistics().daemon_restarts)
 """
 
 
+@pytest.mark.slow
 def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
     """A loop that is interrupted and gone on with sees every batch once, and the position is the next one's.
 

@@ -137,6 +137,7 @@ def test_ctrl_c_ends_it_at_once_and_quietly(folder: Path):
     assert again.returncode == 0 and "were there already" in again.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_nothing_to_its_processes(folder: Path):
     """On a terminal it comes to them, too, while they start: they printed tracebacks."""
     arguments = [*COMMAND, *map(str, OPTIONS), "--to", "to", "--processes", "1"]
@@ -152,6 +153,7 @@ def test_ctrl_c_is_nothing_to_its_processes(folder: Path):
     assert process.returncode == 0 and errors == b"" and interrupts
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("format", ["tfrecord", "npz"])
 def test_where_nothing_more_can_be_written_it_says_where(folder: Path, format: str):
     """No file may have more than 40 KiB: to a writer, that is as a full disk."""
@@ -270,6 +272,7 @@ def test_where_the_file_system_has_no_locks_it_goes_on_without(
     assert json.loads(line)["version"] == 1
 
 
+@pytest.mark.slow
 def test_games_are_told_by_their_content(tmp_path: Path, lc0_games: list[Path], write_tar: Callable[..., Path]):
     tar = write_tar(
         tmp_path / "hour.tar", [(f"{number}.gz", game.read_bytes()) for number, game in enumerate(lc0_games)]

@@ -185,7 +185,7 @@ def test_shards_that_are_there_are_not_written_again_and_what_lacks_is(tmp_path:
     assert not list(folder.glob(".*.tmp"))
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2"])
 @pytest.mark.parametrize("format", ["tfrecord", "records", "npz"])
 def test_dtypes_that_are_not_numpys(format: str, name: str, tmp_path: Path):
@@ -201,6 +201,7 @@ def test_dtypes_that_are_not_numpys(format: str, name: str, tmp_path: Path):
     assert_same(batches_of(tmp_path / "from", schema), batches_of(tmp_path / "to/*", converted(schema, format)))
 
 
+@pytest.mark.slow
 def test_a_default_of_several_values(tmp_path: Path):
     features = {"number": loaderd.Int64(), "score": loaderd.Float((2,), default=[0, 0])}
     schema = loaderd.Schema.of_stored(features)

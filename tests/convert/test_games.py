@@ -264,6 +264,7 @@ def test_a_tag_that_matters_and_cannot_be_read_is_a_fault(tmp_path: Path, tags: 
     assert len(rows) == 3 and fault.damage is not None and "not one tag on a line of its own" in fault.damage.found
 
 
+@pytest.mark.slow
 def test_with_skip_record_the_games_behind_an_unclosed_comment_are_converted(tmp_path: Path):
     unclosed = '[Event "E"]\n[Result "1-0"]\n\n1. e4 e5 { what a move 2. Nf3 1-0\n'
     write(tmp_path / "a.pgn", unclosed, LOST, LOST)
@@ -276,6 +277,7 @@ def test_with_skip_record_the_games_behind_an_unclosed_comment_are_converted(tmp
     assert done.returncode == 0 and (total["records"], total["left_out"]) == (6, 1), done
 
 
+@pytest.mark.slow
 def test_without_scores_it_says_what_would_help(tmp_path: Path):
     write(tmp_path / "a.pgn", LOST, LOST)
     done = subprocess.run([*COMMAND, "a.pgn", "--to", "to"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
@@ -306,6 +308,7 @@ def test_games_are_found_wherever_pieces_end(
     assert (len(rows), without, faults) == (15, 18, [])
 
 
+@pytest.mark.slow
 def test_a_file_without_a_game_is_refused_by_name(tmp_path: Path):
     """Such as a compressed one beside others; one without a byte has no game either, and is passed over."""
     write(tmp_path / "0.pgn")

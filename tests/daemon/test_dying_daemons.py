@@ -65,6 +65,7 @@ def test_the_daemon_may_die_again_and_again(
     assert len(said) == loader.statistics().daemon_restarts
 
 
+@pytest.mark.slow
 def test_batches_that_are_held_when_the_daemon_dies(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):
@@ -84,6 +85,7 @@ def test_batches_that_are_held_when_the_daemon_dies(
         assert loader.statistics().daemon_restarts == 4
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(("sign", "restarts"), [(signal.SIGKILL, 1), (signal.SIGSTOP, 0)])
 def test_the_daemon_ends_in_the_middle_of_a_wait(
     write_numbered: Write, tmp_path: Path, sign: signal.Signals, restarts: int
@@ -143,6 +145,7 @@ def test_a_daemon_that_stalls(
     assert any(said in message for message in caplog.messages)
 
 
+@pytest.mark.slow
 def test_a_busy_worker_is_no_stalled_daemon(write_numbered: Write, tmp_path: Path):
     """The daemon answers when it is asked."""
     once = str(tmp_path / "once")
@@ -163,6 +166,7 @@ def test_a_busy_worker_is_no_stalled_daemon(write_numbered: Write, tmp_path: Pat
         assert loader.statistics().daemon_restarts == 0
 
 
+@pytest.mark.slow
 def test_the_daemon_dies_while_it_opens(
     write_numbered: Write, tmp_path: Path, check_batch: Check, caplog: pytest.LogCaptureFixture
 ):
@@ -187,6 +191,7 @@ def test_the_daemon_dies_while_it_opens(
     assert [record.getMessage() for record in caplog.records] == [warning] * 2
 
 
+@pytest.mark.slow
 def test_daemons_that_die_in_a_row(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
     """An error says so; who asks again gets another try, and then exactly the next batch."""
     lethal = tmp_path / "lethal"
@@ -250,6 +255,7 @@ def test_another_daemon_refuses_other_data(
             next(batches)
 
 
+@pytest.mark.slow
 def test_another_daemon_finds_none_of_the_shards(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):
@@ -305,6 +311,7 @@ def check_all(loader: loaderd.Loader, pass_: Pass, step: int, check: Check) -> l
     return found
 
 
+@pytest.mark.slow
 def test_the_daemon_of_growing_data_dies(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
 ):
@@ -340,6 +347,7 @@ def test_the_daemon_of_growing_data_dies(
             list(batches)
 
 
+@pytest.mark.slow
 def test_a_set_that_does_not_grow_keeps_its_shards_beside_one_that_does(
     write_numbered: Write, numbered_schema: loaderd.Schema
 ):

@@ -68,6 +68,7 @@ def test_workers_may_be_killed_at_any_time(
         assert re.fullmatch(warning, record.getMessage())
 
 
+@pytest.mark.slow
 def test_all_workers_may_be_killed_while_the_consumer_pauses(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):
@@ -83,6 +84,7 @@ def test_all_workers_may_be_killed_while_the_consumer_pauses(
         assert sorted(chain(*fetch_all(loader, check_batch, before=before))) == list(range(2000))
 
 
+@pytest.mark.slow
 def test_a_consumer_does_not_wait_for_ever_for_a_worker_that_cannot_be_replaced(
     write_numbered: Write, numbered_schema: loaderd.Schema
 ):
@@ -140,6 +142,7 @@ def test_a_worker_has_nothing_of_the_daemon(write_numbered: Write, numbered_sche
         assert "memfd" not in mapped and "memfd" in Path(f"/proc/{daemon}/maps").read_text()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("leaves_a_fork", [False, True])
 def test_a_worker_may_die_in_the_middle_of_a_task(
     write_numbered: Write, check_batch: Check, tmp_path: Path, leaves_a_fork: bool
@@ -173,6 +176,7 @@ def test_a_worker_may_die_in_the_middle_of_a_task(
             kill(int(child))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("crash", "how", "step"),
     [
@@ -198,6 +202,7 @@ def test_a_record_that_kills_every_worker_breaks_its_batch(
         check_others(found, step)
 
 
+@pytest.mark.slow
 def test_a_function_that_always_crashes_breaks_each_batch(write_numbered: Write, check_batch: Check):
     schema = crashing_schema(lambda numbers: os._exit(7))
     with loaderd.Loader(write_numbered([60]), schema, batch_size=20, shuffle=False, workers=1) as loader:
@@ -269,6 +274,7 @@ def test_records_at_which_a_function_raises_are_left_out_where_the_user_chose_so
         assert all("no multiples of 70" in damage.found for damage in statistics.damages)
 
 
+@pytest.mark.slow
 def test_a_loop_with_few_slots_does_not_hang_where_a_function_often_raises(write_numbered: Write):
     """A slot that was kept for a batch was used for a later one, until all held batches that were not due."""
 

@@ -120,6 +120,7 @@ def test_consumers_at_once_each_have_the_order_of_an_embedded_loader(daemon: Ser
     assert flat(found[2]) == list(range(100))
 
 
+@pytest.mark.slow
 def test_packed_batches_have_the_same_order(daemon: ServedDaemon, tmp_path: Path):
     consumer = daemon.connect()
     consumer.hello()
@@ -194,6 +195,7 @@ def test_slots_of_several_consumers_can_only_be_read(daemon: ServedDaemon, shari
     os.close(fd)
 
 
+@pytest.mark.slow
 def test_what_a_consumer_had_is_given_back(daemon: ServedDaemon):
     def visit() -> None:
         consumer = daemon.subscribe()
@@ -295,6 +297,7 @@ def test_a_process_of_another_user_may_not_connect(daemon: ServedDaemon):
     assert (report["consumers"], report["sent_away"]) == ([], 1)
 
 
+@pytest.mark.slow
 def test_limits(write_numbered: Write, tmp_path: Path):
     write_numbered([500, 300])
     source = MODULE % {"folder": tmp_path}
@@ -320,6 +323,7 @@ def test_limits(write_numbered: Write, tmp_path: Path):
             second.receive(Ended)
 
 
+@pytest.mark.slow
 def test_who_says_nothing_or_half_a_message_is_sent_away(daemon: ServedDaemon):
     silent, slow, waiting = daemon.connect(), daemon.subscribe(), daemon.connect()
     slow.socket.sendall(b"\x94")
@@ -335,6 +339,7 @@ def test_who_says_nothing_or_half_a_message_is_sent_away(daemon: ServedDaemon):
 # ------------------------------------------------------------------------------------------- its supervisor
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_told_the_supervisor(write_numbered: Write, tmp_path: Path):
     write_numbered([50])
     for names, match in [
@@ -355,6 +360,7 @@ def test_the_end_is_told_to_consumers(daemon: ServedDaemon):
     assert reading.is_closed() and daemon.process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_drained_ends_with_its_last_consumer(daemon: ServedDaemon, tmp_path: Path):
     consumer = daemon.subscribe()
     daemon.supervisor.send(Drain())
@@ -365,6 +371,7 @@ def test_a_daemon_that_is_drained_ends_with_its_last_consumer(daemon: ServedDaem
     assert daemon.process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_who_joins_a_group_in_a_daemon_that_is_drained_goes_to_the_next_one(daemon: ServedDaemon):
     """Else it would be alone in the old one, and the others in the new one."""
     late, alone = daemon.connect(), daemon.connect()

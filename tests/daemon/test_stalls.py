@@ -74,6 +74,7 @@ def test_a_function_that_never_ends(write_numbered: Write, check_batch: Check, t
             assert [damage.record for damage in loader.statistics().damages] == [77]
 
 
+@pytest.mark.slow
 def test_what_takes_long_but_goes_on_is_no_stall(
     numbered_schema: loaderd.Schema, tmp_path: Path, write_numbered: Write
 ):
@@ -95,6 +96,7 @@ def test_what_takes_long_but_goes_on_is_no_stall(
     assert restarted == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_is_suspended_loses_no_worker(write_numbered: Write, tmp_path: Path):
     """SIGSTOP to all its processes for longer than the limit, and SIGCONT."""
     code = f"""
@@ -145,6 +147,7 @@ signal.pause()
     assert lines[-2:] == [f"  worker     {worker} waits for the consumer to give slots back\n" for worker in workers]
 
 
+@pytest.mark.slow
 def test_a_daemon_that_cannot_say_who_waits_for_whom_goes_on(write_numbered: Write, tmp_path: Path):
     """Its terminal is gone."""
     code = f"""

@@ -143,6 +143,7 @@ def test_without_fields_of_bits_nothing_unpacks_them(
         assert loader.statistics().kernels == "numpy"
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
 def test_a_broken_llvmlite_costs_nothing_but_speed(numbered: str, tmp_path: Path, error: str) -> None:
     binding = tmp_path / "broken" / "llvmlite"

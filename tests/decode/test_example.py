@@ -110,6 +110,7 @@ def test_mnist_records_of_tensorflow() -> None:
     assert check(record, mnist(), TensorFlowParser(mnist(), record))
 
 
+@pytest.mark.slow
 def test_mutated_records() -> None:
     random = np.random.default_rng(1)
     real = chess_record(random)

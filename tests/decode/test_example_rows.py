@@ -121,6 +121,7 @@ def test_rare_layouts(plain_parses: list[int]) -> None:
     assert [plain_parses.count(position) for position in range(20, 25)] == [2, 1, 1, 6, 6]
 
 
+@pytest.mark.slow
 def test_layouts_that_never_come_again(plain_parses: list[int]) -> None:
     """Learning from them is given up more and more."""
     parser = RowParser(SCHEMA)
@@ -258,7 +259,7 @@ def same_length_layouts(count: int) -> list[bytes]:
     return [example(*REQUIRED, entry(f"x{i:03}", b"")) for i in range(count)]
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 def test_more_layouts_than_templates(plain_parses: list[int]) -> None:
     parser = RowParser(SCHEMA)
     kinds = same_length_layouts(20)

@@ -14,8 +14,7 @@ from specials import SPECIALS
 QUICK_ENDS = ["exception", "SIGTERM in a loop", "SIGINT in a loop"]
 QUICK_USES = [
     *("iterator", "tf.function", "map of a Python function", "from_generator", "fit left by an exception"),
-    *("fit in a thread", "class with __del__ that reads", "atexit after", "daemon thread"),
-    "daemon thread that gets no core",
+    *("class with __del__ that reads", "atexit after", "daemon thread"),
 ]
 
 

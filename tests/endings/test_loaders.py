@@ -13,25 +13,17 @@ from specials import SPECIALS
 # One of each kind. What is not here is near to one that is: a signal while nothing runs to one in a loop, a pool of
 # processes to multiprocessing, asyncio.to_thread and a filled queue to a daemon thread. Every use ends with the file.
 QUICK_ENDS = [
-    *("exception", "sys.exit", "SIGTERM in a loop", "SIGINT in a loop", "SIGINT, caught", "SIGKILL"),
-    "handler that takes a batch and exits",
+    *("exception", "SIGTERM in a loop", "SIGINT in a loop", "SIGKILL", "handler that takes a batch and exits"),
 ]
 QUICK_USES = [
-    *("iterator", "batches held", "with, inside", "several", "reference cycle"),
+    *("iterator", "batches held", "reference cycle"),
     *("class with __del__ that reads", "atexit after", "daemon thread"),
 ]
 QUICK_SPECIALS = [
-    *("a thread gets all its batches", "a thread that begins late gets all its batches"),
-    *("a job of a pool gets all its batches", "many loaders leave nothing"),
-    *(
-        "a fork inherits a loader and exits",
-        "a fork inherits a loader, and makes its own",
-        "a fork outlives its parent",
-    ),
-    *("multiprocessing, fork: loaders of their own beside their parent's", "multiprocessing, a daemon that iterates"),
-    *("multiprocessing, spawn: loaders of their own", "SIGCHLD is ignored"),
-    "no more files can be opened",
-    *("slow data, loader, a daemon thread waits", "slow data, loader, SIGTERM", "slow data, Ctrl-C"),
+    *("a thread gets all its batches", "a job of a pool gets all its batches", "many loaders leave nothing"),
+    *("a fork inherits a loader and exits", "a fork outlives its parent", "SIGCHLD is ignored"),
+    *("no more files can be opened", "slow data, loader, a daemon thread waits"),
+    *("slow data, loader, SIGTERM", "slow data, Ctrl-C"),
 ]
 
 

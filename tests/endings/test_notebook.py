@@ -112,6 +112,7 @@ def run_interrupted(kernel: Kernel, cell: str) -> str:
         interrupting.join()
 
 
+@pytest.mark.slow
 def test_a_kernel_with_a_data_set_is_interrupted_and_shut_down(kernel: Kernel):
     interrupt(kernel, "data_set")
     kernel.shut_down()

@@ -59,6 +59,7 @@ def test_a_program_ends_however_it_was_started(
     runner.run_command(found, *command, stdin=script if as_stdin else "", limit_s=BUSY_LIMIT_S).check()
 
 
+@pytest.mark.slow
 def test_a_fresh_process_of_tensorflow(runner: Runner):
     """Nothing is frozen, and all of its modules are collected at the end."""
     lines = PRELUDE + OF_DATA_SET + "last_line()\nraise ValueError('mine')\n"
@@ -95,7 +96,8 @@ def test_that_fails(batches):
 )
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])  # a worker is one more pytest
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])  # a worker is one more pytest
 def test_pytest(runner: Runner, workers: int):
     own = ["--rootdir=.", "--basetemp=own", "-c", os.devnull]  # whatever is in the folders above
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *own, "--tb=line", "{}"]
@@ -122,17 +124,18 @@ def addresses(runner: Runner) -> Iterator[list[str]]:
         served.close()
 
 
-@pytest.mark.parametrize("network", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["unix", "network"])
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [False, True], ids=["unix", "network"])
 @pytest.mark.parametrize(
     ("use", "end", "tensorflow"),
     [
         ("iterator", "end of file", False),
-        pytest.param("batches held", "exception", False, marks=pytest.mark.slow),
+        ("batches held", "exception", False),
         ("daemon thread", "end of file", False),
         ("iterator", "SIGTERM in a loop", False),
-        pytest.param("iterator", "end of file", True, marks=pytest.mark.slow),  # most programs of usage are these
-        pytest.param("shuffle", "exception", True, marks=pytest.mark.slow),
-        pytest.param("fit left by an exception", "end of file", True, marks=pytest.mark.slow),
+        ("iterator", "end of file", True),  # most programs of usage are these
+        ("shuffle", "exception", True),
+        ("fit left by an exception", "end of file", True),
     ],
 )
 def test_consumers_of_a_server(

@@ -80,6 +80,7 @@ def test_validation_follows_the_checkpoints_of_a_training(start: Start, shards: 
     assert rows(followed / "validation.csv") == validated, "nothing was left to validate"
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_with_the_next_batch(
     start: Start, followed: Path, shards: Path, tmp_path: Path
 ) -> None:

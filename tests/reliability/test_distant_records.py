@@ -87,7 +87,7 @@ def web(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("one", KINDS, indirect=True)
 def test_on_a_web_server(one: Path, planned: list[list[int]], web: str):
     storage = loaderd.Storage(filesystem=web_filesystem(web))
@@ -109,7 +109,7 @@ def restarts_of(loader: loaderd.Loader, who: str) -> int:
     return statistics.daemon_restarts if who == "daemon" else statistics.workers_restarted
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["worker", "daemon"])
 @pytest.mark.parametrize("one", KINDS, indirect=True)
 def test_a_process_that_is_killed_in_the_middle_loses_nothing(one: Path, planned: list[list[int]], who: str):
@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_in_the_middle_loses_nothing(one: Path, planned
         assert loader.statistics().damages == ()
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("one", KINDS, indirect=True)
 def test_a_position_in_the_middle_is_gone_on_from(one: Path, planned: list[list[int]]):
     with loaderd.Loader(one, SCHEMA, **OPTIONS) as loader:

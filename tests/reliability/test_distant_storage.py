@@ -96,7 +96,7 @@ def test_a_store_that_is_away_for_a_while_loses_nothing(store: DistantS3, planne
     assert statistics.damages == () and statistics.workers_restarted == 0
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
 def test_a_store_that_stays_away_is_an_error_and_whoever_asks_again_misses_nothing(
     store: DistantS3, planned: list[int], on_corrupt: Any
@@ -162,7 +162,7 @@ def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3,
     assert np.concatenate(found).tolist() == planned
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["shared", "mirrored"])
 def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait(
     store: DistantS3, tmp_path: Path, sharing: Any
@@ -215,6 +215,7 @@ def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait
                 loader.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_from_the_start_is_an_error(store: DistantS3):
     store.away = True
     storage = loaderd.Storage(retry_s=0.5)
@@ -225,6 +226,7 @@ def test_a_store_that_is_away_from_the_start_is_an_error(store: DistantS3):
             )
 
 
+@pytest.mark.slow
 def test_an_object_that_was_replaced_by_one_of_its_size_is_noticed(store: DistantS3, shards: list[str]):
     with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, **OPTIONS) as loader:
         # A worker looks at an object again after 2 s: what it reads within them may be the new one's.
@@ -234,6 +236,7 @@ def test_an_object_that_was_replaced_by_one_of_its_size_is_noticed(store: Distan
             taken(loader)
 
 
+@pytest.mark.slow
 def test_what_is_on_the_local_disk_is_not_fetched_again(store: DistantS3, planned: list[int], tmp_path: Path):
     storage = loaderd.Storage(cache_dir=str(tmp_path / "cache"))
     with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, storage=storage, **OPTIONS) as loader:
@@ -261,6 +264,7 @@ def test_many_small_objects_are_indexed_at_the_same_time(store: DistantS3, shard
     assert store.most_at_once > 2, "the requests were made one after the other"
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_named(store: DistantS3):
     for name in ("*.tfrecord", "a.tfrecord"):
         with pytest.raises(NoShardsError) as caught:

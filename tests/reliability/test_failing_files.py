@@ -108,17 +108,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("error", "retry_s", "on_corrupt"),
     [
         ("EIO", 60, "skip_record"),
         ("ESTALE", 60, "raise"),
+        *(("EIO", 60, "raise"), ("ESTALE", 60, "skip_record")),
         *(("EIO", 0.5, on_corrupt) for on_corrupt in ("raise", "skip_record")),
-        # Another pair of the same two.
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("EIO", 60, "raise"), ("ESTALE", 60, "skip_record"))
-        ),
     ],
 )
 def test_reads_that_fail_for_a_while_lose_nothing(

@@ -14,6 +14,7 @@ from mutate import BYTES, STREAM, healthy_shards, mutated_examples
 from loaderd.shards import blocks, framing
 
 
+@pytest.mark.slow
 def test_what_is_promised_of_damaged_shards_holds():
     found = mutations.run(seed=1, first=0, count=300)
     kinds = {kind.removesuffix(" (compressed)") for kind in found["kinds"]}

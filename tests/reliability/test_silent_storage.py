@@ -32,6 +32,7 @@ def silent() -> Iterator[tuple[socket.socket, str]]:
         yield listener, f"gs://anonymous@bucket/a.tfrecord?endpoint_override=127.0.0.1:{port}&scheme=http"
 
 
+@pytest.mark.slow
 def test_what_is_waited_for_is_said_and_given_up(
     silent: tuple[socket.socket, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

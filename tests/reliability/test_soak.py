@@ -10,6 +10,7 @@ import soak as soak_script
 from soak import Figures, compare, soak
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # seconds, but on a busy machine
 def test_nothing_grows_while_workers_are_killed(tmp_path: Path):
     figures = soak(tmp_path, 200_000, "loader", sizes=[10_000] * 2, kill_every=50_000, sample_every=4_000)

@@ -50,6 +50,7 @@ def large_stacks() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_STACK, before)
 
 
+@pytest.mark.slow
 def test_calls_beyond_what_there_may_be_come_again(
     tmp_path: Path, start_server: Callable[..., NetworkServer], monkeypatch: pytest.MonkeyPatch
 ):

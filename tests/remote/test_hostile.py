@@ -201,6 +201,7 @@ def test_bytes_at_random(server, consumer):
             sock.sendall(preface + rng.randbytes(rng.randrange(2000)))
 
 
+@pytest.mark.slow
 def test_who_does_not_read_takes_no_more_than_his_answer(server, consumer, digest):
     ticket = flight.Ticket(json.dumps({"dataset": "train", "data": digest, "rows": [[0, 0, 0, 16]]}))
     clients = [flight.connect(server.address) for _ in range(20)]
@@ -232,6 +233,7 @@ def test_places_are_limited(start_server):
         wait_until(is_free)
 
 
+@pytest.mark.slow
 def test_bandwidth_is_limited(start_server):
     server = start_server(max_bandwidth=20_000.0, cache=0)
     with loaderd.connect([server.address], "train", batch_size=100, epochs=6, workers=1) as loader:
@@ -241,6 +243,7 @@ def test_bandwidth_is_limited(start_server):
     assert time.monotonic() - began_s > num_bytes / 20_000 - 2
 
 
+@pytest.mark.slow
 def test_bandwidth_of_finished_batches_is_limited(start_server):
     server = start_server(max_bandwidth=100_000.0)
     with flight.connect(server.address) as client:
@@ -250,6 +253,7 @@ def test_bandwidth_of_finished_batches_is_limited(start_server):
     assert time.monotonic() - began_s > table.nbytes / 100_000 - 2
 
 
+@pytest.mark.slow
 def test_calls_whose_callers_have_gone_use_no_bandwidth(start_server):
     """Else those who call again get nothing, as long as more is asked for than may be sent."""
     bytes_per_s = 20_000.0

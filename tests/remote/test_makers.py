@@ -189,6 +189,7 @@ train = loaderd.Dataset(shards, schema, storage=loaderd.Storage(filesystem=Mount
 """
 
 
+@pytest.mark.slow
 def test_a_maker_whose_storage_is_asked_again_is_not_silent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
 ):
@@ -216,6 +217,7 @@ def twice(id):
 schema ="""
 
 
+@pytest.mark.slow
 def test_a_maker_of_slow_rows_is_not_silent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
 ):
@@ -245,6 +247,7 @@ def test_where_too_many_rows_kill_makers_the_request_is_an_error(
     assert some.restarts == 5
 
 
+@pytest.mark.slow
 def test_others_are_served_while_rows_are_looked_for_that_kill_makers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
 ):
@@ -271,6 +274,7 @@ def test_others_are_served_while_rows_are_looked_for_that_kill_makers(
         searching.join()
 
 
+@pytest.mark.slow
 def test_rows_of_shards_that_a_new_daemon_cannot_list_are_not_there_yet(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_server: Callable[..., NetworkServer]
 ):
@@ -342,6 +346,7 @@ def test_a_gateway_listens_when_it_has_makers(tmp_path: Path):
     assert done.stdout == f"[{errno.ECONNREFUSED}, 0]\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_maker_that_replaces_another_has_as_much_memory(start_server: Callable[..., NetworkServer]):
     """The gateway bounds its own, and what it starts later inherits that."""
     server = start_server(makers=1)

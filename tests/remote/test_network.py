@@ -62,6 +62,7 @@ def test_one_address_will_do(server, embedded):
         assert [check(batch) for batch in loader] == embedded
 
 
+@pytest.mark.slow
 def test_positions_are_those_of_an_embedded_loader(server, embedded):
     with connect(server, epochs=2) as loader:
         for batch, _ in zip(loader, range(5), strict=False):
@@ -180,6 +181,7 @@ def test_nobody_answers():
         loaderd.connect(["grpc://127.0.0.1:1"], "train", batch_size=64, reconnect_timeout=1.0)
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_later_is_waited_for(borrow_server, embedded):
     """A trainer may start before its servers."""
     server = borrow_server()
@@ -196,6 +198,7 @@ def fails():
     raise OSError("no such host yet")
 
 
+@pytest.mark.slow
 def test_a_function_that_knows_of_no_server_yet_is_called_again(server, embedded, monkeypatch, caplog):
     """A trainer may start before its servers have a name, or before a registry runs."""
     monkeypatch.setattr("loaderd.client.discovery._FIRST_PAUSE_S", 0.01)
@@ -266,6 +269,7 @@ def test_nothing_is_left_of_consumers_that_have_gone(server):
     wait_for_no_daemon()
 
 
+@pytest.mark.slow
 def test_a_slow_line_is_told_from_slow_workers(start_server):
     server = start_server(max_bandwidth=5000)
     with connect(server, epochs=None) as loader:

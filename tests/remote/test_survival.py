@@ -80,6 +80,7 @@ def test_one_of_two_servers_is_gone_for_good(borrow_server, expected):
         assert read(loader, 20, servers[0].close) == expected
 
 
+@pytest.mark.slow
 def test_a_server_that_stands_still_costs_a_while(borrow_server, expected):
     servers = [borrow_server(), borrow_server()]
 
@@ -92,6 +93,7 @@ def test_a_server_that_stands_still_costs_a_while(borrow_server, expected):
     servers[0].close()
 
 
+@pytest.mark.slow
 def test_servers_come_and_go_all_the_time(borrow_server, expected):
     """One of three is killed each time; it comes back with another port, and the function says so."""
     servers = [borrow_server() for _ in range(3)]
@@ -117,6 +119,7 @@ def test_servers_come_and_go_all_the_time(borrow_server, expected):
         disturbing.join()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_added_is_used(borrow_server):
     servers = [borrow_server()]
     with loaderd.connect(
@@ -135,6 +138,7 @@ def test_a_server_that_is_added_is_used(borrow_server):
         wait_until(is_used)
 
 
+@pytest.mark.slow
 def test_an_address_function_that_fails_is_asked_again(borrow_server, monkeypatch, caplog):
     monkeypatch.setattr("loaderd.client.discovery._ASK_AGAIN_S", 0.0)
     servers, asked = [borrow_server(), borrow_server()], []
@@ -154,6 +158,7 @@ def test_an_address_function_that_fails_is_asked_again(borrow_server, monkeypatc
     assert first == second and "OSError: the registry does not answer right now" in first
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_an_address_function(borrow_server, monkeypatch):
     monkeypatch.setattr("loaderd.client.discovery._ASK_AGAIN_S", 0.0)
     servers, is_asked, may_answer = [borrow_server()], threading.Event(), threading.Event()
@@ -201,6 +206,7 @@ print("a fork" if child == 0 else "its parent", "ends", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_program_ends_while_an_address_function_is_asked(borrow_server):
     found = subprocess.run(
         [sys.executable, "-c", ASKING, borrow_server().address],
@@ -212,6 +218,7 @@ def test_a_program_ends_while_an_address_function_is_asked(borrow_server):
     assert (found.returncode, found.stdout, found.stderr) == (0, "a fork ends\nits parent ends\n", "")
 
 
+@pytest.mark.slow
 def test_no_server_comes_back(borrow_server):
     """It is an error that names them, and no record is taken for lost: a later call goes on with the same batch."""
     server = borrow_server()
@@ -299,6 +306,7 @@ def test_a_server_whose_shards_are_away_counts_as_away(start_server, monkeypatch
         assert sorted(found[:1000]) == sorted(found[1000:]) == list(range(1000))
 
 
+@pytest.mark.slow
 def test_other_data_are_refused(borrow_server, tmp_path, write_numbered_to):
     """A server of the same name that has other shards is not believed."""
     one = borrow_server()
@@ -318,7 +326,7 @@ def test_other_data_are_refused(borrow_server, tmp_path, write_numbered_to):
         other.close()
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("grows", [False, True])
 def test_a_resume_waits_for_the_server_that_has_its_data(tmp_path, write_numbered_to, monkeypatch, caplog, grows):
     """While the others have new data already, as in a rolling update."""

@@ -187,6 +187,7 @@ def test_garbage_is_an_error_or_a_schema_of_its_own(wire: Any) -> None:
     assert from_wire(to_wire(schema)) == schema
 
 
+@pytest.mark.slow
 def test_garbled_bytes_are_an_error_or_a_schema() -> None:
     good = [msgpack.packb(to_wire(unpacking_schema(schema))) for schema in (chess_eval(dtype="bfloat16"), mnist())]
     source = random.Random(0)

@@ -173,6 +173,7 @@ def test_games_are_mirrored_where_nobody_may_castle(positions: Path):
         assert (found[name] == stored[name]).all()
 
 
+@pytest.mark.slow
 def test_every_position_that_may_be_is_mirrored_by_symmetry_4(positions: Path):
     (stored,) = read(positions, loaderd.schemas.lc0("float16"))
     (found,) = read(positions, loaderd.schemas.lc0("float16", symmetries=[4]))

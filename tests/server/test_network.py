@@ -101,6 +101,7 @@ def site(everything: Site) -> Iterator[Site]:
     everything.close()
 
 
+@pytest.mark.slow
 def test_delay_and_loss(site: Site):
     """Read again and again until something was lost: it is chance what is."""
     site.network.disturb("delay", "20ms", "5ms", "loss", "2%")
@@ -110,6 +111,7 @@ def test_delay_and_loss(site: Site):
         site.check(site.read())
 
 
+@pytest.mark.slow
 def test_a_slow_line(site: Site):
     site.slow_line(delay_s=0.05, bytes_per_s=500e3)
     began_s = time.monotonic()
@@ -117,6 +119,7 @@ def test_a_slow_line(site: Site):
     assert time.monotonic() - began_s > OPTIONS["epochs"] * RECORDS * ROW_BYTES / 500e3
 
 
+@pytest.mark.slow
 def test_bursts_of_loss(site: Site):
     """Read again and again until there was one: a quick machine is done while the line is plugged in."""
     lost_before, until_s = site.network.num_lost(), time.monotonic() + 60
@@ -145,7 +148,8 @@ def test_unplugged_and_plugged_in_again(site: Site):
         checked.result()
 
 
-@pytest.mark.parametrize("how", ["reset", pytest.param("end", marks=pytest.mark.slow), "stall"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["reset", "end", "stall"])
 def test_a_connection_that_is_cut_in_the_middle_of_an_answer(site: Site, how: str):
     cuts = [30_000, 100_000, 170_007]
     line = site.slow_line(cuts=[(how, after) for after in cuts])
@@ -154,6 +158,7 @@ def test_a_connection_that_is_cut_in_the_middle_of_an_answer(site: Site, how: st
     assert [line.next() for _ in cuts] == [f"{how} after {after} bytes" for after in cuts]
 
 
+@pytest.mark.slow
 def test_a_connection_to_the_only_server_stalls(site: Site):
     line = site.slow_line(cuts=[("stall", 100_000)])
     site.check(site.read(LINE))

@@ -92,6 +92,7 @@ def test_no_record_of_a_short_life_is_missing_in_the_counters(start: Start):
     assert metric(server, "loaderd_batches_total") == 600
 
 
+@pytest.mark.slow
 def test_counters_of_the_network(start: Start):
     server = start(*HEALTH, "--listen", "127.0.0.1:0", until="grpc://")
     address = server.said[-1].split('"')[1]
@@ -141,6 +142,7 @@ def test_a_place_is_free_again(server: Server):
 # ------------------------------------------------------------------------------------------------- idle
 
 
+@pytest.mark.slow
 def test_who_waits_for_another_is_not_idle(start: Start):
     server = start("--idle-timeout", "3")
     with connect(server, sharing="mirrored", consumers=2, reconnect_timeout=0) as waiting:
@@ -176,6 +178,7 @@ def test_who_still_has_the_last_batch_of_a_shared_pass_is_not_idle(start: Start)
 # ------------------------------------------------------------------------------------- failed data sets
 
 
+@pytest.mark.slow
 def test_a_data_set_that_failed_is_tried_again_and_keeps_nobody_from_the_others(start: Start, tmp_path: Path):
     shard = tmp_path / "shards" / "000.tfrecord"
     shard.rename(tmp_path / "away")
@@ -197,7 +200,7 @@ def test_a_data_set_that_failed_is_tried_again_and_keeps_nobody_from_the_others(
 # --------------------------------------------------------------------------------------------- watchdog
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["daemon", "gateway"])
 def test_a_process_that_hangs_is_replaced(start: Start, tmp_path: Path, process: str):
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
@@ -251,6 +254,7 @@ def test_wrong_certificates_are_named_before_anything_starts(start: Start, tmp_p
         assert server.wait_end() == 2
 
 
+@pytest.mark.slow
 def test_what_is_weak_or_expires_is_warned_of_and_taken_anew_on_sighup(start: Start, tmp_path: Path):
     options = certificate(tmp_path, "server", "-days", "1")
     (tmp_path / "token").write_text("short")
@@ -277,6 +281,7 @@ def test_what_is_weak_or_expires_is_warned_of_and_taken_anew_on_sighup(start: St
     assert ask_status(address, token="a-longer-one-than-before", tls=tls)["pid"]
 
 
+@pytest.mark.slow
 def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
     (tmp_path / "token").write_text("the-token-of-the-start")
     (tmp_path / "token").chmod(0o600)
@@ -292,6 +297,7 @@ def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
     assert ask_status(address, token="the-token-of-the-start")["pid"]
 
 
+@pytest.mark.slow
 def test_a_failed_handshake_is_counted_and_in_the_log(start: Start, tmp_path: Path):
     server = start(*HEALTH, "--listen", "127.0.0.1:0", *certificate(tmp_path, "server"), until="grpc+tls://")
     port = network_address(server.said[-1].split('"')[1])[1]
@@ -323,6 +329,7 @@ def test_memory_of_a_consumer_has_a_limit(start: Start):
 # ---------------------------------------------------------------------------------------------- the log
 
 
+@pytest.mark.slow
 def test_an_end_and_a_crash_are_told_apart(server: Server):
     program = (
         "import os, sys, loaderd\nloader = loaderd.connect(sys.argv[1], 'train', batch_size=10, name=sys.argv[2])\n"

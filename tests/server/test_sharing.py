@@ -168,6 +168,7 @@ def test_split_each_rank_gets_its_part_whoever_is_killed(group: Group, embedded:
     )
 
 
+@pytest.mark.slow
 def test_independent_nobody_is_stopped_by_another(group: Group, embedded: Any):
     slow, quick = group.add({}, {})
     take(1, slow, quick)
@@ -179,6 +180,7 @@ def test_independent_nobody_is_stopped_by_another(group: Group, embedded: Any):
     assert slow.had == quick.had
 
 
+@pytest.mark.slow
 def test_mirrored_all_get_all_whoever_is_killed(group: Group, embedded: Any):
     models = group.add(*2 * [{"sharing": "mirrored", "consumers": 2, "epochs": 2}])
     take(3, *models)
@@ -244,6 +246,7 @@ def test_shared_each_batch_goes_to_one(group: Group, first: str):
     assert sorted(second) == list(range(RECORDS))
 
 
+@pytest.mark.slow
 def test_shared_a_slow_one_takes_what_it_can(group: Group):
     slow, quick = group.add(*2 * [{"sharing": "shared", "consumers": 2}])
     take(1, slow, quick)
@@ -256,6 +259,7 @@ def test_shared_a_slow_one_takes_what_it_can(group: Group):
     assert sorted(had) == list(range(RECORDS)) and had[-BATCH:] == ids, "what the slow one had comes again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["batch", "iterator"])
 def test_shared_who_leaves_its_loop_and_lets_go_stops_nobody(group: Group, last: str):
     options = {"sharing": "shared", "consumers": 2}
@@ -324,6 +328,7 @@ def test_shared_a_program_that_has_left_its_loop_ends(group: Group):
     assert (found.returncode, found.stdout, found.stderr) == (0, "a fork ends\nits parent ends\n", "")
 
 
+@pytest.mark.slow
 def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
     options = {"sharing": "mirrored", "consumers": 2}
     first, _ = group.add(options, options)
@@ -335,7 +340,7 @@ def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
     group.connect(**options).close()
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["mirrored", "shared"])
 def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group, embedded: Any, sharing: Any):
     group.restart_server("--idle-timeout", "1")
@@ -362,7 +367,7 @@ def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group,
     group.connect(**options).close()
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["shared", "mirrored"])
 def test_a_reload_keeps_a_group_together(group: Group, embedded: Any, sharing: str):
     """Of what one had that is killed meanwhile, some may come again, if the batches go to one of them each."""
@@ -385,6 +390,7 @@ def test_a_reload_keeps_a_group_together(group: Group, embedded: Any, sharing: s
     assert set(had) | {number for ids in other.had for number in ids or []} == set(range(RECORDS))
 
 
+@pytest.mark.slow
 def test_nobody_judges_how_a_group_waits(group: Group):
     """Its batches are taken by the server, which waits for nothing."""
     *members, alone = group.add(*[{"sharing": "mirrored", "group": "g", "consumers": 2}] * 2, {})

@@ -65,6 +65,7 @@ def test_that_nobody_reads_it_does_not_mean_that_the_server_does_not_answer(serv
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.slow
 def test_the_doctor_sees_consumers_by_the_server_and_by_its_process(server: Server):
     def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([COMMAND, "doctor", *arguments], capture_output=True, text=True, timeout=60)
@@ -95,6 +96,7 @@ heavy = loaderd.Dataset("shards/*.tfrecord", loaderd.Schema(schema.features, fie
 """
 
 
+@pytest.mark.slow
 def test_who_waits_because_of_another_consumer_is_told_so(
     tmp_path: Path, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
 ):
@@ -124,6 +126,7 @@ def test_who_waits_because_of_another_consumer_is_told_so(
         assert "Advice: `loaderd serve --workers " in found
 
 
+@pytest.mark.slow
 def test_again_and_again_on_a_terminal(server: Server):
     ours, theirs = pty.openpty()
     command = [COMMAND, "status", f"unix://{server.path}", "--watch"]

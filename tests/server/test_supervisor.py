@@ -84,6 +84,7 @@ def test_what_it_says_and_how_it_ends(start: Start, tmp_path: Path):
     assert not os.path.exists(server.path)
 
 
+@pytest.mark.slow
 def test_a_gateway_may_be_ready_while_there_is_no_daemon(start: Start, tmp_path: Path):
     server = start(arguments=["--listen", "127.0.0.1:0"])
     server.wait_line("connect with")
@@ -109,6 +110,7 @@ def test_a_daemon_that_dies_is_replaced_and_consumers_wait_for_it(start: Start):
     assert server.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_replaced_leaves_out_shards_that_came_later(start: Start, tmp_path: Path, write_numbered):
     """And so do the makers. One that is reloaded has them, and one that cannot have the same data."""
     mix = "loaderd.Mix({'a': 0.5, 'b': 0.5}, {'a': grows, 'b': train}, epoch_records=300)"
@@ -155,15 +157,12 @@ def test_a_server_without_its_supervisor_ends(start: Start):
     wait_ends(family)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("target", "error"),
     [
         ("nowhere:train", "cannot import nowhere:train: ModuleNotFoundError"),
-        pytest.param(
-            "sets:missing",
-            "cannot serve sets:missing: module 'sets' has no attribute 'missing'",
-            marks=pytest.mark.slow,
-        ),
+        ("sets:missing", "cannot serve sets:missing: module 'sets' has no attribute 'missing'"),
         ("sets:schema", "sets:schema must be a loaderd.Dataset, Mix or Concat, got Schema"),
     ],
 )
@@ -175,6 +174,7 @@ def test_what_cannot_be_served(start: Start, target: str, error: str):
     assert not os.path.exists(server.path)
 
 
+@pytest.mark.slow
 def test_three_starts_in_vain_are_the_end(start: Start, tmp_path: Path):
     (tmp_path / "sets.py").write_text(MODULE + "import os\nif os.path.exists('crash'): os.abort()\n")
     server = start()
@@ -227,6 +227,7 @@ def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
     wait_until(lambda: server.daemon != before)
 
 
+@pytest.mark.slow
 def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path: Path):
     slow = "import pathlib, time\nif pathlib.Path('began').touch() is None: time.sleep(0.5)\n"
     (tmp_path / "sets.py").write_text(slow + MODULE)
@@ -246,6 +247,7 @@ def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path:
     wait_until(lambda: server.report()["datasets"][0]["num_records"] == 200)
 
 
+@pytest.mark.slow
 def test_a_reload_whose_import_hangs_makes_room_for_the_next(start: Start, tmp_path: Path):
     server = start()
     server.wait_line("memory:")
@@ -257,6 +259,7 @@ def test_a_reload_whose_import_hangs_makes_room_for_the_next(start: Start, tmp_p
     server.wait_line("reloaded: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_daemon_that_does_not_end_is_killed(start: Start, signals: int):
     server = start(arguments=["--grace", "0.3" if signals == 1 else "1000"])
@@ -292,6 +295,7 @@ def test_its_health(start: Start):
     assert 'loaderd_records_total{consumer="trainer",dataset="train"} 300.0\n' in found, "counters never fall"
 
 
+@pytest.mark.slow
 def test_systemd_is_told(start: Start, tmp_path: Path):
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
         systemd.bind(str(tmp_path / "notify"))
@@ -305,6 +309,7 @@ def test_systemd_is_told(start: Start, tmp_path: Path):
         assert server.wait_end() == 0
 
 
+@pytest.mark.slow
 def test_systemd_does_not_wait_for_a_reload_that_cannot_begin(start: Start, tmp_path: Path):
     """The environment in which the server runs is being installed anew: for a moment there is no Python."""
     python = tmp_path / "python"
@@ -365,6 +370,7 @@ def test_the_network(start: Start, tmp_path: Path):
     assert server.wait_end() == 0
 
 
+@pytest.mark.slow
 def test_a_gateway_that_fails_after_a_reload_is_started_again(start: Start):
     server = start(arguments=["--listen", "127.0.0.1:0"])
     address = server.wait_line("grpc://").split('"')[1]
@@ -391,6 +397,7 @@ def can_bind(sock: socket.socket, port: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(start: Start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -268,7 +268,7 @@ def test_garbage_behind_the_end_costs_no_record(tmp_path: Path, compression: str
     assert [damage.record for damage in index.damages] == ([] if is_padding else [100])
 
 
-@pytest.mark.one_variant
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
 @pytest.mark.parametrize("most", [1, 51, 1000, 1 << 20])
 def test_all_that_is_in_front_of_damage_comes_whatever_is_read_at_a_time(tmp_path: Path, compression: str, most: int):

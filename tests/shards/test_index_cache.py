@@ -81,6 +81,7 @@ def test_an_index_of_another_file_is_not_taken(cache: IndexCache, file: ShardFil
     assert cache.load(file) is None
 
 
+@pytest.mark.one_variant
 def test_one_that_is_damaged_is_made_again(cache: IndexCache, file: ShardFile):
     index = build_index(file, 4)
     cache.store(index)

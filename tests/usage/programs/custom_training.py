@@ -14,6 +14,7 @@ def net():
 
 
 # %% eager_loop: guide "Writing a training loop from scratch"
+# apart: others show as much
 model, optimizer, loss_of = net(), keras.optimizers.Adam(), keras.losses.MeanSquaredError()
 for epoch in range(2):
     for step, (x, y) in enumerate(make()):

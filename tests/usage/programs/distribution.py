@@ -143,6 +143,7 @@ for _ in range(3):
 
 # %% own_distribute: loaderd_tf.distribute, in a loop
 # through: loaderd
+# apart: own_distribute_in_place shows as much
 strategy = mirrored()
 for batch in distribute(strategy):
     report(batch)
@@ -162,6 +163,7 @@ for batch in distribute(strategy):
 
 # %% own_distribute_fit: loaderd_tf.distribute, in fit
 # through: loaderd
+# apart: it takes long
 strategy = mirrored()
 with strategy.scope():
     model = net()

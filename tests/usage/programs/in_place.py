@@ -17,6 +17,7 @@ report(make().map(lambda x, y: x[0] * 2))
 
 # %% mixup: Keras example "mixup"
 # through: loaderd, independent, split, shared, mirrored
+# apart: chess_mixup shows as much
 report(make().map(lambda x, y: (0.5 * x[:8] + 0.5 * x[8:], 0.5 * y[:8] + 0.5 * y[8:])))
 
 # %% rebatch: API reference; then arithmetic
@@ -31,6 +32,7 @@ report(make().map(lambda x, y: [half * 2 + 1 for half in tf.split(x, 2)]))
 
 # %% unstack: tf.unstack and arithmetic
 # through: loaderd, independent, split, shared, mirrored
+# apart: others show as much
 report(make().map(lambda x, y: tf.add_n([row * 2 for row in tf.unstack(x)])))
 
 # %% unbatch: records, and arithmetic
@@ -43,6 +45,7 @@ report(make().map(lambda x, y: tf.nn.relu(tf.exp(-x) * 2.0 - 1.0) + tf.sqrt(y)[:
 
 # %% add_to_slice: tf.tensor_scatter_nd_add into a batch
 # through: loaderd, independent, split, shared, mirrored
+# apart: others show as much
 report(make().map(lambda x, y: tf.tensor_scatter_nd_add(x, [[0], [3]], tf.ones((2, 32)))))
 
 # %% eager_slices: eager arithmetic on slices
@@ -53,6 +56,7 @@ for x, y in make():
 
 # %% function_slices: a tf.function that owns its argument
 # through: loaderd, independent, split, shared, mirrored
+# apart: others show as much
 @tf.function
 def step(x, y):
     a, b = x[:8], x[8:]
@@ -65,6 +69,7 @@ for x, y in make():
 
 # %% unbatch_rebatch_fit: Keras guide, after rebatching
 # through: loaderd, independent, split, shared, mirrored
+# apart: it takes long
 ds = make()
 keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(4), keras.layers.Dense(1)])

@@ -44,6 +44,7 @@ model.compile("sgd", "mse")
 report(model.fit(make(shuffle=True), epochs=2, verbose=0).history, model.get_weights())
 
 # %% evaluate: guide
+# apart: others show as much
 ds = make()
 report(net().evaluate(ds, verbose=0), net().evaluate(ds.take(3), return_dict=True, verbose=2))
 
@@ -91,6 +92,7 @@ except ValueError as error:
 report(ds.take(1))
 
 # %% steps_per_epoch: guide; one iterator through all epochs
+# apart: others show as much
 report(net().fit(make(epochs=None), steps_per_epoch=5, epochs=3, verbose=0).history)
 
 # %% steps_per_epoch_repeat: guide; ds.repeat()
@@ -125,6 +127,7 @@ ds = make(("bits", "id")).map(lambda x, i: (x, i % 4))
 report(model.fit(ds, class_weight={0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}, epochs=2, verbose=0).history)
 
 # %% steps_per_execution: compile's argument
+# apart: it takes long
 ds = make()
 model = net(steps_per_execution=4)
 report(model.fit(ds, epochs=2, verbose=0).history, model.evaluate(ds, verbose=0))
@@ -175,6 +178,7 @@ model.compile("adam", ["mse", "mae"], loss_weights=[1.0, 0.5])
 report(model.fit(make((("bits", "weight"), ("target", "target"))), epochs=2, verbose=0).history)
 
 # %% chess: the example's model
+# apart: it takes long
 board, flags = keras.Input((8, 8, 24)), keras.Input((10,))
 keras.utils.set_random_seed(1)
 x = keras.layers.Conv2D(4, 3)(board)
@@ -206,6 +210,7 @@ report(net().fit(make(), epochs=5, callbacks=[callback], verbose=0).history)
 
 
 # %% stop_training: guide "writing your own callbacks"; in the middle of an epoch
+# apart: others show as much
 class Stop(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 2:

@@ -86,6 +86,7 @@ for policy in tf.data.experimental.ExternalStatePolicy:
     report(next(iterator))
 
 # %% experimental_symbolic_checkpoint: on and off
+# apart: checkpoints show as much
 for symbolic in True, False:
     options.experimental_symbolic_checkpoint = symbolic
     iterator = iter(pipeline())

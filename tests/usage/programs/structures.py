@@ -57,6 +57,7 @@ report(ds.take(20), [int(i) for i, _ in zip(range(3), ds)], int(ds.cardinality()
 
 # %% passes: each iteration another epoch
 # through: loaderd
+# apart: others show as much
 ds = make(shuffle=True)
 for epoch in range(4):
     report([y for x, y in ds])
@@ -115,10 +116,12 @@ report([(x, y) for x, y in make(device="/CPU:0")])
 
 # %% no_prefetch: make_dataset(prefetch=0)
 # through: loaderd
+# apart: others show as much
 report(make(prefetch=0), make(prefetch=0).map(lambda x, y: x[0] * 2))
 
 # %% two_data_sets: two at once, of the same shards
 # through: loaderd
+# apart: others show as much
 for (x, y), (v, w) in zip(make(), make(("target", "id"))):
     report(x * y[:, None], v, w)
 
@@ -146,6 +149,7 @@ report(list(iterator))
 
 # %% in_a_function: made, used and dropped in a function, ten times
 # through: loaderd
+# apart: it takes long
 def once():
     return sum(float(tf.reduce_sum(x)) for x, _ in make().take(3))
 
@@ -161,6 +165,7 @@ model = keras.Model(inputs, keras.layers.Dense(1)(joined))
 report(model.predict(make({"a": "bits", "b": "target"}), verbose=0))
 
 # %% tf_keras_fit: tf_keras, the Keras before 3
+# apart: it takes long
 import tf_keras
 
 ds = make()
