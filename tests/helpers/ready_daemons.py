@@ -19,7 +19,6 @@ import gc
 import importlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -131,8 +130,6 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv[:] = ["-c", *request["arguments"]]
-    gc.enable()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         exec(starting._BOOT, {"__name__": "__main__"})
     except BaseException:
