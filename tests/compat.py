@@ -41,9 +41,10 @@ def requirements() -> list[str]:
 
 
 def interpreter(name: str) -> str:
-    """``name`` on the PATH, or among pyenv's versions. Exits if it is in neither."""
+    """``name``, a path or on the PATH; or among pyenv's versions. Exits if it is in neither."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(name), *map(str, versions.glob(f"{name.removeprefix('python')}.*/bin/{name}"))]
+    version = Path(name).name.removeprefix("python")
+    found = [shutil.which(name), *map(str, versions.glob(f"{version}.*/bin/python{version}"))]
     for path in filter(None, found):
         if subprocess.run([path, "-c", "import ensurepip"], capture_output=True).returncode == 0:
             return path
@@ -51,7 +52,7 @@ def interpreter(name: str) -> str:
 
 
 def main(which: str, python: str) -> None:
-    folder = ROOT / f".venv-compat-{which}-{python.removeprefix('python')}"
+    folder = ROOT / f".venv-compat-{which}-{Path(python).name.removeprefix('python')}"
     wanted = [line.replace(">=", "==") if which == "oldest" else line for line in requirements()] + TESTED_WITH
     made = folder / "made"
     is_made = made.exists() and made.read_text().splitlines() == wanted
@@ -64,7 +65,7 @@ def main(which: str, python: str) -> None:
         made.write_text("\n".join(wanted))
     subprocess.run([folder / "bin" / "pip", "list", "--disable-pip-version-check"], check=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    tests = [folder / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", *TESTS]
+    tests = [folder / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", "-m", "", *TESTS]
     sys.exit(subprocess.run(tests, cwd=ROOT, env=environment).returncode)
 
 
