@@ -117,8 +117,9 @@ import loaderd
 
 schema = loaderd.Schema({{"id": loaderd.Int64()}}, {{"id": loaderd.Array("id")}})
 {textwrap.dedent(lines)}""")
+    quiet = ("-W", "ignore::DeprecationWarning")  # from 3.12 on, Python warns of every fork beside a thread
     done = subprocess.run(
-        [sys.executable, str(script), str(paths[0])], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, *quiet, script, paths[0]], capture_output=True, text=True, timeout=60, check=True
     )
     assert not done.stderr
     return done.stdout
