@@ -100,8 +100,9 @@ def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 # A daemon that compiles nothing starts with a quarter less CPU time.
 _NUMPY_ROOMS = ("bindings", "cli", "client", "convert", "endings", "reliability", "remote", "schemas", "server")
 
-# Where it is tested how processes start. Elsewhere, daemons are forks of one that is ready.
-_FRESH_ROOMS = ("protocol", "endings")
+# Where it is tested how processes start, or where they are found by the environment that they were started with.
+# Elsewhere, daemons are forks of one that is ready.
+_FRESH_ROOMS = ("protocol", "endings", "reliability")
 
 
 @pytest.fixture(autouse=True, scope="module")

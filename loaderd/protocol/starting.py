@@ -23,7 +23,8 @@ from loaderd.protocol.descriptors import above_standard, is_open, socket_above_s
 # The child imports from where its parent does, whatever folder it starts in. What it imports stays for good: the
 # garbage collector need not look at it, neither meanwhile nor later. ``enter_process`` takes its own arguments.
 _BOOT = (
-    "import gc,importlib,json,sys;gc.disable();sys.path[:],sys.argv[4:]=json.load(open(int(sys.argv[4])));"
+    "import gc,importlib,json,sys;gc.disable()\n"
+    "with open(int(sys.argv[4])) as file:sys.path[:],sys.argv[4:]=json.load(file)\n"
     "module=importlib.import_module(sys.argv[1]);gc.freeze();gc.enable();module.main()"
 )
 

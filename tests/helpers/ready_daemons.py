@@ -8,7 +8,8 @@ A daemon's start takes 0.35 s of CPU, nearly all of it imports, and the tests st
              ◄──────its number────────                         the test's process takes it over as its child
 
 All else is as ever: it has the arguments, the environment, the folder and the descriptors that a fresh interpreter
-would have. In the rooms where starts themselves are tested, and in programs that tests run, interpreters are fresh.
+would have; only /proc/PID/environ is that of the process in the middle. In the rooms where starts themselves are
+tested, and in programs that tests run, interpreters are fresh.
 """
 
 from __future__ import annotations

@@ -142,9 +142,9 @@ def soak(
         if figures.records >= sample_next:
             sample_next += sample_every
             samples.append((figures.records, sample(mark)))
-        if figures.records >= kill_next:
+        if figures.records >= kill_next and (workers := roles(mark, WORKER)):  # busy machines may have none yet
             kill_next += kill_every
-            figures.workers_killed += send(rng.choice(roles(mark, WORKER)), signal.SIGKILL, mark)
+            figures.workers_killed += send(rng.choice(workers), signal.SIGKILL, mark)
     figures.seconds = time.monotonic() - began_s
     figures.samples = len(samples)
     figures.flat = compare(samples)
