@@ -215,10 +215,15 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
     def _batches(
         self, context: flight.ServerCallContext, wanted: Ticket, schema: pa.Schema
     ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        with _in_words(), self._place():
+        def held_back() -> Iterator[tuple[pa.RecordBatch, bytes]]:
             for batch, position in batches_of(self._daemon, wanted, schema):
                 self._hold_back(context, batch.nbytes)
                 yield batch, position
+
+        # Where a caller goes, Python 3.10 keeps the frame that is left through contextmanagers until the garbage
+        # collector comes by: no batch must be in it, or its slot would stay mapped.
+        with _in_words(), self._place():
+            yield from held_back()
 
     def _rows(
         self, context: flight.ServerCallContext, reader: Reader, ticket: RowsTicket, text: bytes
