@@ -108,6 +108,13 @@ def open_dataset(write_numbered: Callable[..., list[Path]], numbered_schema: loa
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "endless, repeated and copied": (
+        {"epochs": None},
+        {
+            "derive": lambda dataset: dataset.repeat().apply(tf.data.experimental.prefetch_to_device("/CPU:1")),
+            "steps_per_epoch": 9,
+        },
+    ),
     "two epochs a pass": ({"epochs": 2, "remainder": "carry", "prefetch": 0}, {}),
     "endless, on a device, two steps a call": (
         {"epochs": None, "device": "/CPU:1"},
@@ -118,21 +125,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"derive": lambda dataset: dataset.map(lambda *parts: parts, num_parallel_calls=2).prefetch(4)},
     ),
-    "endless, repeated and copied": (
-        {"epochs": None},
-        {
-            "derive": lambda dataset: dataset.repeat().apply(tf.data.experimental.prefetch_to_device("/CPU:1")),
-            "steps_per_epoch": 9,
-        },
-    ),
     "at the ends of epochs": ({"device": "/CPU:0"}, {"backup": {"save_freq": "epoch"}}),
 }
-QUICK_CASE = "endless, repeated and copied"  # it has more to go wrong than the others
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case != QUICK_CASE)) for case in CASES]
-)
+@pytest.mark.one_variant
+@pytest.mark.parametrize("case", CASES)
 def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Path, case: str):
     of_dataset, of_fit = CASES[case]
     dataset = open_dataset(**of_dataset)

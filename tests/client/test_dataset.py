@@ -218,3 +218,13 @@ def test_what_a_path_means(numbered_schema: loaderd.Schema, monkeypatch: pytest.
     assert loaderd.TLS(ca=Path("~/ca.pem")).ca == f"{tmp_path}/ca.pem"
     for cache, folder in ((Path("none"), "./none"), (Path("user"), "./user"), (Path("new"), "new"), ("none", "none")):
         assert loaderd.Dataset("a", numbered_schema, index_cache=cache).index_cache == folder  # type: ignore[arg-type]
+
+
+def test_what_belongs_to_a_data_set_is_refused_beside_it_by_name(numbered_schema: loaderd.Schema):
+    dataset = loaderd.Dataset("*.tfrecord", numbered_schema)
+    with pytest.raises(OptionError, match=r"^seed must be left out beside a Dataset, .* got seed=3\n") as caught:
+        loaderd.Loader(dataset, batch_size=30, seed=3)
+    assert caught.value.hint == "Give the data set what is wanted: Dataset(…, seed=3)."
+    with pytest.raises(OptionError, match=r"^schema and shuffle must .* got schema=…, shuffle=False\n") as caught:
+        loaderd.Loader(loaderd.Concat([dataset]), numbered_schema, batch_size=30, shuffle=False)
+    assert "each data set of the Concat" in caught.value.hint

@@ -318,16 +318,6 @@ def test_a_data_set_is_a_description(write_numbered: Write, numbered_schema: loa
         assert flat(passes(loader, check_batch)[0]) == list(range(90))
 
 
-def test_what_belongs_to_a_data_set_is_refused_beside_it_by_name(numbered_schema: loaderd.Schema):
-    dataset = loaderd.Dataset("*.tfrecord", numbered_schema)
-    with pytest.raises(OptionError, match=r"^seed must be left out beside a Dataset, .* got seed=3\n") as caught:
-        loaderd.Loader(dataset, batch_size=30, seed=3)
-    assert caught.value.hint == "Give the data set what is wanted: Dataset(…, seed=3)."
-    with pytest.raises(OptionError, match=r"^schema and shuffle must .* got schema=…, shuffle=False\n") as caught:
-        loaderd.Loader(loaderd.Concat([dataset]), numbered_schema, batch_size=30, shuffle=False)
-    assert "each data set of the Concat" in caught.value.hint
-
-
 def test_what_is_no_position_and_no_field_is_said(write_numbered: Write, numbered_schema: loaderd.Schema):
     with loaderd.Loader(write_numbered([90]), numbered_schema, batch_size=30, workers=1) as loader:
         for ask in (lambda: loader.seek(3), lambda: loader.after("{}", 1)):  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,6 @@ from loaderd.client import link, served_sources, shared_stream, supervised
 from loaderd.client.connection import Connection
 
 Check = Callable[[loaderd.Batch], list[int]]
-
-
-@pytest.fixture
-def server(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Restarted]:
-    write_numbered([150])
-    started = Restarted(tmp_path)
-    yield started
-    started.kill()
 
 
 def mappings_of_slots() -> int:

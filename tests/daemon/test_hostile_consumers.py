@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -89,3 +91,19 @@ def test_an_epoch_that_nobody_comes_to(daemon: ServedDaemon, first_epoch: int, s
     with pytest.raises(ServerError, match="no pass comes to epoch"):
         hostile.receive(Opened)
     assert sorted(flat(other.read())) == list(range(100))
+
+
+def test_a_process_of_another_user_may_not_connect(daemon: ServedDaemon):
+    if os.getuid() != 0:
+        pytest.skip("only root can be another user")
+    for folder in [daemon.path, *daemon.path.parents][:-2]:
+        os.chmod(folder, 0o777)
+    child = os.fork()
+    if child == 0:  # no other program: this interpreter may be one that others cannot run
+        os.setuid(65534)
+        other = socket.socket(socket.AF_UNIX)
+        other.connect(str(daemon.path))
+        os._exit(len(other.recv(1)))
+    assert os.waitpid(child, 0)[1] == 0
+    report = daemon.report()
+    assert (report["consumers"], report["sent_away"]) == ([], 1)

@@ -10,7 +10,7 @@ from ending import BUSY_LIMIT_S, Case, Runner, case
 from ends import ENDS, some_apart
 from specials import SPECIALS
 
-# One of each kind; test_loaders.py has more ends, and "several".
+# One of each kind; test_loaders.py has more ends.
 QUICK_ENDS = ["exception", "SIGTERM in a loop", "SIGINT in a loop"]
 QUICK_USES = [
     *("iterator", "tf.function", "map of a Python function", "from_generator", "fit left by an exception"),

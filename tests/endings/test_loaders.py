@@ -10,8 +10,9 @@ from ends import ENDS, some_apart
 from loader_uses import LOADERS
 from specials import SPECIALS
 
-# One of each kind. What is not here is near to one that is: a signal while nothing runs to one in a loop, a pool of
-# processes to multiprocessing, asyncio.to_thread and a filled queue to a daemon thread. Every use ends with the file.
+# One of each kind. What is not here is near to one that is: a signal while nothing runs to one in a loop, sys.exit to
+# an exception, multiprocessing and its pools to forks, asyncio.to_thread and a filled queue to a daemon thread. Every
+# use ends with the file.
 QUICK_ENDS = [
     *("exception", "SIGTERM in a loop", "SIGINT in a loop", "SIGKILL", "handler that takes a batch and exits"),
 ]

@@ -27,8 +27,13 @@ import threading
 import types
 from typing import Any
 
+from zygote import READY, start_ready
+
 from loaderd.protocol import starting
 
+_BOOT = (
+    "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import ready_daemons;ready_daemons.serve(int(sys.argv[2]))"
+)
 MODULES = ("loaderd.daemon.private_daemon", "loaderd.daemon.server_daemon")
 PYTHON = sys.executable
 _MESSAGE_BYTES = 1 << 17
@@ -41,13 +46,7 @@ class ReadyDaemons:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = f"import sys;sys.path[:]={sys.path!r};import ready_daemons;ready_daemons.serve({theirs.fileno()})"
-        with theirs:
-            self._process = subprocess.Popen(
-                [PYTHON, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            )
-        self._socket.recv(_MESSAGE_BYTES)
+        self._process, self._socket = start_ready(_BOOT, json.dumps(sys.path))
 
     def subprocess(self) -> types.SimpleNamespace:
         """What ``starting`` is to have for the module ``subprocess``."""
@@ -94,7 +93,7 @@ def serve(descriptor: int) -> None:
         importlib.import_module(name)
     gc.freeze()
     sock = socket.socket(fileno=descriptor)
-    sock.send(b"ready")
+    sock.send(READY)
     while True:
         message, descriptors, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, _MOST_DESCRIPTORS)
         if not message:

@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+READY = b"ready"
 _MESSAGE_BYTES = 1 << 16
 _IMPORT_LIMIT_S = 120.0
 _KILL_LIMIT_S = 60.0
@@ -171,10 +172,32 @@ def start_fresh(
     return Program(process.pid, [os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno())], handle, status)
 
 
+def start_ready(
+    code: str, *arguments: str, python: str = sys.executable, environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A process that runs ``code``, and our end of a socket to it, when it has sent ``"ready"``.
+
+    Its last argument is the number of its end. ``environment``: beside ours. Raises RuntimeError if it ends before.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [python, "-c", code, *arguments, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C in the terminal is for the tests
+        )
+    ours.settimeout(_IMPORT_LIMIT_S)
+    if ours.recv(_MESSAGE_BYTES) != READY:
+        raise RuntimeError(f"a process with the arguments {arguments} did not get ready")
+    return process, ours
+
+
 # "exec" alone refers to the names of the script while it runs.
 _BOOT = (
     "import sys; sys.path[0] = sys.argv[1]; import zygote;"
-    "exec(*zygote.serve(int(sys.argv[2]), sys.argv[3] == '1', sys.argv[4:]))"
+    "exec(*zygote.serve(int(sys.argv[-1]), sys.argv[2] == '1', sys.argv[3:-1]))"
 )
 
 
@@ -192,18 +215,9 @@ class Zygote:
         freeze: bool = True,
     ) -> None:
         modules = modules or ("tensorflow", "keras")
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [python, "-c", _BOOT, str(Path(__file__).parent), str(theirs.fileno()), str(int(freeze)), *modules],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **QUIET, **(environment or {})},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C in the terminal is for the tests
-            )
-        self._socket.settimeout(_IMPORT_LIMIT_S)
-        if self._receive() != "ready":
-            raise RuntimeError(f"the zygote could not import {modules}")
+        arguments = (str(Path(__file__).parent), str(int(freeze)), *modules)
+        environment = {**QUIET, **(environment or {})}
+        self._process, self._socket = start_ready(_BOOT, *arguments, python=python, environment=environment)
 
     def start(
         self,
@@ -293,7 +307,7 @@ def serve(descriptor: int, freeze: bool, modules: Sequence[str]) -> tuple[types.
     if freeze:
         gc.collect()
         gc.freeze()
-    sock.send(b'"ready"')
+    sock.send(READY)
     request = _fork_for_requests(sock)
     os.chdir(request["folder"])
     os.environ.update(request["environment"])

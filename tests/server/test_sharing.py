@@ -21,8 +21,7 @@ from loaderd.errors import ServerError
 
 CONSUMER = str(Path(__file__).with_name("consumer.py"))
 RECORDS, BATCH = 400, 10
-ALL = 1000
-"""More batches than a pass has: so, to the end of it."""
+ALL = 1000  # batches, of which a pass has fewer: so, to the end of it
 
 
 class Consumer:

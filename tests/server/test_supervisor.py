@@ -9,10 +9,9 @@ import resource
 import signal
 import socket
 import stat
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,6 @@ from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Bye, Welcome
 
 Start = Callable[..., Server]
-
-
-@pytest.fixture
-def start(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Start]:
-    """Starts a server of 2 workers in a folder with the module ``sets`` (``MODULE``) and its shards."""
-    write_numbered([100, 200])
-    (tmp_path / "sets.py").write_text(MODULE)
-    servers: list[Server] = []
-
-    def start(*targets: str, arguments: Sequence[str] = (), **others: Any) -> Server:
-        """``others``: of Server."""
-        servers.append(Server(tmp_path, *(targets or ("sets:train",)), "--workers", "2", *arguments, **others))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
 
 
 def healthz(url: str) -> tuple[int, dict[str, Any]]:
@@ -293,39 +275,6 @@ def test_its_health(start: Start):
     found = metrics(url)
     assert '\nloaderd_restarts_total{process="daemon"} 1.0\n' in found
     assert 'loaderd_records_total{consumer="trainer",dataset="train"} 300.0\n' in found, "counters never fall"
-
-
-@pytest.mark.slow
-def test_systemd_is_told(start: Start, tmp_path: Path):
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(60)
-        server = start(NOTIFY_SOCKET=str(tmp_path / "notify"))
-        assert systemd.recv(100) == b"READY=1"
-        server.process.send_signal(signal.SIGHUP)
-        assert [systemd.recv(100), systemd.recv(100)] == [b"RELOADING=1", b"READY=1"]
-        server.process.send_signal(signal.SIGTERM)
-        assert systemd.recv(100) == b"STOPPING=1"
-        assert server.wait_end() == 0
-
-
-@pytest.mark.slow
-def test_systemd_does_not_wait_for_a_reload_that_cannot_begin(start: Start, tmp_path: Path):
-    """The environment in which the server runs is being installed anew: for a moment there is no Python."""
-    python = tmp_path / "python"
-    python.symlink_to(sys.executable)
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(60)
-        path = os.pathsep.join(sys.path)
-        server = start(through=[str(python)], NOTIFY_SOCKET=str(tmp_path / "notify"), PYTHONPATH=path)
-        assert systemd.recv(100) == b"READY=1"
-        python.unlink()
-        server.process.send_signal(signal.SIGHUP)
-        server.wait_line("reload failed, the server goes on as it was: cannot start a process")
-        python.symlink_to(sys.executable)
-        server.process.send_signal(signal.SIGHUP)
-        assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"RELOADING=1", b"READY=1"]
 
 
 def test_a_reload_that_cannot_begin_because_too_many_files_are_open(start: Start):

@@ -1,0 +1,34 @@
+"""A server that is killed and started again, and what its data set holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from restarted import Restarted
+
+import loaderd
+
+ORDER = {"shuffle": loaderd.Shuffle(window_records=60, block_records=10), "seed": 3}
+
+
+@pytest.fixture
+def server(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Restarted]:
+    write_numbered([100, 50])
+    started = Restarted(tmp_path)
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def embedded(server: Restarted, numbered_schema: loaderd.Schema) -> Callable[..., list[list[int]]]:
+    """The numbers of the same data set's batches, of a loader with a daemon of its own."""
+
+    def read(passes: int = 1, **options: Any) -> list[list[int]]:
+        shards = str(server.folder / "shards" / "*.tfrecord")
+        with loaderd.Loader(shards, numbered_schema, workers=1, **{"batch_size": 20, **ORDER, **options}) as loader:
+            return [batch["id"].tolist() for _ in range(passes) for batch in loader]
+
+    return read
