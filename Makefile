@@ -16,7 +16,7 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo demo-go demo-lc0 demo-mnist demo-ray test test-ray test-torch torture newest compat lint docs package bench clean
+.PHONY: help demo demo-go demo-lc0 demo-mnist demo-ray test test-gpu test-ray test-torch torture newest compat lint docs package bench clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -48,6 +48,11 @@ test: lint ## everything that must hold
 test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, which are downloaded; TORCH='torch==…' chooses a build, such as the small one for CPUs
 	.venv-torch/bin/python -m pytest tests/bindings_torch tests/docs/test_pages.py
 	.venv-torch/bin/python -m pytest tests/bindings_jax  # apart: JAX has threads, and a test of PyTorch's forks
+
+test-gpu: $(VENV)/made-test .venv-torch/made ## the tests of copies to a GPU, with the one that CUDA counts first
+	CUDA_VISIBLE_DEVICES=0 $(BIN)/python -m pytest tests/bindings/test_gpu.py
+	CUDA_VISIBLE_DEVICES=0 .venv-torch/bin/python -m pytest tests/bindings_torch/test_gpu.py
+	CUDA_VISIBLE_DEVICES=0 .venv-torch/bin/python -m pytest tests/bindings_jax -k gpu  # skipped with JAX for CPUs
 
 test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes
 	$(RAY)/python -m pytest tests/bindings_ray

@@ -23,6 +23,7 @@ from loaderd.protocol import starting
 from loaderd.shards.crc import framed
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # no GPU, unless `make test-gpu` names one
 # The threads of numpy's algebra, which no test needs, cost each process as much as the rest of numpy's import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # How many examples a property is tried on: few in `make test`, the same each time, so that a change fails by what it

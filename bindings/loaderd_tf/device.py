@@ -52,6 +52,11 @@ def copy_ns(specs: Iterable[tf.TensorSpec], batch_size: int, device: str) -> int
     return took_ns[-1]
 
 
+def has_gpu() -> bool:
+    """Whether TensorFlow has a GPU. False in a graph of TensorFlow 1, where to ask would take the GPU's memory."""
+    return bool(tf.compat.v1.executing_eagerly_outside_functions() and tf.config.list_logical_devices("GPU"))
+
+
 def is_host(device: str) -> bool:
     """Whether ``device``, which must exist, is the first CPU: its memory is the host's own."""
     spec = tf.DeviceSpec.from_string(device)

@@ -11,7 +11,8 @@ TensorFlow does not write there in place, as it may into arrays of a ``tf.numpy_
 by DLPack is not its own.
 
 A copy to a GPU waits for all that the GPU was given before, and the thread that asks for it waits, too. So a separate
-thread asks for copies, and measures how long each took.
+thread asks for copies, and measures how long each took. The slots are pinned for it, and TensorFlow keeps a tensor
+until its copy is over.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from loaderd.client.base import BaseLoader
 from loaderd.client.copies import CopyWaits
 from loaderd.client.elements import Elements, Structure, check_loader
 from loaderd.errors import OptionError
-from loaderd_tf.device import is_host
+from loaderd_tf.device import has_gpu, is_host
 from loaderd_tf.graphs import unconverted
 from loaderd_tf.structure import check_element
 
@@ -63,8 +64,7 @@ def batches(
 
     ``device``: such as ``"/GPU:0"``: batches are copied there, the next ``prefetch`` of them while the loop works on
     this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass, or with
-    ``sharing="shared"``. On the host (``device`` None or ``"/CPU:0"``), ``prefetch`` has no effect. (Tested with a
-    second CPU of TensorFlow as the device, to which it hands tensors without a copy; not yet with a GPU.)
+    ``sharing="shared"``. On the host (``device`` None or ``"/CPU:0"``), ``prefetch`` has no effect.
 
     This is no ``tf.data.Dataset``: for ``model.fit``, or to iterate in a ``tf.function``, use :func:`from_loader`.
     Raises OptionError for a field or a device that does not exist, and in a ``tf.function`` that is being traced.
@@ -83,11 +83,13 @@ class Batches(Elements):
         self._device = device
         self._prefetch = prefetch
         self._waits = CopyWaits(loader, prefetch)
+        self._pins = False
         self._fields = {name: _reader_of(loader.schema.specs[name].dtype) for name in self._names}
 
     @unconverted
     def __iter__(self) -> Iterator[Any]:
         _check_eager()
+        self._pins = has_gpu()
         if self._device is None:
             return self.loader.iterate(lambda batch: lambda: self._pack(self._tensors(batch)))
         return self.loader.iterate(partial(self._begin_copy, _Copier(self._device)), self._prefetch)
@@ -105,6 +107,8 @@ class Batches(Elements):
 
     def _tensors(self, batch: loaderd.Batch) -> _Tensors:
         _check_eager()
+        if self._pins:
+            batch.pin()
         return {name: read(batch, name) for name, read in self._fields.items()}
 
 

@@ -27,13 +27,15 @@ _MOST_MISSED = 16
 class GraphLoader:
     """The functions for ``loader``, whose batches are handed over as the arrays of the fields ``names``.
 
-    ``copy_ns``: how long it takes to copy a batch to its device; 0 on the host.
+    ``copy_ns``: how long it takes to copy a batch to its device; 0 on the host. ``pins``: whether a GPU may copy the
+    batches, with or without a device that is theirs. TensorFlow keeps what a GPU copies until that is over.
     """
 
-    def __init__(self, loader: BaseLoader, names: tuple[str, ...], copy_ns: int) -> None:
+    def __init__(self, loader: BaseLoader, names: tuple[str, ...], copy_ns: int, pins: bool) -> None:
         self._loader = weakref.ref(loader)
         self._names = names
         self._copy_ns = copy_ns
+        self._pins = pins
         self._pass_of = lru_cache(maxsize=16)(self._parsed_pass)
         # By pass: the step of a batch that was not delivered, though it is not broken, and the last step asked for.
         self._missed: dict[bytes, tuple[int, int]] = {}
@@ -114,6 +116,8 @@ class GraphLoader:
             raise StopIteration from None
         if batch is None:
             raise StopIteration
+        if self._pins:
+            batch.pin()
         return [batch[name] for name in self._names]
 
     def _fetched(self, loader: BaseLoader, step: int, which: bytes) -> Batch | None:

@@ -30,7 +30,7 @@ from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
 from loaderd_tf.calls import call_for_each, while_true
-from loaderd_tf.device import copy_ns, is_host
+from loaderd_tf.device import copy_ns, has_gpu, is_host
 from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import check_process, keep_with_graph, unconverted
 from loaderd_tf.iterators import with_own_iterators
@@ -147,7 +147,7 @@ def from_loader(
         for spec in (loader.schema.specs[name] for name in names)
     ]
     copying_ns = 0 if device is None else copy_ns(specs, loader.batch_size, device)
-    called = GraphLoader(loader, names, copying_ns)
+    called = GraphLoader(loader, names, copying_ns, has_gpu())
     pack = packer(structure)
     keep_with_graph(loader)
 

@@ -2,22 +2,24 @@
 
 ::
 
-    slot ──► arrays ──► tensors on the host ─┬────────────────────────────────────────────────────► the loop
-                                             └──► pinned memory ──a stream of its own──► device ──►
+    slot ──► arrays ──► tensors on the host ─┬──────────────────────────────────► the loop
+                                             └──a stream of its own──► device ──►
 
 A tensor of ``torch.from_numpy`` keeps the array, which keeps the batch's lease. What PyTorch makes of it without a
 copy (views, ``.numpy()``, what autograd saves) keeps the same storage. So the slot comes back when the last of them
 is gone. Writing in place changes only the consumer's own batch, because a slot is always filled anew as a whole.
 
-A GPU can copy while the host works only from pinned memory, and while it computes only on another stream. PyTorch
-does not reuse pinned memory before the copy out of it is over. The loop's stream waits for the copy, not the loop.
-Two events, in front of that wait and behind it, tell later how long it took. (Tested with PyTorch's "meta" device;
-the lines for CUDA have not been run yet.)
+A GPU can copy while the host works only out of pinned memory, and while it computes only on another stream. So the
+slots themselves are pinned. (``pin_memory()`` is a copy, on all cores: 19 ms of CPU time for a batch of 6 MB on a
+machine of 16 cores, and slower than a plain ``.to(device)``.) PyTorch does not know that the memory is pinned, and
+does not keep it until the copy is over: this module does. The loop's stream waits for the copy, not the loop. Two
+events, in front of that wait and behind it, tell later how long it took.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -71,6 +73,10 @@ def batches(
     this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass, or with
     ``sharing="shared"``. On the host (``device`` None or ``"cpu"``), ``prefetch`` has no effect.
 
+    For a GPU, the loader's memory is pinned. From then on, its tensors on the host are copies, because a
+    ``.to("cuda", non_blocking=True)`` of one would still be under way when its slot is filled again. Arrays that you
+    take of the loader itself are no copies: keep them until such a copy is over.
+
     ``state_dict()`` returns where the loop stands; after ``load_state_dict()``, the next iteration begins there.
     Raises OptionError for a field or a device that does not exist, and for a dtype that PyTorch does not have.
     """
@@ -100,6 +106,10 @@ class Batches(Elements):
         begin_copy = _copier(self._device, CopyWaits(self.loader, self._ahead))
 
         def hand_over(batch: loaderd.Batch) -> Callable[[], Any]:
+            if self._device.type == "cuda":
+                batch.pin()
+            elif batch.is_pinned:
+                batch = batch.copy()
             tensors = {name: read(_own(batch, name)) for name, read in self._readers.items()}
             ready = begin_copy(tensors, batch.num_records)
             return lambda: self._pack(ready())
@@ -165,6 +175,7 @@ def _copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, int], 
 
 def _cuda_copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, int], _ReadyTensors]:
     stream = torch.cuda.Stream(device)
+    under_way = _UnderWay()
     waited: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
 
     def count() -> None:
@@ -174,11 +185,13 @@ def _cuda_copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, i
 
     def begin(tensors: Tensors, num_records: int) -> _ReadyTensors:
         count()
+        under_way.let_go()
         began_ns = time.perf_counter_ns()
         with torch.cuda.stream(stream):
-            copies = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+            copies = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
             copied = stream.record_event()
-        waits.waited(time.perf_counter_ns() - began_ns, num_records)  # to write pinned memory, which is a copy, too
+        under_way.keep(copied, tensors)
+        waits.waited(time.perf_counter_ns() - began_ns, num_records)  # where the memory is not pinned, it copies here
 
         def ready() -> Tensors:
             loop = torch.cuda.current_stream(device)
@@ -192,3 +205,26 @@ def _cuda_copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, i
         return ready
 
     return begin
+
+
+class _UnderWay:
+    """Keeps what is being copied until it is: the slots must not be filled again before. Its end waits for that."""
+
+    def __init__(self) -> None:
+        self._copies: deque[tuple[torch.cuda.Event, Tensors]] = deque()
+        weakref.finalize(self, _wait_for, self._copies).atexit = False
+
+    def keep(self, copied: torch.cuda.Event, tensors: Tensors) -> None:
+        """Keep ``tensors`` until the event ``copied``."""
+        self._copies.append((copied, tensors))
+
+    def let_go(self) -> None:
+        """Let go of what is copied. Does not wait."""
+        while self._copies and self._copies[0][0].query():
+            self._copies.popleft()
+
+
+def _wait_for(copies: deque[tuple[torch.cuda.Event, Tensors]]) -> None:
+    while copies:
+        copies[0][0].synchronize()
+        copies.popleft()

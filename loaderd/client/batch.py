@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.memory.anonymous import make_private
+from loaderd.memory.anonymous import SharedMemory, make_private
 from loaderd.memory.layout import FIELD_ALIGNMENT_BYTES, SlotLayout
+from loaderd.memory.pinned import pin
 
 
 class Batch(Mapping[str, npt.NDArray[Any]]):
@@ -32,11 +33,14 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
     The arrays are read-only, and valid as long as anything refers to them.
     """
 
-    __slots__ = ("_fields", "num_records")
+    __slots__ = ("_fields", "_memory", "num_records")
 
-    def __init__(self, fields: dict[str, npt.NDArray[Any]], num_records: int) -> None:
+    def __init__(
+        self, fields: dict[str, npt.NDArray[Any]], num_records: int, memory: SharedMemory | None = None
+    ) -> None:
         self._fields = fields
         self.num_records = num_records
+        self._memory = memory  # of all slots, in one of which the arrays lie; None: they have memory of their own
 
     def writable(self, name: str) -> npt.NDArray[Any] | None:
         """The same memory as ``self[name]``, as an array that may be written to, or None if others read it too.
@@ -49,6 +53,19 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         except ValueError:  # the mapping itself is read-only
             return None
         return array
+
+    def pin(self) -> None:
+        """Have GPUs copy out of the slots by themselves, from now on: see ``memory.pinned``.
+
+        A copy then goes on after the call that began it: the arrays must be kept until it is over.
+        """
+        if self._memory is not None and self._memory.is_pinned is None:
+            pin(self._memory)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether GPUs copy the arrays by themselves."""
+        return self._memory is not None and bool(self._memory.is_pinned)
 
     def copy(self) -> Batch:
         """The same values in memory of its own, each field at a multiple of 64 bytes."""
@@ -93,9 +110,9 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "__weakref__", "_is_private", "_memory", "_place")
 
-    def __init__(self, memory: npt.NDArray[np.uint8], address: int, size: int) -> None:
+    def __init__(self, memory: SharedMemory, address: int, size: int) -> None:
         self._memory = memory  # the mapping must outlive the slot's views
-        read_only = not memory.flags.writeable
+        read_only = not memory.writable
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, read_only)}
         self._place = address, size
         self._is_private = False
@@ -121,12 +138,12 @@ class SlotReader:
     About 8 µs a batch of three fields.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8], layout: SlotLayout) -> None:
+    def __init__(self, memory: SharedMemory, layout: SlotLayout) -> None:
         self._memory = memory
         self._lent: dict[int, weakref.ref[_Lease]] = {}
         self.ended: deque[Any] = deque()
         """The ends of leases whose slots :meth:`take_back` will return."""
-        self._address = memory.__array_interface__["data"][0]
+        self._address = memory.bytes.__array_interface__["data"][0]
         self._slot_bytes = layout.slot_bytes
         self._fields = [
             (name, offset, spec.dtype, spec.shape)
@@ -163,13 +180,15 @@ class SlotReader:
         lease = _Lease(self._memory, self._address + slot * self._slot_bytes, self._slot_bytes)
         end = self._lent[slot] = _LeaseEnd(lease, self.ended.append)
         end.slot = slot
-        return self._batch(np.asarray(lease), num_records)
+        return self._batch(np.asarray(lease), num_records, self._memory)
 
     def copy(self, slot: int, num_records: int) -> Batch:
         """A copy of the batch in ``slot``, its fields at multiples of 64 bytes."""
-        return self._batch(self._memory[slot * self._slot_bytes :][: self._slot_bytes], num_records).copy()
+        return self._batch(self._memory.bytes[slot * self._slot_bytes :][: self._slot_bytes], num_records).copy()
 
-    def _batch(self, slot_bytes: npt.NDArray[np.uint8], num_records: int) -> Batch:
+    def _batch(
+        self, slot_bytes: npt.NDArray[np.uint8], num_records: int, memory: SharedMemory | None = None
+    ) -> Batch:
         read_only = slot_bytes[:]
         read_only.flags.writeable = False
         # One call for each array, where a slice, a view and a reshape would be three.
@@ -177,4 +196,4 @@ class SlotReader:
             name: np.ndarray((num_records, *shape), dtype, read_only, offset)
             for name, offset, dtype, shape in self._fields
         }
-        return Batch(fields, num_records)
+        return Batch(fields, num_records, memory)

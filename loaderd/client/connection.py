@@ -134,7 +134,7 @@ class Connection(Conversation):
             memory.close_fd()
             self._open_page(*self._opened.page)
         specs, batch_size = self._source.schema.specs, self._source.options.batch_size
-        self._reader = SlotReader(memory.bytes, SlotLayout(specs, batch_size, several_readers=not memory.writable))
+        self._reader = SlotReader(memory, SlotLayout(specs, batch_size, several_readers=not memory.writable))
         if not memory.writable:
             self.link.before_end.append(self._reader.make_private)
 

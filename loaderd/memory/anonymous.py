@@ -36,6 +36,9 @@ class SharedMemory:
     ``writable``: whether the descriptor was opened for writing, too. It is the same for every process that has it.
     """
 
+    is_pinned: bool | None = None
+    """Whether GPUs copy out of it by themselves; None: nobody has asked for that. See ``pinned.py``."""
+
     def __init__(self, fd: int) -> None:
         """Map the memfd ``fd``, which this object owns from now on; raises DaemonError."""
         self.fd = fd

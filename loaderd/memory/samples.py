@@ -53,7 +53,7 @@ from loaderd.stages import Stage
 
 PAGE_NAME = "page"
 """The name of a page's memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
-_LAYOUT = 0x10ADE4D0002
+_LAYOUT = 0x10ADE4D0003
 """Change it whenever the layout of the words changes: another version may read the page."""
 _NUM_CONSUMER = CONSUMER.stop - CONSUMER.start
 _COUNTED, _SEEN = 1 + _NUM_CONSUMER, 1 + _NUM_CONSUMER + NUM_COUNTERS
@@ -79,6 +79,7 @@ class Seen(IntEnum):
     IS_COMPILED = 14
     THREAD_DELAY_NS = 15
     IDLE_NS = 16
+    USES_ACCELERATOR = 17
 
 
 def wait_class(waited_ns: int) -> int:
@@ -167,6 +168,7 @@ def _snapshot(words: Sequence[int], fields: Sequence[str]) -> Snapshot:
         consumer_cpu_s=seen[Seen.CONSUMER_CPU_NS] / 1e9,
         thread_cpu_s=seen[Seen.THREAD_CPU_NS] / 1e9,
         thread_delay_s=seen[Seen.THREAD_DELAY_NS] / 1e9,
+        uses_accelerator=bool(seen[Seen.USES_ACCELERATOR]),
         worker_cpu_s=seen[Seen.WORKER_CPU_NS] / 1e9,
         delay_s=seen[Seen.DELAY_NS] / 1e9,
         idle_s=seen[Seen.IDLE_NS] / 1e9,

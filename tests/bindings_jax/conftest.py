@@ -13,6 +13,7 @@ import pytest
 
 if find_spec("jax") is not None:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # of a GPU, only the memory that is needed
 
 
 @pytest.fixture

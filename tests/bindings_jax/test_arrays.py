@@ -24,6 +24,8 @@ from loaderd.errors import ClosedError, OptionError
 jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
 loaderd_jax = pytest.importorskip("loaderd_jax")
 jnp = jax.numpy
+CPUS, GPUS = jax.devices("cpu"), [one for one in jax.devices() if one.platform == "gpu"]
+jax.config.update("jax_default_device", CPUS[0])  # where there is a GPU, it would be that
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
 NARROW = ["bool", *INTEGERS, "bfloat16", "float16", "float32", "complex64"]
@@ -202,7 +204,7 @@ def test_what_is_donated_is_not_written_to(loader: loaderd.Loader):
 
 def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: list[Path]):
     """Of another loader, as in a program that was started again."""
-    batches = loaderd_jax.batches(loader, "id", device=jax.devices()[1])
+    batches = loaderd_jax.batches(loader, "id", device=CPUS[1])
     states, expected = [batches.state_dict()], []
     for _ in range(2):
         for ids in batches:
@@ -220,31 +222,46 @@ def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: li
 def test_batches_are_put_on_a_device_ahead(loader: loaderd.Loader):
     """On the second CPU of JAX."""
     before = loader.statistics().batches_delivered
-    iterator = iter(loaderd_jax.batches(loader, ("bits", "id"), device=jax.devices()[1], prefetch=2))
+    iterator = iter(loaderd_jax.batches(loader, ("bits", "id"), device=CPUS[1], prefetch=2))
     bits, ids = next(iterator)
-    assert bits.devices() == ids.devices() == {jax.devices()[1]}
+    assert bits.devices() == ids.devices() == {CPUS[1]}
     assert loader.statistics().batches_delivered == before + 3 and loader.position.batch == 1
     numbers = [*check(bits, ids), *(number for element in iterator for number in check(*element))]
     assert sorted(numbers) == list(range(RECORDS)) and loader.position.epoch == 1
     before = loader.statistics().batches_delivered
-    on_host = next(iter(loaderd_jax.batches(loader, "id", device=jax.devices()[0], prefetch=3)))
+    on_host = next(iter(loaderd_jax.batches(loader, "id", device=CPUS[0], prefetch=3)))
     assert lies_in_a_slot(on_host) and loader.statistics().batches_delivered == before + 1
+
+
+@pytest.mark.skipif(not GPUS, reason="there is no GPU here that JAX can use")
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_are_copied_to_a_gpu(loader: loaderd.Loader, prefetch: int):
+    """While it computes, and the loop drops its batches at once."""
+    seen, busy = [], jnp.ones((4000, 4000), device=GPUS[0])
+    for _ in range(5):
+        for bits, ids in loaderd_jax.batches(loader, ("bits", "id"), device=GPUS[0], prefetch=prefetch):
+            busy = busy @ busy / 4000
+            assert bits.devices() == ids.devices() == {GPUS[0]}
+            seen.append((bits * 1, ids * 1))
+    assert sorted(number for element in seen for number in check(*element)) == sorted([*range(RECORDS)] * 5)
 
 
 def test_waits_for_copies_are_counted(loader: loaderd.Loader):
     before_s = loader.statistics().device_wait_s
-    for _ in loaderd_jax.batches(loader, device=jax.devices()[0]):
+    for _ in loaderd_jax.batches(loader, device=CPUS[0]):
         pass
     assert loader.statistics().device_wait_s == before_s
     began_s = time.monotonic()
-    for _ in loaderd_jax.batches(loader, device=jax.devices()[1], prefetch=1):
+    for _ in loaderd_jax.batches(loader, device=CPUS[1], prefetch=1):
         pass
     assert 0 < loader.statistics().device_wait_s - before_s < time.monotonic() - began_s
     assert seen_of_newest().copies_ahead == 1
 
 
 def test_batches_are_divided_by_a_sharding(shards: list[Path]):
-    sharding = jax.sharding.NamedSharding(jax.make_mesh((2,), ("data",)), jax.sharding.PartitionSpec("data"))
+    sharding = jax.sharding.NamedSharding(
+        jax.make_mesh((2,), ("data",), devices=CPUS), jax.sharding.PartitionSpec("data")
+    )
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "remainder": "drop", "workers": 1}
     with loaderd.Loader(shards, SCHEMA, **options) as loader:
         seen = []
@@ -307,6 +324,8 @@ def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
 # ------------------------------------------------------------------------------------------- ranks
 
 PROCESS = """
+import os
+os.environ["JAX_PLATFORMS"] = "cpu"
 import sys, jax, loaderd, loaderd_jax
 index, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)

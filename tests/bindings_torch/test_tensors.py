@@ -215,18 +215,6 @@ def test_waits_for_copies_are_counted(loader: loaderd.Loader):
     assert seen_of_newest().copies_ahead == 3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here that PyTorch can use")
-def test_batches_are_copied_to_a_gpu_ahead(loader: loaderd.Loader):
-    seen, busy = [], torch.ones(2000, 2000, device="cuda")
-    for _ in range(5):
-        iterator = iter(loaderd_torch.batches(loader, ("bits", "id"), device="cuda", prefetch=2))
-        for bits, ids in iterator:
-            busy @= busy / 2000  # so that the loop's stream is behind what it is given
-            seen.append((bits * 1, ids * 1))
-            assert loader.statistics().slots_lent == 0 and bits.device.type == "cuda"
-    assert sorted(n for bits, ids in seen for n in check(bits.cpu(), ids.cpu())) == sorted([*range(RECORDS)] * 5)
-
-
 def test_tensors_outlive_the_loader(shards: list[Path]):
     with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1) as loader:
         iterator = iter(loaderd_torch.batches(loader, ("bits", "id")))
