@@ -6,12 +6,15 @@ folder that /proc is in.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
 
 _ROOT = Path("/")
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_ACCELERATORS = ("nvidia", "kfd", "accel", "vfio")
+"""How the names of GPUs and TPUs begin in /dev: NVIDIA's, AMD's, Google's two kinds."""
 
 
 def cpu_ns(pid: int, thread: int | None = None, files: Path = _ROOT, *, waited_for: bool = False) -> int:
@@ -40,6 +43,18 @@ def read_bytes(pid: int, files: Path = _ROOT) -> tuple[int, int]:
     """(bytes that a process has read, those of them that came from storage): the others were in the page cache."""
     found = dict(re.findall(r"^(\w+): (\d+)$", _read(files / f"proc/{pid}/io"), flags=re.MULTILINE))
     return int(found.get("rchar", 0)), int(found.get("read_bytes", 0))
+
+
+def uses_accelerator(pid: int, files: Path = _ROOT) -> bool:
+    """Whether a process has a GPU or a TPU open. Takes 2 µs for each file that it has open, where there is one."""
+    if not any(name.startswith(_ACCELERATORS) for name in _names(files / "dev")):
+        return False
+    folder = files / f"proc/{pid}/fd"
+    for name in _names(folder):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(folder / name).startswith(tuple(f"/dev/{kind}" for kind in _ACCELERATORS)):
+                return True
+    return False
 
 
 def name_of(pid: int, files: Path = _ROOT) -> str:
@@ -73,6 +88,13 @@ def pss_bytes(pid: int, files: Path = _ROOT) -> int:
 def _fields(stat: Path) -> list[str]:
     """The fields of a ``stat`` file from the third on: those that follow the name, which may hold anything."""
     return _read(stat).rpartition(")")[2].split()
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _read(path: Path) -> str:

@@ -86,6 +86,8 @@ class Snapshot(NamedTuple):
     """CPU time of its main thread or of the thread that takes batches, whichever used more."""
     thread_delay_s: float = 0.0
     """Seconds in which this thread could have run, but had no core."""
+    uses_accelerator: bool = False
+    """Whether the consumer's process has a GPU or a TPU open: who waits for a GPU keeps a core busy."""
     worker_cpu_s: float = 0.0
     delay_s: float = 0.0
     """Seconds in which workers could have run, but had no core."""

@@ -72,3 +72,17 @@ def test_a_name_may_hold_anything(tmp_path: Path):
     assert processes.parent_of(7, tmp_path) == 5
     assert processes.delay_ns(7, 8, tmp_path) == 222
     assert processes.idle_ns(tmp_path) == 4500 * tick_ns
+
+
+def test_whether_a_process_has_a_gpu_open(tmp_path: Path):
+    files = tmp_path / "proc/7/fd"
+    files.mkdir(parents=True)
+    (files / "0").symlink_to("/dev/null")
+    (files / "1").symlink_to("/dev/nvidia0")
+    assert not processes.uses_accelerator(7, tmp_path), "there is none on this machine"
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert processes.uses_accelerator(7, tmp_path) and not processes.uses_accelerator(8, tmp_path)
+    (files / "1").unlink()
+    (files / "1").write_text("no link")
+    assert not processes.uses_accelerator(7, tmp_path)

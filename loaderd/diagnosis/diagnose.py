@@ -9,7 +9,8 @@
 The **limiting** stage is the one that takes most of the workers' time; where they mostly wait for windows, the one
 that takes most of the loads. Copies to a device are limiting if the consumer waits longer for them than for data; if
 batches are taken ahead, only when the thread that takes them does little but copy. The consumer's own time is put
-down to Python if one thread of it kept a core busy throughout and the rest of the process did little.
+down to Python if one thread of it kept a core busy throughout and the rest of the process did little; but a thread
+that waits for a GPU keeps a core busy, too, as CUDA does by default, so not where the process has a GPU.
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ _MIN_SLOT_WAITING = 0.25
 _MOST_WINDOW_WAITING = 0.15
 _LESS = 0.7
 _MOSTLY_READING = 0.5
-_PYTHON_CPU = 0.8
-_PYTHON_ALONE = 0.2
 
 
 @dataclass(frozen=True)
@@ -158,9 +157,8 @@ def _verdict(found: Rates) -> Verdict:
     if _waits_for_device(found):
         return "copies to the device"
     if found.wait_s < _MIN_WAITING * found.step_s:
-        own_cores = (found.thread_cpu + found.thread_delay) / (found.own_s / found.step_s)
-        is_alone = found.other_cpu < _PYTHON_ALONE * found.thread_cpu
-        return "the consumer's Python" if own_cores > _PYTHON_CPU and is_alone else "the model"
+        is_python = found.thread_is_busy and not found.now.uses_accelerator
+        return "the consumer's Python" if is_python else "the model"
     if found.is_starved:
         return "workers"
     if _comes_in_bursts(found):

@@ -11,6 +11,8 @@ _LOADING = ("read", "inflate", "check", "parse")
 _MIN_WINDOW_WAITING = 0.4
 _COMPUTING = 0.5
 _MIN_KNOWN = 0.3
+_BUSY_CPU = 0.8
+_BUSY_ALONE = 0.2
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,12 @@ class Rates:
     def is_starved(self) -> bool:
         """Whether the workers are a server's, and busy with its other consumers: tasks of this one do end."""
         return self.facts.of_server and not self.is_known and self.batches > 1
+
+    @property
+    def thread_is_busy(self) -> bool:
+        """Whether one thread of the consumer keeps a core busy all the time it has, and the rest does little."""
+        own_cores = (self.thread_cpu + self.thread_delay) / (self.own_s / self.step_s)
+        return own_cores > _BUSY_CPU and self.other_cpu < _BUSY_ALONE * self.thread_cpu
 
     @property
     def workers_compute(self) -> bool:

@@ -98,13 +98,15 @@ def _of_cores(found: Rates, cause: str) -> Remedy:
 
 
 def _of_model(found: Rates) -> Remedy:
+    cause, advice = "batches are there before they are asked for", "Nothing in the loader makes it faster"
+    if found.thread_is_busy:  # with a GPU or a TPU, or the verdict would be another
+        cause += (
+            "; the thread that takes them keeps a core busy, which may be Python code, or how it waits for the GPU"
+        )
     enough = max(1, math.ceil(1.2 * found.busy_s / found.step_s))
     if enough < found.facts.workers and not found.facts.of_server:
-        return Remedy(
-            "batches are there before they are asked for",
-            f"Nothing in the loader makes it faster; workers={enough} instead of {found.facts.workers} would do.",
-        )
-    return Remedy("batches are there before they are asked for", "Nothing in the loader makes it faster.")
+        return Remedy(cause, f"{advice}; workers={enough} instead of {found.facts.workers} would do.")
+    return Remedy(cause, f"{advice}.")
 
 
 def _of_python(found: Rates) -> Remedy:

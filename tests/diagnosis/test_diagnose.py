@@ -82,6 +82,7 @@ def found(now: Snapshot, **facts: Any) -> Diagnosis:
             "",
         ),
         (after(wait_s=0.1, thread_cpu_s=4.5, consumer_cpu_s=8.0), {}, "the model", ""),
+        (after(wait_s=0.1, thread_cpu_s=4.5, consumer_cpu_s=4.6, uses_accelerator=True), {}, "the model", ""),
         (after(wait_s=0.1, thread_cpu_s=1.0, consumer_cpu_s=1.0), {}, "the model", ""),
         (after(wait_s=3.0, board=9.0), {}, "workers", "unpack"),
         (after(wait_s=3.0, parse=5.0, order=2.0), {}, "workers", "parse"),
@@ -112,6 +113,13 @@ def test_verdicts(now: Snapshot, facts: dict[str, Any], verdict: str, limiting: 
     diagnosis = found(now, **facts)
     assert (diagnosis.verdict, diagnosis.limiting_stage) == (verdict, limiting)
     assert diagnosis.gain >= 1 and str(diagnosis)
+
+
+def test_who_waits_for_a_gpu_keeps_a_core_busy():
+    """As Python code does: that it may be either is said."""
+    busy = {"wait_s": 0.1, "thread_cpu_s": 4.5, "consumer_cpu_s": 4.6}
+    assert "Python code, or how it waits for the GPU" in found(after(**busy, uses_accelerator=True)).cause
+    assert "GPU" not in found(after(**{**busy, "thread_cpu_s": 1.0}, uses_accelerator=True)).cause
 
 
 def test_times_that_were_made_up():

@@ -41,4 +41,5 @@ def _of_consumer(page: Page) -> dict[Seen, int]:
         Seen.CONSUMER_CPU_NS: processes.cpu_ns(pid),
         Seen.THREAD_CPU_NS: busiest_ns,
         Seen.THREAD_DELAY_NS: delay_ns,
+        Seen.USES_ACCELERATOR: processes.uses_accelerator(pid),
     }
