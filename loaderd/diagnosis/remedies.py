@@ -141,8 +141,8 @@ def _of_copies(found: Rates) -> Remedy:
     if facts.has_bits and facts.packed_bytes < facts.batch_bytes:
         fewer = facts.packed_bytes / facts.batch_bytes
         advice = (
-            f"Copy packed records, which are {1 / fewer:.0f} times smaller, and unpack them there: "
-            'make_dataset(…, unpack="device"), loaderd_tf.unpack; or fields of loaderd.Packed.'
+            f"Copy packed records, which are {1 / fewer:.0f} times smaller, and unpack them there: in TensorFlow "
+            'by make_dataset(…, unpack="device") and loaderd_tf.unpack, else from fields of loaderd.Packed.'
         )
         return Remedy(cause, advice, found.step_s / max(rest_s + fewer * copy_s, found.data_s, 1e-9))
     half_s = max(rest_s + copy_s / 2, found.data_s, 1e-9)

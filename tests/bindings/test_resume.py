@@ -49,7 +49,7 @@ class Training:
         That one may not be seen in time: then until it has done some more.
         """
         process = self.start()
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 200
         while True:
             assert process.is_alive() and time.monotonic() < deadline_s
             last = (self._lines() or ["start"])[-1]
