@@ -42,6 +42,9 @@ demo-ray: .venv-ray/made ## the same shards served on a Ray cluster of this mach
 	$(RAY)/python examples/ray/loop.py
 	$(RAY)/python examples/ray/train.py --out demo/ray
 
+# They look at what frameworks do on the CPU: also where the environment names a GPU, as Slurm's does.
+test test-torch test-ray torture: export CUDA_VISIBLE_DEVICES =
+
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0  # else it waits for ever when one has died
 
