@@ -38,14 +38,13 @@ import numpy as np
 import tensorflow as tf
 from loaderd_tf.bench._tfdata import decoded
 from loaderd_tf.bench.tfdata_expert import decode, expansion_of
-from questions._common import console_of, parser_of, publish, run_again, shards_of
+from questions._common import parser_of, publish, run_in_turns, shards_of
 
 import loaderd
 from loaderd.bench.interface import Config
 from loaderd.bench.measured import versions
 from loaderd.bench.process_tree import CpuMeter
 from loaderd.bench.report import Spread
-from loaderd.bench.rounds import turns
 
 SCHEMA = loaderd.schemas.chess_eval()
 WARMUP_STEPS = 10  # the first compiles
@@ -190,10 +189,7 @@ def main() -> None:
     shards_of(options)
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
     pipelines = options.pipelines or [name for name in PIPELINES if has_gpu or not name.endswith("_device")]
-    console, runs = console_of(), []
-    for number, pipeline in turns(pipelines, options.rounds):
-        runs.append({"round": number, **run_again("--measure", pipeline)})
-        console.print(f"round {number + 1}/{options.rounds}  {pipeline:14} {runs[-1]['step_ms']:8.2f} ms a step")
+    runs = run_in_turns(pipelines, options, lambda run: f"{run['step_ms']:8.2f} ms a step")
     wrong = what_differs(runs)
     notes = wrong or [
         f"device: {runs[0]['device']}" if has_gpu else NO_GPU,

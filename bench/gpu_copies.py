@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,14 +33,13 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
-from questions._common import console_of, parser_of, publish, run_again, shards_of
+from questions._common import parser_of, publish, run_in_turns, shards_of
 
 import loaderd
 from loaderd.bench.interface import Config
 from loaderd.bench.measured import versions
 from loaderd.bench.process_tree import CpuMeter
 from loaderd.bench.report import Spread
-from loaderd.bench.rounds import turns
 
 SCHEMA = loaderd.schemas.chess_eval()
 WARMUP_STEPS = 30
@@ -108,8 +106,7 @@ def tf_way(name: str, shards: Sequence[str]) -> Way:
 
     def xla(loader: loaderd.Loader) -> Iterable[Batch]:
         config = replace(config_of(loader), shuffle=False)
-        unpack = tf.function(tfdata_xla._unpack, jit_compile=True)
-        return ahead(decoded(config, decoder(config, unpack)))
+        return ahead(decoded(config, decoder(config, tfdata_xla.unpack)))
 
     def config_of(loader: loaderd.Loader) -> Config:
         return Config(tuple(shards), batch_size=loader.batch_size)
@@ -148,11 +145,6 @@ WAYS = {
 LIBRARIES = {"torch": "torch", "jax": "jax", "tf": "tensorflow"}
 
 
-def own_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Take batches by one way, in this process."""
     shards = shards_of(options)
@@ -165,13 +157,13 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         for _ in range(WARMUP_STEPS):
             before = way.add_up(next(elements))
         float(before)
-        meter, began_s, began_cpu_s, num_batches = CpuMeter(), time.perf_counter(), own_cpu_s(), 0
+        meter, began_s, began_cpu_s, num_batches = CpuMeter(), time.perf_counter(), time.process_time(), 0
         while time.perf_counter() - began_s < options.seconds:
             total = way.add_up(next(elements))
             float(before)
             before, num_batches = total, num_batches + 1
         float(before)
-        took_s, cpu_s = time.perf_counter() - began_s, own_cpu_s() - began_cpu_s
+        took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         _, other_cores = meter.read()
         del elements
     return {
@@ -212,10 +204,7 @@ def main() -> None:
 
     ways = options.ways or [way for way in WAYS if find_spec(LIBRARIES[way.partition("_")[0]])]
     shards_of(options)
-    console, runs = console_of(), []
-    for number, way in turns(ways, options.rounds):
-        runs.append({"round": number, **run_again("--measure", way)})
-        console.print(f"round {number + 1}/{options.rounds}  {way:16} {runs[-1]['examples_per_s']:12,.0f} examples/s")
+    runs = run_in_turns(ways, options, lambda run: f"{run['examples_per_s']:12,.0f} examples/s")
     sums = {run["way"]: run["first_sum"] for run in runs if run["way"] not in ("tf_expert", "tf_xla")}
     is_same = len(set(sums.values())) <= 1
     notes = [f"GPU: {runs[0]['gpu']}", f"batches of {options.batch_size}, {options.workers} workers"]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 _ROOT = Path("/")
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_ACCELERATORS = ("nvidia", "kfd", "accel", "vfio")
-"""How the names of GPUs and TPUs begin in /dev: NVIDIA's, AMD's, Google's two kinds."""
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/accel", "/dev/vfio")
+"""How the paths of GPUs and TPUs begin: NVIDIA's, AMD's, Google's two kinds."""
 
 
 def cpu_ns(pid: int, thread: int | None = None, files: Path = _ROOT, *, waited_for: bool = False) -> int:
@@ -47,12 +47,12 @@ def read_bytes(pid: int, files: Path = _ROOT) -> tuple[int, int]:
 
 def uses_accelerator(pid: int, files: Path = _ROOT) -> bool:
     """Whether a process has a GPU or a TPU open. Takes 2 µs for each file that it has open, where there is one."""
-    if not any(name.startswith(_ACCELERATORS) for name in _names(files / "dev")):
+    if not any(f"/dev/{name}".startswith(_ACCELERATORS) for name in _names(files / "dev")):
         return False
     folder = files / f"proc/{pid}/fd"
     for name in _names(folder):
         with contextlib.suppress(OSError):  # closed meanwhile
-            if os.readlink(folder / name).startswith(tuple(f"/dev/{kind}" for kind in _ACCELERATORS)):
+            if os.readlink(folder / name).startswith(_ACCELERATORS):
                 return True
     return False
 

@@ -12,7 +12,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ from loaderd.bench.comparison import warm_page_cache
 from loaderd.bench.interface import Config
 from loaderd.bench.measured import Timing
 from loaderd.bench.report import Spread, markdown
-from loaderd.bench.rounds import circumstances_of, take_turns
+from loaderd.bench.rounds import circumstances_of, take_turns, turns
 from loaderd.bench.run_candidate import run_candidate
 from loaderd.bench.synthetic import cached_shards
 
@@ -106,6 +106,18 @@ def run_again(*options: str) -> Run:
         sys.exit(f"{' '.join(options)}: ended with status {done.returncode}\n{done.stderr[-2000:]}")
     found: Run = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def run_in_turns(names: Sequence[str], options: argparse.Namespace, shown: Callable[[Run], str]) -> list[Run]:
+    """What this script prints for ``--measure NAME``, of each name once a round; ``shown``: what to tell of it.
+
+    A run has its ``round``, from 0 on. Raises SystemExit where one fails.
+    """
+    console, runs = console_of(), []
+    for number, name in turns(names, options.rounds):
+        runs.append({"round": number, **run_again("--measure", name)})
+        console.print(f"round {number + 1}/{options.rounds}  {name:16} {shown(runs[-1])}")
+    return runs
 
 
 def of_case(runs: Sequence[Run], case: str) -> list[Run]:

@@ -59,7 +59,7 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
 
         A copy then goes on after the call that began it: the arrays must be kept until it is over.
         """
-        if self._memory is not None and self._memory.is_pinned is None:
+        if self._memory is not None:
             pin(self._memory)
 
     @property

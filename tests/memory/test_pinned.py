@@ -25,10 +25,11 @@ SIZE = 8 * mmap.PAGESIZE
 class Driver:
     """The part of CUDA's driver that is called. It notes what is pinned, and whether it was mapped when it ceased."""
 
-    def __init__(self, used: tuple[int, ...] = (1,), result: int = 0) -> None:
-        self.used = used
+    def __init__(self) -> None:
+        self.used: tuple[int, ...] = (1,)
         """The GPUs, of three, of which this process has the primary context."""
-        self.result = result
+        self.result = 0
+        """Of what asks to pin."""
         self.current: list[int] = []
         self.retained = 0
         self.pinned: dict[int, int] = {}
@@ -86,12 +87,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return driver
 
 
-def memory_of(size: int = SIZE) -> SharedMemory:
-    return SharedMemory.create("pinned", size)
+def new_memory() -> SharedMemory:
+    return SharedMemory.create("pinned", SIZE)
 
 
 def test_memory_is_pinned_once_and_until_it_is_unmapped(driver: Driver):
-    memory = memory_of()
+    memory = new_memory()
     for _ in range(3):
         pin(memory)
     assert memory.is_pinned and list(driver.pinned.values()) == [SIZE]
@@ -103,7 +104,7 @@ def test_memory_is_pinned_once_and_until_it_is_unmapped(driver: Driver):
 
 def test_a_batch_keeps_it_pinned(driver: Driver):
     """Such as one that is being copied when its loader has ended."""
-    memory = memory_of()
+    memory = new_memory()
     layout = SlotLayout(loaderd.Schema({"x": loaderd.Int64()}, {"x": loaderd.Array("x")}).specs, 100)
     reader = SlotReader(memory, layout)
     batch = reader.lend(1, 100)
@@ -122,7 +123,7 @@ def test_a_batch_keeps_it_pinned(driver: Driver):
 
 def test_memory_that_others_read_is_not_pinned(driver: Driver):
     """Its pages may be exchanged: see ``make_private``."""
-    memory = SharedMemory.create("pinned", SIZE)
+    memory = new_memory()
     read_only = SharedMemory(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY))
     pin(read_only)
     assert not read_only.is_pinned and not driver.pinned
@@ -130,14 +131,14 @@ def test_memory_that_others_read_is_not_pinned(driver: Driver):
 
 def test_no_gpu_is_begun_to_be_used(driver: Driver):
     driver.used = ()
-    memory = memory_of()
+    memory = new_memory()
     pin(memory)
     assert not memory.is_pinned and not driver.pinned
 
 
 def test_what_the_driver_refuses_is_told_once(driver: Driver, caplog: pytest.LogCaptureFixture):
     driver.result = 2  # CUDA_ERROR_OUT_OF_MEMORY
-    memory = memory_of()
+    memory = new_memory()
     with caplog.at_level(logging.WARNING):
         pin(memory)
         pin(memory)
@@ -153,7 +154,7 @@ def test_after_ctrl_c_nothing_is_left_pinned(driver: Driver, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, "cuMemHostRegister_v2", interrupted)
-    memory = memory_of()
+    memory = new_memory()
     with pytest.raises(KeyboardInterrupt):
         pin(memory)
     assert memory.is_pinned, "so that nobody drops it while it is copied"
@@ -165,7 +166,7 @@ def test_after_ctrl_c_nothing_is_left_pinned(driver: Driver, monkeypatch: pytest
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_leaves_the_driver_alone(driver: Driver):
-    memory = memory_of()
+    memory = new_memory()
     pin(memory)
     child = os.fork()
     if not child:

@@ -37,8 +37,10 @@ def _unpack(stored: tf.Tensor, field: Bits) -> tf.Tensor:
     return tf.reshape(values, [-1, *field.shape])
 
 
-def steps(config: Config) -> Iterator[Step]:
-    def unpack(stored: tf.Tensor, field: Bits) -> tf.Tensor:
-        return tf.function(_unpack, jit_compile=True)(stored, field)
+def unpack(stored: tf.Tensor, field: Bits) -> tf.Tensor:
+    """``field``, (n, …), of the bytes it is stored in, compiled."""
+    return tf.function(_unpack, jit_compile=True)(stored, field)
 
+
+def steps(config: Config) -> Iterator[Step]:
     return consume(decoded(config, decoder(config, unpack)), config)
