@@ -62,7 +62,6 @@ BINDINGS = {
 # What a binding may use beside the face of the package.
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 BELOW = {"loaderd_tf": ["loaderd.bench", "loaderd.grids"], "loaderd_ray": ["loaderd.shards"]}
-MAX_LINES = 400
 # Each loader starts a daemon, so each of these would cost each loader milliseconds. What only some need (for shards
 # that are far away, groups, a mix, a diagnosis) is imported in the function that needs it.
 NOT_AT_THE_START = [
@@ -157,16 +156,6 @@ def test_what_a_loader_does_not_import():
     imported = modules_of("import numpy; before |= set(sys.modules); from loaderd import Loader")
     assert "loaderd.client.loader" in imported
     assert [each for each in imported if each.startswith(tuple(NOT_IN_A_LOADER))] == []
-
-
-def test_no_file_is_a_giant():
-    for _, path in modules():
-        assert len(path.read_text().splitlines()) <= MAX_LINES, path
-
-
-def test_no_two_modules_have_one_name():
-    names = [path.name for module, path in modules() if module.startswith("loaderd.") and path.stem != "__init__"]
-    assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.parametrize("name", ["loaderd", *BINDINGS])
