@@ -26,7 +26,7 @@ TESTS = [
     *("tests/shards/test_compression.py", "tests/shards/test_local.py", "tests/test_randomness.py"),
     *("tests/shards/test_storage_threads.py", "tests/test_pickling.py"),
     *("tests/client/test_exporter.py", "tests/cli/test_top.py"),
-    *("tests/client/test_loader.py", "tests/client/test_headroom.py", "tests/remote/test_flight.py"),
+    *("tests/client/test_loader.py", "tests/remote/test_flight.py"),
     *("tests/bindings/test_batches.py", "tests/bindings/test_iterators.py", "tests/bindings/test_strings.py"),
 ]
 

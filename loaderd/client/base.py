@@ -13,7 +13,7 @@ from loaderd.client.end import ProgramEnds
 from loaderd.client.standing import Standing
 from loaderd.errors import DaemonError, LoaderdError, ServerError, StorageError
 from loaderd.memory.page import TAKES_AHEAD
-from loaderd.options import as_count, require
+from loaderd.options import as_count
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 
@@ -35,8 +35,6 @@ class BaseLoader(Standing):
         """``stream`` delivers what ``described`` describes, and was opened at ``start``."""
         super().__init__(stream, described.options, described.grows, start)
         self.schema = described.schema
-        self._repeated: list[Batch] = []
-        self._most_repeated = 0
         self._metrics_ends: list[Callable[[], object]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last (inf: no end)
 
@@ -98,17 +96,6 @@ class BaseLoader(Standing):
         self._stream.glimpses.append(glimpse)
         return glimpse
 
-    def headroom(self, batches: int = 10) -> None:
-        """From now on, give copies of the next ``batches`` batches again and again, from memory, without any wait.
-
-        This shows how fast a training could be at most. It is for measuring only: the training sees the same few
-        batches all the time. ``batches=0`` ends it; the data go on at the batch where they would stand without it.
-        """
-        require(self.sharing != "shared", "sharing", "another one than shared, for headroom", self.sharing)
-        batches = as_count(batches, "batches", "a number of batches, or 0", least=0)
-        with self._stream.lock:
-            self._repeated, self._most_repeated = [], batches
-
     def _fetch(self, pass_: Pass, step: int, takes_ahead: bool = False) -> Batch | LoaderdError | None:
         if (watched := self._stream.watched) is not None:
             watched.page.words[TAKES_AHEAD] = takes_ahead
@@ -117,15 +104,7 @@ class BaseLoader(Standing):
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
             return None
-        if not self._most_repeated:
-            return self._stream.fetch(pass_, step)
-        if len(self._repeated) < self._most_repeated:
-            found = self._stream.fetch(pass_, step)
-            if isinstance(found, Batch):
-                self._repeated.append(found.copy())
-            return found
-        self._stream.check()
-        return self._repeated[step % self._most_repeated].copy()  # the consumer may write to it
+        return self._stream.fetch(pass_, step)
 
     # ------------------------------------------------------------------------------------------ facts
 
