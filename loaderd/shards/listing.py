@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 from loaderd.errors import LoaderdError, NoShardsError, ShardReadError
 from loaderd.shards.access import Access
 from loaderd.shards.local import is_a_folder
+from loaderd.shards.names import bracket_hint
 from loaderd.shards.shard_file import ShardFile, unanswered
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def _list_glob(address: str, query: str, access: Access) -> list[ShardFile]:
         if info.type == fs.FileType.File and _matches(name.split("/"), pattern):
             files.append(_shard_file(f"{folder}/{quote(name, safe=_SAFE_IN_PATHS)}{query}", info))
     if not files:
-        raise NoShardsError(f"{address}{query} matches no file", hint=_missing_bucket(folder + query, access))
+        hints = [bracket_hint(address), _missing_bucket(folder + query, access)]
+        raise NoShardsError(f"{address}{query} matches no file", hint=" ".join(filter(None, hints)))
     return files
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from loaderd.errors import NoShardsError, ShardReadError
-from loaderd.shards.names import absolute, some_of
+from loaderd.shards.names import absolute, bracket_hint, some_of
 from loaderd.shards.retries import may_pass
 
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -77,7 +77,8 @@ def _files_of(pattern: str) -> list[Found]:
             hint="Move them elsewhere, or give a glob that matches the shards alone.",
         )
     if not found:
-        raise NoShardsError(f"{pattern} matches no file", hint=_what_there_is(pattern))
+        hints = [bracket_hint(pattern), _what_there_is(pattern)]
+        raise NoShardsError(f"{pattern} matches no file", hint=" ".join(filter(None, hints)))
     return found
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
+
 from loaderd.errors import NoShardsError, OptionError
 from loaderd.redaction import shown
 from loaderd.shards.shard_file import is_remote
@@ -18,11 +20,13 @@ from loaderd.shards.shard_file import is_remote
 def checked_names(shards: Any) -> str | tuple[str, ...]:
     """``shards`` in a form that can be kept and sent: a string, or a tuple of strings.
 
-    Raises OptionError for what is no path, glob, URI or iterable of these; NoShardsError for an empty iterable.
+    A name may also be bytes, or a scalar of numpy or a tensor of TensorFlow that holds one. Raises OptionError for
+    what is no path, glob, URI or iterable of these; NoShardsError for an empty iterable.
     """
-    if isinstance(shards, (str, os.PathLike)):
+    shards = _without_array(shards)
+    if isinstance(shards, (str, bytes, os.PathLike)):
         return _checked_name(shards)
-    if isinstance(shards, (bytes, Mapping)) or not isinstance(shards, Iterable):
+    if isinstance(shards, Mapping) or not isinstance(shards, Iterable):
         raise _no_shards(shards)
     names = tuple(map(_checked_name, shards))
     if not names:
@@ -46,11 +50,30 @@ def some_of(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + rest
 
 
+def bracket_hint(pattern: str) -> str:
+    """A hint for a glob with a [ that matches nothing: the bracket may belong to a name. "" for any other glob."""
+    if "[" not in pattern or "[[]" in pattern:
+        return ""
+    return f"[ ] are wildcards in a glob. If they belong to the name, write [[] for [: {pattern.replace('[', '[[]')}"
+
+
 def _checked_name(name: Any) -> str:
-    text = os.fspath(name) if isinstance(name, os.PathLike) else name
+    text = _without_array(name)
+    if isinstance(text, os.PathLike):
+        text = os.fspath(text)
+    if isinstance(text, bytes):
+        text = os.fsdecode(text)
     if not isinstance(text, str) or not text or "\0" in text:
         raise _no_shards(name)
     return str(text)  # it may be numpy's kind of str
+
+
+def _without_array(value: Any) -> Any:
+    """What an eager tensor or a scalar array holds; anything else as it is. A tensor of a graph has no values."""
+    to_numpy = getattr(value, "numpy", None)
+    if callable(to_numpy) and not isinstance(value, np.ndarray):
+        value = to_numpy()
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def _no_shards(got: Any) -> OptionError:

@@ -80,6 +80,21 @@ def test_a_path_or_a_list_of_them(tree: Path, monkeypatch: pytest.MonkeyPatch):
     assert list_shards("~/b.rec") == [file]
 
 
+def test_paths_as_bytes_and_as_tensors(tree: Path, monkeypatch: pytest.MonkeyPatch):
+    """As ``os.fsencode``, numpy and TensorFlow's own functions give them."""
+    import tensorflow as tf
+
+    monkeypatch.chdir(tree)
+    for name in (b"a.rec", np.bytes_(b"a.rec"), np.array("a.rec"), np.array(b"a.rec", object), tf.constant("a.rec")):
+        assert names_of(name) == names_of([name]) == ["a.rec"]
+    both = ["a.rec", "b.rec"]
+    for shards in (tf.constant(both), np.array(both), np.array(both, bytes), list(map(tf.constant, both))):
+        assert names_of(shards) == both
+    for wrong in (tf.constant(3), tf.constant([3.0]), np.array(3), b"", np.array(None)):
+        with pytest.raises(OptionError, match="shards must be a path"):
+            list_shards(wrong)
+
+
 def test_a_file_uri(tree: Path):
     for name in ("a.rec", "with blank.rec", "100%25.rec", "day=1+2/é.rec"):
         assert names_of((tree / name).as_uri()) == [name]
@@ -114,7 +129,9 @@ def test_a_file_that_exists_is_no_pattern(tree: Path):
         (["a.rec", "./sub/../*.rec"], OptionError, "a.rec twice"),
         (5, OptionError, "a path, a glob, a URI or a list of them, got 5"),
         ([5], OptionError, "got 5"),
-        (b"a.rec", OptionError, "got b'a.rec'"),
+        (b"nothing", NoShardsError, "nothing does not exist"),
+        ("run[v1]/*.rec", NoShardsError, r"\[ \] are wildcards .* write \[\[\] for \[: .*/run\[\[\]v1\]/\*.rec"),
+        ("run[v1].rec", NoShardsError, r"\[ \] are wildcards"),
         (None, OptionError, "got None"),
         ("", OptionError, "got ''"),
         ("a\0b", OptionError, "got 'a.x00b'"),
@@ -274,6 +291,7 @@ def test_a_glob_means_the_same_as_on_disk(bucket: Bucket, tree: Path, pattern: s
         ("tree/nothing", NoShardsError, "tree/nothing.* does not exist"),
         ("tree/*.nothing", NoShardsError, r"\*.nothing.* matches no file"),
         ("nothing/*", NoShardsError, "matches no file"),
+        ("tree[v1]/*", NoShardsError, r"\[ \] are wildcards .*: s3://shards/tree\[\[\]v1\]/\*"),
         ("tree", NoShardsError, "s3://shards/tree is a folder"),
         ("tree/with blank.rec", ShardReadError, "the URI contains a space"),
     ],
