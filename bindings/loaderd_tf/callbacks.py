@@ -24,6 +24,7 @@ import loaderd
 from loaderd.errors import OptionError
 from loaderd.options import is_count, require
 from loaderd_tf.attached import batches_per_step, loader_of
+from loaderd_tf.callback_state import callback_states, restore_callbacks, save_best_weights
 from loaderd_tf.counted import check_counted
 
 # The value of model.stop_training when this callback ends an epoch early: not True, by which another callback ends
@@ -37,13 +38,15 @@ _GLOB = "*?[\\"  # characters by which TensorFlow takes a path for a pattern whe
 class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
     """Where a training stands: before ``step`` of ``epoch``, and before the batch of ``position`` (JSON).
 
-    ``shapes``: those of all saved variables, by what they belong to.
+    ``shapes``: those of all saved variables, by what they belong to. ``callbacks``: what :func:`callback_states`
+    returned.
     """
 
     epoch: int = 0
     step: int = 0
     position: str = ""
     shapes: Mapping[str, list[list[int]]] | None = None
+    callbacks: Mapping[str, Mapping[str, Any]] | None = None
 
     def serialize(self) -> str:
         return json.dumps(asdict(self))
@@ -63,8 +66,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
 
     After a crash, run the same program again: if there is a backup, ``fit`` goes on in the middle of its epoch, with
     the backup's weights, optimizer (and so its schedule), metrics and random states. Each batch and each epoch's logs
-    are those of a training that nothing interrupted. Other callbacks begin anew; they count the batches of the
-    resumed epoch from 0. A backup is written whole or not at all, whenever the process dies. With
+    are those of a training that nothing interrupted. Keras's EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go
+    on with the best value that they had seen, and for how long there was no better one. All other callbacks begin
+    anew, and all count the batches of the resumed epoch from 0. A backup is written whole or not at all, whenever the process dies. With
     ``steps_per_epoch``, the data set must be endless (``epochs=None``). Where each replica of a strategy keeps values
     of its own, such as the statistics of a BatchNormalization, TensorFlow saves their mean.
 
@@ -138,6 +142,8 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_since_save = 0
         self._epoch_ended = False
         self._data_checked = False
+        callbacks = getattr(_given_to_fit("callbacks"), "callbacks", ())
+        self._callbacks = [each for each in callbacks if each is not self]  # else it would keep itself alive
         self.model._initial_epoch = None
         if self._found is not None:
             self._restore(self._found)
@@ -150,6 +156,8 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             self._first = self._progress.step
             if self._first:  # fit has just reset the metrics
                 tf.train.Checkpoint(metrics=self._variables()["metrics"]).restore(self._found).expect_partial()
+            # Not before: each callback has reset itself when the training began.
+            restore_callbacks(self._callbacks, self._progress.callbacks or {}, self._found)
             self._found = None
         if self._epoch_ended:
             self._save()
@@ -266,6 +274,8 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         progress.epoch, progress.step = self._epoch, self._first + self._seen
         progress.position = self._loader.after(self._begin, self._taken * self._batches_per_step).to_json()
         progress.shapes = self._shapes()
+        progress.callbacks = callback_states(self._callbacks)
+        save_best_weights(self._callbacks, self._manager.checkpoint)
         self._manager.save()
         self._steps_since_save = 0
         self._epoch_ended = False

@@ -83,6 +83,7 @@ def fit(
     history: dict[str, list[float]] = {}
     with warnings.catch_warnings(), suppress(KeyboardInterrupt):
         warnings.simplefilter("error")  # Keras warns of data that ends too early
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="keras")  # its reading of a rate
         history = model.fit(
             derive(dataset),
             epochs=epochs,
@@ -144,6 +145,37 @@ def test_fit_goes_on_where_it_was(open_dataset: Callable[..., Any], tmp_path: Pa
     assert {name: values[-1:] for name, values in history.items()} == history_after
     assert all(map(np.array_equal, weights, weights_after))
     assert not (tmp_path / "parts").exists(), "deleted at the end"
+
+
+@pytest.mark.parametrize("steps", [47, 66], ids=["in the middle of an epoch", "at the end of one"])
+def test_callbacks_remember_the_best_value(open_dataset: Callable[..., Any], tmp_path: Path, steps: int):
+    """The loss falls, so to callbacks that want it to rise no epoch is better than the first one."""
+
+    def train(name: str, interrupt: float = math.inf) -> Any:
+        kept = tmp_path / f"{name}.weights.h5"
+        rising = {"monitor": "loss", "mode": "max"}
+        callbacks = (
+            keras.callbacks.EarlyStopping(patience=4, restore_best_weights=True, **rising),
+            keras.callbacks.ReduceLROnPlateau(patience=2, factor=0.5, **rising),
+            keras.callbacks.ModelCheckpoint(kept, save_best_only=True, save_weights_only=True, **rising),
+        )
+        model, _ = build(DEFAULT, 1)
+        model.optimizer.learning_rate.assign(0.01)
+        seen, history, weights = fit(
+            tmp_path / name, dataset, interrupt=interrupt, callbacks=callbacks, epochs=8, backup={"save_freq": 11}
+        )
+        rate = float(model.optimizer.learning_rate.numpy())
+        model.load_weights(kept)
+        return max(seen), history.get("loss", [0])[-1], rate, weights, model.get_weights()
+
+    dataset = open_dataset()
+    steps_whole, *whole, weights_whole, kept_whole = train("whole")
+    assert steps_whole == 5 * 22, "it stops four epochs after the best one, which is the first"
+    train("parts", interrupt=steps)
+    steps_parts, *parts, weights_parts, kept_parts = train("parts")
+    assert steps_parts == steps_whole and parts == whole
+    assert all(map(np.array_equal, weights_parts, weights_whole)), "the best weights are restored"
+    assert all(map(np.array_equal, kept_parts, kept_whole)), "those of the first epoch are not overwritten"
 
 
 @pytest.mark.slow
