@@ -1,8 +1,8 @@
 """What Keras's callbacks remember from one epoch to the next, for :class:`loaderd_tf.BackupAndRestore`.
 
-Keras makes them forget it when ``fit`` begins. So after a crash, EarlyStopping would have all of its patience again, and
-ModelCheckpoint would overwrite a better checkpoint. The best weights of EarlyStopping are variables of the backup; all
-else is small, and part of its text.
+Keras makes them forget it when ``fit`` begins. So after a crash, EarlyStopping would have all of its patience again,
+and ModelCheckpoint would overwrite a better checkpoint. The best weights of EarlyStopping are variables of the
+backup; all else is small, and part of its text.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ batch. This one also knows where the training stands in its data::
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from loaderd.options import is_count, require
 from loaderd_tf.attached import batches_per_step, loader_of
 from loaderd_tf.callback_state import callback_states, restore_callbacks, save_best_weights
 from loaderd_tf.counted import check_counted
+from loaderd_tf.keras_calls import argument_of_fit
 
 # The value of model.stop_training when this callback ends an epoch early: not True, by which another callback ends
 # the whole training.
@@ -64,13 +64,14 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     of steps: then after every so many, and at the end of each epoch too. ``delete_checkpoint``: whether the backup is
     deleted when the training has come to its end; if not, another ``fit`` of more epochs goes on from there.
 
-    After a crash, run the same program again: if there is a backup, ``fit`` goes on in the middle of its epoch, with
-    the backup's weights, optimizer (and so its schedule), metrics and random states. Each batch and each epoch's logs
-    are those of a training that nothing interrupted. Keras's EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go
-    on with the best value that they had seen, and for how long there was no better one. All other callbacks begin
-    anew, and all count the batches of the resumed epoch from 0. A backup is written whole or not at all, whenever the process dies. With
-    ``steps_per_epoch``, the data set must be endless (``epochs=None``). Where each replica of a strategy keeps values
-    of its own, such as the statistics of a BatchNormalization, TensorFlow saves their mean.
+    After a crash, run the same program again: if there is a backup, ``fit`` goes on in the middle of its epoch,
+    with the backup's weights, optimizer (and so its schedule), metrics and random states. Each batch and each
+    epoch's logs are those of a training that nothing interrupted. Keras's EarlyStopping, ReduceLROnPlateau and
+    ModelCheckpoint go on with the best value that they had seen, and for how long there was no better one. All
+    other callbacks begin anew, and all count the batches of the resumed epoch from 0. A backup is written whole or
+    not at all, whenever the process dies. With ``steps_per_epoch``, the data set must be endless (``epochs=None``).
+    Where each replica of a strategy keeps values of its own, such as the statistics of a BatchNormalization,
+    TensorFlow saves their mean.
 
     ``fit`` trains on ``dataset`` or on what ``map`` and ``prefetch`` make of it: each step must be its next batch.
     Raises OptionError for data that grow, for ``sharing="shared"``, and for a ``directory`` that TensorFlow would
@@ -142,7 +143,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_since_save = 0
         self._epoch_ended = False
         self._data_checked = False
-        callbacks = getattr(_given_to_fit("callbacks"), "callbacks", ())
+        callbacks = getattr(argument_of_fit("callbacks"), "callbacks", ())
         self._callbacks = [each for each in callbacks if each is not self]  # else it would keep itself alive
         self.model._initial_epoch = None
         if self._found is not None:
@@ -215,7 +216,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 f"fit must take all {self._num_steps} steps of the data set each epoch, got steps_per_epoch={steps}",
                 hint="Make the data set with epochs=None: it goes on from one epoch of fit to the next.",
             )
-        if _given_to_fit("steps_per_epoch") is not None:
+        if argument_of_fit("steps_per_epoch") is not None:
             raise OptionError(
                 "fit must not be given steps_per_epoch for a data set with an end: Keras then keeps its iterator "
                 "from one epoch to the next, and the epoch after a resumed one would have no steps",
@@ -284,7 +285,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         progress = self._progress
         tf.train.Checkpoint(progress=progress).restore(found).expect_partial()
         if self._shapes() != progress.shapes:  # some variables are made only with the first batch: make them now
-            trained_on = getattr(_given_to_fit("x"), "element_spec", self._dataset.element_spec)
+            trained_on = getattr(argument_of_fit("x"), "element_spec", self._dataset.element_spec)
             self.model._symbolic_build(data_batch=trained_on)
         if self._shapes() != progress.shapes:
             raise OptionError(
@@ -328,16 +329,3 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
 def _cardinality(dataset: Any) -> int:
     cardinality = dataset.cardinality
     return int(cardinality() if callable(cardinality) else cardinality)
-
-
-def _given_to_fit(argument: str) -> Any:
-    """What the ``fit`` that calls was given as ``argument``; None also where its frame is not found.
-
-    Keras tells callbacks neither its data nor who said how many steps an epoch has. To be called only when ``fit``
-    begins: what reads a frame's variables may keep them alive, and later an iterator and its batches are among them.
-    """
-    fit = inspect.unwrap(keras.Model.fit).__code__
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not fit:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals.get(argument)

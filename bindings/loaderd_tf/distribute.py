@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -25,6 +25,7 @@ from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
 from loaderd_tf.attached import attach
 from loaderd_tf.graphs import unconverted
+from loaderd_tf.keras_calls import check_one_host
 from loaderd_tf.tf_dataset import make_dataset
 
 # For each replica: the batch that it works on, the one that it gets next, one copied ahead, and three on their way.
@@ -111,7 +112,7 @@ def _distributed(
     drop: bool,
 ) -> tf.distribute.DistributedDataset:
     """``make_of_host`` lacks what the strategy decides: batch size, share and, where it is None, ``held_batches``."""
-    opened: list[tuple[loaderd.Loader, int]] = []  # and how many of its batches a step takes
+    opened: list[tuple[loaderd.Loader, int, int]] = []  # and how many of its batches a step takes; how many hosts
 
     def open_pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
@@ -121,12 +122,25 @@ def _distributed(
             shard=(context.input_pipeline_id, context.num_input_pipelines),
             held_batches=held if held_batches is None else held_batches,
         )
-        opened.append((dataset.loader, replicas))
+        opened.append((dataset.loader, replicas, context.num_input_pipelines))
         return _in_steps(dataset, replicas, drop)
 
     distributed = strategy.distribute_datasets_from_function(open_pipeline)
-    ((loader, replicas),) = opened
+    ((loader, replicas, num_hosts),) = opened
+    if num_hosts > 1:
+        distributed.__class__ = _for_own_loops(distributed.__class__)
     return attach(distributed, loader, replicas)
+
+
+@cache
+def _for_own_loops(kind: Any) -> type:
+    """``kind``, a class of data sets, which Keras may not iterate over."""
+
+    def iterate(self: Any) -> Any:
+        check_one_host()
+        return kind.__iter__(self)
+
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__iter__": iterate})
 
 
 def _in_steps(dataset: tf.data.Dataset, replicas: int, drop: bool) -> tf.data.Dataset:

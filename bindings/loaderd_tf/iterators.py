@@ -16,6 +16,7 @@ import _signal  # type: ignore[import-not-found]  # the module signal makes enum
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from loaderd.client.end import ProgramEnds, program_has_ended
+from loaderd_tf.keras_calls import check_has_target
 
 _SIGNALS = [int(signal.SIGINT), *map(int, signal.valid_signals() - {signal.SIGINT})]
 
@@ -30,24 +32,38 @@ _SIGNALS = [int(signal.SIGINT), *map(int, signal.valid_signals() - {signal.SIGIN
 _MAX_TRACED = 32
 
 
-def with_own_iterators(dataset: Any, *, in_thread: bool) -> Any:
+def with_own_iterators(dataset: Any, *, in_thread: bool, shuffled: bool, has_target: bool) -> Any:
     """``dataset``, with iterators that make signals wait. What ``map()`` or the like makes of it has other iterators.
 
-    ``in_thread``: whether the thread that takes an element calls Python in a graph, too.
+    ``in_thread``: whether the thread that takes an element calls Python in a graph, too. ``shuffled``: whether each
+    iteration has another order, of which ``skip`` warns. ``has_target``: whether its elements are more than a dict
+    of fields, for which ``fit`` is refused.
     """
-    dataset.__class__ = _changed_dataset(dataset.__class__, in_thread)
+    dataset.__class__ = _changed_dataset(dataset.__class__, in_thread, shuffled, has_target)
     return dataset
 
 
 @cache
-def _changed_dataset(kind: Any, in_thread: bool) -> type:
+def _changed_dataset(kind: Any, in_thread: bool, shuffled: bool, has_target: bool) -> type:
     def iterate(self: Any) -> Any:
+        if not has_target:
+            check_has_target(list(self.element_spec))
         iterator = kind.__iter__(self)
         if in_thread or tf.executing_eagerly():
             iterator.__class__ = _changed_iterator(iterator.__class__, in_thread)
         return iterator
 
-    return _changed(kind, __iter__=iterate)
+    def skip(self: Any, count: Any, name: Any = None) -> Any:
+        warnings.warn(
+            "skip(…) of a shuffled data set leaves out other records in each iteration. So take(…) and skip(…) do "
+            "not split it: training and validation would share records. Split the records: "
+            "loaderd.Dataset(…).split(0.9, 0.1), or its take(n) and skip(n). To go on in the middle of an epoch, "
+            "give start=loaderd.Position(…). Or give shuffle=False.",
+            stacklevel=2,
+        )
+        return kind.skip(self, count, name)
+
+    return _changed(kind, __iter__=iterate, **({"skip": skip} if shuffled else {}))
 
 
 @cache

@@ -167,8 +167,13 @@ def from_loader(
         # For TensorFlow, what copies to a device is a generator: its cardinality is unknown and cannot be asserted.
         # And where the first pass is shorter than the next ones, no fixed cardinality is right for all passes.
         dataset.cardinality = called.cardinality
-    in_thread = device is None and loader.sharing == "independent"
-    return attach(with_own_iterators(dataset, in_thread=in_thread), loader)
+    own = with_own_iterators(
+        dataset,
+        in_thread=device is None and loader.sharing == "independent",
+        shuffled=loader.shuffled,
+        has_target=not isinstance(structure, dict),
+    )
+    return attach(own, loader)
 
 
 def _of_passes(

@@ -142,6 +142,16 @@ class BaseLoader(Standing):
         return self._options.held_batches
 
     @property
+    def shuffled(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return bool(self._options.shuffle)
+
+    @property
+    def seed(self) -> int:
+        """What the order and all random fields follow from; with ``seed=None``, the seed that was drawn."""
+        return self._options.seed
+
+    @property
     def static_batch_size(self) -> int | None:
         """The number of records of every batch, or None if they may differ."""
         options = self._options

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import loaderd_tf
 import numpy as np
@@ -187,6 +189,19 @@ def test_derived_data_sets(chess: list[str], schema: loaderd.Schema):
     assert np.array_equal(unbatched, np.concatenate(repeated[:2])[:60])
     rebatched = next(iter(ds.rebatch(25)))
     assert np.array_equal(rebatched, repeated[0][:25])
+
+
+def test_skip_of_a_shuffled_data_set_warns(chess: list[str]):
+    """With ``take``, it is no split: each iteration shuffles anew."""
+    options: dict[str, Any] = {"batch_size": 100, "workers": 1}
+    shuffled = loaderd_tf.make_dataset(chess, loaderd.schemas.chess_eval(), **options)
+    with pytest.warns(UserWarning, match=r"Dataset\(…\)\.split") as caught:
+        rest = shuffled.skip(3)
+    assert caught[0].filename == __file__ and len(list(rest)) == 7
+    unshuffled = loaderd_tf.make_dataset(chess, loaderd.schemas.chess_eval(), shuffle=False, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unshuffled.skip(3), shuffled.take(1)
 
 
 def test_an_iterator_can_be_checkpointed(chess: list[str], schema: loaderd.Schema, tmp_path: Path):

@@ -1,8 +1,11 @@
 """What cannot work is an error at once that says what to do instead. They have no twin in memory."""
 
+import json
 import multiprocessing
+import os
 import socket
 
+import keras
 import loaderd_tf
 import tensorflow as tf
 from usage import NUMBERED, make, schema
@@ -70,6 +73,41 @@ print(coordinator.schedule(step, args=(iterator,)).fetch())
 # %% wrong_field: a field that the schema lacks
 # says: OptionError: structure must be made of the fields ['bits', 'target', 'weight', 'id'], got 'label'
 make(("bits", "label"))
+
+# %% fit_without_structure: guide "training_with_built_in_methods", with the elements of make_dataset's default
+# says: OptionError: structure must tell fit which fields are inputs and which are targets
+net = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+net.compile("adam", "mse")
+net.fit(make(None))
+
+# %% evaluate_without_structure: the same
+# says: OptionError: structure must tell evaluate which fields are inputs and which are targets
+net = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+net.compile("adam", "mse")
+net.evaluate(make(None))
+
+# %% fit_on_several_hosts: guide "multi_worker_with_keras": Keras 3 cannot, whatever the data are
+# says: OptionError: Keras's fit does not train on several hosts
+# alone: a cluster of two processes
+bound = [socket.create_server(("localhost", 0)) for _ in range(2)]
+addresses = [f"localhost:{each.getsockname()[1]}" for each in bound]
+for each in bound:
+    each.close()
+
+
+def train(index):
+    cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    os.environ["TF_CONFIG"] = json.dumps(cluster)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    batches = loaderd_tf.distribute(strategy, NUMBERED, schema, global_batch_size=32, structure=("bits", "target"))
+    with strategy.scope():
+        net = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+        net.compile("adam", "mse")
+    net.fit(batches)
+
+
+forking.Process(target=train, args=(1,), daemon=True).start()
+train(0)
 
 # %% no_such_device: a device that TensorFlow doesn't have here
 # says: OptionError: device must be one of ['/device:CPU:0'], got '/GPU:0'
