@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import os
 import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from loaderd.errors import OptionError
 from loaderd.machine import MAX_SENT_FILES, available_memory, usable_cores
 from loaderd.redaction import shown
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 OnCorrupt = Literal["raise", "skip_record", "skip_shard"]
 Remainder = Literal["drop", "short", "carry"]
@@ -31,6 +36,46 @@ _MOST = (1 << 63) - 1
 _LEAST_TIMEOUT_S = 1e-6
 _MOST_REQUESTS = 256
 _LEAST_CACHE_BYTES = 1 << 20
+
+
+# What tf.data, PyTorch's DataLoader and others call it, and what to give a loader.
+_OTHER_NAMES = {
+    **dict.fromkeys(("drop_remainder", "drop_last", "drop_last_batch"), 'remainder="drop"'),
+    **dict.fromkeys(("num_workers", "num_parallel_calls", "num_parallel_reads", "worker_count"), "workers="),
+    **dict.fromkeys(("num_epochs", "repeat"), "epochs="),
+    **dict.fromkeys(("buffer_size", "shuffle_buffer", "shuffle_buffer_size"), "shuffle=Shuffle(window_records=…)"),
+    **dict.fromkeys(("num_shards", "shard_index", "rank", "world_size", "num_replicas"), "shard=(i, n)"),
+    **dict.fromkeys(("file_pattern", "filenames", "files", "path", "paths"), "shards="),
+    **dict.fromkeys(("compression", "compression_type"), "nothing: compression is recognized by content"),
+    **dict.fromkeys(("prefetch_factor", "persistent_workers"), "nothing: workers live and work ahead by themselves"),
+    **dict.fromkeys(("generator", "worker_init_fn"), "seed="),
+    **dict.fromkeys(("features", "collate_fn", "parser_fn"), "schema="),
+    **dict.fromkeys(("pin_memory", "pin_memory_device"), "device= of loaderd_torch.batches"),
+    "timeout": "stall_timeout=",
+    "batch": "batch_size=",
+}
+
+
+def suggests_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``function``, whose TypeError for an option that it does not have names the one that was meant."""
+    code = function.__code__
+    options = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for name in kwargs:
+            if name not in options:
+                raise TypeError(_unknown_option(function.__qualname__.removesuffix(".__init__"), name, options))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _unknown_option(function: str, name: str, options: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    meant = _OTHER_NAMES.get(name) or "".join(f"{each}=" for each in get_close_matches(name, options, 1))
+    return f"{function} has no option {name!r}" + (f": give {meant}" if meant else f"; it has {', '.join(options)}")
 
 
 def require(condition: bool, what: str, must: str, got: Any, hint: str = "") -> None:
@@ -59,6 +104,15 @@ def as_count(value: Any, what: str, must: str = "a positive integer", least: int
 def as_seed(seed: Any) -> int:
     """``seed`` as an int. Raises OptionError."""
     return as_count(seed, "seed", "an integer from 0 to 2**63 - 1", 0)
+
+
+def _drawn_seed() -> int:
+    """A seed for ``seed=None``."""
+    import logging  # few draw one, and the import takes 2 ms
+
+    seed = int.from_bytes(os.urandom(4), "little")
+    logging.getLogger("loaderd").info("seed=None: the seed that was drawn is %d", seed)
+    return seed
 
 
 def as_seconds(value: Any, what: str, must: str, least: float = 0.0) -> float:
@@ -179,7 +233,7 @@ class StreamOptions:
         hint = f"loaderd.Shuffle(window_records={self.shuffle}) shuffles among so many."
         hint = hint if is_count(self.shuffle) else ""
         require(is_known, "shuffle", "True, False or loaderd.Shuffle", self.shuffle, hint)
-        checked["seed"] = as_seed(self.seed)
+        checked["seed"] = _drawn_seed() if self.seed is None else as_seed(self.seed)
         require_choice(self.remainder, "remainder", Remainder)
         shard = self.shard
         require(

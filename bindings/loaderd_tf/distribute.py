@@ -22,7 +22,7 @@ import tensorflow as tf
 import loaderd
 from loaderd.client.elements import Structure
 from loaderd.errors import OptionError
-from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
+from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require, suggests_options
 from loaderd_tf.attached import attach
 from loaderd_tf.graphs import unconverted
 from loaderd_tf.keras_calls import check_one_host
@@ -32,6 +32,7 @@ from loaderd_tf.tf_dataset import make_dataset
 _HELD_BY_REPLICA = 6
 
 
+@suggests_options
 def distribute(
     strategy: tf.distribute.Strategy,
     shards: Any,
@@ -43,7 +44,7 @@ def distribute(
     unpack: Literal["worker", "device"] = "worker",
     epochs: int | None = 1,
     shuffle: bool | loaderd.Shuffle = True,
-    seed: int = 0,
+    seed: int | None = 0,
     remainder: Remainder = "short",
     workers: int | None = None,
     on_corrupt: OnCorrupt = "raise",

@@ -27,7 +27,7 @@ from loaderd.client.end import program_has_ended
 from loaderd.client.loader import as_dataset
 from loaderd.dataset import with_schema
 from loaderd.errors import OptionError
-from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require
+from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require, suggests_options
 from loaderd_tf.attached import attach
 from loaderd_tf.calls import call_for_each, while_true
 from loaderd_tf.device import copy_ns, has_gpu, is_host
@@ -43,6 +43,7 @@ _HELD_BY_CONSUMER = 6
 
 
 @unconverted
+@suggests_options
 def make_dataset(
     shards: Any,
     schema: loaderd.Schema | None = None,
@@ -54,7 +55,7 @@ def make_dataset(
     unpack: Literal["worker", "device"] = "worker",
     epochs: int | None = 1,
     shuffle: bool | loaderd.Shuffle = True,
-    seed: int = 0,
+    seed: int | None = 0,
     remainder: Remainder = "short",
     shard: tuple[int, int] = (0, 1),
     workers: int | None = None,
@@ -90,7 +91,7 @@ def make_dataset(
     if isinstance(shards, tf.data.Dataset):
         hint = "In place of list_files(…) and the like, give the glob itself: the files are listed in a fixed order."
         raise OptionError(f"shards must be a path, a glob, a URI or a list of them, got {shards!r}", hint=hint)
-    dataset = as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage)
+    dataset = as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage, shard)
     if unpack == "device":
         check_unpacked(dataset.schema)
         dataset = with_schema(dataset, packed_schema(dataset.schema))

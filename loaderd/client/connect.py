@@ -20,7 +20,7 @@ from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
-from loaderd.options import Remainder, as_seconds, require
+from loaderd.options import Remainder, as_seconds, require, suggests_options
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.protocol.messages import AskStatus, Status
@@ -75,6 +75,7 @@ class SharedLoader(ServedLoader):
         )
 
 
+@suggests_options
 def connect(
     address: Addresses,
     dataset: str,

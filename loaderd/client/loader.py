@@ -12,7 +12,17 @@ from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
 from loaderd.errors import OptionError
-from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, Shuffle, Storage, StreamOptions, require
+from loaderd.options import (
+    DEFAULT_STORAGE,
+    OnCorrupt,
+    Refresh,
+    Remainder,
+    Shuffle,
+    Storage,
+    StreamOptions,
+    require,
+    suggests_options,
+)
 from loaderd.plan.positions import Position
 from loaderd.redaction import shown
 from loaderd.schema import Schema
@@ -33,6 +43,7 @@ class Loader(BaseLoader):
     - ``shuffle``: True, False (the files' own order), or a :class:`~loaderd.Shuffle`.
     - ``remainder``: what becomes of an epoch's last, partial batch: ``"drop"``, ``"short"``, or ``"carry"`` (it is
       completed from the next epoch).
+    - ``seed``: the order, and all random fields, follow from it. None: one is drawn, which ``loader.seed`` says.
     - ``shard=(i, n)``: this is host i of n, and gets an n-th of each epoch.
     - ``workers``: worker processes; None: chosen from the cores.
     - ``on_corrupt``: ``"raise"``, ``"skip_record"`` or ``"skip_shard"``.
@@ -59,6 +70,7 @@ class Loader(BaseLoader):
     nothing of it comes twice. A position of other data is refused with an OptionError that says what differs.
     """
 
+    @suggests_options
     def __init__(
         self,
         shards: Any,
@@ -67,7 +79,7 @@ class Loader(BaseLoader):
         batch_size: int,
         epochs: int | None = 1,
         shuffle: bool | Shuffle = True,
-        seed: int = 0,
+        seed: int | None = 0,
         remainder: Remainder = "short",
         shard: tuple[int, int] = (0, 1),
         workers: int | None = None,
@@ -81,7 +93,9 @@ class Loader(BaseLoader):
         storage: Storage = DEFAULT_STORAGE,
         start: Position | None = None,
     ) -> None:
-        dataset = anchored(as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage))
+        dataset = anchored(
+            as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage, shard)
+        )
         options = StreamOptions(
             batch_size=batch_size,
             epochs=epochs,
@@ -105,15 +119,26 @@ def as_dataset(
     shards: Any,
     schema: Schema | None,
     shuffle: bool | Shuffle,
-    seed: int,
+    seed: int | None,
     on_corrupt: OnCorrupt,
     index_cache: str,
     refresh: Refresh,
     storage: Storage,
+    shard: tuple[int, int],
 ) -> AnyDataset:
     """The data set that the arguments of a Loader describe. Raises OptionError."""
+    require(
+        seed is not None or shard in ((0, 1), [0, 1]),
+        "seed",
+        f"a number where there are several hosts, shard={shard}",
+        seed,
+        "Each host would draw another seed: records would be missing, and others would come twice. Draw one seed, "
+        "and give it to all.",
+    )
     if not isinstance(shards, (Dataset, Concat, Mix)):
-        return Dataset(shards, cast(Schema, schema), shuffle, seed, on_corrupt, index_cache, refresh, storage=storage)
+        return Dataset(
+            shards, cast(Schema, schema), shuffle, cast(int, seed), on_corrupt, index_cache, refresh, storage=storage
+        )
     given = (schema, shuffle, seed, on_corrupt, index_cache, refresh, storage)
     defaults = (None, True, 0, "raise", "user", "never", DEFAULT_STORAGE)
     own = {name: value for name, value, default in zip(_OF_THE_SET, given, defaults, strict=True) if value != default}
