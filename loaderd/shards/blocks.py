@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from loaderd.errors import Damage
-from loaderd.shards.compression import InflatedStream, PlainStream, open_stream
+from loaderd.shards.compression import InflatedStream, PlainStream, most_record_bytes, open_stream
 from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs
 from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
 from loaderd.shards.reader import ShardFiles
@@ -183,7 +183,8 @@ class BlockReader(ShardFiles):
             left -= got
             return got
 
-        return stream, scan(uri, read_into, first_record=record, first_offset=offset)
+        most_bytes = most_record_bytes(self._compressions[part.shard], self._files[part.shard].size_bytes)
+        return stream, scan(uri, read_into, first_record=record, first_offset=offset, most_bytes=most_bytes)
 
 
 def _parts(block: Block) -> Iterator[Block]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.shards.crc import HEADER_BYTES, masked_crc
+from loaderd.shards.framing import MAX_RECORD_BYTES
 from loaderd.shards.shard_file import Compression, Readable
 
 OnRead = Callable[[int], None]
@@ -43,6 +44,9 @@ _HINT_COMPRESSED = "Decompress it, or compress it with gzip instead."
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 _MOST_INFLATED = 1032  # bytes that deflate can make of one: zlib.net/zlib_tech.html
+_MOST_OFFSET = (1 << 63) - 1 - HEADER_BYTES
+# A record is in memory whole. A small compressed file could say that it holds one of 1 GiB.
+_ANY_RECORD_BYTES, _RECORD_BYTES_PER_BYTE = 64 << 20, 64
 
 
 def detect_compression(shard: str, file: Readable) -> Compression:
@@ -63,7 +67,7 @@ def detect_compression(shard: str, file: Readable) -> Compression:
     return "zlib" if looks_like_zlib and (got < 8 or any(head[4:8])) else "none"
 
 
-def is_frame(head: bytes) -> bool:
+def is_frame(head: bytes | bytearray) -> bool:
     """Whether a file begins with a length and its CRC, as TFRecord does."""
     return len(head) >= HEADER_BYTES and masked_crc(head[:8]) == int.from_bytes(head[8:HEADER_BYTES], "little")
 
@@ -100,6 +104,13 @@ def refuse_others(shard: str, head: bytes, expected: str, hint: str, least_bytes
 
 def tell_nobody(offset: int) -> None:
     """An ``OnRead`` for when nobody wants to know."""
+
+
+def most_record_bytes(compression: Compression, size_bytes: int) -> int:
+    """How many bytes a record of a TFRecord file of ``size_bytes`` may have."""
+    if compression == "none":
+        return MAX_RECORD_BYTES
+    return min(MAX_RECORD_BYTES, max(_ANY_RECORD_BYTES, _RECORD_BYTES_PER_BYTE * size_bytes))
 
 
 def open_stream(
@@ -142,6 +153,15 @@ class PlainStream:
     def skip(self, num_bytes: int) -> None:
         """Go on ``num_bytes`` further on, without reading them."""
         self._offset += num_bytes
+
+    def jump_to(self, offset: int) -> bool:
+        """Go on at ``offset``, if a frame begins or the file ends there; returns whether."""
+        before = bytearray(1 + HEADER_BYTES)
+        got = self._file.read_at(offset - 1, memoryview(before)) if offset <= _MOST_OFFSET else 0
+        if got == 1 or is_frame(before[1:got]):
+            self._offset = offset
+            return True
+        return False
 
 
 class InflatedStream:

@@ -41,15 +41,17 @@ from loaderd.shards.crc import (
     mask,
     masked_crc,
     masked_crcs_of_lengths,
-    words_at,
 )
 
 MAX_RECORD_BYTES = 1 << 30
+TOO_LARGE = f"a record of at most {MAX_RECORD_BYTES} bytes"
+"""What the damage expects that stands for a whole record of more bytes."""
 CHAIN_SLACK_BYTES = 16
 _SCAN_BYTES = 1 << 20
 _SEEK_BYTES = 1 << 14
 
 ReadInto = Callable[[memoryview], int]
+JumpTo = Callable[[int], bool]
 Ends = npt.NDArray[np.int64]
 
 _unpack_length = struct.Struct("<Q").unpack_from
@@ -149,15 +151,25 @@ def _walk_by_numpy(buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> 
 
 
 def scan(
-    shard: str, read_into: ReadInto, *, first_record: int = 0, first_offset: int = 0
+    shard: str,
+    read_into: ReadInto,
+    *,
+    first_record: int = 0,
+    first_offset: int = 0,
+    most_bytes: int = MAX_RECORD_BYTES,
+    jump_to: JumpTo | None = None,
 ) -> Iterator[Piece | Damage]:
     """Every record and every damage of a stream, in order, both CRCs checked.
 
     ``read_into(view)`` fills a memoryview from the stream and returns the number of bytes (0 at the end). The stream
     begins with record ``first_record`` of the shard, at byte ``first_offset``. Records that a :class:`Damage` names
     are in no :class:`Piece`, or are ``bad`` in the one that follows.
+
+    A record of more than ``most_bytes`` is damage: it would have to be in memory whole. ``jump_to(offset)`` goes on
+    at an offset of the stream, if a frame begins or the stream ends there, and tells whether. Without it, the end of
+    a record that is too large is searched for.
     """
-    scanned = _ScanBuffer(read_into, first_offset)
+    scanned = _ScanBuffer(read_into, first_offset, most_bytes, jump_to)
     record = first_record
     while scanned.fill():
         ends = walk(scanned.buffer, scanned.start, scanned.stop)
@@ -203,9 +215,11 @@ def scan(
 class _ScanBuffer:
     """Where a scan is: ``buffer[start:stop]`` holds the bytes of the stream from ``offset`` on."""
 
-    def __init__(self, read_into: ReadInto, offset: int) -> None:
+    def __init__(self, read_into: ReadInto, offset: int, most_bytes: int, jump_to: JumpTo | None) -> None:
         self._read_into = read_into
+        self._jump_to = jump_to
         self._ended = False
+        self.most_bytes = most_bytes
         self.buffer: Bytes1D = np.empty(_SCAN_BYTES, dtype=np.uint8)
         self.start = 0
         self.stop = 0
@@ -235,6 +249,14 @@ class _ScanBuffer:
     def advance(self, num_bytes: int) -> None:
         self.start += num_bytes
         self.offset += num_bytes
+
+    def jump_to(self, offset: int) -> bool:
+        """Go on at an offset behind all that the buffer holds; False where no frame begins there, or nobody knows."""
+        if self._jump_to is None or not self._jump_to(offset):
+            return False
+        self.start = self.stop = 0
+        self.offset = offset
+        return True
 
 
 def _look_behind(scanned: _ScanBuffer, ends: Ends, stored: int) -> tuple[Ends, int]:
@@ -272,7 +294,7 @@ def _step_over(shard: str, scanned: _ScanBuffer, record: int) -> Damage | None:
     (length,) = _unpack_length(header.data)
     stored = int.from_bytes(header[8:].tobytes(), "little")
     computed = masked_crc(header[:8])
-    if stored == computed and length <= MAX_RECORD_BYTES:
+    if stored == computed and length <= scanned.most_bytes:
         scanned.fill(wanted_bytes=length + FRAME_BYTES)
         if len(scanned) >= length + FRAME_BYTES:
             return None
@@ -281,16 +303,21 @@ def _step_over(shard: str, scanned: _ScanBuffer, record: int) -> Damage | None:
         scanned.advance(left if following is None else following - scanned.start)
         expected = f"a record of {length + FRAME_BYTES} bytes"
         return Damage(shard, record, start, expected, f"{left} bytes", scanned.offset - start)
-    _seek_header(scanned)
-    if stored == computed:
-        expected, found = f"a length of at most {MAX_RECORD_BYTES} bytes", f"{length}"
-    else:
+    stop = start + length + FRAME_BYTES
+    if stored != computed:
+        _seek_header(scanned)
         expected, found = f"a length with masked CRC32C {stored:#010x}", f"length {length} with {computed:#010x}"
+    elif scanned.jump_to(stop) or _seek_header(scanned) == stop:
+        expected, found = TOO_LARGE, f"a whole one of {length} bytes"
+        if scanned.most_bytes < MAX_RECORD_BYTES:
+            expected = f"a record of at most {scanned.most_bytes} bytes in a compressed file of this size"
+    else:
+        expected, found = f"a length of at most {scanned.most_bytes} bytes", f"{length}"
     return Damage(shard, record, start, expected, found, lost_bytes=scanned.offset - start)
 
 
-def _seek_header(scanned: _ScanBuffer) -> None:
-    """Go to the next bytes that are a length with a matching CRC, or to the end of the stream."""
+def _seek_header(scanned: _ScanBuffer) -> int:
+    """Go to the next bytes that are a length with a matching CRC, or to the end of the stream; returns the offset."""
     scanned.advance(1)
     while len(scanned) >= HEADER_BYTES or scanned.fill():
         # In steps: as a rule the next header is near, and to search the whole buffer takes 4 ms.
@@ -298,8 +325,9 @@ def _seek_header(scanned: _ScanBuffer) -> None:
         found = find_header(part)
         if found is not None:
             scanned.advance(found)
-            return
+            break
         scanned.advance(len(part) - HEADER_BYTES + 1 if len(part) >= HEADER_BYTES else len(part))
+    return scanned.offset
 
 
 def _find_between(buffer: Bytes1D, start: int, stop: int) -> int | None:
@@ -314,12 +342,13 @@ def _find_between(buffer: Bytes1D, start: int, stop: int) -> int | None:
 def find_header(buffer: Bytes1D) -> int | None:
     """Where in ``buffer`` (uint8) the first plausible length with a matching CRC stands, or None."""
     last = len(buffer) - HEADER_BYTES + 1
-    if last <= 0:
+    if last <= 0 or not buffer.any():  # zeros alone are no header, and may go on for long
         return None
+    words: npt.NDArray[np.uint32] = np.ndarray((len(buffer) - 3,), "<u4", buffer=buffer.data, strides=(1,))
     # A length below 4 GiB has four zero bytes at its end: this leaves few places to compute a CRC for.
-    high = words_at(buffer, np.arange(4, 4 + last, dtype=np.int64))
-    candidates = np.flatnonzero(high == 0)
-    lengths = words_at(buffer, candidates).astype(np.int64)
-    matches = (masked_crcs_of_lengths(lengths) == words_at(buffer, candidates + 8)) & (lengths <= MAX_RECORD_BYTES)
-    hits = candidates[matches]
+    candidates = np.flatnonzero(words[4 : 4 + last] == 0)
+    candidates = candidates[words[candidates] <= MAX_RECORD_BYTES]
+    if not len(candidates):
+        return None
+    hits = candidates[masked_crcs_of_lengths(words[candidates].astype(np.int64)) == words[candidates + 8]]
     return int(hits[0]) if len(hits) else None

@@ -34,7 +34,14 @@ import numpy.typing as npt
 from loaderd.errors import Damage, LoaderdError
 from loaderd.redaction import redacted
 from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, detect_compression, open_stream, tell_nobody
+from loaderd.shards.compression import (
+    OnRead,
+    PlainStream,
+    detect_compression,
+    most_record_bytes,
+    open_stream,
+    tell_nobody,
+)
 from loaderd.shards.crc import chain_crcs, masked_crc
 from loaderd.shards.files import open_shard
 from loaderd.shards.framing import Ends, Piece, scan
@@ -170,7 +177,9 @@ def build_index(
         damages: list[Damage] = []
         next_record = digest = 0
         stream = open_stream(file.uri, opened, compression, on_read)
-        for found in scan(file.uri, stream.read_into):
+        most_bytes = most_record_bytes(compression, file.size_bytes)
+        jump_to = stream.jump_to if isinstance(stream, PlainStream) else None
+        for found in scan(file.uri, stream.read_into, most_bytes=most_bytes, jump_to=jump_to):
             if isinstance(found, Damage):
                 damages.append(found)
                 next_record = found.record + 1

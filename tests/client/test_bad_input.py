@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from damage import damage_data, damage_unseen
+from record_bytes import header
 
 import loaderd
 from loaderd.errors import (
@@ -22,6 +24,7 @@ from loaderd.errors import (
 )
 from loaderd.plan.passes import Pass
 from loaderd.shards.crc import framed
+from loaderd.shards.framing import MAX_RECORD_BYTES
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -36,6 +39,26 @@ def test_damage_is_named_before_training(write_numbered: Write, numbered_schema:
     assert f"{shards[1]}: record 42 at byte {offset}: expected data with CRC32C" in message
     assert "1 damaged record in 1 of 2 shards" in message and "skip_record" in message
     assert caught.value.damage is not None and caught.value.damage.record == 42
+
+
+def test_a_record_that_is_too_large_is_not_called_damaged(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
+):
+    (shard,) = write_numbered([10])
+    whole = shard.read_bytes()
+    with open(shard, "wb") as large:
+        large.write(header(MAX_RECORD_BYTES + 1))
+        large.seek(MAX_RECORD_BYTES + 5, os.SEEK_CUR)
+        large.write(whole)
+    with pytest.raises(CorruptRecordError) as caught:
+        loaderd.Loader(shard, numbered_schema, batch_size=10, workers=1)
+    message = str(caught.value)
+    assert "record 0 at byte 0: expected a record of at most 1073741824 bytes, found a whole one of" in message
+    assert "Write what is larger as several records, or pass on_corrupt" in message and "Restore" not in message
+    with loaderd.Loader(
+        shard, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record", epochs=1
+    ) as loader:
+        assert sorted(number for batch in loader for number in check_batch(batch)) == list(range(10))
 
 
 @pytest.mark.parametrize(("policy", "missing"), [("skip_record", [142]), ("skip_shard", list(range(100, 200)))])

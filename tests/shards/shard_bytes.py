@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from record_bytes import header
 
 from loaderd.errors import Damage
 from loaderd.shards import framing
@@ -90,6 +91,14 @@ def overwrite(file: ShardFile, data: bytes) -> None:
     assert len(data) == file.size_bytes
     Path(file.uri).write_bytes(data)
     os.utime(file.uri, ns=(file.mtime_ns, file.mtime_ns))
+
+
+def write_too_large(path: Path, front: Sequence[bytes], behind: Sequence[bytes]) -> None:
+    """A shard with a record of zeros between others that is a byte larger than any may be. It is sparse: 1 GiB."""
+    with open(path, "wb") as shard:
+        shard.write(frames(front) + header(framing.MAX_RECORD_BYTES + 1))
+        shard.seek(framing.MAX_RECORD_BYTES + 1, os.SEEK_CUR)
+        shard.write(bytes(4) + frames(behind))
 
 
 def num_descriptors() -> int:

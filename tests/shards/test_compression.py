@@ -23,7 +23,14 @@ from record_bytes import header
 from shard_bytes import COMPRESS, frames, make_shard, payloads_of, random_payloads, starts_of
 
 from loaderd.errors import Damage, ShardReadError
-from loaderd.shards.compression import _OTHERS, InflatedStream, PlainStream, detect_compression, open_stream
+from loaderd.shards.compression import (
+    _OTHERS,
+    InflatedStream,
+    PlainStream,
+    detect_compression,
+    most_record_bytes,
+    open_stream,
+)
 from loaderd.shards.crc import framed
 from loaderd.shards.files import open_shard
 from loaderd.shards.shard_index import build_index
@@ -284,6 +291,25 @@ def test_all_that_is_in_front_of_damage_comes_whatever_is_read_at_a_time(tmp_pat
                 expected += reference.decompress(bytes([byte]))
         given_bytes, damage = inflated(tmp_path / "a", bytes(corrupt), most)
         assert given_bytes == expected and (damage is not None) == (not reference.eof)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zlib"])
+def test_a_record_of_a_small_compressed_file_is_not_large(compression: str, tmp_path: Path):
+    """It would be in memory whole: up to 1 GiB, of a file of 1 MB."""
+    data = framed(b"x") + header(300 << 20) + bytes(4 << 20) + framed(b"y")
+    file = make_shard(tmp_path / "a", COMPRESS[compression](data))
+    tracemalloc.start()
+    try:
+        index = build_index(file, 50)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 12 << 20
+    (damage,) = index.damages
+    assert (damage.record, damage.found, index.num_records) == (1, f"{300 << 20}", 2)
+    assert damage.expected == f"a length of at most {64 << 20} bytes"
+    assert most_record_bytes("gzip", 5 << 20) == 320 << 20 and most_record_bytes("gzip", 1 << 40) == 1 << 30
+    assert most_record_bytes("none", 100) == 1 << 30
 
 
 @pytest.mark.one_variant

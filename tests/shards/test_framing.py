@@ -165,6 +165,31 @@ def test_a_record_of_the_greatest_length_that_is_cut():
     assert [(damage.record, damage.found) for damage in damages] == [(1, "62 bytes")]
 
 
+@pytest.mark.parametrize("can_jump", [True, False])
+@pytest.mark.parametrize("behind", [FRAMES[0] + FRAMES[2], b""])
+def test_a_whole_record_that_is_too_large_costs_no_other(small_buffers: None, behind: bytes, can_jump: bool):
+    """A frame behind it, or the end of the stream, shows that it is whole."""
+    data = FRAMES[0] + framed(b"\x01" * 500) + behind
+    position = 0
+
+    def read_into(view: memoryview) -> int:
+        nonlocal position
+        got = reader(data[position:])(view)
+        position += got
+        return got
+
+    def jump_to(offset: int) -> bool:
+        nonlocal position
+        position = offset
+        return True
+
+    found = list(framing.scan("shard", read_into, most_bytes=60, jump_to=jump_to if can_jump else None))
+    damages = [one for one in found if isinstance(one, Damage)]
+    expected = "a record of at most 60 bytes in a compressed file of this size"
+    assert damages == [Damage("shard", 1, len(FRAMES[0]), expected, "a whole one of 500 bytes", 516)]
+    assert sum(one.num_records for one in found if isinstance(one, framing.Piece)) == (3 if behind else 1)
+
+
 @pytest.mark.parametrize("missing", [1, 4, 11, 12, 20, 26, 27])
 def test_bytes_that_are_missing_in_the_data_cost_no_other_record(small_buffers: None, missing: int):
     """The length leads into the next record, or behind it, or behind the end of the file."""

@@ -11,14 +11,27 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shard_bytes import COMPRESS, blocks_of, frames, make_shard, payloads_of, random_payloads, read_blocks, starts_of
+from shard_bytes import (
+    COMPRESS,
+    blocks_of,
+    frames,
+    make_shard,
+    payloads_of,
+    random_payloads,
+    read_blocks,
+    starts_of,
+    write_too_large,
+)
 
 from loaderd.errors import Damage, ShardReadError
+from loaderd.shards import framing
 from loaderd.shards import shard_index as index_module
 from loaderd.shards.access import Access
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.compression import PlainStream
 from loaderd.shards.crc import framed, masked_crc
+from loaderd.shards.files import list_shards
+from loaderd.shards.local_file import LocalFile
 from loaderd.shards.shard_file import OpenFile, ShardFile
 from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, decode_index
 
@@ -182,6 +195,29 @@ def test_damage_is_named(tmp_path: Path):
     assert (first.shard, first.record, first.offset) == (index.file.uri, 2, starts[2])
     assert first.lost_bytes == starts[3] - starts[2] and "CRC32C" in first.expected
     assert (second.record, second.offset, second.found) == (5, starts[5], "1 bytes")
+
+
+@pytest.mark.parametrize("front", [[], payloads_of(40)])
+def test_a_record_that_is_too_large_is_stepped_over(
+    front: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """At once: of its gigabyte, next to nothing is read."""
+    write_too_large(tmp_path / "a", front, payloads_of(5))
+    (file,) = list_shards(tmp_path / "a")
+    read_bytes, read_at = 0, LocalFile.read_at
+
+    def read(opened: LocalFile, offset: int, view: memoryview) -> int:
+        nonlocal read_bytes
+        read_bytes += len(view)
+        return read_at(opened, offset, view)
+
+    monkeypatch.setattr(LocalFile, "read_at", read)
+    index = build_index(file, 7)
+    (damage,) = index.damages
+    assert damage.expected == framing.TOO_LARGE == "a record of at most 1073741824 bytes"
+    assert damage.found == "a whole one of 1073741825 bytes" and damage.record == len(front)
+    assert damage.lost_bytes == 1073741825 + 16 and index.num_records == len(front) + 5
+    assert read_bytes < 8 << 20
 
 
 def test_the_digest_is_of_what_the_records_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

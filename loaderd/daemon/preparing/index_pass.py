@@ -17,6 +17,7 @@ from loaderd.errors import CorruptRecordError, Damage, LoaderdError, StorageErro
 from loaderd.protocol.worker_messages import Done, Indexed
 from loaderd.redaction import redacted
 from loaderd.shards.access import PIECE_BYTES
+from loaderd.shards.framing import TOO_LARGE
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.shards.shard_index import ShardIndex, decode_index
@@ -132,8 +133,10 @@ def damage_error(
     count = f"{len(damages)} damaged record{'s' * (len(damages) > 1)} in {shards} of {num_files} shards"
     named = "\n".join(f"  {damage}" for damage in damages[:10])
     rest = f"\n  … and {len(damages) - 10} more" if len(damages) > 10 else ""
+    too_large = all(damage.expected == TOO_LARGE for damage in damages)
+    remedy = "Write what is larger as several records" if too_large else "Restore the files"
     return CorruptRecordError(
         f"{count}:\n{named}{rest}",
-        hint='Restore the files, or pass on_corrupt="skip_record" or "skip_shard" to go on without them.',
+        hint=f'{remedy}, or pass on_corrupt="skip_record" or "skip_shard" to go on without them.',
         damages=tuple(damages[:most]),
     )
