@@ -1,8 +1,8 @@
 """An object store far away, on this machine: moto's S3 server, and in front of it a proxy that has trouble.
 
-The proxy adds ``delay_s`` to each answer, answers "slow down" (503) at random with the chance ``failing``, and is
-``away`` for as long as somebody says so: it drops each connection. It keeps each object that it has fetched once, so
-that what is measured is not how slow moto is.
+The proxy adds ``delay_s`` to each answer, and answers "slow down" (503) at random with the chance ``failing``. For as
+long as somebody says so, it is ``away`` and drops each connection, or is ``refusing`` each request (403). It keeps
+each object that it has fetched once, so that what is measured is not how slow moto is.
 
 Usage: with DistantS3(delay_s=0.04) as store: store.put("a.tfrecord", data); store.uri("a.tfrecord")
 """
@@ -31,6 +31,7 @@ ENVIRONMENT = {
 }
 _FIRST_ATTEMPT = re.compile(r"(?i)^amz-sdk-request: attempt=1\b", re.MULTILINE)
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+_DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 _SERVER = """
 import sys
 from moto.server import ThreadedMotoServer
@@ -42,10 +43,11 @@ sys.stdin.read()
 
 
 class DistantS3:
-    """See the module's docstring. What is changed of ``delay_s``, ``failing`` and ``away`` holds from then on."""
+    """See the module's docstring. What is changed of these four attributes holds from then on."""
 
     def __init__(self, delay_s: float = 0.0, failing: float = 0.0, seed: int = 0) -> None:
-        self.delay_s, self.failing, self.away = delay_s, failing, False
+        self.delay_s, self.failing = delay_s, failing
+        self.away = self.refusing = False
         self.asked: Counter[str] = Counter()
         """Requests by method, without those that a client repeats by itself; and as "failed" and "away" what was."""
         self.most_at_once = 0
@@ -117,7 +119,9 @@ class DistantS3:
                 self.most_at_once = max(self.most_at_once, self._waiting)
                 await asyncio.sleep(self.delay_s)
                 self._waiting -= 1
-                if self._random.random() < self.failing:
+                if self.refusing:
+                    self._answer(writer, 403, {"Content-Type": "application/xml"}, _DENIED, method)
+                elif self._random.random() < self.failing:
                     self.asked["failed"] += 1
                     self._answer(writer, 503, {"Content-Type": "application/xml"}, _SLOW_DOWN, method)
                 else:

@@ -79,6 +79,11 @@ def has_ended(pid: int, files: Path = _ROOT) -> bool:
     return not found or found[0] in ("Z", "X")
 
 
+def is_stopped(pid: int, files: Path = _ROOT) -> bool:
+    """Whether a process was stopped by a signal."""
+    return _fields(files / f"proc/{pid}/stat")[:1] == ["T"]
+
+
 def pss_bytes(pid: int, files: Path = _ROOT) -> int:
     """The memory of a process; of memory that n processes share, it counts an n-th."""
     found = re.search(r"^Pss: +(\d+) kB$", _read(files / f"proc/{pid}/smaps_rollup"), flags=re.MULTILINE)

@@ -25,6 +25,22 @@ class StorageCounts:
     """Parts that ``Storage.cache_dir`` did not hold, and that were fetched."""
 
 
+class Outage(NamedTuple):
+    """Storage, or servers, that do not answer."""
+
+    for_s: float
+    """For how many seconds there has been no answer."""
+    failures: int
+    """Requests that failed since then; each is made again."""
+    error: str
+    """How the last of them failed; "": none has, they are only not answered."""
+
+    def in_words(self, source: str = "the storage") -> str:
+        """The outage in words; ``source``: as ``Facts`` has it."""
+        last = f"; {self.failures} requests failed, the last one: {self.error}" if self.failures else ""
+        return f"no answer from {source} for {self.for_s:.0f} s{last}"
+
+
 class Facts(NamedTuple):
     """What does not change in a stream; it stands on the page for processes that know nothing else of the stream."""
 
@@ -55,6 +71,11 @@ class Facts(NamedTuple):
     """Bytes of its records as they lie in a window, packed."""
     of_server: bool = False
     """Whether the workers are a server's: they work for its other consumers, too."""
+
+    @property
+    def source(self) -> str:
+        """What workers get records from, in words."""
+        return "the servers" if "servers" in self.storage else "the storage"
 
 
 class Snapshot(NamedTuple):
@@ -112,3 +133,5 @@ class Snapshot(NamedTuple):
     damaged: int = 0
     """Damages that the index pass found: no more than 1,000, or with ``report`` 200,000, are counted."""
     kernels: Kernels = "numpy"
+    outage: Outage | None = None
+    """None: storage, or servers, answer."""

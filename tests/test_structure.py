@@ -29,7 +29,7 @@ LAYERS = [
         "loaderd.stages",
         "loaderd.version",
     ],
-    ["loaderd.schema", "loaderd.randomness", "loaderd.grids", "loaderd.user_modules"],
+    ["loaderd.schema", "loaderd.randomness", "loaderd.grids"],
     ["loaderd.symmetry"],
     ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
     ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],

@@ -166,6 +166,6 @@ def cardinality(loader: BaseLoader) -> int:
     if loader.grows and loader.passes_of_an_iteration is not None:
         return int(tf.data.UNKNOWN_CARDINALITY)
     try:
-        return loader.batches_left
+        return len(loader)
     except TypeError:
         return int(tf.data.INFINITE_CARDINALITY)

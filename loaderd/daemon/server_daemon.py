@@ -289,6 +289,7 @@ class ServerDaemon(Daemon):
             prepared=prepared,
             prepare=prepare,
             group=group and partial(group, num_members=wanted.consumers),
+            log=partial(_logger.warning, "%s, stream %d: %s", served.name, number),
         )
         session.held_batches = wanted.held_batches
         self._sessions[number] = session

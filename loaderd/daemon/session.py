@@ -48,8 +48,10 @@ from loaderd.protocol.messages import (
 )
 from loaderd.protocol.step_sets import steps_in
 from loaderd.redaction import redacted
+from loaderd.snapshots import Facts, Outage
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
+_OUTAGE_LOGGED_S = 5.0
 
 
 class Session:
@@ -58,7 +60,7 @@ class Session:
     ``pickled``: ``description``, as Attach has it. ``tell`` sends a message, with descriptors, to a member.
     ``prepared``: the preparation of the data. ``prepare`` makes another one, for a listing; None: other streams use
     ``prepared``, too. ``group`` makes what shares the stream among its members; None: there is one member, which
-    reads the stream's page. ``error``: why the stream cannot go on, for any member.
+    reads the stream's page. ``log``: where else warnings go. ``error``: why the stream cannot go on, for any member.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Session:
         prepared: Preparation,
         prepare: Prepare | None = None,
         group: Callable[[Feed], Members] | None = None,
+        log: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.number = number
         self.error: LoaderdError | None = None
@@ -89,6 +92,8 @@ class Session:
         self._own = None if prepare is None else prepared
         self._preparation: Preparation | None = prepared
         self._group = group
+        self._log = log
+        self._outage_s = 0.0
         self._feed: Feed | None = None
         self._lanes: dict[int, Lane | WholeStream] = {}
         self._granting: Granting | None = None
@@ -153,7 +158,8 @@ class Session:
             self._tell(member, message, ())
 
     def warn(self, text: str) -> None:
-        """Send a warning to all members."""
+        """Send a warning to all members, and log it."""
+        self._log(text)
         self._tell_all(Warned(redacted(text), self._workforce.pool.restarts))
 
     # ------------------------------------------------------------------------------------------- phases
@@ -254,8 +260,18 @@ class Session:
         """So much time has passed."""
         if self.members is not None and self.opened is not None and self._granting is not None:
             self.opened.stream.tick(seconds)
+            self._log_outage(self.opened.stream.outage, self.opened.memories.watched.facts)
             self.members.tick(seconds)
             self._granting.tick(seconds, bool(self._asleep(self.members)))
+
+    def _log_outage(self, outage: Outage | None, facts: Facts) -> None:
+        """Say once that there is an outage, and once that it is over."""
+        now_s, before_s = 0.0 if outage is None else outage.for_s, self._outage_s
+        self._outage_s = now_s
+        if now_s < before_s and before_s >= _OUTAGE_LOGGED_S:  # if it is above 0, another one has begun since
+            self.warn(f"answers come from {facts.source} again, after {before_s:.0f} s")
+        elif outage is not None and before_s < _OUTAGE_LOGGED_S <= now_s:
+            self.warn(f"{outage.in_words(facts.source)}. Requests are made again until there are answers")
 
     def _asleep(self, members: Members) -> list[tuple[int, int]]:
         """(member, generation) of those that sleep until the stream's next batch is there."""
@@ -279,13 +295,13 @@ class Session:
 
     def _tell_away(self, members: Members, stream: Stream) -> None:
         """Tell members that sleep now that storage has failed; those that wait later are told if it fails again."""
-        error = stream.away.error
+        error = stream.storage.error
         if error is None:
             return
         asleep = self._asleep(members) if stream.is_waited_for else []
         for member, generation in asleep:
             self._announce(member, Away(generation, to_wire(error)))
-        stream.away.told(bool(asleep))
+        stream.storage.told(bool(asleep))
 
     def _tell_members(self) -> None:
         while self.members is not None:

@@ -69,6 +69,12 @@ class Diagnosis:
     the consumer's time, "copy to the device"."""
     over_s: float
     """How many seconds the figures cover."""
+    outage_s: float = 0.0
+    """For how many seconds storage, or the servers, have not answered; 0: they answer."""
+    failed_requests: int = 0
+    """Requests that have failed since then; each is made again."""
+    last_error: str = ""
+    """How the last of them failed."""
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Diagnosis:
@@ -95,6 +101,8 @@ class Diagnosis:
 _HEADLINES: dict[Verdict, str] = {
     "the model": "The training is as fast as its model.",
     "storage": "The training waits for storage.",
+    "storage does not answer": "The training waits for storage, which does not answer.",
+    "the servers do not answer": "The training waits for its servers, which do not answer.",
     "workers": "The training waits for the workers.",
     "one field": "The training waits for one field.",
     "too few batches held": "The training needs room for more batches.",
@@ -109,6 +117,10 @@ def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
     if now.time_s <= before.time_s:
         return nothing_yet("there is no second moment to compare with")
     found = rates(before, now, facts)
+    if found.outage is not None and found.wait_s >= _MIN_WAITING * found.step_s:
+        is_of_servers = "servers" in facts.storage
+        verdict: Verdict = "the servers do not answer" if is_of_servers else "storage does not answer"
+        return _diagnosis(found, verdict, "", remedy_for(verdict, "", found), _spread(before, now, found))
     if found.batches < 2 and found.wait_s < 0.5 * found.over_s:
         return nothing_yet(f"{found.batches} batches were taken in {found.over_s:.1f} s", found.over_s)
     if found.wait_s > 0.5 * found.step_s and not found.is_known and not found.is_starved:
@@ -130,6 +142,8 @@ def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
 def _diagnosis(
     found: Rates, verdict: Verdict, limiting: str, remedy: Remedy, spread: tuple[float, float]
 ) -> Diagnosis:
+    outage = found.outage
+    causes = [remedy.cause, "" if outage is None else outage.in_words(found.facts.source)]
     per_record = 1e9 * found.batches / max(1, found.records)
     worker_s = found.step_s * found.facts.workers
     waits_s = {"slot": found.slot_share * worker_s, "window": found.window_share * worker_s}
@@ -141,13 +155,16 @@ def _diagnosis(
         takes_ahead=found.now.takes_ahead,
         waiting_spread=spread,
         limiting_stage=limiting,
-        cause=remedy.cause,
+        cause="; ".join(filter(None, causes)),
         advice=remedy.advice,
         gain=max(1.0, remedy.gain),
         steps_per_s=found.batches / found.over_s,
         records_per_s=found.records / found.over_s,
         stage_ns={name: s * per_record for name, s in (found.stage_s | waits_s).items()},
         over_s=found.over_s,
+        outage_s=0.0 if outage is None else outage.for_s,
+        failed_requests=0 if outage is None else outage.failures,
+        last_error="" if outage is None else outage.error,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loaderd.snapshots import Facts, Snapshot
+from loaderd.snapshots import Facts, Outage, Snapshot
 
 _LOADING = ("read", "inflate", "check", "parse")
 _MIN_WINDOW_WAITING = 0.4
@@ -13,6 +13,7 @@ _COMPUTING = 0.5
 _MIN_KNOWN = 0.3
 _BUSY_CPU = 0.8
 _BUSY_ALONE = 0.2
+_MIN_OUTAGE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ class Rates:
     """The share of time in which some process waited for memory."""
     fetched_share: float
     """The share of the bytes read that was not in the page cache."""
+
+    @property
+    def outage(self) -> Outage | None:
+        """An outage that has lasted for some seconds; None: storage answers, or a request takes long."""
+        outage = self.now.outage
+        return outage if outage is not None and outage.for_s >= _MIN_OUTAGE_S else None
 
     @property
     def own_s(self) -> float:

@@ -16,6 +16,8 @@ from loaderd.options import MAX_WORKERS
 Verdict = Literal[
     "the model",
     "storage",
+    "storage does not answer",
+    "the servers do not answer",
     "workers",
     "one field",
     "too few batches held",
@@ -40,6 +42,10 @@ class Remedy:
 
 def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
     """The remedy for a verdict."""
+    if verdict == "storage does not answer":
+        return Remedy("", "Check that this machine reaches it: the network, the endpoint or region, the credentials.")
+    if verdict == "the servers do not answer":
+        return Remedy("", "Check that they run and that this machine reaches them.")
     if verdict == "the model":
         return _of_model(found)
     if verdict == "the consumer's Python":

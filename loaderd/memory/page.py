@@ -35,6 +35,8 @@ daemon writes its words until another worker takes the seat.)
       RELEASED               consumer  how many of these it has given back, or passed over
     of each of the last samples:
       …                      daemon    what all words above said at some moment, added up: see ``samples``
+    ERROR                    daemon    how often the text behind it has changed, and its length; 0: it changes now
+    …                        daemon    the text: how the last request to storage failed
 
 A **key** is the generation (how often the consumer has begun somewhere) and the step in it, in one word, so that
 both are always read together. Keys only rise. A slot is free while FILLED == RELEASED.
@@ -124,7 +126,8 @@ _SPENT = _COUNTERS + len(Counter)
 _SEAT_WORDS = 8 * _LINE
 NUM_SAMPLES = 16
 """Samples that are kept: one is being written while the others can be read."""
-SAMPLE_WORDS = 13 * _LINE
+SAMPLE_WORDS = 14 * _LINE
+_ERROR_BYTES = 64 * _LINE - 8
 
 
 def key_of(generation: int, step: int) -> int:
@@ -193,9 +196,12 @@ class Page:
         stride = _lines(num_slots)
         self._key, self._records, self._filled, self._released = range(first, first + 4 * stride, stride)
         self._first_sample = first + 4 * stride
+        self._error = self._first_sample + NUM_SAMPLES * SAMPLE_WORDS
+        self._error_bytes = memory.data[8 * (self._error + 1) :][:_ERROR_BYTES]
+        self._error_text = ""
         # The daemon's own counts. It never reads them from the page, where a consumer may write anything.
         self._news = [0] * num_seats
-        self._consumer_news = self._num_samples = 0
+        self._consumer_news = self._num_samples = self._num_errors = 0
         self._keys, self._all_filled, self._all_released = (
             slice(begin, begin + num_slots) for begin in (self._key, self._filled, self._released)
         )
@@ -203,6 +209,7 @@ class Page:
     def close(self) -> None:
         """Let go of the memory now, rather than at garbage collection. The words cannot be used any more."""
         self.words.release()
+        self._error_bytes.release()
 
     # -------------------------------------------------------------------------------------------- slots
 
@@ -351,6 +358,31 @@ class Page:
         self._num_samples += 1
         self.words[SAMPLES] = self._num_samples
 
+    def say_error(self, text: str) -> None:
+        """Daemon: write how the last request to storage failed."""
+        if text == self._error_text:
+            return
+        self._error_text = text
+        self._num_errors += 1
+        encoded = text.encode()[:_ERROR_BYTES]
+        self.words[self._error] = 0
+        barrier()
+        self._error_bytes[: len(encoded)] = encoded
+        barrier()
+        self.words[self._error] = self._num_errors << 32 | len(encoded)
+
+    def error(self) -> str:
+        """How the last request to storage failed; "" if none has, or while that is being written.
+
+        A consumer may have written anything there: the text has no characters that a terminal would obey.
+        """
+        before = self.words[self._error]
+        barrier()
+        encoded = bytes(self._error_bytes[: before & 0xFFFF])
+        barrier()
+        is_whole = before and self.words[self._error] == before
+        return "".join(filter(str.isprintable, encoded.decode(errors="ignore"))) if is_whole else ""
+
     def sample(self, number: int) -> memoryview[int]:
         """The words of sample ``number``, in the place of an older one."""
         begin = self._first_sample + number % NUM_SAMPLES * SAMPLE_WORDS
@@ -363,4 +395,5 @@ def _lines(num_words: int) -> int:
 
 def words_of(num_slots: int, num_seats: int) -> int:
     """How many words the page of such a stream has."""
-    return _SEATS + num_seats * _SEAT_WORDS + 4 * _lines(num_slots) + NUM_SAMPLES * SAMPLE_WORDS
+    text = (8 + _ERROR_BYTES) // 8
+    return _SEATS + num_seats * _SEAT_WORDS + 4 * _lines(num_slots) + NUM_SAMPLES * SAMPLE_WORDS + text

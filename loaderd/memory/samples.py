@@ -48,12 +48,12 @@ from loaderd.memory.page import (
     barrier,
     words_of,
 )
-from loaderd.snapshots import Facts, Snapshot
+from loaderd.snapshots import Facts, Outage, Snapshot
 from loaderd.stages import Stage
 
 PAGE_NAME = "page"
 """The name of a page's memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
-_LAYOUT = 0x10ADE4D0003
+_LAYOUT = 0x10ADE4D0004
 """Change it whenever the layout of the words changes: another version may read the page."""
 _NUM_CONSUMER = CONSUMER.stop - CONSUMER.start
 _COUNTED, _SEEN = 1 + _NUM_CONSUMER, 1 + _NUM_CONSUMER + NUM_COUNTERS
@@ -80,6 +80,9 @@ class Seen(IntEnum):
     THREAD_DELAY_NS = 15
     IDLE_NS = 16
     USES_ACCELERATOR = 17
+    OUTAGE_NS = 18
+    """For how long storage has not answered; 0: it answers."""
+    OUTAGE_FAILURES = 19
 
 
 def wait_class(waited_ns: int) -> int:
@@ -138,7 +141,8 @@ def read_samples(page: Page, facts: Facts) -> list[Snapshot]:
     found = [(one, page.sample(one).tolist()) for one in range(first, number)]
     barrier()
     overwritten = page.words[SAMPLES] - NUM_SAMPLES
-    return [_snapshot(words, facts.fields)._replace(number=one) for one, words in found if one > overwritten]
+    error = page.error()
+    return [_snapshot(words, facts.fields, error)._replace(number=one) for one, words in found if one > overwritten]
 
 
 def snapshot(page: Page, facts: Facts) -> Snapshot:
@@ -147,7 +151,7 @@ def snapshot(page: Page, facts: Facts) -> Snapshot:
     return _snapshot(words, facts.fields)
 
 
-def _snapshot(words: Sequence[int], fields: Sequence[str]) -> Snapshot:
+def _snapshot(words: Sequence[int], fields: Sequence[str], error: str = "") -> Snapshot:
     consumer = {word: words[1 + word - CONSUMER.start] for word in range(CONSUMER.start, CONSUMER.stop)}
     counted = words[_COUNTED:_SEEN]
     seen = {what: words[_SEEN + what] for what in Seen}
@@ -183,6 +187,9 @@ def _snapshot(words: Sequence[int], fields: Sequence[str]) -> Snapshot:
         workers_restarted=seen[Seen.WORKERS_RESTARTED],
         damaged=seen[Seen.DAMAGED],
         kernels="compiled" if seen[Seen.IS_COMPILED] else "numpy",
+        outage=Outage(seen[Seen.OUTAGE_NS] / 1e9, seen[Seen.OUTAGE_FAILURES], error)
+        if seen[Seen.OUTAGE_NS]
+        else None,
     )
 
 

@@ -31,7 +31,7 @@ import msgpack
 
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.decoding import Decoder, message_decoder_of
-from loaderd.protocol.worker_messages import Done, WorkerMessage
+from loaderd.protocol.worker_messages import Done, Unanswered, WorkerMessage
 
 # The name of a file and the message of a user's exception may be no valid Unicode.
 UNICODE_ERRORS = "surrogatepass"
@@ -350,6 +350,7 @@ Message = (
     | Done
     | Found
     | Waits
+    | Unanswered
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(MESSAGES)}

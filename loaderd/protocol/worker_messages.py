@@ -4,7 +4,7 @@
 
     daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, UseServers,
                          ListTask, AskTask, IndexTask, ProbeTask, LoadTask, TrialTask
-    daemon  ◄── worker   Attached, Advanced, Said, TaskFailed, FillFailed,
+    daemon  ◄── worker   Attached, Advanced, Said, Unanswered, TaskFailed, FillFailed,
                          FilesFound, TableFound, Indexed, Probed, Loaded, TriedOut
 
 The daemon numbers tasks, and streams: a worker may be attached to several. Batches are no tasks: each worker makes
@@ -20,7 +20,7 @@ from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
 from loaderd.shards.shard_file import Block, Compression, ShardFile
-from loaderd.snapshots import Kernels
+from loaderd.snapshots import Kernels, Outage
 
 ATTACH_TASK = -1
 NO_STREAM = -1
@@ -256,6 +256,16 @@ class Said(NamedTuple):
     text: str
 
 
+class Unanswered(NamedTuple):
+    """Worker: how long the requests that it makes for a stream have had no answer; None: they have again.
+
+    ``stream`` as in TaskFailed: NO_STREAM for requests of tasks that belong to no stream.
+    """
+
+    stream: int
+    outage: Outage | None
+
+
 class TaskFailed(NamedTuple):
     """Worker: the task cannot be done; or, with ``task`` -1, the stream cannot be attached."""
 
@@ -311,4 +321,4 @@ WorkerMessage = (
     | UseServers
     | Said
 )
-"""In the order of their numbers (see ``messages.Message``). Those that are only in ``Done`` come later there."""
+"""In the order of their numbers (see ``messages.Message``). Those that are not here come later there."""

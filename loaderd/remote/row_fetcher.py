@@ -23,6 +23,7 @@ from loaderd.remote.calls import Calls, Rows
 from loaderd.remote.servers import Lacking, Servers
 from loaderd.remote.source import RemoteRows
 from loaderd.remote.tickets import Fault, Range, RowsTicket, to_json
+from loaderd.snapshots import Outage
 from loaderd.stages import Spent, Stage
 
 # A request costs both sides together some 600 µs, however little it asks for, and a server gives 1 MiB at most, or
@@ -100,6 +101,11 @@ class RowFetcher:
         self._pool = futures.ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="rows")
         self._most_rows = max(1, min(_MOST_ROWS_A_REQUEST, _BYTES_A_REQUEST // max(1, data.row_bytes)))
         self._ahead: OrderedDict[int, list[tuple[int, Answer]]] = OrderedDict()
+
+    @property
+    def outage(self) -> Outage | None:
+        """Servers that do not answer; None: at least one does."""
+        return self._servers.outages.outage
 
     def close(self) -> None:
         """Ask for nothing more."""

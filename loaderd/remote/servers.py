@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from loaderd.errors import HOW_TO_GO_ON, LoaderdError, ServerError, ShardError, StorageError, WorkerError
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.source import Settings
+from loaderd.shards.outage_tracker import OutageTracker
 
 _FIRST_AWAY_S, _MOST_AWAY_S = 0.1, 5.0
 _REFUSED_S = 5.0
@@ -92,6 +93,7 @@ class Servers:
         self._ways: list[_Way] = []
         self._spare: list[_Way] = []
         self._answered_s = 0.0
+        self.outages = OutageTracker()
         self.use(addresses)
 
     def use(self, addresses: tuple[str, ...]) -> None:
@@ -112,6 +114,7 @@ class Servers:
         one's answer is returned.
         """
         began_s = time.monotonic()
+        self.outages.begin()
         failures = 0
         last = "there is no address of one"
         said: Said = {}
@@ -131,6 +134,7 @@ class Servers:
             except OutOfReach as error:
                 failures += 1
                 last = str(error)
+                self.outages.failed(last)
             end = self._end(said)
             if isinstance(end, Lacking):
                 return end.answer  # type: ignore[no-any-return]  # which is of the call
@@ -180,6 +184,7 @@ class Servers:
         took_s = time.monotonic() - began_s
         with self._lock:
             self._answered_s = time.monotonic()
+            self.outages.answered()
             weight = _WEIGHT_OF_LAST if way.answer_s else 1.0
             way.answer_s += weight * (took_s - way.answer_s)
             is_back, way.away_s, way.refusal = way.away_s > _MOST_AWAY_S / 2, _FIRST_AWAY_S, None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import sys
 from typing import Any
 
 from loaderd.errors import OptionError
 from loaderd.schema import Schema
-from loaderd.user_modules import add_working_directory
 
 _MODULE = "loaderd.schemas"
 _SHIPPED = ("chess_eval", "katago", "lc0", "minigo", "mnist")
@@ -31,12 +32,12 @@ def full_name(name: str) -> str:
 
 
 def load_schema(name: str) -> Schema:
-    """The schema of that name, or that the function of that name returns; its module may be in the working directory.
+    """The schema of that name, or that the function of that name returns; its module may be in the current folder.
 
     Raises OptionError.
     """
     name = full_name(name)
-    add_working_directory(name)
+    sys.path.insert(0, os.getcwd())
     module, _, attribute = name.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), attribute)

@@ -27,6 +27,7 @@ from loaderd.errors import LoaderdError
 from loaderd.machine import remedy
 from loaderd.options import Storage
 from loaderd.shards.filesystems import Filesystems
+from loaderd.shards.outage_tracker import OutageTracker
 from loaderd.shards.range_cache import PART_BYTES, RangeCache
 from loaderd.shards.retries import insist, may_pass
 from loaderd.shards.shard_file import ShardFile, changed, state_in_words, unanswered, unreadable
@@ -76,6 +77,7 @@ class Access:
     ) -> None:
         self.storage = storage or Storage()
         self.on_wait, self.on_arrival = on_wait, on_arrival
+        self.outages = OutageTracker()
         self.filesystems = Filesystems(self.storage)
         folder = self.storage.cache_dir
         self._cache = None if folder is None else RangeCache(folder, self.storage.cache_bytes)
@@ -86,8 +88,9 @@ class Access:
         self._counts = dict.fromkeys((each.name for each in fields(StorageCounts)), 0)
 
     def counted_apart(self) -> Access:
-        """The same threads, connections and objects, with counts of their own that begin at 0."""
+        """The same threads, connections and objects, with counts of their own that begin at 0, and own outages."""
         apart = copy.copy(self)
+        apart.outages = OutageTracker()
         apart.take_counts()  # gives it a dict of its own
         return apart
 
@@ -114,8 +117,10 @@ class Access:
         Raises ShardReadError where there is no ``uri``, and StorageError.
         """
         began_s = time.monotonic()
+        self.outages.begin()
         try:
-            return insist(question, self.storage.retry_s, partial(self._count, "retries"))
+            watched = partial(self.outages.watch, uri, question)
+            return insist(watched, self.storage.retry_s, partial(self._count, "retries"))
         except LoaderdError:
             raise
         except FileNotFoundError as error:

@@ -95,7 +95,7 @@ def open_shard(
     if is_remote(file.uri):
         opened = RemoteFile(file, access)
     else:
-        opened = LocalFile(file, access.storage.retry_s, access.on_wait, make_room)
+        opened = LocalFile(file, access.storage.retry_s, access.on_wait, make_room, access.outages)
     try:
         opened.check_unchanged()
     except BaseException:
@@ -114,7 +114,9 @@ def _list_local(name: str, access: Access) -> list[tuple[ShardFile, list[Any]]]:
     folders: dict[str, str] = {}
     began_s = time.monotonic()
     try:
-        files = insist(lambda: find_files(name), access.storage.retry_s, access.on_wait)
+        files = insist(
+            lambda: access.outages.watch(name, lambda: find_files(name)), access.storage.retry_s, access.on_wait
+        )
     except LoaderdError:
         raise
     except OSError as error:

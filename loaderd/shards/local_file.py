@@ -16,6 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from loaderd.machine import remedy
+from loaderd.shards.outage_tracker import OutageTracker
 from loaderd.shards.retries import insist, may_pass
 from loaderd.shards.shard_file import ShardFile, changed, state_in_words, unanswered, unreadable
 
@@ -26,20 +27,26 @@ _NEW_DESCRIPTOR = (errno.ESTALE, errno.EBADF, errno.ENOTCONN)
 
 
 class LocalFile:
-    """Opens the file. ``on_retry`` is called before anything is tried again.
+    """Opens the file. ``on_retry`` is called before anything is tried again, and ``outages`` learns of failures.
 
     While the file is opened for the first time, ``make_room`` is called then, too. It closes other files, because too
     many may be open.
     """
 
     def __init__(
-        self, file: ShardFile, retry_s: float, on_retry: Callable[[], None], make_room: Callable[[], None]
+        self,
+        file: ShardFile,
+        retry_s: float,
+        on_retry: Callable[[], None],
+        make_room: Callable[[], None],
+        outages: OutageTracker | None = None,
     ) -> None:
         def waits() -> None:
             make_room()
             on_retry()
 
         self._file, self._retry_s, self._on_retry = file, retry_s, waits
+        self._outages = outages or OutageTracker()
         self._fd = -1
         self._ask(self._open, "")
         self._on_retry = on_retry
@@ -51,7 +58,7 @@ class LocalFile:
     def _ask(self, ask: Callable[[], _Answer], where: str) -> _Answer:
         began_s = time.monotonic()
         try:
-            return insist(ask, self._retry_s, self._on_retry)
+            return insist(partial(self._outages.watch, self._file.uri, ask), self._retry_s, self._on_retry)
         except OSError as error:
             why = f"{error.strerror}{where}"
             if may_pass(error):

@@ -13,6 +13,7 @@ from loaderd.protocol.worker_messages import FilePlace, LoadTask, ProbeTask
 from loaderd.schema import Schema
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import Block, Compression, ShardFile
+from loaderd.snapshots import Outage
 from loaderd.workers.load import Bytes2D, Faults, Part, Places, WindowLoader
 
 
@@ -37,6 +38,11 @@ class FileRows:
         reading = reading or Reading()
         self.access = reading.access
         self._loader = WindowLoader(schema, files, compressions, reading)
+
+    @property
+    def outage(self) -> Outage | None:
+        """Storage that does not answer; None: it does."""
+        return self.access.outages.outage
 
     def close(self) -> None:
         """Close the shards' files."""

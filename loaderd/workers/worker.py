@@ -53,6 +53,7 @@ from loaderd.protocol.worker_messages import (
     TableFound,
     TaskFailed,
     TrialTask,
+    Unanswered,
     UseServers,
     Withdrawn,
 )
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from loaderd.remote.source import RemoteRows
 
 _TELL_EVERY_S = 0.2
+_SAY_EVERY_S = 1.0
 # How often it listens while there is work: to listen costs 2 µs, and no message is so urgent.
 _LISTEN_EVERY_S = 0.001
 _MOST_SLEEP_MS = 1000
@@ -105,7 +107,9 @@ class Worker:
         self._tasks: deque[AnyTask] = deque()
         self._task = ATTACH_TASK
         self._said: deque[str] = deque()
-        self._told_s = self._listened_s = 0.0
+        self._told_s = self._listened_s = self._looked_s = 0.0
+        self._unanswered_s: dict[int, float] = {}
+        """When it was last said of a stream that its requests have no answer."""
         self._done_bytes = 0
         self._accesses: dict[bytes, Access] = {}
         """By the pickles of their options."""
@@ -213,6 +217,7 @@ class Worker:
         """Forget a stream, if there is one of that number."""
         if stream in self._streams:
             gone = self._streams.pop(stream)
+            self._unanswered_s.pop(stream, None)
             self._turns.remove(gone)
             self._count_storage(gone)  # it may come again, with the same page
             gone.close()
@@ -229,6 +234,25 @@ class Worker:
         if now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
             self._channel.send(Advanced(self._task, done_bytes))
+        self._tell_outages()
+
+    def _tell_outages(self) -> None:
+        """Say once a second whose requests have no answer; and, when they have again, that they have."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _TELL_EVERY_S:
+            return
+        self._looked_s = now_s
+        outages = {number: stream.executor.rows.outage for number, stream in self._streams.items()}
+        of_tasks = (access.outages.outage for access in self._accesses.values())
+        outages[NO_STREAM] = next((outage for outage in of_tasks if outage is not None), None)
+        for number, outage in outages.items():
+            told_s = self._unanswered_s.get(number)
+            if outage is None and told_s is not None:
+                del self._unanswered_s[number]
+                self._channel.send(Unanswered(number, None))
+            elif outage is not None and (told_s is None or now_s - told_s >= _SAY_EVERY_S):
+                self._unanswered_s[number] = now_s
+                self._channel.send(Unanswered(number, outage))
 
     def _say(self, text: str) -> None:
         """Have the user told something."""
@@ -286,6 +310,7 @@ class Worker:
             if waiting and waiting[0] in self._tasks:  # not stalled: storage limits its own silence
                 self._task = waiting[0].task
                 self._tell(0)
+        self._tell_outages()
         on_their_way = {task.stream for task in waiting}
         for stream in self._turns:
             stream.filler.page.say_sleeps(self._seat, False)
@@ -344,6 +369,7 @@ class Worker:
                 page.count(self._seat, Counter.LOADS, 1)
                 page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
         self._pass_on()
+        self._tell_outages()
         self._channel.send(results[0] if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error)))
 
     def _count_storage(self, stream: _Stream) -> None:

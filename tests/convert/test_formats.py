@@ -50,16 +50,11 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
         options.get("skips", False),
     )
     journal = Journal(folder, job_of(task, lots), task.ending)
-    news = (one for lot in lots for one in write_lot.write_lot(task, lot, journal.claims))
-    new = []
+    done = frozenset(journal.done)
     try:
-        for one in news:
-            if not isinstance(one, int) and not one[1]:
-                journal.note(one[0])
-                new.append(one[0])
+        return [one for lot in lots for one in write_lot.write_lot(task, lot, done, lambda num_bytes: None)]
     finally:
         journal.close()
-    return new
 
 
 def batches_of(shards: Any, schema: loaderd.Schema) -> list[dict[str, Any]]:

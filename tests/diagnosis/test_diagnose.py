@@ -9,7 +9,7 @@ import pytest
 from loaderd.diagnosis import Diagnosis, diagnose, diagnose_samples
 from loaderd.memory.page import NUM_WAITS
 from loaderd.options import MAX_WORKERS
-from loaderd.snapshots import Facts, Snapshot
+from loaderd.snapshots import Facts, Outage, Snapshot
 
 FACTS = Facts(
     fields=("board", "slow"),
@@ -113,6 +113,35 @@ def test_verdicts(now: Snapshot, facts: dict[str, Any], verdict: str, limiting: 
     diagnosis = found(now, **facts)
     assert (diagnosis.verdict, diagnosis.limiting_stage) == (verdict, limiting)
     assert diagnosis.gain >= 1 and str(diagnosis)
+
+
+OUTAGE = Outage(34.0, 17, "s3://b/a: AWS Error SLOW_DOWN")
+
+
+@pytest.mark.parametrize(
+    "worked",
+    [
+        {"window": 9.0, "parse": 0.5},  # each load is refused at once, and rests
+        {"read": 9.0},  # requests are made again and again
+        {},  # reads do not return
+    ],
+)
+@pytest.mark.parametrize("batches", [0, 300])
+def test_an_outage_is_no_lack_of_workers(worked: dict[str, float], batches: int):
+    now = after(wait_s=4.0, batches=batches, outage=OUTAGE, **worked)
+    for storage, verdict in (("s3", "storage does not answer"), ("servers", "the servers do not answer")):
+        diagnosis = found(now, storage=(storage,))
+        assert (diagnosis.verdict, diagnosis.limiting_stage, diagnosis.gain) == (verdict, "", 1.0)
+        assert (diagnosis.outage_s, diagnosis.failed_requests, diagnosis.last_error) == OUTAGE
+        assert "for 34 s; 17 requests failed, the last one: s3://b/a: AWS Error SLOW_DOWN" in diagnosis.cause
+        assert "workers" not in diagnosis.advice and "times the steps" not in str(diagnosis)
+
+
+def test_an_outage_that_the_training_has_not_met_yet_is_a_remark():
+    diagnosis = found(after(wait_s=0.1, slot=9.0, outage=OUTAGE))
+    assert diagnosis.verdict == "the model" and "; no answer from the storage for 34 s" in diagnosis.cause
+    short = found(after(wait_s=3.0, read=9.0, outage=OUTAGE._replace(for_s=2.0)), storage=("s3",))
+    assert short.verdict == "storage", "one request takes long"
 
 
 def test_who_waits_for_a_gpu_keeps_a_core_busy():

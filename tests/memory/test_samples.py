@@ -127,6 +127,21 @@ def test_samples_come_in_order_and_old_ones_go():
     assert samples[-1].kernels == "compiled" and samples[-1].time_s > samples[0].time_s
 
 
+def test_an_outage_comes_with_its_error():
+    page, watched = page_of()
+    write_sample(page, {})
+    page.say_error("é" * 1000)
+    write_sample(page, {Seen.OUTAGE_NS: 5_000_000_000, Seen.OUTAGE_FAILURES: 3})
+    none, outage = (one.outage for one in watched.samples())
+    assert none is None and outage is not None
+    assert outage[:2] == (5.0, 3) and outage.error == "é" * (len(outage.error)) and len(outage.error) > 200
+    page.say_error("503 \x1b[2J")
+    (_, outage) = (one.outage for one in watched.samples())
+    assert outage is not None and outage.error == "503 [2J", "no character that a terminal obeys"
+    page.words[page._error] = -1  # as a hostile consumer may
+    assert len(watched.page.error()) < 1000
+
+
 def test_a_sample_that_is_overwritten_while_it_is_read_is_left_out():
     page, watched = page_of()
     for number in range(NUM_SAMPLES):

@@ -44,6 +44,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if get_origin(kind) is UnionType:
         return st.one_of(*map(values_of, get_args(kind)))
     plain = {bool: st.booleans(), int: INTEGERS, str: TEXTS, bytes: st.binary(max_size=20)}
+    plain[float] = st.floats(allow_nan=False)
     return {Any: VALUES, type(None): st.none(), **plain}[kind]
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from numbered import write_shards
 
-# Reads of shards fail while the file $TROUBLE is there; what it holds is the number of the error.
+# Reads of shards fail while the file $TROUBLE is there; what it holds is the number of the error. -1: they do not
+# return until somebody writes to the pipe $HANGS.
 _LIBRARY = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +35,12 @@ static int trouble(int fd) {
     if (!file) return 0;
     if (fscanf(file, "%d", &number) != 1) number = 0;
     fclose(file);
-    return number;
+    if (number != -1) return number;
+    char written;
+    int pipe = open(getenv("HANGS"), O_RDONLY);
+    if (read(pipe, &written, 1) < 0) return EIO;
+    close(pipe);
+    return 0;
 }
 
 #define READER(name, offset_type)                                                             \
@@ -136,6 +143,65 @@ def test_reads_that_fail_for_a_while_lose_nothing(
     )
     assert done.returncode == 0, done.stderr
     assert (int(done.stdout) > 0) == (retry_s < 1), "what passes in time is no error"
+
+
+_WATCHED = """
+import logging, os, sys, threading, time
+import loaderd
+from loaderd.errors import StorageError
+from numbered import SCHEMA
+
+class Heard(logging.Handler):
+    def emit(self, record):
+        messages.append(record.getMessage())
+
+messages = []
+logging.getLogger("loaderd").addHandler(Heard())
+options = dict(batch_size=100, workers=2, shuffle=loaderd.Shuffle(window_records=1000, block_records=64), epochs=None)
+with loaderd.Loader(sys.argv[1], SCHEMA, **options) as loader:
+    batches = iter(loader)
+
+    def take():
+        while not is_over.is_set():
+            next(batches)
+            time.sleep(0.001)
+
+    is_over, taker = threading.Event(), threading.Thread(target=take)
+    next(batches)
+    with open(os.environ["TROUBLE"], "w") as file:
+        file.write(sys.argv[2])
+    taker.start()
+    while not messages or (found := loader.diagnose()).verdict != "storage does not answer":
+        time.sleep(0.1)
+    os.unlink(os.environ["TROUBLE"])
+    while len(messages) < 2:
+        pipe = os.open(os.environ["HANGS"], os.O_RDWR)
+        os.write(pipe, b"x" * 8)
+        time.sleep(0.1)
+        os.close(pipe)
+    is_over.set()
+    taker.join()
+assert found.gain == 1 and found.outage_s >= 3 and ("Input/output" in found.last_error) == (sys.argv[2] == "5"), found
+assert "no answer from the storage for" in messages[0], messages
+assert "answers come from the storage again, after" in messages[1], messages
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [5, -1])
+def test_a_mount_that_fails_or_hangs_is_named_and_logged(tmp_path: Path, library: Path, error: int):
+    write_shards(tmp_path / "shards", [3000, 3000, 2000])
+    os.mkfifo(tmp_path / "hangs")
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(library),
+        "TROUBLE": str(tmp_path / "trouble"),
+        "HANGS": str(tmp_path / "hangs"),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-c", _WATCHED, f"{tmp_path}/shards/*.tfrecord", str(error)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow  # with fewer files, and one consumer, in tests/test_machine.py

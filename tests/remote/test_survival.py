@@ -81,6 +81,32 @@ def test_one_of_two_servers_is_gone_for_good(borrow_server, expected):
 
 
 @pytest.mark.slow
+def test_that_no_server_answers_is_named_and_logged(borrow_server, caplog):
+    """It was called a slow line, and more servers were advised."""
+    server = borrow_server()
+    with connect(server, epochs=None) as loader:
+        batches, is_over = iter(loader), threading.Event()
+
+        def take():
+            while not is_over.is_set():
+                next(batches)
+
+        taker = threading.Thread(target=take)
+        taker.start()
+        server.gateway.kill()
+        server.gateway.wait()
+        wait_until(lambda: loader.diagnose().verdict == "the servers do not answer")
+        wait_until(lambda: any("no answer from the servers for" in message for message in caplog.messages))
+        found = loader.diagnose()
+        server.start_gateway(port=server.port)
+        wait_until(lambda: any("answers come from the servers again" in message for message in caplog.messages))
+        is_over.set()
+        taker.join()
+    assert (found.gain, found.limiting_stage) == (1.0, "") and "Check that they run" in found.advice
+    assert found.outage_s >= 3 and found.failed_requests and f"127.0.0.1:{server.port}" in found.last_error
+
+
+@pytest.mark.slow
 def test_a_server_that_stands_still_costs_a_while(borrow_server, expected):
     servers = [borrow_server(), borrow_server()]
 

@@ -10,6 +10,7 @@ from loaderd.daemon.pool.workforce import Workforce
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import Page, barrier, ring
 from loaderd.protocol.worker_messages import Attach, FillFailed, Granted, Withdrawn
+from loaderd.snapshots import Outage
 
 
 class Granting:
@@ -70,9 +71,17 @@ class Granting:
     def not_made(self, failed: FillFailed) -> None:
         self._stream.not_made(failed)
 
+    def unanswered(self, seat: int, outage: Outage | None) -> None:
+        self._stream.storage.report(seat, outage)
+
+    def read_hangs(self, seat: int, for_s: float) -> None:
+        self._stream.storage.read_hangs(seat, for_s)
+
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
         """The worker of a seat is lost: give up its claims, so that others make these batches, if anybody may."""
         page, stream = self.page, self._stream
+        stream.storage.report(seat, None)
+        stream.storage.read_hangs(seat, 0.0)
         stream.lost_at(page.makes(seat), reason, stalled)
         given_up = [slot for slot, key in page.unfinished(seat) if not stream.keeps_slot(key)]
         page.say_makes(seat, 0)

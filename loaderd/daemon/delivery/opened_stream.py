@@ -124,6 +124,9 @@ class OpenedStream:
         """What a sample says of the stream besides counters."""
         stream, page = self.stream, self.page
         epoch, batch = (0, 0) if stream.plan is None else stream.plan.place_of(split_key(page.words[POSITION])[1])
+        outage = stream.outage
+        if outage is not None:
+            page.say_error(outage.error)
         return {
             Seen.EPOCH: epoch,
             Seen.BATCH: batch,
@@ -131,6 +134,8 @@ class OpenedStream:
             Seen.WINDOWS_READY: stream.windows_ready,
             Seen.DAMAGED: len(self._data.damages),
             Seen.IS_COMPILED: self.kernels == "compiled",
+            Seen.OUTAGE_NS: 0 if outage is None else int(outage.for_s * 1e9),
+            Seen.OUTAGE_FAILURES: 0 if outage is None else outage.failures,
         }
 
     def attach_message(self, seat: int) -> Attach:

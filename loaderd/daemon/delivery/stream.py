@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
-from loaderd.daemon.delivery.away import Away
 from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Note, SaidAhead, note_of
+from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.delivery.trials import Trial
 from loaderd.daemon.delivery.windows import Windows
 from loaderd.daemon.pool.tasks import (
@@ -55,6 +55,7 @@ from loaderd.memory.page import (
 from loaderd.plan.batches import Segment
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.protocol.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, Loaded
+from loaderd.snapshots import Outage
 
 
 class Stream(TaskSource):
@@ -89,7 +90,7 @@ class Stream(TaskSource):
         self._tried: set[int] = set()
         self._num_faults: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
-        self.away = Away()
+        self.storage = StorageOutage()
         self._next = self._taken = 0
         """The batch that is granted next, and the one that the consumer takes next."""
 
@@ -112,7 +113,7 @@ class Stream(TaskSource):
         self._tried.clear()
         self._num_faults.clear()
         self._deaths.clear()
-        self.away.clear()
+        self.storage.clear()
         self.plan = None
         self.page.words[WAKE_DAEMON_AT] = NEVER
 
@@ -154,7 +155,7 @@ class Stream(TaskSource):
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork):
-            self.away.is_back()
+            self.storage.is_back()
             assert isinstance(result, Loaded)
             faults = [Fault(tuple(fault.places), from_wire(fault.error)) for fault in result.faults]
             self._windows.loaded(task.work, faults)
@@ -168,16 +169,26 @@ class Stream(TaskSource):
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork) and isinstance(error, (StorageError, ServerError)):
             # Tried again after all batches that can be made, so that it delays none of them.
-            self.away.failed(task.work._replace(due=MAX_STEP), error)
+            self.storage.failed(task.work._replace(due=MAX_STEP), error)
         elif isinstance(task.work, LoadWork):
             unforeseen = isinstance(error, WorkerError)
             self._windows.lost(task.work, lambda record: self._blame([record], error) if unforeseen else error)
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work)  # the worker survived; the error comes again with the whole batch
 
+    @property
+    def outage(self) -> Outage | None:
+        """The outage that loads wait for; None: there is none, or no load is wanted."""
+        return self.storage.now if self._is_loading else None
+
+    @property
+    def _is_loading(self) -> bool:
+        under_way = any(isinstance(task.work, LoadWork) for task in self._in_flight)
+        return under_way or bool(self._loads_alone or self.storage.num_resting)
+
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
-        self._loads_alone.extend(self.away.tick(seconds))
+        self._loads_alone.extend(self.storage.tick(seconds))
 
     @property
     def is_waited_for(self) -> bool:
@@ -208,8 +219,13 @@ class Stream(TaskSource):
         for trial in self._trials.values():
             if (tried := trial.next_work()) is not None:
                 return self._begin(tried, trial.most_deaths(tried))
+        is_loading = self._is_loading
         load = self._loads_alone.popleft() if self._loads_alone else self._windows.next_load()
-        return None if load is None else self._begin(load, MAX_DEATHS)
+        if load is None:
+            return None
+        if not is_loading:
+            self.storage.begin()
+        return self._begin(load, MAX_DEATHS)
 
     def _begin(self, work: LoadWork | TrialWork, most_deaths: int) -> Task:
         task = Task(self, work, self.generation, most_deaths)
@@ -386,8 +402,10 @@ class Stream(TaskSource):
         lines.append(f"batches    {self._taken} {steps} is due; {self._next} is the next to be granted")
         if self._trials or self._loads_alone:
             lines.append(f"again      batches {[*self._trials]}, {len(self._loads_alone)} loads: they failed before")
-        if self.away.num_resting:
-            lines.append(f"storage    does not give {self.away.num_resting} loads, which are tried again")
+        if self.storage.num_resting:
+            lines.append(f"storage    does not give {self.storage.num_resting} loads, which are tried again")
+        if (outage := self.outage) is not None:
+            lines.append(f"storage    {outage.in_words()}")
         return [*lines, *self._windows.describe()]
 
     def why_idle(self) -> str:

@@ -18,6 +18,8 @@ class WorkersUse:
         self._pool = pool
         self._looked_s = 0.0
         self._known: dict[int, dict[Seen, int]] = {}
+        self._ran_s: dict[int, float] = {}
+        """When each process was last seen to have run, or to have waited for a core."""
         self._used: dict[Seen, int] = {}
         self._seen: dict[Seen, int] = {}
 
@@ -46,7 +48,15 @@ class WorkersUse:
                 Seen.ASKED_BYTES: asked,
                 Seen.FETCHED_BYTES: fetched,
             }
+            before = self._known.get(pid, {})
+            if any(before.get(what) != found[pid][what] for what in (Seen.WORKER_CPU_NS, Seen.DELAY_NS)):
+                self._ran_s[pid] = self._looked_s
             for what, value in found[pid].items():
-                since = max(0, value - self._known.get(pid, {}).get(what, 0))
+                since = max(0, value - before.get(what, 0))
                 self._used[what] = self._used.get(what, 0) + since
         self._known = found
+        self._ran_s = {pid: self._ran_s[pid] for pid in found}
+
+    def asleep_s(self, pid: int, now_s: float) -> float:
+        """For how many seconds a worker has slept, without a break."""
+        return now_s - self._ran_s.get(pid, now_s)

@@ -18,15 +18,17 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import Task, TaskSource, TrialWork, first_untold
+from loaderd.daemon.pool.tasks import LoadWork, Task, TaskSource, TrialWork, first_untold
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.pool.worker_use import WorkersUse
 from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
+from loaderd.processes import is_stopped
 from loaderd.protocol.messages import Message
 from loaderd.protocol.wires import Wires
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
+    NO_STREAM,
     Advanced,
     Attach,
     Attached,
@@ -37,14 +39,17 @@ from loaderd.protocol.worker_messages import (
     Said,
     Seat,
     TaskFailed,
+    Unanswered,
     Withdrawn,
 )
+from loaderd.snapshots import Outage
 
 BELL = -3
 """The number of the daemon's bell among what ``Wires`` listens to."""
 _MAX_TICK_S = 1.0
 _MIN_TICKS = 8
 _SAID_AGAIN_S = 10.0
+_HANGS_S = 2.0
 # While it starts, a worker imports what the schema needs.
 _MIN_START_TIMEOUT_S = 60.0
 
@@ -75,6 +80,12 @@ class Attachable(Protocol):
     def not_made(self, failed: FillFailed) -> None:
         """A worker says that a batch cannot be made."""
 
+    def unanswered(self, seat: int, outage: Outage | None) -> None:
+        """How long the requests of the worker of a seat have had no answer; None: they have."""
+
+    def read_hangs(self, seat: int, for_s: float) -> None:
+        """For how long a read of the worker of a seat has not returned; 0: it has, or there is none."""
+
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
         """The worker of a seat is lost: give up its claims, so that others make these batches."""
 
@@ -102,6 +113,8 @@ class Workforce:
         self._shortage: DaemonError | None = None
         """Why the machine lets us have no others in their place."""
         self._said: dict[str, float] = {}
+        self._outages: dict[int, Outage] = {}
+        """Of workers whose requests have no answer, for tasks that belong to no stream."""
         self.use = WorkersUse(pool)
         """For samples."""
         self.bell = new_bell()
@@ -211,6 +224,9 @@ class Workforce:
             if isinstance(message, Said):
                 self._pass_on(message.text)
                 continue
+            if isinstance(message, Unanswered):
+                self._unanswered(worker, message)
+                continue
             if isinstance(message, Advanced):
                 self.scheduler.advanced(worker, message.task, message.done_bytes)
                 if not message.done_bytes:  # no progress: the task only waits, or has begun
@@ -222,6 +238,19 @@ class Workforce:
             elif isinstance(message, FillFailed) and message.stream in self._streams:
                 self._streams[message.stream].not_made(message)
             self.pool.achieved()
+
+    def _unanswered(self, worker: int, message: Unanswered) -> None:
+        if message.stream in self._streams:
+            self._streams[message.stream].unanswered(self.pool.seat_of(worker), message.outage)
+        elif message.stream == NO_STREAM and message.outage is not None:
+            self._outages[worker] = message.outage
+        elif message.stream == NO_STREAM:
+            self._outages.pop(worker, None)
+
+    def outage(self, source: TaskSource) -> Outage | None:
+        """The longest outage that a worker waits for which is at a task of ``source``, of no stream; or None."""
+        at_work = (one for one in self._outages if any(t.source is source for t in self.scheduler.tasks_of(one)))
+        return max((self._outages[worker] for worker in at_work), default=None)
 
     def _pass_on(self, text: str) -> None:
         """Warn once of what several workers say."""
@@ -248,6 +277,8 @@ class Workforce:
     def tick(self) -> None:
         """``tick_s`` have passed, in which this process ran: replace workers that have stalled, or are missing."""
         self._replace()
+        for worker in self.pool.numbers:
+            self._see_hung_read(worker)
         self.scheduler.tick(self._at)
         timeout_s = self.stall_timeout
         if timeout_s is None:
@@ -256,6 +287,15 @@ class Workforce:
         start_limit = math.ceil(max(timeout_s, _MIN_START_TIMEOUT_S) / self.tick_s)
         for worker in self.scheduler.stalled(limit, start_limit):
             self._lose(worker, f"made no progress for {timeout_s:g} s")
+
+    def _see_hung_read(self, worker: int) -> None:
+        """A read that does not return, as of a mount whose server is gone, keeps the worker from saying so itself."""
+        task, pid, seat = self.task_of(worker), self.pool.pid_of(worker), self.pool.seat_of(worker)
+        asleep_s = self.use.asleep_s(pid, time.monotonic())
+        hangs = asleep_s >= _HANGS_S and task is not None and isinstance(task.work, LoadWork) and not is_stopped(pid)
+        for stream in self._streams.values():
+            is_there = hangs and task is not None and stream.page.task(seat) == task.number
+            stream.read_hangs(seat, asleep_s if is_there else 0.0)
 
     def batch_of(self, worker: int) -> tuple[int, int] | None:
         """(stream, key) of the batch that a worker is making, wanted or not."""
@@ -325,6 +365,7 @@ class Workforce:
             self._num_fills = num_fills
             self.pool.achieved()
         self._wires.remove(worker)
+        self._outages.pop(worker, None)
         reason = self.pool.bury(worker, was_idle or at_batch)
         for stream in self._streams.values():
             stream.lose_claims(seat, stalled or reason, bool(stalled))

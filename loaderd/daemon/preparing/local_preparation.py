@@ -127,7 +127,14 @@ class LocalPreparation(Preparation):
 
     def _warn_if_slow(self, source: ListPass | IndexPass) -> None:
         """Say once in each pass what it waits for, long before it gives up: people watch a program that starts."""
-        task = None if type(source) in self._slow_said else self._workforce.silent(source, _SLOW_S)
+        if type(source) in self._slow_said:
+            return
+        outage = self._workforce.outage(source)
+        if outage is not None and outage.for_s >= _SLOW_S:
+            self._slow_said.add(type(source))
+            self._warnings.append(f"{outage.in_words()}. Requests are made again until there are answers")
+            return
+        task = self._workforce.silent(source, _SLOW_S)
         if task is None:
             return
         self._slow_said.add(type(source))
