@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -26,5 +27,6 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Call :func:`loaderd.bench.command.run`."""
+    """Call :func:`loaderd.bench.command.run`. The schema may be in a module of the current folder."""
+    sys.path.insert(0, os.getcwd())
     return command.run(options, shlex.join(["loaderd", *sys.argv[1:]]))

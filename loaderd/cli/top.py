@@ -21,8 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderd.cli.spans import span
-from loaderd.cli.top_rows import SORTS, Row, bar, row_of, short, slowest
+from loaderd.cli.top_rows import SORTS, Row, bar, row_of, short
 from loaderd.client.running import RunningStream, running_streams
+from loaderd.diagnosis import Verdict
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -145,9 +146,19 @@ _COLUMNS = (
     _Column("left", lambda row: span(row.left_s)),
     _Column("restarts", lambda row: str(row.workers_restarted or ""), 130),
     _Column("damaged", lambda row: str(row.damaged or ""), 130),
-    _Column("workers", lambda row: f"{'silent: ' * row.is_old}{row.stages}", is_number=False, ratio=3),
+    _Column("verdict", lambda row: "silent" if row.is_old else row.verdict, is_number=False),
+    _Column("workers", lambda row: row.workers, 100, is_number=False, ratio=3),
     _Column("command", lambda row: short(row.name), 160, is_number=False, ratio=2),
 )
+
+# Rows of other verdicts are yellow: these trainings wait for data.
+_STYLES: dict[Verdict, str] = {
+    "the model": "",
+    "the consumer's Python": "",
+    "nothing yet": "",
+    "storage does not answer": "bold red",
+    "the servers do not answer": "bold red",
+}
 
 
 def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
@@ -156,13 +167,11 @@ def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
     head = Text(f"loaderd top: {len(rows)} loaders, by {title}.  ", style="bold")
     head.append("p process  r rate  w waiting  q quit", style="dim")
     columns = [column for column in _COLUMNS if width >= column.min_width]
-    table = Table("", box=None, pad_edge=False, expand=True)
+    table = Table(box=None, pad_edge=False, expand=True)
     for column in columns:
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
         table.add_column(column.title, justify=justify, no_wrap=True, ratio=column.ratio or None)
-    last = slowest(rows)
     for row in sorted(rows, key=key):
-        style = "dim" if row.is_old else ("bold yellow" if row is last else "")
-        cells = [Text(column.cell(row)) for column in columns]
-        table.add_row("*" if row is last else " ", *cells, style=style)
+        style = "dim" if row.is_old else _STYLES.get(row.verdict, "yellow")
+        table.add_row(*[Text(column.cell(row)) for column in columns], style=style)
     return Group(head, table) if rows else Group(head, Text("No loader is running."))

@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loaderd.diagnosis import rates
+from loaderd.diagnosis import Rates, Verdict, diagnose_samples, rates
 from loaderd.snapshots import Facts, Snapshot
 
 BAR_CELLS = 8
 _STEPS = " ▏▎▍▌▋▊▉█"
-_NOTICEABLE = 0.05
 _SECONDS = 3.5
 """About how many seconds rates cover: three samples."""
 
@@ -30,8 +29,10 @@ class Row:
     """The share of the slots that hold a batch."""
     windows: float
     """The share of the windows that are ready."""
-    stages: str
-    """What the workers do, as shares of their time, the largest first."""
+    verdict: Verdict
+    """What determines how long a step takes: as in ``Diagnosis``."""
+    workers: str
+    """What the workers do, as shares of their time, the largest first; or what they have no answer from."""
     workers_restarted: int
     damaged: int
     epoch: int
@@ -46,7 +47,7 @@ class Row:
 def row_of(pid: int, name: str, samples: Sequence[Snapshot], facts: Facts, now_s: float) -> Row:
     """The row of one stream. ``now_s``: the present time, by the machine's monotonic clock."""
     if not samples:
-        return Row(pid, name, 0, 0, 0, 0, 0, "begins", 0, 0, 0, 0, facts.steps_per_epoch, None, False)
+        return Row(pid, name, 0, 0, 0, 0, 0, "nothing yet", "", 0, 0, 0, 0, facts.steps_per_epoch, None, False)
     now = samples[-1]
     recent = [one for one in samples[:-1] if 0 < now.time_s - one.time_s <= _SECONDS]
     found = rates(recent[0], now, facts) if recent else None
@@ -60,7 +61,8 @@ def row_of(pid: int, name: str, samples: Sequence[Snapshot], facts: Facts, now_s
         found.wait_s / found.step_s if found else 0.0,
         now.slots_full / max(1, facts.slots),
         min(1.0, now.windows_ready / max(1, facts.windows)),
-        "" if found is None else _stages({**found.stage_s}, found.step_s * facts.workers),
+        diagnose_samples(samples, facts).verdict,
+        "" if found is None else _workers(found),
         now.workers_restarted,
         now.damaged,
         now.epoch,
@@ -79,8 +81,11 @@ def short(command: str) -> str:
     return " ".join([os.path.basename(words[0]), *words[1:]]) if words else ""
 
 
-def _stages(stage_s: dict[str, float], worker_s: float) -> str:
-    shares = sorted(((s / max(1e-12, worker_s), name) for name, s in stage_s.items()), reverse=True)
+def _workers(found: Rates) -> str:
+    if found.outage is not None:
+        return f"no answer for {found.outage.for_s:.0f} s: {found.outage.error}".rstrip(": ")
+    worker_s = max(1e-12, found.step_s * found.facts.workers)
+    shares = sorted(((s / worker_s, name) for name, s in found.stage_s.items()), reverse=True)
     return " ".join(f"{name} {share:.0%}" for share, name in shares[:4] if share >= 0.01) or "idle"
 
 
@@ -97,16 +102,3 @@ SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
     "w": ("waiting", lambda row: -row.waiting),
 }
 """By key on the keyboard: the name of the order, and what rows are sorted by."""
-
-
-def slowest(rows: Sequence[Row]) -> Row | None:
-    """Of several loaders, the one that holds up the others: the one that waits most, or the slowest if none waits.
-
-    The processes of a distributed training make each step together: those that do not wait for data wait for the
-    one that does.
-    """
-    running = [row for row in rows if row.steps_per_s > 0]
-    if len(running) < 2:
-        return None
-    waits = max(running, key=lambda row: row.waiting)
-    return waits if waits.waiting > _NOTICEABLE else min(running, key=lambda row: row.steps_per_s)

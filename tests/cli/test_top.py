@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import select
@@ -13,14 +14,15 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from loaderd.cli.top_rows import Row, bar, row_of, short, slowest
-from loaderd.snapshots import Facts, Snapshot
+from loaderd.cli.top import screen
+from loaderd.cli.top_rows import bar, row_of, short
+from loaderd.snapshots import Facts, Outage, Snapshot
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -100,7 +102,7 @@ def test_it_shows_what_runs_until_it_is_told_to_end(start_training: Start, open_
         shown = terminal.wait_for(b"q quit")
         shown += terminal.wait_for(b"by rate")
         places = [shown.rfind(str(pid).encode()) for pid in (fast.pid, slow.pid)]
-        if 0 <= places[0] < places[1] and b"*" in shown:
+        if 0 <= places[0] < places[1] and b"the model" in shown:
             break
         assert time.monotonic() < deadline_s, shown
     terminal.press(b"q")
@@ -161,15 +163,27 @@ def test_commands_are_short():
     assert (short("/opt/run"), short("python"), short("")) == ("run", "python", "")
 
 
-def test_the_rank_that_holds_the_others_up():
-    row = Row(1, "", 0, 10.0, 0.0, 0, 0, "", 0, 0, 0, 0, 1, None, False)
-    waits, crawls = replace(row, pid=2, waiting=0.4), replace(row, pid=3, steps_per_s=5.0)
-    assert slowest([row, waits, crawls]) is waits and slowest([row, crawls]) is crawls
-    assert slowest([row]) is None and slowest([row, replace(row, steps_per_s=0.0)]) is None
+STAGES = ("read", "inflate", "frames", "check", "parse", "order", "fill", "slot", "window")
+FACTS = Facts((), (), 1, 1, 10, 1, 4, 10, 1, 1, 0, (), False, 1, 1)
+SAMPLE = Snapshot(5.0, 1, 10, 0.0, (), 0.0, False, dict.fromkeys(STAGES, 0.0), {})
+
+
+def test_a_row_has_the_verdict_of_the_diagnosis():
+    later = SAMPLE._replace(time_s=8.0, batches=301, stage_s={**SAMPLE.stage_s, "slot": 2.5, "fill": 0.5}, number=3)
+    rows = [row_of(1, "", [SAMPLE._replace(number=1), later], FACTS, now_s) for now_s in (8.0, 20.0)]
+    assert [(row.verdict, row.workers, row.is_old) for row in rows] == [
+        ("the model", "unpack 17%", False),
+        ("the model", "unpack 17%", True),
+    ]
+    outage = Outage(31.0, 8, "s3://b/a: 503")
+    silent = SAMPLE._replace(time_s=8.0, wait_s=3.0, outage=outage, number=3)
+    row = row_of(1, "", [SAMPLE._replace(number=1), silent], FACTS, 8.0)
+    assert (row.verdict, row.workers) == ("storage does not answer", "no answer for 31 s: s3://b/a: 503")
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(screen([row, rows[1]], "p", 200))
+    text = console.export_text()
+    assert "storage does not answer" in text and "silent" in text and "*" not in text
 
 
 def test_samples_that_a_consumer_has_overwritten():
-    facts = Facts((), (), 1, 1, 10, 1, 4, 10, 1, 1, 0, (), False, 1, 1)
-    stage_s = dict.fromkeys(("read", "inflate", "frames", "check", "parse", "order", "fill", "slot", "window"), 0.0)
-    sample = Snapshot(5.0, 0, 0, 0.0, (), 0.0, False, stage_s, {})
-    assert row_of(1, "", [sample, sample], facts, 5.0).steps_per_s == 0
+    assert row_of(1, "", [SAMPLE, SAMPLE], FACTS, 5.0).steps_per_s == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import textwrap
 import threading
 import time
@@ -21,6 +22,8 @@ from numbered import SCHEMA, numbers_of, write_shards
 from serving import Server
 
 import loaderd
+from loaderd.cli.top_rows import Row, row_of
+from loaderd.client.running import running_streams
 from loaderd.errors import LoaderdError, NoShardsError, ShardReadError, StorageError
 
 SIZES = [3000, 3000, 2000]
@@ -94,6 +97,73 @@ def test_a_store_that_is_away_for_a_while_loses_nothing(store: DistantS3, planne
     assert np.concatenate(found).tolist() == planned
     assert store.asked["away"] > 0 and statistics.storage.retries > 0
     assert statistics.damages == () and statistics.workers_restarted == 0
+
+
+@pytest.mark.one_variant
+@pytest.mark.parametrize("trouble", ["failing", "away", "refusing"])
+def test_an_outage_is_named_and_logged(store: DistantS3, caplog: pytest.LogCaptureFixture, trouble: str):
+    """However the store fails: it was called a lack of workers, who would make the training four times faster."""
+    options = {**OPTIONS, "epochs": None}
+    with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, **options) as loader:
+        batches, has_logged = iter(loader), threading.Event()
+
+        def take() -> None:
+            while not has_logged.is_set():
+                with contextlib.suppress(StorageError):  # of refusals, every five seconds
+                    next(batches)
+                    time.sleep(0.005)
+
+        taker = threading.Thread(target=take)
+        next(batches)
+        taker.start()
+        setattr(store, trouble, 1.0 if trouble == "failing" else True)
+        until_s = time.monotonic() + 60
+        while not (caplog.messages and loader.diagnose().verdict == "storage does not answer"):
+            assert time.monotonic() < until_s, (caplog.messages, loader.diagnose())
+            time.sleep(0.1)
+        found, (row,) = loader.diagnose(), rows_of(os.getpid())
+        setattr(store, trouble, False)
+        while len(caplog.messages) < 2:
+            assert time.monotonic() < until_s, (caplog.messages, loader.diagnose())
+            time.sleep(0.1)
+        has_logged.set()
+        taker.join()
+    assert found.gain == 1 and "workers" not in found.advice and found.limiting_stage == ""
+    assert found.outage_s >= 3 and found.failed_requests >= 2
+    what = {"failing": "503", "away": "NETWORK_CONNECTION", "refusing": "ACCESS_DENIED"}[trouble]
+    assert what in found.last_error and what in row.workers and row.verdict == found.verdict
+    first, last = caplog.messages
+    assert re.match(
+        r"no answer from the storage for [56] s; \d+ requests failed, the last one: s3://shards/00", first
+    )
+    assert what in first and re.match(r"answers come from the storage again, after \d+ s", last)
+
+
+def rows_of(pid: int) -> list[Row]:
+    """What ``loaderd top`` shows of a process."""
+    found = running_streams(frozenset({pid}))
+    now_s = time.monotonic()
+    return [row_of(one.consumer, "", one.watched.samples(), one.watched.facts, now_s) for one in found]
+
+
+@pytest.mark.slow
+def test_an_outage_while_the_index_is_made_is_logged(store: DistantS3, caplog: pytest.LogCaptureFixture):
+    store.delay_s = 0.2
+    names = [store.uri(f"00{number}.tfrecord") for number in range(3)]
+
+    def fail_until_logged() -> None:
+        while not store.asked["GET"]:
+            time.sleep(0.01)
+        store.failing = 1.0
+        while not caplog.messages:
+            time.sleep(0.1)
+        store.failing = 0.0
+
+    failing = threading.Thread(target=fail_until_logged)
+    failing.start()
+    with loaderd.Loader(names, SCHEMA, index_cache="none", **OPTIONS):
+        failing.join()
+    assert "no answer from the storage for 5 s" in caplog.messages[0] and "503" in caplog.messages[0]
 
 
 @pytest.mark.slow
