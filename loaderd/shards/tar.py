@@ -92,7 +92,7 @@ class _InvalidHeader(Exception):
 class _Headers:
     """Goes from member to member. ``offset``: where in the tar the next header is, or the first that is invalid."""
 
-    def __init__(self, reader: io.BufferedReader, size_bytes: int) -> None:
+    def __init__(self, reader: io.BufferedReader[FileReader], size_bytes: int) -> None:
         self._reader, self._size_bytes = reader, size_bytes
         self._of_all: dict[bytes, bytes] = {}
         self.offset = 0
