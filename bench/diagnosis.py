@@ -74,7 +74,7 @@ def with_sleep(seconds_a_record: float) -> loaderd.Schema:
         time.sleep(len(stored) * seconds_a_record)
         return stored * 1.0
 
-    fields = {**chess.fields, "looked_up": loaderd.Derived(looked_up, inputs="stored")}
+    fields = {**chess.fields, "looked_up": loaderd.Derived(looked_up, "stored", (), "float32")}
     return loaderd.Schema(chess.features, fields, chess.intermediates)
 
 
@@ -85,7 +85,7 @@ def with_loop() -> loaderd.Schema:
     def slow(stored: Any) -> Any:
         return np.array([sum(i * float(one) for i in range(40)) for one in stored])
 
-    fields = {**chess.fields, "slow": loaderd.Derived(slow, inputs="stored")}
+    fields = {**chess.fields, "slow": loaderd.Derived(slow, "stored", (), "float32")}
     return loaderd.Schema(chess.features, fields, chess.intermediates)
 
 

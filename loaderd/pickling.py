@@ -12,7 +12,7 @@ from loaderd.errors import LoaderdError, OptionError, SchemaError
 from loaderd.machine import in_mib
 from loaderd.protocol.channel import MAX_MESSAGE_BYTES
 from loaderd.redaction import shown
-from loaderd.schema import Derived
+from loaderd.schema.fields import derived_in
 
 _MOST_SENT_BYTES = MAX_MESSAGE_BYTES - (16 << 20)  # the rest is for the names of shards
 
@@ -67,9 +67,8 @@ def _reason(leaf: Dataset) -> LoaderdError | None:
 def _functions_of(leaf: Dataset) -> Iterator[tuple[str, Callable[..., Any]]]:
     """The derived fields, each with its function."""
     for name in leaf.schema.evaluation_order:
-        definition = leaf.schema.definition_of(name)
-        if isinstance(definition, Derived):
-            yield name, definition.function
+        for derived in derived_in(leaf.schema.definition_of(name)):
+            yield name, derived.function
 
 
 def _culprit(function: Callable[..., Any]) -> str:

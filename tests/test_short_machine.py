@@ -225,7 +225,7 @@ def glutton(number):
 
 schema = loaderd.Schema(
     features={"id": loaderd.Int64()},
-    fields={"id": loaderd.Derived(glutton, "number")},
+    fields={"id": loaderd.Derived(glutton, "number", (), "float32")},
     intermediates={"number": loaderd.Array("id")},
 )
 logging.basicConfig()

@@ -17,7 +17,8 @@ instead of twice, and TensorFlow takes subnormal numbers for 0, so no arithmetic
 
 The workers finish the rest: ``Derived``; ``Planes``, ``Spread`` and ``Fill``; ``Bits`` in padded planes or with the
 least significant bit first; ``Array`` from the middle of a feature, of wider floats, of wider integers that become
-floats, of bool, and of floats that become integers; dtypes that only ml_dtypes knows (but bfloat16). And they finish
+floats, of bool, of floats that become integers, and of integers whose values may not fit (of features from
+elsewhere, these wrap); dtypes that only ml_dtypes knows (but bfloat16). And they finish
 what would take more bytes stored than finished, such as an ``Int64`` that becomes an int32.
 """
 
@@ -36,6 +37,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.errors import OptionError
+from loaderd.schema.exact import ExactCast
 
 _MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
 _MAX_GROUP_BYTES = 4  # of an int32
@@ -95,6 +97,8 @@ def packed_schema(schema: loaderd.Schema) -> loaderd.Schema:
     names = {name: name if fields.get(name, made) == made else f"{name} (decoded)" for name, made in every.items()}
 
     def renamed(name: str, definition: Any) -> Any:
+        if isinstance(definition, loaderd.Planes):
+            return loaderd.Planes([renamed(name, part) for part in definition.parts])
         if not isinstance(definition, loaderd.Derived):
             return definition
         stream = name if definition.random is True else definition.random
@@ -207,7 +211,9 @@ def _steps(schema: loaderd.Schema) -> dict[str, _Step]:
             computes = not _is_as_stored(definition, stored, spec.dtype)
             operation = _array_operation(definition, stored, spec.dtype, spec.shape)
         if operation is not None:
-            travels = not isinstance(definition, loaderd.Array) or stored.itemsize <= spec.dtype.itemsize
+            travels = not isinstance(definition, loaderd.Array) or (
+                stored.itemsize <= spec.dtype.itemsize and not _is_checked(definition, stored, spec.dtype)
+            )
             steps[name] = _Step(definition.feature, operation, travels, computes)
     return steps
 
@@ -255,6 +261,11 @@ def _array_operation(
     if stored.kind in "iu" and dtype.kind in "iu":
         return lambda values: _reshape(_compute(values, field, dtype), shape)
     return None
+
+
+def _is_checked(field: loaderd.Array, stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether the workers look for values that the field's integers do not hold."""
+    return not field.wrap and ExactCast(stored, dtype, field.scale, field.offset).is_needed
 
 
 def _is_as_stored(field: loaderd.Array, stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:

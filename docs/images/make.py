@@ -31,7 +31,7 @@ chess = loaderd.schemas.chess_eval()
 def looked_up(stored):
     time.sleep(len(stored) * 6e-5)
     return stored * 1.0
-more = {"looked_up": loaderd.Derived(looked_up, inputs="stored")} if "slow" in sys.argv else {}
+more = {"looked_up": loaderd.Derived(looked_up, "stored", (), "float32")} if "slow" in sys.argv else {}
 schema = loaderd.Schema(chess.features, {**chess.fields, **more}, chess.intermediates)
 with loaderd.Loader(sys.argv[1], schema, batch_size=128, epochs=None, workers=1) as loader:
     for _ in loader:

@@ -68,24 +68,24 @@ def decode(schema: Schema, stored: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     found: Arrays = {}
     for name in schema.evaluation_order:
         field = schema.definition_of(name)
-        if isinstance(field, Derived):
-            values = np.asarray(field.function(*(found[source] for source in field.inputs)))
-        else:
-            values = _decode_field(field, stored)
+        values = _decode_field(field, schema, stored, found)
         spec = schema.spec_of(name)
         found[name] = values.astype(spec.dtype).reshape(-1, *spec.shape)
     return {name: found[name] for name in schema.fields}
 
 
-def _decode_field(field: Field, stored: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The values of a field that is not derived: (n, …), or (1, …) of a Fill; ``decode`` gives them their shape."""
+def _decode_field(
+    field: Field, schema: Schema, stored: Mapping[str, npt.NDArray[Any]], made: Arrays
+) -> npt.NDArray[Any]:
+    """The values of a field: (n, …), or (1, …) of a Fill; ``decode`` gives them their shape. ``made``: its inputs."""
+    if isinstance(field, Derived):
+        return np.asarray(field.function(*(made[source] for source in field.inputs))).astype(field.dtype)
     if isinstance(field, Planes):
         num_records = len(next(iter(stored.values())))
-        parts = [_decode_field(part, stored) for part in field.parts]
+        parts = [_decode_field(part, schema, stored, made) for part in field.parts]
         return np.concatenate([part.reshape(len(part), -1).repeat(num_records // len(part), 0) for part in parts], 1)
     if isinstance(field, Fill):
         return np.full((1, *field.shape), field.value, field.dtype)
-    assert not isinstance(field, Derived)
     values = stored[field.feature]
     if isinstance(field, Bits):
         if field.plane_bytes is not None:
@@ -97,8 +97,13 @@ def _decode_field(field: Field, stored: Mapping[str, npt.NDArray[Any]]) -> npt.N
         ordered = bits.reshape(len(bits), -1, field.num_channels)[..., field.order]
         return np.where(ordered == 1, field.channel_scale.astype(field.dtype), np.zeros((), field.dtype))
     if isinstance(field, Spread):
-        spread = (values.astype(np.float64) * field.scale).astype(field.dtype).reshape(len(values), -1, 1)
-        return np.repeat(spread, math.prod(field.shape), axis=-1)
+        if isinstance(schema.features[field.feature], PackedBits):
+            values = np.unpackbits(values, axis=-1, bitorder="big" if field.bit_order == "big" else "little")
+        values = values.reshape(len(values), -1, 1)
+        values = values if field.first is None else values[:, field.first :][:, :1]
+        is_whole = field.scale.is_integer() and values.dtype.kind in "iu" and field.dtype.kind in "iu"
+        scaled = values.astype(np.int64) * int(field.scale) if is_whole else values.astype(np.float64) * field.scale
+        return np.repeat(scaled.astype(field.dtype), math.prod(field.shape), axis=-1)
     if isinstance(field, Array):
         if field.first is not None:
             values = values.reshape(len(values), -1)[:, field.first :][:, : math.prod(field.shape or ())]

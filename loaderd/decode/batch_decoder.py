@@ -6,7 +6,7 @@
                           ├── Packed ───► CopyBytes
                           ├── Array ────► CastValues or LookUpValues
                           ├── Spread, Fill, Planes ──► loaderd.decode.planes
-                          └── other fields ── Derived ──► the user's function
+                          └── other fields ── Derived ──► loaderd.decode.derive_field: the user's function
                               (and the record's key)
 
 A batch is decoded a chunk of records at a time, all fields of a chunk before the next chunk. So scratch memory is
@@ -18,20 +18,21 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from loaderd.decode.bits import bits_engine
 from loaderd.decode.compiled_bits import SelectBits
+from loaderd.decode.derive_field import DeriveField
 from loaderd.decode.engine import AnyArray, Bytes, Engine
 from loaderd.decode.planes import FillValue, JoinPlanes, SpreadValues
 from loaderd.errors import OptionError, WorkerError
-from loaderd.randomness import RecordRandom
-from loaderd.schema import Array, Bits, Derived, Field, Fill, Packed, Planes, Schema, Spread
-from loaderd.schema.representable import in_dtype
+from loaderd.schema import Array, Bits, Derived, Field, Fill, Packed, Planes, Schema, Shape, Spread
+from loaderd.schema.exact import ExactCast
+from loaderd.schema.fields import parts_of
+from loaderd.schema.representable import in_dtype, integer_limits
 from loaderd.schema.specs import spec_of
 from loaderd.snapshots import Kernels
 from loaderd.stages import Spent
@@ -41,6 +42,10 @@ from loaderd.stages import Spent
 _MAX_CHUNK_RECORDS = 512
 _MAX_SCRATCH_BYTES = 3 << 19
 _GAP, _LONG_NS = 16, 1_000_000
+_HINT_WRAP = (
+    "Give the field a dtype that holds it; or wrap=True: then integers wrap round, and fractions are cut off, as "
+    "numpy casts."
+)
 
 
 class BatchDecoder:
@@ -52,16 +57,15 @@ class BatchDecoder:
 
     def __init__(self, schema: Schema, spent: Spent | None = None, num_places: int = 0) -> None:
         self._row_bytes = schema.row_bytes
-        self._record_keys = schema.record_keys
         self.specs = schema.specs
-        self._fields: dict[str, Engine | DeriveField] = {}
-        for name in schema.made_fields:
-            self._fields[name] = _engine(schema, name)
+        self._values: dict[str, AnyArray] = {}
+        """Of the chunk that is being decoded, the fields by name, which derived ones read."""
+        self._fields = {name: _engine(schema, name, self._values) for name in schema.made_fields}
         self._clock = _EverySoOften()
         self._spent: Spent = [0] * len(self._fields) if spent is None else spent
         self._last_place = len(self._fields) - 1 if spent is None else num_places - 1
         intermediates = {name: schema.spec_of(name) for name in self._fields if name not in self.specs}
-        engines = [engine for engine in self._fields.values() if not isinstance(engine, DeriveField)]
+        engines = list(self._fields.values())
         scratch_record_bytes = sum(engine.scratch_record_bytes for engine in engines)
         scratch_record_bytes += sum(spec.record_bytes for spec in intermediates.values())
         self._chunk_records = max(1, min(_MAX_CHUNK_RECORDS, _MAX_SCRATCH_BYTES // max(1, scratch_record_bytes)))
@@ -78,32 +82,30 @@ class BatchDecoder:
 
         ``rows``: uint8, (n, row_bytes), C-contiguous; it may be read-only. ``out``: for each delivered field an
         array of its dtype, (n, *shape), C-contiguous. Raises OptionError if these are of another form, and
-        WorkerError if the function of a derived field raises, or returns what does not fit.
+        WorkerError if the function of a derived field raises, or a value does not fit the dtype of its field.
         """
         self._check(rows, out)
         n = len(rows)
         stands_for = self._clock.begin()
-        for start in range(0, n, self._chunk_records):
-            stop = min(start + self._chunk_records, n)
-            values = {name: out[name][start:stop] for name in self.specs}
-            self._decode_chunk(rows[start:stop], values, stands_for)
+        try:
+            for start in range(0, n, self._chunk_records):
+                stop = min(start + self._chunk_records, n)
+                for name in self.specs:
+                    self._values[name] = out[name][start:stop]
+                for name, scratch in self._intermediates.items():
+                    self._values[name] = scratch[: stop - start]
+                self._decode_chunk(rows[start:stop], stands_for)
+        finally:
+            self._values.clear()  # it must not keep the memory of ``out``
         if stands_for:
             self._clock.end()
 
-    def _decode_chunk(self, rows: Bytes, values: dict[str, AnyArray], stands_for: int) -> None:
+    def _decode_chunk(self, rows: Bytes, stands_for: int) -> None:
         """``stands_for``: for how many calls the times of this one count; 0: it is not timed."""
-        for name, scratch in self._intermediates.items():
-            values[name] = scratch[: len(rows)]
         spent, last_place = self._spent, self._last_place
         began_ns = time.monotonic_ns() if stands_for else 0
         for number, (name, engine) in enumerate(self._fields.items()):
-            if isinstance(engine, DeriveField):
-                inputs: list[Any] = [_read_only(values[source]) for source in engine.inputs]
-                if engine.stream is not None:
-                    inputs.append(RecordRandom(self._record_keys(rows), engine.stream))
-                engine.derive(inputs, values[name])
-            else:
-                engine.decode(rows, values[name])
+            engine.decode(rows, self._values[name])
             if stands_for:
                 now_ns = time.monotonic_ns()
                 spent[number if number < last_place else last_place] += stands_for * (now_ns - began_ns)
@@ -128,11 +130,15 @@ class BatchDecoder:
                 )
 
 
-def _engine(schema: Schema, name: str) -> Engine | DeriveField:
+def _engine(schema: Schema, name: str, values: Mapping[str, AnyArray]) -> Engine:
     definition = schema.definition_of(name)
-    if isinstance(definition, Derived):
-        return DeriveField(name, definition)
-    return _engine_of(schema, name, definition)
+    if not isinstance(definition, Planes):
+        return _engine_of(schema, name, f"field {name!r}", definition, values)
+    parts = [
+        (_engine_of(schema, name, f"field {name!r}, part {number}", part, values), _shape_of(schema, name, part))
+        for number, part in enumerate(parts_of(definition))
+    ]
+    return JoinPlanes(parts, schema.spec_of(name).dtype)
 
 
 def _is_compiled(engine: Engine) -> bool:
@@ -140,35 +146,36 @@ def _is_compiled(engine: Engine) -> bool:
     return any(isinstance(part, SelectBits) for part in parts)
 
 
-def _engine_of(schema: Schema, name: str, definition: Field) -> Engine:
-    """The engine of a field, or of a part of it; ``name``: that of the field."""
-    assert not isinstance(definition, Derived)
+def _shape_of(schema: Schema, name: str, part: Field) -> Shape:
+    return spec_of(name, part, schema.features).shape
+
+
+def _engine_of(schema: Schema, name: str, what: str, definition: Field, values: Mapping[str, AnyArray]) -> Engine:
+    """The engine of field ``name``, or of a part of it; ``what``: what it is called in errors."""
+    assert not isinstance(definition, Planes)
+    if isinstance(definition, Derived):
+        return DeriveField(what, definition, name, schema, values)
     if isinstance(definition, Fill):
         return FillValue(definition)
-    spec = spec_of(name, definition, schema.features)
-    if isinstance(definition, Planes):
-        shapes = [spec_of(name, part, schema.features).shape for part in definition.parts]
-        engines = [_engine_of(schema, name, part) for part in definition.parts]
-        return JoinPlanes(list(zip(engines, shapes, strict=True)), spec.dtype)
     feature = schema.features[definition.feature]
     fields = schema.row_dtype.fields
     assert fields is not None
     start = fields[definition.feature][1]
     if isinstance(definition, Bits):
         return bits_engine(definition, start)
+    if isinstance(definition, Spread):
+        return SpreadValues(what, definition, feature, start)
     columns = slice(start, start + feature.num_bytes)
     if isinstance(definition, Packed):
         return CopyBytes(columns)
-    dtype = spec.dtype
+    spec = spec_of(name, definition, schema.features)
     stored = feature.row_dtype.base
-    if isinstance(definition, Spread):
-        return SpreadValues(columns, stored, feature.row_dtype.shape, definition)
     if definition.first is not None:
         first = start + definition.first * stored.itemsize
         columns = slice(first, first + math.prod(spec.shape) * stored.itemsize)
-    small_float = dtype.kind not in "iub" and dtype.itemsize <= 2
-    engine = LookUpValues if small_float and stored.itemsize == 1 else CastValues
-    return engine(columns, stored, dtype, definition)
+    if integer_limits(spec.dtype) is None and spec.dtype.itemsize <= 2 and stored.itemsize == 1:
+        return LookUpValues(columns, stored, spec.dtype, definition)
+    return CastValues(columns, stored, spec.dtype, definition, what)
 
 
 class _EverySoOften:
@@ -213,13 +220,22 @@ class CopyBytes:
 
 
 class CastValues:
-    """``cast(value) * scale + offset``, each step in the dtype of the output, as TensorFlow computes it."""
+    """``cast(value) * scale + offset``, each step in the dtype of the output, as TensorFlow computes it.
+
+    ``decode`` raises WorkerError where integers do not hold the result, unless the field is to wrap.
+    """
 
     scratch_record_bytes = 0
 
-    def __init__(self, columns: slice, stored: np.dtype[Any], dtype: np.dtype[Any], definition: Array) -> None:
+    def __init__(
+        self, columns: slice, stored: np.dtype[Any], dtype: np.dtype[Any], definition: Array, what: str
+    ) -> None:
+        """``what``: what the field is called in errors."""
         self._columns = columns
         self._stored = stored
+        self._what = what
+        exact = ExactCast(stored, dtype, definition.scale, definition.offset)
+        self._exact = exact if exact.is_needed and not definition.wrap else None
         self._scale = None if definition.scale is None else in_dtype(definition.scale, dtype)
         self._offset = None if definition.offset is None else in_dtype(definition.offset, dtype)
 
@@ -229,6 +245,8 @@ class CastValues:
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         stored = rows[:, self._columns].view(self._stored)
         values = out.reshape(stored.shape)
+        if self._exact is not None and (lost := self._exact.find_lost(stored)):
+            raise WorkerError(f"{self._what}: expected {self._exact.expected}, found {lost}", hint=_HINT_WRAP)
         with np.errstate(all="ignore"):  # what is too large becomes infinite, as in TensorFlow, without a warning
             values[...] = stored
             if self._scale is not None:
@@ -249,7 +267,7 @@ class LookUpValues:
         self._num_bytes = int(columns.stop - columns.start)
         self._table: AnyArray = np.empty(256, dtype)
         every_byte = np.arange(256, dtype=np.uint8)[:, None]
-        CastValues(slice(0, 1), stored, dtype, definition).decode(every_byte, self._table)
+        CastValues(slice(0, 1), stored, dtype, definition, "").decode(every_byte, self._table)
 
     @property
     def scratch_record_bytes(self) -> int:
@@ -262,61 +280,3 @@ class LookUpValues:
         index = self._index[: len(rows)]
         index[...] = rows[:, self._columns]
         self._table.take(index, out=out.reshape(index.shape), mode="clip")
-
-
-class DeriveField:
-    """Calls the user's function and checks what it returns."""
-
-    def __init__(self, name: str, definition: Derived) -> None:
-        self._name = name
-        self._definition = definition
-        self.inputs = tuple(definition.inputs)
-        self.stream = name if definition.random is True else definition.random or None
-        """The stream of the RecordRandom that the function gets after its inputs; None: it gets no RecordRandom."""
-
-    def derive(self, inputs: Sequence[Any], out: AnyArray) -> None:
-        """Write function(*inputs) to ``out``, (n, *shape). Raises WorkerError, naming the field.
-
-        ``inputs``: arrays, (n, …), read-only because an input may be another field of the batch; then a RecordRandom
-        if the field has a stream.
-        """
-        try:
-            result = np.asarray(self._definition.function(*inputs))
-            if result.shape == out.shape:
-                out[...] = result
-                return
-        except BaseException as error:  # SystemExit, too: else the worker ends, and does not say at which field
-            raise WorkerError(
-                f"derived field {self._name!r}: expected {self._expected(out)}, "
-                f"but its function raised {type(error).__name__}: {_text_of(error)}",
-                hint=self._hint(inputs),
-                traceback=traceback.format_exc(),
-            ) from error
-        raise WorkerError(
-            f"derived field {self._name!r}: expected {self._expected(out)}, "
-            f"but its function returned {result.dtype} of shape {result.shape}",
-            hint=self._hint(inputs),
-        )
-
-    def _expected(self, out: AnyArray) -> str:
-        return f"an array that can be cast to {out.dtype}, of shape {out.shape}"
-
-    def _hint(self, inputs: Sequence[Any]) -> str:
-        given = ", ".join(
-            f"{name}: {array.dtype} {array.shape}" for name, array in zip(self.inputs, inputs, strict=False)
-        )
-        random = "" if self.stream is None else " and a RecordRandom"
-        return f"It was called with read-only arrays ({given}){random}; the first dimension is any number of records."
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as another:  # it may be of a class of the user's
-        return f"(its text raises {type(another).__name__})"
-
-
-def _read_only(array: AnyArray) -> AnyArray:
-    view: AnyArray = array.view()
-    view.flags.writeable = False
-    return view

@@ -62,8 +62,7 @@ class Bits(_ByArguments):
 
     def __post_init__(self) -> None:
         check_name(self.feature, "Bits: feature")
-        if self.bit_order not in ("big", "little"):
-            raise SchemaError(f'Bits: bit_order must be "big" or "little", got {self.bit_order!r:.200}')
+        check_bit_order(self.bit_order, "Bits")
         object.__setattr__(self, "shape", check_shape(self.shape, "Bits"))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
         object.__setattr__(self, "start", check_integer(self.start, "Bits: start", 0))
@@ -107,10 +106,6 @@ class Bits(_ByArguments):
         return self.start + (self.shape[0] - 1) * 8 * self.plane_bytes + self.plane_bits
 
     @property
-    def features(self) -> tuple[str, ...]:
-        return (self.feature,)
-
-    @property
     def num_channels(self) -> int:
         return self.shape[-1] if self.shape else 1
 
@@ -148,10 +143,6 @@ class Packed(_ByArguments):
     def __post_init__(self) -> None:
         check_name(self.feature, "Packed: feature")
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        return (self.feature,)
-
 
 @dataclass(frozen=True, eq=False)
 class Array(_ByArguments):
@@ -161,6 +152,10 @@ class Array(_ByArguments):
     be cast to either, text to text that is as wide. ``shape`` (default: as stored) may lay the same number of values
     out in another way. With ``first``, the field has only the values of ``shape``, from number ``first`` on in C
     order: ``Array("targets", shape=(), first=25)`` is one of them.
+
+    Floats round, and what is too large for them becomes infinite. In a ``dtype`` of integers, a value whose result it
+    does not hold (300 in uint8, 0.5 or NaN in int32) is a WorkerError. With ``wrap=True`` it is cast as numpy casts:
+    integers wrap round, and fractions are cut off.
     """
 
     feature: str
@@ -169,9 +164,12 @@ class Array(_ByArguments):
     offset: float | None = None
     shape: Shape | None = None
     first: int | None = None
+    wrap: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.feature, "Array: feature")
+        if not isinstance(self.wrap, bool):
+            raise SchemaError(f"Array: wrap must be True or False, got {self.wrap!r:.200}")
         if self.first is not None:
             object.__setattr__(self, "first", check_integer(self.first, "Array: first", 0))
             if self.shape is None:
@@ -185,36 +183,38 @@ class Array(_ByArguments):
         if self.shape is not None:
             object.__setattr__(self, "shape", check_shape(self.shape, "Array"))
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        return (self.feature,)
-
 
 @dataclass(frozen=True, eq=False)
 class Spread(_ByArguments):
-    """Each value of a feature that is no PackedBits, repeated over a plane of ``shape``.
+    """Each value of a feature, repeated over a plane of ``shape``.
 
-    The field has the shape ``(*the feature's shape, *shape)``. A plane holds value · ``scale``, computed in float64
-    and cast to ``dtype`` once: floats are rounded, integers truncated.
+    The field has the shape ``(*the feature's shape, *shape)``; with ``first``, that of ``shape``: only value number
+    ``first``, in C order, is repeated. Of a :class:`PackedBits` feature that is a bit, 0 or 1, and ``first`` is
+    needed; ``bit_order`` is that of :class:`Bits`.
+
+    A plane holds value · ``scale``, computed in float64 and cast to ``dtype`` once: floats are rounded, and of a
+    ``dtype`` of integers fractions are cut off. Integers times a whole scale are exact. A value that ``dtype`` does
+    not hold is a WorkerError.
     """
 
     feature: str
     shape: Shape
     scale: float = 1.0
     dtype: Any = "float32"
+    first: int | None = None
+    bit_order: str = "big"
 
     def __post_init__(self) -> None:
         check_name(self.feature, "Spread: feature")
+        check_bit_order(self.bit_order, "Spread")
+        if self.first is not None:
+            object.__setattr__(self, "first", check_integer(self.first, "Spread: first", 0))
         object.__setattr__(self, "shape", check_shape(self.shape, "Spread"))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
         check_holds_numbers(self.dtype, "Spread")
         object.__setattr__(self, "scale", float(as_number(self.scale, "Spread: scale")))
         if not math.isfinite(self.scale) and integer_limits(self.dtype) is not None:
             raise SchemaError(f"Spread: scale must be finite for dtype {self.dtype}, got {self.scale}")
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        return (self.feature,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,39 +232,20 @@ class Fill(_ByArguments):
         check_representable((value,), self.dtype, "Fill: value")
         object.__setattr__(self, "value", float(value) if integer_limits(self.dtype) is None else value)
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        return ()
-
-
-Part = Bits | Array | Spread | Fill
-
-
-@dataclass(frozen=True, eq=False)
-class Planes(_ByArguments):
-    """The planes of a board, from several features: fields of one dtype, joined along their first axis."""
-
-    parts: Sequence[Part]
-
-    def __post_init__(self) -> None:
-        parts = tuple(self.parts) if isinstance(self.parts, Iterable) else (self.parts,)
-        if not parts or not all(isinstance(part, Part) for part in parts):
-            raise SchemaError(f"Planes: parts must be Bits, Array, Spread or Fill, got {self.parts!r:.200}")
-        object.__setattr__(self, "parts", parts)
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(feature for part in self.parts for feature in part.features))
-
 
 @dataclass(frozen=True)
 class Derived:
     """A field computed in the worker: ``function(*inputs)``, vectorised over the batch dimension.
 
     ``inputs`` names other fields or intermediates; each arrives as an array of shape (n, …), n being any number
-    of records. ``function`` returns an array of shape ``(n, *shape)``, which is cast to ``dtype``. It may be a
-    lambda. It must depend only on its arguments: a batch that has to be made again must come out the same. Where it
-    raises, it is called again with fewer records, to find at which.
+    of records. ``function`` returns an array of shape ``(n, *shape)``; axes of length 1 more or less don't matter. It
+    may be a lambda. It must depend only on its arguments: a batch that has to be made again must come out the same.
+    Where it raises, it is called again with fewer records, to find at which.
+
+    ``shape`` and ``dtype``: those of what the function returns. Where one of them is left out, the function is called
+    when the :class:`Schema` is made, with two and then three records of zeros. Text needs a ``dtype``, such as "S16".
+    To a ``dtype`` of floats, results are rounded. A result that a ``dtype`` of integers, dates or text does not hold,
+    and a fraction in integers, are a WorkerError.
 
     With ``random``, the function gets a :class:`~loaderd.RecordRandom` as its last argument: a generator for each of
     the n records, seeded by (seed, epoch, record) and by the name of a stream. True: the stream has the field's own
@@ -276,8 +257,8 @@ class Derived:
 
     function: Callable[..., Any]
     inputs: Sequence[str]
-    shape: Shape = ()
-    dtype: Any = "float32"
+    shape: Shape | None = None
+    dtype: Any = None
     random: bool | str = False
 
     def __post_init__(self) -> None:
@@ -285,8 +266,10 @@ class Derived:
             (self.inputs,) if isinstance(self.inputs, str) or not isinstance(self.inputs, Iterable) else self.inputs
         )
         object.__setattr__(self, "inputs", tuple(check_name(name, "Derived: each of inputs") for name in inputs))
-        object.__setattr__(self, "shape", check_shape(self.shape, "Derived"))
-        object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
+        if self.shape is not None:
+            object.__setattr__(self, "shape", check_shape(self.shape, "Derived"))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
         if not callable(self.function):
             raise SchemaError(f"Derived: function must be callable, got {self.function!r}")
         if not isinstance(self.random, (bool, str)) or self.random == "":
@@ -304,7 +287,40 @@ class Derived:
         return hash((self.inputs, self.shape, self.random))
 
 
+Part = Bits | Array | Spread | Fill | Derived
+
+
+@dataclass(frozen=True, eq=False)
+class Planes(_ByArguments):
+    """The planes of a board, from several features: fields of one dtype, joined along their first axis.
+
+    Planes within planes are joined like their parts. A random :class:`Derived` part with ``random=True`` has the
+    stream of this field's name.
+    """
+
+    parts: Sequence[Part | Planes]
+
+    def __post_init__(self) -> None:
+        given = tuple(self.parts) if isinstance(self.parts, Iterable) else (self.parts,)
+        if not given or not all(isinstance(part, (Part, Planes)) for part in given):
+            raise SchemaError(
+                f"Planes: parts must be Bits, Array, Spread, Fill, Derived or Planes, got {self.parts!r:.200}"
+            )
+        parts = [within for part in given for within in (part.parts if isinstance(part, Planes) else (part,))]
+        object.__setattr__(self, "parts", tuple(parts))
+
+
 Field = Bits | Packed | Array | Spread | Fill | Planes | Derived
+
+
+def parts_of(definition: Field) -> tuple[Bits | Packed | Array | Spread | Fill | Derived, ...]:
+    """The parts of a Planes; of any other field, the field."""
+    return definition.parts if isinstance(definition, Planes) else (definition,)  # type: ignore[return-value]  # flat
+
+
+def derived_in(definition: Field) -> tuple[Derived, ...]:
+    """The field if it is derived, or its parts that are."""
+    return tuple(part for part in parts_of(definition) if isinstance(part, Derived))
 
 
 def check_name(name: Any, what: str) -> str:
@@ -312,6 +328,12 @@ def check_name(name: Any, what: str) -> str:
     if not isinstance(name, str):
         raise SchemaError(f"{what} must be a name, got {name!r:.200}")
     return name
+
+
+def check_bit_order(value: Any, what: str) -> None:
+    """Raise SchemaError unless it is "big" or "little"."""
+    if value not in ("big", "little"):
+        raise SchemaError(f'{what}: bit_order must be "big" or "little", got {value!r:.200}')
 
 
 def _numbers(value: Any, what: str) -> Number | tuple[Number, ...]:

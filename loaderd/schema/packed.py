@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderd.schema.features import Feature, PackedBits, Raw
-from loaderd.schema.fields import Array, Derived, Field, Fill, Packed, Planes
+from loaderd.schema.fields import Array, Derived, Field, Fill, Packed, Planes, derived_in, parts_of
 from loaderd.schema.schema import Schema
 from loaderd.schema.specs import spec_of
 
@@ -60,7 +60,11 @@ def unpacking_schema(schema: Schema) -> Schema:
 
 
 def _features_of(definition: Field) -> tuple[str, ...]:
-    return () if isinstance(definition, Derived) else definition.features
+    """The features of which a field is made; none where a function makes it, or a part of it."""
+    if derived_in(definition):
+        return ()
+    parts = (part for part in parts_of(definition) if not isinstance(part, (Fill, Derived)))
+    return tuple(dict.fromkeys(part.feature for part in parts))
 
 
 def _is_unpacked_later(definition: Field, travelling: dict[str, str]) -> bool:
@@ -82,7 +86,7 @@ def _travelling(schema: Schema) -> dict[str, str]:
     """For each feature that travels as it is stored, its name on the way, which no field or intermediate has."""
     finished_bytes: dict[str, int] = {}
     for name, definition in schema.fields.items():
-        for part in definition.parts if isinstance(definition, Planes) else (definition,):
+        for part in () if derived_in(definition) else parts_of(definition):
             for feature in _features_of(part):
                 num_bytes = spec_of(name, part, schema.features).record_bytes
                 finished_bytes[feature] = finished_bytes.get(feature, 0) + num_bytes

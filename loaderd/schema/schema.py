@@ -25,9 +25,22 @@ import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw
-from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread, check_name
+from loaderd.schema.fields import (
+    Array,
+    Bits,
+    Derived,
+    Field,
+    Fill,
+    Packed,
+    Planes,
+    Spread,
+    check_name,
+    derived_in,
+    parts_of,
+)
 from loaderd.schema.records import FixedRecords
 from loaderd.schema.specs import FieldSpec, spec_of
+from loaderd.schema.trial import try_out
 
 _ROW_ALIGNMENT_BYTES = 8
 # The size of a numpy dtype is a C int. Behind the features, a row has up to 8 bytes of padding, and 8 of its key.
@@ -38,7 +51,8 @@ _MAX_FEATURE_BYTES = 2**31 - 1 - 2 * _ROW_ALIGNMENT_BYTES
 class Schema:
     """Stored ``features`` by name, and the ``fields`` of a batch by name, in the order of delivery.
 
-    ``intermediates`` are fields that :class:`Derived` ones read and that are not delivered themselves.
+    ``intermediates`` are fields that :class:`Derived` ones read and that are not delivered themselves. The functions
+    of Derived fields without a shape or a dtype are called here, with records of zeros, to learn them.
     Raises :class:`~loaderd.errors.SchemaError` where the parts don't fit together.
     """
 
@@ -63,8 +77,22 @@ class Schema:
         if both:
             raise SchemaError(f"a name must be a field or an intermediate, not both: {both}")
         for name in self.evaluation_order:
+            self._try_out(name)
             _ = self.spec_of(name)
         _ = self.row_dtype
+
+    def _try_out(self, name: str) -> None:
+        """Find out shape and dtype of what is derived, where they are left out; its inputs are known."""
+        definition = self.definition_of(name)
+        if not derived_in(definition):
+            return
+        tried: list[Any] = []
+        for number, part in enumerate(parts_of(definition)):
+            what = f"field {name!r}, part {number}" if isinstance(definition, Planes) else f"field {name!r}"
+            tried.append(try_out(what, part, name, self.spec_of) if isinstance(part, Derived) else part)
+        found = Planes(tried) if isinstance(definition, Planes) else tried[0]
+        kept = "fields" if name in self.fields else "intermediates"
+        object.__setattr__(self, kept, MappingProxyType({**getattr(self, kept), name: found}))
 
     def __eq__(self, other: object) -> bool:
         """Whether both read and deliver the same, in the same order; functions compare as in :class:`Derived`."""
@@ -140,9 +168,8 @@ class Schema:
                 raise SchemaError(f"derived fields depend on each other in a circle: {' → '.join((*path, name))}")
             if name not in self.fields and name not in self.intermediates:
                 raise self._no_input(path[-1], name)
-            definition = self.definition_of(name)
-            if isinstance(definition, Derived):
-                for source in definition.inputs:
+            for derived in derived_in(self.definition_of(name)):
+                for source in derived.inputs:
                     visit(source, (*path, name))
             done.append(name)
 
@@ -169,9 +196,8 @@ class Schema:
         needed = set(self.fields)
         order = self.evaluation_order
         for name in reversed(order):
-            definition = self.definition_of(name)
-            if name in needed and isinstance(definition, Derived):
-                needed.update(definition.inputs)
+            if name in needed:
+                needed.update(source for derived in derived_in(self.definition_of(name)) for source in derived.inputs)
         return [name for name in order if name in needed]
 
     @property
@@ -209,7 +235,7 @@ class Schema:
     def needs_record_key(self) -> bool:
         """Whether any field or intermediate is derived with randomness."""
         every = (*self.fields.values(), *self.intermediates.values())
-        return any(isinstance(definition, Derived) and definition.random for definition in every)
+        return any(derived.random for definition in every for derived in derived_in(definition))
 
     def record_keys(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
         """uint64, (n,): a view of the records' keys in ``rows``, uint8 (n, row_bytes). Only if keys are needed."""

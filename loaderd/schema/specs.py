@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import SchemaError
+from loaderd.schema.exact import is_cast
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape, check_shape
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread
 from loaderd.schema.representable import check_representable, holds_numbers
@@ -30,19 +31,20 @@ class FieldSpec:
 def spec_of(name: str, definition: Field, features: Mapping[str, Feature]) -> FieldSpec:
     """Shape and dtype of field ``name``; raises SchemaError where it does not fit its feature."""
     if isinstance(definition, (Derived, Fill)):
+        assert definition.shape is not None  # the schema has found out that of a Derived
         return FieldSpec(definition.shape, definition.dtype)
     if isinstance(definition, Planes):
         return _planes_spec(name, [spec_of(name, part, features) for part in definition.parts])
     feature = features.get(definition.feature)
     if feature is None:
         raise SchemaError(f"field {name!r} reads feature {definition.feature!r}, which is none of {sorted(features)}")
-    if isinstance(definition, (Array, Spread)):
+    if isinstance(definition, Spread):
+        return _spread_spec(name, definition, feature)
+    if isinstance(definition, Array):
         if isinstance(feature, PackedBits):
             raise SchemaError(
                 f"field {name!r}: feature {definition.feature!r} is PackedBits; read it with Bits or Packed"
             )
-        if isinstance(definition, Spread):
-            return _spread_spec(name, definition, feature)
         return _array_spec(name, definition, feature)
     if not isinstance(feature, PackedBits):
         raise SchemaError(
@@ -73,10 +75,11 @@ def _array_spec(name: str, definition: Array, feature: Raw | Int64 | Float) -> F
             f"field {name!r} needs values {definition.first}…{last} of feature {definition.feature!r}, "
             f"which has {feature.num_values}"
         )
-    if not _is_cast(feature.value_dtype, dtype):
+    if not is_cast(feature.value_dtype, dtype):
         raise SchemaError(
             f"field {name!r}: feature {definition.feature!r} of {feature.value_dtype} cannot be cast to {dtype}",
-            hint="Numbers and dates become numbers or dates, and text becomes text that is as wide.",
+            hint="Numbers and dates become numbers or dates, and text becomes text that is as wide. A Derived field "
+            "can take a part of complex numbers.",
         )
     for what, value in (("scale", definition.scale), ("offset", definition.offset)):
         if value is not None:
@@ -84,22 +87,27 @@ def _array_spec(name: str, definition: Array, feature: Raw | Int64 | Float) -> F
     return FieldSpec(shape, dtype.newbyteorder("="))
 
 
-def _is_cast(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether the cast is possible and makes sense, whatever the values are."""
-    if stored == dtype:
-        return True
-    if any(issubclass(each.type, np.void) for each in (stored, dtype)):
-        return False
-    are_text = [each.kind in "SU" for each in (stored, dtype)]
-    if any(are_text):
-        return all(are_text) and np.can_cast(stored, dtype)
-    return np.can_cast(stored, dtype, "unsafe")
-
-
-def _spread_spec(name: str, definition: Spread, feature: Raw | Int64 | Float) -> FieldSpec:
-    if not holds_numbers(feature.value_dtype) or feature.value_dtype.kind == "c":
-        raise SchemaError(f"field {name!r} must spread real numbers, got feature {definition.feature!r} of {feature}")
-    return FieldSpec(check_shape((*feature.shape, *definition.shape), f"field {name!r}"), definition.dtype)
+def _spread_spec(name: str, definition: Spread, feature: Feature) -> FieldSpec:
+    if isinstance(feature, PackedBits):
+        what, count = "bit", feature.num_bits
+        if definition.first is None:
+            raise SchemaError(
+                f"field {name!r}: feature {definition.feature!r} is PackedBits, of which Spread repeats one bit",
+                hint="Say which: first=0 is the first one.",
+            )
+    else:
+        what, count = "value", feature.num_values
+        if not holds_numbers(feature.value_dtype) or feature.value_dtype.kind == "c":
+            raise SchemaError(
+                f"field {name!r} must spread real numbers, got feature {definition.feature!r} of {feature}"
+            )
+        if definition.first is None:
+            return FieldSpec(check_shape((*feature.shape, *definition.shape), f"field {name!r}"), definition.dtype)
+    if definition.first >= count:
+        raise SchemaError(
+            f"field {name!r} needs {what} {definition.first} of feature {definition.feature!r}, which has {count}"
+        )
+    return FieldSpec(definition.shape, definition.dtype)
 
 
 def _planes_spec(name: str, specs: list[FieldSpec]) -> FieldSpec:

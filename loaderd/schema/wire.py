@@ -132,6 +132,11 @@ def _number(value: Any) -> int | float:
     return float(value) if isinstance(value, float) else int(value)
 
 
+def _flag(value: Any) -> bool:
+    _require(isinstance(value, bool), "a flag", "True or False", value)
+    return bool(value)
+
+
 def _list_of(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
     def read_all(value: Any) -> tuple[Any, ...]:
         _require(isinstance(value, (list, tuple)), "values", "a list", value)
@@ -199,13 +204,21 @@ _VALUES: dict[type, dict[str, Callable[[Any], Any]]] = {
         "offset": _optional(_number),
         "shape": _optional(_shape),
         "first": _optional(_count),
+        "wrap": _flag,
     },
-    Spread: {"feature": _text, "shape": _shape, "scale": _number, "dtype": _dtype},
+    Spread: {
+        "feature": _text,
+        "shape": _shape,
+        "scale": _number,
+        "dtype": _dtype,
+        "first": _optional(_count),
+        "bit_order": _text,
+    },
     Fill: {"value": _number, "shape": _shape, "dtype": _dtype},
     Planes: {"parts": _planes},
 }
 # Sent only where they differ from these values: so an older version understands all other schemas.
-_SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None}
+_SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None, "wrap": False}
 _FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
 _FIELDS = {kind.__name__: kind for kind in (Bits, Packed, Array, Spread, Fill, Planes)}
 _PARTS_OF_PLANES = {kind.__name__: kind for kind in (Bits, Array, Spread, Fill)}

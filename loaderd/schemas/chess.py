@@ -48,7 +48,10 @@ def chess_eval(value_a: float = 0.8, value_k: float = 600.0, value_b: float = 50
             ),
             "flags": Bits("d", start=1536, shape=(10,), dtype=dtype),
             "score": Derived(
-                partial(chess_score, value_a=value_a, value_k=value_k, value_b=value_b), inputs=("stored", "mate")
+                partial(chess_score, value_a=value_a, value_k=value_k, value_b=value_b),
+                inputs=("stored", "mate"),
+                shape=(),
+                dtype="float32",
             ),
         },
         intermediates={"stored": Array("s"), "mate": Bits("d", start=1546, dtype="bool")},

@@ -93,7 +93,7 @@ def lc0(dtype: Any = "float32", symmetries: Sequence[int] = ()) -> Schema:
                 ]
             ),
             "policy": Array("probabilities"),
-            "wdl": Derived(win_draw_loss, ("q", "d"), shape=(3,)),
+            "wdl": Derived(win_draw_loss, ("q", "d"), shape=(3,), dtype="float32"),
             "plies_left": Array("plies_left"),
         },
         intermediates={"q": Array("result_q", "float64"), "d": Array("result_d", "float64")},

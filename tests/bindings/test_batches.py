@@ -37,7 +37,7 @@ SCHEMA = loaderd.Schema(
     fields={
         "bits": loaderd.Bits("bits", shape=(32,)),
         "id": loaderd.Array("id"),
-        **{dtype: loaderd.Array("id", dtype=dtype) for dtype in (*ALIASED, *COPIED)},
+        **{dtype: loaderd.Array("id", dtype=dtype, wrap=True) for dtype in (*ALIASED, *COPIED)},
         "text": loaderd.Derived(lambda ids: np.array([b"no. %d" % i for i in ids], "S8"), "id", dtype="S8"),
     },
 )
@@ -288,7 +288,7 @@ def test_errors_come_in_their_turn_and_so_does_the_end(shards: list[Path]):
             raise ValueError("no")
         return numbers
 
-    fields = {"id": loaderd.Array("id"), "x": loaderd.Derived(odd, "id", dtype="int64")}
+    fields = {"id": loaderd.Array("id"), "x": loaderd.Derived(odd, "id", (), "int64")}
     schema = loaderd.Schema({"id": loaderd.Int64()}, fields)
     with loaderd.Loader(shards, schema, batch_size=10, shuffle=False, workers=1) as loader:
         for device in (None, "/CPU:1"):

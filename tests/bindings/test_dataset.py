@@ -318,7 +318,7 @@ def test_an_error_in_a_worker_reaches_the_loop(chess: list[str]):
 
     failing = loaderd.Schema(
         {"s": loaderd.Int64()},
-        {"score": loaderd.Derived(fail, "stored")},
+        {"score": loaderd.Derived(fail, "stored", (), "float32")},
         {"stored": loaderd.Array("s")},
     )
     ds = loaderd_tf.make_dataset(chess, failing, batch_size=100, workers=1)

@@ -185,7 +185,7 @@ def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
 
     schema = loaderd.Schema(
         numbered_schema.features,
-        {"id": loaderd.Derived(refuse, "stored", dtype="int64")},
+        {"id": loaderd.Derived(refuse, "stored", (), "int64")},
         {"stored": loaderd.Array("id")},
     )
     paths = write_numbered([100])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_every_value_of_one_or_two_bytes(mode: str, dtype: str) -> None:
         if to[0] in "iu" and dtype in ("float16", "bfloat16"):
             continue
         for number, options in enumerate(truths if to == "bool" else whole if to[0] in "iu" else arithmetic):
-            fields[f"{to} {number}"] = Array("f", dtype=to, **options)
+            fields[f"{to} {number}"] = Array("f", dtype=to, wrap=to[0] in "iu", **options)
     schema = Schema({"f": feature}, fields)
     count = 256**feature.num_bytes
     rows = np.zeros(count, schema.row_dtype)
@@ -157,8 +158,8 @@ def test_wide_integers_shapes_and_what_is_packed(mode: str) -> None:
     fields: dict[str, Any] = {"packed": Packed("bits"), "as stored": Array("f", shape=(2, 3))}
     for source in ("i", "u", "w"):
         for to in ("int8", "uint16", "int32", "uint32", "int64", "uint64"):
-            fields[f"{source} {to}"] = Array(source, dtype=to, shape=(4, 1))
-            fields[f"{source} {to}, computed"] = Array(source, dtype=to, scale=3, offset=100)
+            fields[f"{source} {to}"] = Array(source, dtype=to, shape=(4, 1), wrap=True)
+            fields[f"{source} {to}, computed"] = Array(source, dtype=to, scale=3, offset=100, wrap=True)
     features = {"bits": PackedBits(21), "f": Float((6,)), "i": Int64((4,))}
     schema = Schema({**features, "u": Raw(">u4", (2, 2)), "w": Raw("<u8", (4,))}, fields)
     rows = random_rows(schema, 50)
@@ -166,7 +167,7 @@ def test_wide_integers_shapes_and_what_is_packed(mode: str) -> None:
 
 
 def test_a_stored_feature_is_not_taken_for_the_field_of_its_name() -> None:
-    schema = Schema({"v": Int64()}, {"v": Array("v", scale=2)})
+    schema = Schema({"v": Int64()}, {"v": Array("v", scale=2, wrap=True)})
     assert loaderd_tf.packed_schema(schema).fields["v"] == Array("v")
     assert loaderd_tf.unpack({"v": np.array([3, -4])}, schema)["v"].numpy().tolist() == [6, -8]
 
@@ -175,7 +176,7 @@ LEFT = {
     "wide floats": (Float(), Array("f", scale=2.0)),
     "rounded": (Float(), Array("f", dtype="float16")),
     "integers to floats": (Int64(), Array("f", dtype="float32")),
-    "floats to integers": (Raw("float16"), Array("f", dtype="int32")),
+    "floats to integers": (Raw("float16"), Array("f", dtype="int32", wrap=True)),
     "bool": (Raw("bool"), Array("f", dtype="float32")),
     "float8": (PackedBits(8), Bits("f", shape=(8,), dtype="float8_e5m2")),
     "derived": (Int64(), Derived(lambda x: x, "stored")),
@@ -189,6 +190,16 @@ def test_what_is_left_to_the_workers(case: str) -> None:
     schema = Schema({"f": feature}, {"x": field}, intermediates)
     assert loaderd_tf.unpack(stored(schema, random_rows(schema, 3)), schema) == {}
     assert loaderd_tf.packed_schema(schema).specs == schema.specs
+
+
+@pytest.mark.parametrize("field", [Array("f", dtype="uint16"), Array("f", scale=2)])
+def test_the_workers_find_what_integers_do_not_hold(field: Array) -> None:
+    schema = Schema({"f": Raw("int8")}, {"x": field})
+    assert loaderd_tf.packed_schema(schema).fields == schema.fields
+    stored = {"f": np.array([-100], np.int8)}
+    assert loaderd_tf.unpack(stored, schema)["x"].numpy().tolist() == [65436 if field.scale is None else 56]
+    wrapping = Schema({"f": Raw("int8")}, {"x": replace(field, wrap=True)})
+    assert loaderd_tf.packed_schema(wrapping).fields == {"f": Array("f")}
 
 
 def test_a_tensor_that_is_neither_feature_nor_field() -> None:
@@ -240,6 +251,7 @@ def go_schema() -> Schema:
             "noise": Derived(lambda planes: planes, "planes", dtype="float64"),
             "turned": loaderd.board_symmetry("policy", (362,)),
             "mass": Derived(lambda policy, board: policy.sum(1) + board.sum((1, 2, 3)), inputs=("policy", "board")),
+            "stack": loaderd.Planes([Derived(lambda noise, komi: np.stack([noise, komi], 1), ("planes", "komi"))]),
         },
         intermediates={
             "winner": Array("winner", dtype="float32"),

@@ -36,7 +36,7 @@ SCHEMA = loaderd.Schema(
     fields={
         "bits": loaderd.Bits("bits", shape=(32,)),
         "id": loaderd.Array("id", dtype="int32"),
-        **{dtype: loaderd.Array("id", dtype=dtype) for dtype in (*NARROW, *SMALL)},
+        **{dtype: loaderd.Array("id", dtype=dtype, wrap=True) for dtype in (*NARROW, *SMALL)},
     },
 )
 

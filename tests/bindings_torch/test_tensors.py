@@ -29,7 +29,7 @@ SCHEMA = loaderd.Schema(
     fields={
         "bits": loaderd.Bits("bits", shape=(32,)),
         "id": loaderd.Array("id"),
-        **{dtype: loaderd.Array("id", dtype=dtype) for dtype in ("bool", *INTEGERS, *FLOATS, "complex64")},
+        **{dtype: loaderd.Array("id", dtype=dtype, wrap=True) for dtype in ("bool", *INTEGERS, *FLOATS, "complex64")},
     },
 )
 
@@ -101,7 +101,7 @@ def test_text_and_int4_are_left_out_or_refused(shards: list[Path]):
     fields = {
         "id": loaderd.Array("id"),
         "text": loaderd.Derived(lambda ids: np.array([b"%d" % i for i in ids], "S8"), "id", dtype="S8"),
-        "int4": loaderd.Array("id", dtype="int4"),
+        "int4": loaderd.Array("id", dtype="int4", wrap=True),
     }
     with loaderd.Loader(shards, loaderd.Schema({"id": loaderd.Int64()}, fields), batch_size=50, workers=1) as loader:
         for name in ("text", "int4"):

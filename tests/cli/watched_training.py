@@ -25,7 +25,7 @@ schema = loaderd.Schema(
     fields={
         "bits": loaderd.Bits("bits", shape=(32,)),
         "id": loaderd.Array("id"),
-        **({"late": loaderd.Derived(late, "id", dtype="int64")} if batch_s else {}),
+        **({"late": loaderd.Derived(late, "id", (), "int64")} if batch_s else {}),
     },
 )
 

@@ -177,7 +177,7 @@ def test_a_function_that_fails_names_its_field(write_numbered: Write, check_batc
     shards = write_numbered([100])
     schema = loaderd.Schema(
         {"id": loaderd.Int64()},
-        {"id": loaderd.Array("id"), "bad": loaderd.Derived(lambda n: 1 // (n - 50).all(), "id", shape=())},
+        {"id": loaderd.Array("id"), "bad": loaderd.Derived(lambda n: 1 // (n - 50).all(), "id", (), "int8")},
     )
     with (
         loaderd.Loader(shards, schema, batch_size=10, shuffle=False, workers=1) as loader,

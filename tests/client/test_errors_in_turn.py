@@ -25,7 +25,7 @@ def odd(numbers: Any) -> Any:
 
 
 def test_an_iterator_goes_on_behind_a_broken_batch(write_numbered: Write, numbered_schema: loaderd.Schema):
-    fields = {**numbered_schema.fields, "x": loaderd.Derived(odd, "id", dtype="int64")}
+    fields = {**numbered_schema.fields, "x": loaderd.Derived(odd, "id", (), "int64")}
     schema = loaderd.Schema(numbered_schema.features, fields)
     with loaderd.Loader(write_numbered([100]), schema, batch_size=10, shuffle=False, workers=2) as loader:
         found = going_on(iter(loader), lambda batch: batch["id"].tolist())

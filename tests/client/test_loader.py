@@ -192,7 +192,7 @@ def test_a_new_pass_gets_the_slots_of_the_old_one_while_it_waits(
         time.sleep(0.02)  # so that batches come one at a time, and are not read before the next pass begins
         return numbers
 
-    fields = {"id": loaderd.Array("id"), "slow": loaderd.Derived(slowly, "id", dtype="int64")}
+    fields = {"id": loaderd.Array("id"), "slow": loaderd.Derived(slowly, "id", (), "int64")}
     schema = loaderd.Schema(numbered_schema.features, fields)
     with loaderd.Loader(
         write_numbered([21_000]), schema, batch_size=2100, workers=1, held_batches=2, epochs=None

@@ -290,7 +290,7 @@ def test_a_refusal_starts_no_worker(write_numbered: Write, numbered_schema: load
 
     schema = loaderd.Schema(
         numbered_schema.features,
-        {"x": loaderd.Derived(Arriving(), "id", dtype="int64")},
+        {"x": loaderd.Derived(Arriving(), "id", (), "int64")},
         {"id": loaderd.Array("id")},
     )
     shards = write_numbered([60, 40])

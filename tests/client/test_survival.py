@@ -30,7 +30,7 @@ Check = Callable[[loaderd.Batch], list[int]]
 def with_field(function: Callable[[Any], Any]) -> loaderd.Schema:
     """The numbered records, and a field that ``function`` makes of their numbers."""
     fields = {"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")}
-    derived = loaderd.Derived(function, "id", dtype="int64")
+    derived = loaderd.Derived(function, "id", (), "int64")
     return loaderd.Schema({"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}, {**fields, "x": derived})
 
 

@@ -40,7 +40,7 @@ def fetch_all(
 def crashing_schema(function: Callable[[Any], Any]) -> loaderd.Schema:
     """The numbered records, and a field that ``function`` makes of their numbers."""
     fields = {"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")}
-    derived = loaderd.Derived(function, "id", dtype="int64")
+    derived = loaderd.Derived(function, "id", (), "int64")
     return loaderd.Schema({"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}, {**fields, "x": derived})
 
 

@@ -103,7 +103,7 @@ def test_a_job_that_is_suspended_loses_no_worker(write_numbered: Write, tmp_path
 import sys, time, loaderd
 schema = loaderd.Schema({{"id": loaderd.Int64()}}, {{
     "id": loaderd.Array("id"),
-    "slow": loaderd.Derived(lambda numbers: __import__("time").sleep(0.05) or numbers, "id", dtype="int64"),
+    "slow": loaderd.Derived(lambda numbers: __import__("time").sleep(0.05) or numbers, "id", (), "int64"),
 }})
 loader = loaderd.Loader({str(write_numbered([3000])[0])!r}, schema, batch_size=50, workers=2, stall_timeout=3)
 numbers = []

@@ -121,7 +121,7 @@ PAIR = [("a", "u1"), ("b", "u1")]
         (lambda: loaderd.Bits("b", (8,), bit_order="middle"), "bit_order must be"),
         (lambda: loaderd.Bits("b", (2, 9), plane_bytes=1), "planes of 1 bytes must begin at a whole byte and hold"),
         (lambda: loaderd.Array("b", first=3), "first needs a shape"),
-        (lambda: loaderd.Planes([]), "parts must be Bits, Array, Spread or Fill"),
+        (lambda: loaderd.Planes([]), "parts must be Bits, Array, Spread, Fill, Derived or Planes"),
         (lambda: loaderd.Spread("b", (1,), scale="x"), "scale must be a number"),
         (
             lambda: Schema({"r": loaderd.Raw("u1", (4,))}, {"f": loaderd.Array("r", shape=(2,), first=3)}),

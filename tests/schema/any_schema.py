@@ -10,7 +10,22 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from loaderd.randomness import RecordRandom
-from loaderd.schema import Array, Bits, Derived, Feature, Field, Float, Int64, Packed, PackedBits, Raw, Schema
+from loaderd.schema import (
+    Array,
+    Bits,
+    Derived,
+    Feature,
+    Field,
+    Fill,
+    Float,
+    Int64,
+    Packed,
+    PackedBits,
+    Planes,
+    Raw,
+    Schema,
+    Spread,
+)
 
 INTEGERS = ["bool", "int8", "uint8", "int16", "uint16", "int32", ">i4", "uint32", "int64", "uint64"]
 FLOATS = ["float16", "bfloat16", "float8_e4m3", "float32", "float64", ">f8"]
@@ -39,7 +54,7 @@ def stored_fields(draw: st.DrawFn, stored: dict[str, Feature]) -> Field:
     if not isinstance(feature, PackedBits):
         shape = draw(st.sampled_from([None, (feature.num_values,), (1, feature.num_values)]))
         number = st.none() | st.sampled_from([0.0, 1.0] if dtype in INTEGERS else [0.1, -3.0])
-        scaled = Array(name, dtype=dtype, scale=draw(number), offset=draw(number), shape=shape)
+        scaled = Array(name, dtype=dtype, scale=draw(number), offset=draw(number), shape=shape, wrap=True)
         return draw(st.sampled_from([Array(name), scaled]))
     shape = draw(shapes().filter(lambda shape: math.prod(shape) <= feature.num_bits))
     channels = shape[-1] if shape else 1
@@ -53,6 +68,26 @@ def stored_fields(draw: st.DrawFn, stored: dict[str, Feature]) -> Field:
         dtype=dtype,
     )
     return draw(st.sampled_from([Packed(name), bits, bits]))
+
+
+@st.composite
+def planes(draw: st.DrawFn, stored: dict[str, Feature], inputs: list[str]) -> Planes:
+    """Of any parts; derived ones read some of ``inputs``, if there are any."""
+    parts: list[Any] = [Fill(3, (draw(st.integers(1, 2)), 2))]
+    for name in draw(st.lists(st.sampled_from(sorted(stored)), max_size=3)):
+        feature = stored[name]
+        count = feature.num_bits if isinstance(feature, PackedBits) else feature.num_values
+        if isinstance(feature, PackedBits) or feature.value_dtype.kind != "c":
+            order = draw(st.sampled_from(["big", "little"]))
+            parts.append(Spread(name, (1, 2), 0.5, first=draw(st.integers(0, count - 1)), bit_order=order))
+    if inputs and draw(st.booleans()):
+        parts.append(Derived(halves, draw(st.lists(st.sampled_from(inputs), min_size=1, max_size=2)), random=True))
+    return Planes(draw(st.sampled_from([parts, [Planes(parts), *parts]])))
+
+
+def halves(*inputs: Any) -> npt.NDArray[np.float32]:
+    """float32, (n, 1, 2): of what checksum makes."""
+    return np.repeat(checksum(*inputs) % 1000 / 2, 2).astype(np.float32).reshape(-1, 1, 2)
 
 
 def checksum(*inputs: Any) -> npt.NDArray[np.uint64]:
@@ -73,6 +108,8 @@ def schemas(draw: st.DrawFn, derived: bool = True) -> Schema:
     stored = draw(st.dictionaries(names, features(), min_size=1, max_size=4))
     fields = draw(st.dictionaries(names, stored_fields(stored), min_size=1, max_size=5))
     intermediates: dict[str, Field] = {}
+    if draw(st.booleans()):
+        fields["planes"] = draw(planes(stored, list(fields) if derived else []))
     if derived:
         for name in draw(st.lists(st.sampled_from(["x", "y", "z"]), unique=True)):
             inputs = draw(st.lists(st.sampled_from(list(fields)), min_size=1, max_size=2))

@@ -198,7 +198,7 @@ def test_a_derived_field_that_raises_is_named(write_numbered: Write):
         raise KeyError(int(numbers[0]))
 
     schema = loaderd.Schema(
-        {"id": loaderd.Int64()}, {"x": loaderd.Derived(refuse, "id")}, {"id": loaderd.Array("id")}
+        {"id": loaderd.Int64()}, {"x": loaderd.Derived(refuse, "id", (), "float32")}, {"id": loaderd.Array("id")}
     )
     stage = Stage(write_numbered([170]), schema)
     stage.load(0, 0)
@@ -223,7 +223,7 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
         return numbers
 
     schema = loaderd.Schema(
-        {"id": loaderd.Int64()}, {"x": loaderd.Derived(refuse, "id")}, {"id": loaderd.Array("id")}
+        {"id": loaderd.Int64()}, {"x": loaderd.Derived(refuse, "id", (), "float32")}, {"id": loaderd.Array("id")}
     )
     shards = write_numbered([170])
 
@@ -301,7 +301,7 @@ def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbere
         return numbers
 
     schema = loaderd.Schema(
-        {"id": loaderd.Int64()}, {"x": loaderd.Derived(remember, "id")}, {"id": loaderd.Array("id")}
+        {"id": loaderd.Int64()}, {"x": loaderd.Derived(remember, "id", (), "float32")}, {"id": loaderd.Array("id")}
     )
     stage = Stage(write_numbered([170]), schema)
     for window, arena in ((0, 2), (1, 0), (2, 1)):

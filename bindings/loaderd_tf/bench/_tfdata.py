@@ -139,7 +139,9 @@ def _derive(field: Derived, inputs: list[tf.Tensor]) -> tf.Tensor:
     def compute(*arrays: Any) -> Any:
         return np.asarray(field.function(*arrays)).astype(field.dtype)
 
-    return tf.ensure_shape(tf.numpy_function(compute, inputs, field.dtype, stateful=False), [None, *field.shape])
+    return tf.ensure_shape(
+        tf.numpy_function(compute, inputs, field.dtype, stateful=False), [None, *(field.shape or ())]
+    )
 
 
 def chess_score(stored: tf.Tensor, mate: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import StreamDescription
 from loaderd.machine import filesystem_kind, usable_cores
-from loaderd.schema import Bits, Derived
+from loaderd.schema import Bits
+from loaderd.schema.fields import derived_in, parts_of
 from loaderd.shards.shard_file import ShardFile
 from loaderd.snapshots import Facts
 
@@ -26,7 +27,7 @@ def facts_of(
     made = {name: schema.definition_of(name) for name in schema.made_fields}
     return Facts(
         fields=tuple(made),
-        derived=tuple(name for name, definition in made.items() if isinstance(definition, Derived)),
+        derived=tuple(name for name, definition in made.items() if derived_in(definition)),
         workers=options.num_workers,
         cores=usable_cores(),
         batch_size=options.batch_size,
@@ -37,7 +38,7 @@ def facts_of(
         shards=data.num_shards,
         compressed=sum(compression != "none" for compression in data.compressions),
         storage=_storage_of(data.files) or ("servers",),
-        has_bits=any(isinstance(definition, Bits) for definition in made.values()),
+        has_bits=any(isinstance(part, Bits) for definition in made.values() for part in parts_of(definition)),
         batch_bytes=options.batch_size * schema.record_bytes,
         packed_bytes=options.batch_size * schema.row_bytes,
         of_server=description.of_server,

@@ -14,7 +14,7 @@ def wait(ids):
 
 _schema = loaderd.Schema(
     features={"n": loaderd.Int64()},
-    fields={"id": loaderd.Derived(wait, "n", dtype="int64")},
+    fields={"id": loaderd.Derived(wait, "n", (), "int64")},
     intermediates={"n": loaderd.Array("n")},
 )
 train = loaderd.Dataset(datasets.train.shards, _schema)

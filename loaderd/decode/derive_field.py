@@ -1,0 +1,114 @@
+"""Calls the user's function for a :class:`Derived` field, and checks what it returns."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from loaderd.decode.engine import AnyArray, Bytes
+from loaderd.errors import WorkerError
+from loaderd.randomness import RecordRandom
+from loaderd.schema import Derived, Schema
+from loaderd.schema.exact import ExactCast, is_cast, is_shaped, text_of
+from loaderd.schema.representable import integer_limits
+
+
+class DeriveField:
+    """The engine of a derived field, or of such a part of a field."""
+
+    scratch_record_bytes = 0
+
+    def __init__(
+        self, what: str, definition: Derived, stream: str, schema: Schema, fields: Mapping[str, AnyArray]
+    ) -> None:
+        """``what``: its name in errors. ``fields``: where its inputs are when it is called, by name, (n, …) each.
+
+        ``stream``: the name of the random stream, unless ``definition`` has another one.
+        """
+        self._what = what
+        self._function = definition.function
+        self._inputs = tuple(definition.inputs)
+        self._fields = fields
+        self._record_keys = schema.record_keys
+        self._stream = stream if definition.random is True else definition.random or None
+
+    def reserve(self, max_records: int) -> None:
+        """Nothing to allocate."""
+
+    def decode(self, rows: Bytes, out: AnyArray) -> None:
+        """Write function(*inputs) to ``out``, (n, *shape). Raises WorkerError, naming the field."""
+        # Read-only, because an input may be another field of the batch.
+        inputs: list[Any] = [_read_only(self._fields[name]) for name in self._inputs]
+        if self._stream is not None:
+            inputs.append(RecordRandom(self._record_keys(rows), self._stream))
+        try:
+            result = np.asarray(self._function(*inputs))
+            problem = _put(result, out)
+        except BaseException as error:  # SystemExit, too: else the worker ends, and does not say at which field
+            raise WorkerError(
+                f"derived {self._what}: expected {_expected(out)}, "
+                f"but its function raised {type(error).__name__}: {_text_of(error)}",
+                hint=self._called_with(inputs),
+                traceback=traceback.format_exc(),
+            ) from error
+        if problem:
+            expected, returned, remedy = problem
+            raise WorkerError(
+                f"derived {self._what}: expected {expected}, but its function returned {returned}",
+                hint=f"{remedy}{self._called_with(inputs)}",
+            )
+
+    def _called_with(self, inputs: Sequence[Any]) -> str:
+        given = ", ".join(
+            f"{name}: {array.dtype} {array.shape}" for name, array in zip(self._inputs, inputs, strict=False)
+        )
+        random = "" if self._stream is None else " and a RecordRandom"
+        return f"It was called with read-only arrays ({given}){random}; the first dimension is any number of records."
+
+
+def _put(result: AnyArray, out: AnyArray) -> tuple[str, str, str] | None:
+    """Write ``result`` to ``out``; where it does not fit: what is expected, what it is, and the remedy."""
+    if result.shape != out.shape:
+        if result.shape[:1] != out.shape[:1] or not is_shaped(result.shape[1:], out.shape[1:]):
+            is_of_records = result.shape[:1] == out.shape[:1]
+            remedy = f"If that is right, give the field shape={result.shape[1:]}. " if is_of_records else ""
+            return _expected(out), f"{result.dtype} of shape {result.shape}", remedy
+        result = result.reshape(out.shape)
+    if result.dtype == out.dtype or (result.dtype.kind in "biuf" and out.dtype.kind in "bf"):
+        out[...] = result
+        return None
+    if result.dtype.hasobject:
+        out[...] = result  # raises where an object is no such value
+        is_exact = out.dtype.kind in "SU" or (out.dtype.kind != "b" and integer_limits(out.dtype) is not None)
+        is_lost = (out != result) & is_exact
+        return (f"values that {out.dtype} holds", text_of(result[is_lost][0]), _REMEDY) if is_lost.any() else None
+    if not is_cast(result.dtype, out.dtype) and not {result.dtype.kind, out.dtype.kind} <= {"S", "U"}:
+        return _expected(out), f"{result.dtype} of shape {result.shape}", ""
+    exact = ExactCast(result.dtype, out.dtype)
+    if value := exact.find_lost(result):
+        return exact.expected, value, _REMEDY
+    out[...] = result
+    return None
+
+
+_REMEDY = "Give the field a dtype that holds it, or none, for the function's own; or cast it in the function. "
+
+
+def _expected(out: AnyArray) -> str:
+    return f"an array that can be cast to {out.dtype}, of shape {out.shape}"
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:  # it may be of a class of the user's
+        return f"(its text raises {type(another).__name__})"
+
+
+def _read_only(array: AnyArray) -> AnyArray:
+    view: AnyArray = array.view()
+    view.flags.writeable = False
+    return view
