@@ -8,6 +8,7 @@
     ├── ShardError                      something is wrong with the data
     │   ├── NoShardsError               a path, glob or URI names no file
     │   ├── ShardReadError              a shard is not there (any more), or is another one
+    │   │   └── ShardFormatError        a shard is plainly a file of another kind
     │   ├── StorageError                storage does not answer or refuses: no record is lost, ask again
     │   ├── CorruptRecordError          a CRC does not match, a file ends in the middle of a record
     │   └── RecordMismatchError         a record is whole, but is not what the schema says
@@ -127,6 +128,10 @@ class ShardReadError(ShardError, OSError):
     """A shard is not there (any more), may not be read, or is not the one that was indexed."""
 
 
+class ShardFormatError(ShardReadError):
+    """A shard is plainly a file of another kind than the schema says. It ends the loader, whatever on_corrupt is."""
+
+
 class StorageError(ShardError, OSError):
     """Storage does not answer, fails or refuses. No record is damaged, and none is lost if it is asked for again."""
 
@@ -168,6 +173,7 @@ _CLASSES: dict[str, type[LoaderdError]] = {
         ShardError,
         NoShardsError,
         ShardReadError,
+        ShardFormatError,
         StorageError,
         CorruptRecordError,
         RecordMismatchError,

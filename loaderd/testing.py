@@ -208,4 +208,4 @@ def _length_at(content: bytearray, offset: int) -> int:
 def _compression_of(path: Path) -> str:
     (file,) = list_shards(path)
     with closing(open_shard(file)) as opened:
-        return detect_compression(file.uri, opened)
+        return detect_compression(file.uri, opened, file.size_bytes)

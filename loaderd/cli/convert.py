@@ -20,7 +20,15 @@ from loaderd.convert.journal import Written
 from loaderd.convert.lots import Games, Lot, plan_games, plan_lots
 from loaderd.convert.shard_writers import COMPRESSIONS
 from loaderd.convert.write_lot import Task
-from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, ShardError, StorageError
+from loaderd.errors import (
+    Damage,
+    LoaderdError,
+    NoShardsError,
+    OptionError,
+    ShardError,
+    ShardFormatError,
+    StorageError,
+)
 from loaderd.machine import usable_cores
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.schema import FixedRecords, Schema
@@ -39,7 +47,7 @@ Convert shards that loaderd reads (TFRecord, records of a fixed size, tars of th
 TFRecord shards of tf.train.Examples with the schema's stored features, to npz, or to records of a fixed size. Each
 shard is written under a temporary name, read back, compared, and renamed. The same command, run again after it was
 killed, goes on where it was. The exit status is 0; 1 if records are damaged or do not fit the schema; 2 for wrong
-arguments, no records, or storage that does not answer or is full.
+arguments, a source that is a file of another kind, no records, or storage that does not answer or is full.
 """
 _EXAMPLE = "example: loaderd convert 'games/*.tar' --to shards --compression gzip"
 _SHARD_BYTES = 128 << 20
@@ -121,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     began_s = time.monotonic()
     try:
         found, plan = _convert(arguments)
-    except (NoShardsError, StorageError, OptionError) as error:
+    except (NoShardsError, ShardFormatError, StorageError, OptionError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except ShardError as error:
@@ -195,7 +203,11 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
     features = _told(first) if schema is None else schema.features
     records = features if isinstance(features, FixedRecords) else None
     indexer = Indexer("user", DEFAULT_BLOCK_RECORDS, records)
-    indexes = [one.index for one in read_all(arguments, "reading the sources", indexer)]
+    indexes = []
+    for one in read_all(arguments, "reading the sources", indexer):
+        if isinstance(one.index.error, ShardFormatError):
+            raise one.index.error
+        indexes.append(one.index)
     damages = [damage for index in indexes for damage in index.damages]
     if damages and arguments.on_corrupt == "raise":
         raise _damaged(damages, len(indexes))

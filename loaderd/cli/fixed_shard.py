@@ -11,9 +11,9 @@ from loaderd.cli.proposal import quoted
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
 from loaderd.schema import FixedRecords, Schema
-from loaderd.shards.compression import ZIP_MAGIC
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed_blocks import FixedBlockReader
+from loaderd.shards.kinds import ZIP_MAGIC
 from loaderd.shards.npz import arrays_of
 from loaderd.shards.shard_file import Block, OpenFile, ShardFile
 from loaderd.shards.shard_index import ShardIndex

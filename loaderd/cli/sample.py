@@ -53,7 +53,7 @@ class Sample:
 def records_of(file: ShardFile) -> Iterator[tuple[int, bytes] | Damage]:
     """Number and bytes of each healthy record, and each damage, in order. Raises ShardReadError, StorageError."""
     with closing(open_shard(file, Access())) as opened:
-        stream = open_stream(file.uri, opened, detect_compression(file.uri, opened))
+        stream = open_stream(file.uri, opened, detect_compression(file.uri, opened, file.size_bytes))
         for found in scan(file.uri, stream.read_into):
             if isinstance(found, Damage):
                 yield found

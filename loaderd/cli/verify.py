@@ -9,10 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 from loaderd.cli.reading import add_shards, count, rate, read_all, say, stored_of
-from loaderd.errors import LoaderdError
+from loaderd.errors import Damage, LoaderdError, ShardFormatError
 from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.redaction import redacted
-from loaderd.shards.compression import A_TFRECORD_FILE
 from loaderd.shards.indexer import Indexer
 from loaderd.shards.shard_index import ShardIndex
 
@@ -43,7 +42,7 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 1 if there is damage; 2 if nothing can be checked."""
     began_s = time.monotonic()
-    checked, damages, damaged, records, num_bytes, unknown = 0, 0, 0, 0, 0, 0
+    checked, damages, damaged, records, num_bytes = 0, 0, 0, 0, 0
     try:
         indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, stored_of(arguments.schema))
         for found in read_all(arguments, "checking shards", indexer):
@@ -52,7 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
             checked += 1
             damages += len(index.damages)
             damaged += bool(index.damages)
-            unknown += index.error is not None and index.damages[0].expected == A_TFRECORD_FILE
             records += index.num_records
             num_bytes += index.file.size_bytes
     except LoaderdError as error:
@@ -66,14 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
         sum_up = f"{count(damages, 'damage')} in {damaged:,} of them" if damages else "all is well"
         say(f"{count(checked, 'shard')}, {count(records, 'healthy record')}, {num_bytes:,} bytes: {sum_up}")
         say(rate(records, num_bytes, seconds))
-    if unknown and arguments.schema is None:
-        sys.stderr.write("Records that are no TFRecords need --schema; loaderd inspect SHARD shows what they are.\n")
     return int(damages > 0)
 
 
 def _tell(index: ShardIndex, as_json: bool) -> None:
     for damage in index.damages:
-        say(json.dumps({"kind": "damage", **damage.to_wire()}) if as_json else str(damage))
+        say(json.dumps({"kind": "damage", **damage.to_wire()}) if as_json else _in_words(index, damage))
     if as_json:
         told = {
             "shard": redacted(index.file.uri),
@@ -83,3 +79,9 @@ def _tell(index: ShardIndex, as_json: bool) -> None:
             "damages": len(index.damages),
         }
         say(json.dumps({"kind": "shard", **told}))
+
+
+def _in_words(index: ShardIndex, damage: Damage) -> str:
+    """A damage; of a file of another kind, what to do with it, too."""
+    is_other = isinstance(index.error, ShardFormatError)
+    return str(index.error).replace("\n", ". ") if is_other else str(damage)

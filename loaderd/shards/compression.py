@@ -1,46 +1,27 @@
 """Plain, GZIP or ZLIB: told by a shard's content, and read as one stream of bytes.
 
 A TFRecord file starts with a length and its CRC. Where these match, the file is plain, whatever its first bytes look
-like; otherwise its first bytes tell GZIP (RFC 1952) and ZLIB (RFC 1950). A file that begins like one of another known
-kind is refused as one of that kind; any other file is taken for plain (and its first record for damaged).
+like; otherwise its first bytes tell GZIP (RFC 1952) and ZLIB (RFC 1950). A file that is plainly of another kind
+(``kinds``), as it is or inflated, is refused; any other file is taken for plain (and its first record for damaged).
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import Protocol
 
-from loaderd.errors import Damage, ShardReadError
-from loaderd.shards.crc import HEADER_BYTES, masked_crc
+from loaderd.errors import Damage
+from loaderd.shards.crc import HEADER_BYTES
 from loaderd.shards.framing import MAX_RECORD_BYTES
+from loaderd.shards.kinds import GZIP_MAGIC, HEAD_BYTES, Content, is_frame, kind_of, refused
 from loaderd.shards.shard_file import Compression, Readable
 
 OnRead = Callable[[int], None]
 """Called after each read of a shard from front to back, with the offset in the file that the reading has reached."""
 
-ZIP_MAGIC = b"PK\x03\x04"
-_GZIP_MAGIC = b"\x1f\x8b\x08"
-_OTHERS = {
-    b"\xfd7zXZ\x00": "compressed with xz",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    b"BZh": "compressed with bzip2",
-    b"\x04\x22\x4d\x18": "compressed with lz4",
-    b"\xff\x06\x00\x00sNaPpY": "compressed with snappy",
-    ZIP_MAGIC: "a zip archive (as an .npz is)",
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
-    b"\x93NUMPY": "an array of numpy's",
-    b"PAR1": "a Parquet file",
-    b"ARROW1": "an Arrow file",
-    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
-    b"version https://": "a pointer of Git LFS, in place of the file itself",
-}
-"""How files of other kinds begin, and what they are."""
-_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
-HEAD_BYTES = _TAR_MAGIC_AT + len(_TAR_MAGIC)
-A_TFRECORD_FILE = "a TFRecord file, plain, GZIP or ZLIB"
-"""What the damage expects that stands for a file of another kind."""
-_HINT_OTHER = "Shards are TFRecord files, plain or compressed with GZIP or ZLIB, or what FixedRecords describes."
-_HINT_COMPRESSED = "Decompress it, or compress it with gzip instead."
+_EXPECTED = "a TFRecord file, plain, GZIP or ZLIB"
+_HINT_FIXED = "Where it holds records of a fixed size, give a schema of FixedRecords, which may be wrapped so."
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 _MOST_INFLATED = 1032  # bytes that deflate can make of one: zlib.net/zlib_tech.html
@@ -49,57 +30,51 @@ _MOST_OFFSET = (1 << 63) - 1 - HEADER_BYTES
 _ANY_RECORD_BYTES, _RECORD_BYTES_PER_BYTE = 64 << 20, 64
 
 
-def detect_compression(shard: str, file: Readable) -> Compression:
+def detect_compression(shard: str, file: Readable, size_bytes: int) -> Compression:
     """How the file is compressed, from its first bytes; ``shard`` is its name.
 
-    Raises ShardReadError where it is a file of a kind that loaderd knows, and does not read.
+    Raises ShardFormatError where it is plainly a file of another kind than TFRecord, or holds one, compressed.
     """
-    head = bytearray(HEAD_BYTES)
-    got = file.read_at(0, memoryview(head))
-    if is_frame(bytes(head[:got])):
+    content = Content.of_file(file, size_bytes)
+    head = content.head
+    if is_frame(head):
         return "none"
-    refuse_others(shard, bytes(head[:got]), A_TFRECORD_FILE, _HINT_OTHER)
-    if head.startswith(_GZIP_MAGIC):
-        return "gzip"
+    if head.startswith(GZIP_MAGIC):
+        compression: Compression = "gzip"
+    elif kind := kind_of(content, but="zlib"):
+        raise refused(shard, kind, _EXPECTED, also=_HINT_FIXED if kind in ("zstd", "tar", "zip") else "")
     # Half of ZLIB's first byte says "deflate", and its first two bytes are a multiple of 31. One length in 500 looks
     # like that too, but its bytes 4 to 7 are zeros, and no stream that zlib writes has four zeros there.
-    looks_like_zlib = got >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
-    return "zlib" if looks_like_zlib and (got < 8 or any(head[4:8])) else "none"
+    elif _begins_like_zlib(head) and (len(head) < 8 or any(head[4:8])):
+        compression = "zlib"
+    else:
+        return "none"
+    inside = kind_of(front_of(open_stream(shard, file, compression)), but="tfrecord")
+    if inside:
+        raise refused(shard, inside, _EXPECTED, inside=f"compressed with {compression}")
+    return compression
 
 
-def is_frame(head: bytes | bytearray) -> bool:
-    """Whether a file begins with a length and its CRC, as TFRecord does."""
-    return len(head) >= HEADER_BYTES and masked_crc(head[:8]) == int.from_bytes(head[8:HEADER_BYTES], "little")
+def _begins_like_zlib(head: bytes) -> bool:
+    return len(head) >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
-def is_tar(head: bytes | bytearray) -> bool:
-    """Whether the first ``HEAD_BYTES`` of a file, or all that it has, are those of a tar."""
-    return head[_TAR_MAGIC_AT:HEAD_BYTES] == _TAR_MAGIC
+def front_of(stream: ByteStream, num_bytes: int = HEAD_BYTES) -> Content:
+    """What is at the front of a stream, which is read for it."""
+    buffer = memoryview(bytearray(num_bytes))
+    filled = 0
+    while filled < num_bytes and (got := stream.read_into(buffer[filled:])):
+        filled += got
+    return Content.of_bytes(buffer[:filled], is_whole=filled < num_bytes and stream.damage is None)
 
 
-def other_kind(head: bytes | bytearray, least_bytes: int = 0) -> str:
-    """What is the file that begins with ``head``, in words; nothing where it is of no known kind.
+class ByteStream(Protocol):
+    """Bytes from front to back, up to their end or to ``damage``."""
 
-    ``least_bytes``: kinds that fewer bytes tell are let through.
-    """
-    for magic, what in _OTHERS.items():
-        if head.startswith(magic) and len(magic) >= least_bytes:
-            return what
-    return "a tar archive" if is_tar(head) else ""
+    damage: Damage | None
 
-
-def refuse_others(shard: str, head: bytes, expected: str, hint: str, least_bytes: int = 0) -> None:
-    """Raise ShardReadError where ``head`` begins a file of another known kind than what is ``expected``.
-
-    ``least_bytes``: as for :func:`other_kind`.
-    """
-    kind = other_kind(head, least_bytes)
-    if kind:
-        damage = Damage(shard, 0, 0, expected, f"one that is {kind}", lost_bytes=-1)
-        compressed = kind.startswith("compressed")
-        text = f"{shard} is {kind}, {'which loaderd does not read' if compressed else f'not {expected}'}"
-        hint = f"{hint} {_HINT_COMPRESSED}" if compressed else hint
-        raise ShardReadError(text, hint=hint, damage=damage)
+    def read_into(self, view: memoryview) -> int:
+        """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
 
 
 def tell_nobody(offset: int) -> None:

@@ -4,7 +4,7 @@
 kind     its first bytes                                    blocks
 =======  =================================================  =====================================================
 npz      ``PK``, as every zip                               one: its arrays are inflated whole (``npz``)
-tar      ``ustar`` at byte 257                              one a member (``tar``)
+tar      ``ustar`` at byte 257, or a header's checksum      one a member (``tar``)
 gzip     ``1f 8b 08``                                       one: it cannot be entered in the middle
 zstd     ``28 b5 2f fd``                                    one
 none     anything else                                      as many as ``block_records`` says
@@ -13,37 +13,41 @@ none     anything else                                      as many as ``block_r
 A stream has no marks between records and no CRCs of them. If it is cut, the records before the cut are right. If a
 compressed stream is garbled, nobody knows which records are right: the damage shows where it cannot be inflated, or
 only by the CRC at its end. So none of its records is used. Nothing tells whether a plain file is as it was written.
+
+A shard is refused where it plainly is or holds a file of another kind (``kinds``), or records of another version than
+``expect`` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from loaderd.errors import Damage, ShardReadError
+from loaderd.errors import Damage, ShardFormatError
 from loaderd.schema import FixedRecords
-from loaderd.shards.compression import (
-    HEAD_BYTES,
-    ZIP_MAGIC,
-    InflatedStream,
-    OnRead,
-    PlainStream,
-    is_tar,
-    other_kind,
-    refuse_others,
-    tell_nobody,
-)
+from loaderd.shards.compression import InflatedStream, OnRead, PlainStream, tell_nobody
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.framing import Piece
 from loaderd.shards.inflate import gunzip
+from loaderd.shards.kinds import (
+    GZIP_MAGIC,
+    HEAD_BYTES,
+    ZIP_MAGIC,
+    ZSTD_MAGIC,
+    Content,
+    is_tar_header,
+    kind_of,
+    refused,
+)
 from loaderd.shards.shard_file import Compression, Readable
 from loaderd.shards.zstd import ZstdStream, decompress
 
-_MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", GZIP_MAGIC: "gzip", ZSTD_MAGIC: "zstd"}
 _PIECE_BYTES = 1 << 20
-_SURE_BYTES = 6  # that tell another kind of file: no records begin with them by chance
+_LEAST_SPARE_BITS = 24
 _HINT = "Records of fixed size are read from plain, GZIP and zstd files, from tars of these, and from npz."
 
 Stream = PlainStream | InflatedStream | ZstdStream
@@ -52,38 +56,85 @@ Stream = PlainStream | InflatedStream | ZstdStream
 def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedRecords) -> Compression:
     """How the file wraps its records, from its first bytes.
 
-    Raises ShardReadError where it begins like a file of another known kind. (Plain records may begin with any bytes:
-    where the size is that of whole records, a few bytes do not tell.)
+    Raises ShardFormatError where it is plainly a file of another kind, or of other records.
     """
-    head = bytearray(HEAD_BYTES)
-    got = file.read_at(0, memoryview(head))
+    content = Content.of_file(file, size_bytes)
+    wrapping = wrapping_of(shard, content.head)
+    if wrapping == "none":
+        refuse_others(shard, content, records)
+    return wrapping
+
+
+def wrapping_of(shard: str, head: bytes) -> Compression:
+    """How the file that begins with ``head`` wraps its records, whatever they are."""
     for magic, wrapping in _MAGIC.items():
-        if head[:got].startswith(magic):
+        if head.startswith(magic):
             return wrapping
-    if is_tar(head[:got]) or (shard.endswith(".tar") and not any(head)):  # one without members is zeros alone
-        return "tar"
-    least_bytes = 0 if size_bytes % records.record_bytes else _SURE_BYTES
-    refuse_others(shard, bytes(head[:got]), f"records of {records.record_bytes} bytes", _HINT, least_bytes)
-    return "none"
+    is_empty_tar = shard.endswith(".tar") and not any(head)  # one without members is zeros alone
+    return "tar" if is_tar_header(head) or is_empty_tar else "none"
 
 
-def refuse_inside(
-    shard: str, data: Bytes1D, start: int, compression: Compression, records: FixedRecords, of: str
-) -> Damage | None:
-    """What is wrong with a compressed part of a shard whose ``data`` begins like a file of another known kind.
+def refuse_others(shard: str, content: Content, records: FixedRecords, start: int = 0, inside: str = "") -> None:
+    """Raise ShardFormatError where ``content`` is plainly of another kind than ``records``, or of other records.
 
-    ``start``: the part's first byte; ``of``: in words, the member of a tar that it is. Raises ShardReadError where
-    it is the whole shard.
+    ``start``: where in the shard it begins. ``inside``: how it is wrapped, in words.
     """
-    kind = other_kind(data[:HEAD_BYTES].tobytes(), _SURE_BYTES)
-    if not kind:
+    expected = f"records of {records.record_bytes:,} bytes"
+    if kind := kind_of(content, records):
+        raise refused(shard, kind, expected, start=start, inside=inside, also=_HINT)
+    if others := other_records(content, records):
+        size_bytes, what = others
+        found = f"records of {size_bytes:,} bytes with {what}" + (f", {inside}" if inside else "")
+        expected += f" with {', '.join(f'{name} {value}' for name, value in records.expect.items())}"
+        damage = Damage(shard, 0, start, expected, found, lost_bytes=-1)
+        hint = "Give the files of the version that the schema is of, or a schema of these records (FixedRecords)."
+        raise ShardFormatError(f"{shard} holds {found}, and not {expected}", hint=hint, damage=damage)
+
+
+def other_records(content: Content, records: FixedRecords) -> tuple[int, str] | None:
+    """(bytes of a record, the values of ``expect`` in words), where ``content`` holds records of another version.
+
+    That is: the first record contradicts ``expect``, and what it has there comes again at all multiples of another
+    size, which divides the whole. None where this does not add up, so that it may be damage.
+    """
+    assert records.dtype.fields is not None
+    spans = [(records.offset_of(name), records.dtype.fields[name][0].itemsize) for name in records.expect]
+    end = max((begin + length for begin, length in spans), default=0)
+    sample = content.at(0, sample_bytes(records)) if spans else b""
+    first = sample[: records.record_bytes].ljust(records.record_bytes, b"\0")
+    held = b"".join(first[begin : begin + length] for begin, length in spans)
+    # What is filled with one byte is no version: a disk that fails gives zeros.
+    if len(sample) < end or len(set(held)) == 1 or not records.contradiction(first):
         return None
-    expected = f"records of {records.record_bytes} bytes, compressed with {compression}"
-    damage = Damage(shard, 0, start, expected, f"{kind}, compressed", lost_bytes=-1)
-    if of:
-        return damage
-    text = f"{shard} is {kind}, compressed with {compression}, and not records of {records.record_bytes} bytes"
-    raise ShardReadError(text, hint=f"{_HINT} Decompress it.", damage=damage)
+    data = np.frombuffer(sample, np.uint8)
+    again = np.ones(len(data) - end + 1, bool)
+    for begin, length in spans:
+        for place in range(begin, begin + length):
+            again &= data[place : place + len(again)] == data[place]
+    total_bytes = content.size_bytes or 0
+    row = np.frombuffer(first, records.dtype)[0]
+    for size_bytes in np.flatnonzero(again)[1:].tolist():
+        if size_bytes >= end and not total_bytes % size_bytes and again[::size_bytes].all():
+            break
+    else:
+        # A single record: then what it holds must be as small as the numbers of versions are.
+        size_bytes = total_bytes
+        spare_bits = sum(8 * length - 8 for _, length in spans)
+        is_version = all(_is_small(row[name]) for name in records.expect) and spare_bits >= _LEAST_SPARE_BITS
+        if not is_version or total_bytes > 2 * records.record_bytes:
+            return None
+    what = ", ".join(f"{name} {np.asarray(row[name]).tolist()}" for name in records.expect)
+    return (size_bytes, what) if size_bytes % records.record_bytes else None
+
+
+def sample_bytes(records: FixedRecords) -> int:
+    """How many bytes from the front of a stream are enough to tell what it holds: some records."""
+    return min(max(HEAD_BYTES, 4 * records.record_bytes), _PIECE_BYTES)
+
+
+def _is_small(value: Any) -> bool:
+    array = np.asarray(value)
+    return array.dtype.kind in "iu" and bool((abs(array.astype(np.int64)) < 256).all())
 
 
 class FilePart:

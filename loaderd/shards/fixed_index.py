@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, ShardFormatError
 from loaderd.schema import FixedRecords
 from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, tell_nobody
+from loaderd.shards.compression import OnRead, front_of, tell_nobody
 from loaderd.shards.crc import Bytes1D, crc32c
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed import (
@@ -23,9 +23,11 @@ from loaderd.shards.fixed import (
     detect_wrapping,
     inflate_whole,
     open_fixed,
-    refuse_inside,
+    refuse_others,
+    sample_bytes,
     scan_fixed,
 )
+from loaderd.shards.kinds import Content
 from loaderd.shards.shard_file import Compression, OpenFile, ShardFile
 from loaderd.shards.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.tar import find_members
@@ -65,13 +67,15 @@ class _Found:
         self._rows: list[tuple[int, int, int, int]] = []
         self._damages: list[Damage] = []
         self._next_record = self._digest = 0
+        self._other: ShardFormatError | None = None
+        """What the first member of another kind is."""
 
     def add_stream(self, start: int, num_bytes: int, compression: Compression, of: str = "") -> None:
         """Add what a part of the file holds; ``of``: in words, the member of a tar that it is, if it is one."""
         whole = self._whole_records(start, num_bytes) if compression != "none" else None
+        if compression != "none" and self._is_other(whole, start, num_bytes, compression, of):
+            return
         if whole is not None:
-            if self._is_other(whole, start, compression, of):
-                return
             self._add_digest(whole)
             count = len(whole) // self._records.record_bytes
             self._rows += [(start, num_bytes, count, self._next_record)] if count else []
@@ -86,10 +90,7 @@ class _Found:
                     self._next_record, self._digest, count = first, digest, 0
                 self._add_damage(found, of)
                 continue
-            data = found.buffer[: found.num_records * size]
-            if not count and compression != "none" and self._is_other(data, start, compression, of):
-                return
-            self._add_digest(data)
+            self._add_digest(found.buffer[: found.num_records * size])
             count += found.num_records
             self._next_record += found.num_records
         if compression == "none":
@@ -99,12 +100,27 @@ class _Found:
         elif count:
             self._rows.append((start, num_bytes, count, first))
 
-    def _is_other(self, data: Bytes1D, start: int, compression: Compression, of: str) -> bool:
-        """Whether a compressed member begins like a file of another kind, and is noted as damage."""
-        damage = refuse_inside(self._file.uri, data, start, compression, self._records, of)
-        if damage is not None:
-            self._add_damage(damage, of)
-        return damage is not None
+    def _is_other(self, whole: Bytes1D | None, start: int, num_bytes: int, compression: Compression, of: str) -> bool:
+        """Whether a compressed member of a tar holds a file of another kind, and is noted as damage.
+
+        Raises ShardFormatError where it is no member, but the whole shard. ``whole``: all that it holds, if known.
+        """
+        shard, records = self._file.uri, self._records
+        if whole is not None:
+            content = Content.of_bytes(whole.data, is_whole=True)
+        else:
+            stream = open_fixed(shard, self._opened, start, num_bytes, compression, records.record_bytes)
+            content = front_of(stream, sample_bytes(records))
+        try:
+            refuse_others(shard, content, records, start, f"compressed with {compression}")
+        except ShardFormatError as error:
+            if not of:
+                raise
+            self._other = self._other or error
+            assert error.damage is not None
+            self._add_damage(error.damage, of)
+            return True
+        return False
 
     def _whole_records(self, start: int, num_bytes: int) -> Bytes1D | None:
         """The records of a small compressed part, inflated at once; None where it is large, or anything is wrong."""
@@ -118,7 +134,7 @@ class _Found:
         return np.frombuffer(data, dtype=np.uint8)
 
     def add_tar(self) -> None:
-        """Add what the members hold."""
+        """Add what the members hold. Raises ShardFormatError where none holds records, and one is of another kind."""
         for found in find_members(self._file.uri, self._opened, self._file.size_bytes):
             if isinstance(found, Damage):
                 self._add_damage(found, "")
@@ -129,6 +145,8 @@ class _Found:
                 self._add_damage(compression, of)
             else:
                 self.add_stream(found.offset, found.num_bytes, compression, of)
+        if self._other is not None and not self._rows:
+            raise self._other
 
     def add_npz(self) -> None:
         """Add the rows of the arrays, as one block."""

@@ -47,7 +47,7 @@ from loaderd.shards.files import open_shard
 from loaderd.shards.framing import Ends, Piece, scan
 from loaderd.shards.shard_file import Compression, ShardFile
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 ANCHOR_RECORDS = 32
 MAX_BLOCK_BYTES = 8 << 20
 # The name of a file may be no valid Unicode.
@@ -172,7 +172,7 @@ def build_index(
     Raises ShardReadError where the file is not there, or changes meanwhile, and StorageError.
     """
     with closing(open_shard(file, access)) as opened:
-        compression = detect_compression(file.uri, opened)
+        compression = detect_compression(file.uri, opened, file.size_bytes)
         blocks = _Blocks(block_records if compression == "none" else None)
         damages: list[Damage] = []
         next_record = digest = 0

@@ -20,12 +20,13 @@ from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
 from loaderd.shards.access import Access
-from loaderd.shards.compression import ZIP_MAGIC, is_frame
+from loaderd.shards.compression import detect_compression
 from loaderd.shards.crc import HEADER_BYTES
 from loaderd.shards.files import open_shard
-from loaderd.shards.fixed import compression_of_member, detect_wrapping, open_fixed
+from loaderd.shards.fixed import compression_of_member, open_fixed, wrapping_of
+from loaderd.shards.kinds import Content, is_frame
 from loaderd.shards.npz import arrays_of
-from loaderd.shards.shard_file import OpenFile, ShardFile
+from loaderd.shards.shard_file import Compression, OpenFile, ShardFile
 from loaderd.shards.tar import Member, find_members
 
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
@@ -47,22 +48,23 @@ def tell_records(file: ShardFile, access: Access | None = None) -> FixedRecords 
 def tell_schema(file: ShardFile, access: Access | None = None) -> Told | None:
     """The schema of the records of fixed size that a shard holds; None: TFRecord, or nothing known.
 
-    Costs opening the file and some reads. Raises ShardReadError where it cannot be opened, and StorageError.
+    Costs opening the file and some reads. Raises ShardFormatError where it is plainly a file of another kind,
+    ShardReadError where it cannot be opened, and StorageError.
     """
     with closing(open_shard(file, access)) as opened:
-        head = _read(opened, 0, HEADER_BYTES)
-        if is_frame(head):
+        content = Content.of_file(opened, file.size_bytes)
+        if is_frame(content.head):
             return None
-        if head.startswith(ZIP_MAGIC):
-            return _tell_npz(opened, file)
-        return _tell_stream(opened, file)
+        wrapping = wrapping_of(file.uri, content.head)
+        told = _tell_npz(opened, file) if wrapping == "npz" else _tell_stream(opened, file, wrapping)
+        if told is None and wrapping in ("none", "gzip"):
+            detect_compression(file.uri, opened, file.size_bytes)
+        return told
 
 
-def _tell_stream(opened: OpenFile, file: ShardFile) -> Told | None:
+def _tell_stream(opened: OpenFile, file: ShardFile, wrapping: Compression) -> Told | None:
     known = lc0()
     assert known.records is not None
-    # With the size of a whole record in place of its own, no file is refused here.
-    wrapping = detect_wrapping(file.uri, opened, known.records.record_bytes, known.records)
     if wrapping == "none" and file.size_bytes % known.records.record_bytes:
         return None
     parts: Iterable[tuple[int, int]] = [(0, file.size_bytes)] if wrapping != "tar" else _members(opened, file)
@@ -91,8 +93,3 @@ def _tell_npz(opened: OpenFile, file: ShardFile) -> Told | None:
         size, targets = math.isqrt(arrays[_POLICY].shape[1] - 1), arrays[_TARGETS].shape[0]
         return Told(katago(size, targets), f"loaderd.schemas.katago(board_size={size}, num_targets={targets})")
     return None
-
-
-def _read(opened: OpenFile, offset: int, size: int) -> bytes:
-    data = bytearray(size)
-    return bytes(data[: opened.read_at(offset, memoryview(data))])

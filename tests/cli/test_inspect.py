@@ -171,6 +171,14 @@ def test_what_cannot_be_shown_is_said(shard: Path, tmp_path: Path):
         assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("option", [(), ("--features",), ("--schema", "lc0")])
+def test_a_file_of_another_kind_is_named(option: tuple[str, ...], tmp_path: Path):
+    (tmp_path / "a").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    done = inspect(str(tmp_path / "a"), *option)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a is a pointer of Git LFS" in done.stderr and "git lfs pull" in done.stderr
+
+
 def test_a_reader_who_has_enough_ends_it_quietly(shard: Path, tmp_path: Path):
     command = [COMMAND, "inspect", str(shard), "--schema", "boards:schema"]
     reader, writer = os.pipe()

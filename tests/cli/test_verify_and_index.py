@@ -53,17 +53,15 @@ def test_every_damage_is_named_with_its_place(paths: list[Path]):
     assert (told[-1]["kind"], told[-1]["damages"], told[-1]["records"]) == ("total", 3, 997)
 
 
-def test_a_file_that_is_no_shard_is_damage(paths: list[Path]):
-    paths[2].write_bytes(b"PK\x03\x04 and so on")
-    done = run("verify", *map(str, paths))
-    assert done.returncode == 1 and "a zip archive" in done.stdout and "750 healthy records" in done.stdout
-
-
-def test_of_files_that_are_not_recognized_it_says_how_to_check_them(tmp_path: Path):
+def test_files_that_are_no_shards_are_named_with_what_to_do(paths: list[Path], tmp_path: Path):
+    paths[2].write_text("<!DOCTYPE html>\n<html>Sign in</html>\n")
     np.savez(tmp_path / "own.npz", number=np.arange(5))
-    done = run("verify", str(tmp_path / "own.npz"))
-    assert done.returncode == 1 and "a zip archive (as an .npz is)" in done.stdout
-    assert done.stderr == "Records that are no TFRecords need --schema; loaderd inspect SHARD shows what they are.\n"
+    done = run("verify", *map(str, paths), str(tmp_path / "own.npz"))
+    assert done.returncode == 1 and "750 healthy records" in done.stdout and not done.stderr
+    assert f"{paths[2]} is a page of HTML, and not a TFRecord file" in done.stdout and "download it" in done.stdout
+    assert "own.npz is a zip archive (as an .npz is), and not" in done.stdout and "FixedRecords" in done.stdout
+    told = [json.loads(line) for line in run("verify", *map(str, paths), "--json").stdout.splitlines()]
+    assert [one["found"] for one in told if one["kind"] == "damage"] == ["one that is a page of HTML"]
 
 
 def test_wrong_arguments_and_no_shards_are_another_status(tmp_path: Path, paths: list[Path]):
@@ -189,7 +187,7 @@ def test_damage_of_records_of_fixed_size_is_named(tmp_path: Path):
     rows.write_bytes(data)
     done = run("verify", str(game), str(rows))
     assert done.returncode == 1
-    assert f"{game}: record " in done.stdout and f"{rows}: record 0" in done.stdout
+    assert f"{game}: record " in done.stdout and f"{rows} is a zip archive" in done.stdout
 
 
 def test_a_loader_takes_the_index_of_games_and_rows(tmp_path: Path):

@@ -33,6 +33,7 @@ import loaderd
 import numpy as np
 from loaderd import testing
 schema = testing.schema_of({"number": np.zeros(1, int), "bytes": np.zeros((1, 500), "u1")})
+rows = loaderd.Schema(loaderd.FixedRecords([("number", "<i8")]), {"number": loaderd.Array("number")})
 halves = loaderd.Schema({"number": loaderd.Int64(), "bytes": loaderd.Raw("bfloat16", 250)}, schema.fields)
 """
 
@@ -235,13 +236,25 @@ def test_after_an_error_it_goes_on_without_the_record(folder: Path):
 
 
 def test_a_source_that_cannot_be_read_is_named_when_it_is_left_out(folder: Path):
-    (folder / "from" / "00002.tfrecord").write_bytes(b"ARROW1\0\0")
-    options = [*OPTIONS, "--to", "new", "--on-corrupt", "skip_record", "--processes", 1]
+    for number in range(3):
+        np.savez(folder / "from" / f"{number}.npz", number=np.arange(100))
+    cut = folder / "from" / "1.npz"
+    cut.write_bytes(cut.read_bytes()[:-20])
+    options = ["from/*.npz", "--schema", "mine:rows", "--to", "new", "--on-corrupt", "skip_record", "--processes", 1]
     done = run(folder, *options)
-    assert "3,000 records" in done.stdout and "left out" not in done.stdout
-    assert "1 of 4 sources cannot be read, and left out:\n" in done.stderr and "00002.tfrecord" in done.stderr
+    assert "200 records" in done.stdout and "left out" not in done.stdout
+    assert "1 of 3 sources cannot be read, and left out:\n" in done.stderr and "1.npz" in done.stderr
     total = json.loads(run(folder, *options, "--json").stdout.splitlines()[-1])
     assert (total["left_out"], total["sources_left_out"]) == (0, 1)
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip_record"])
+def test_a_source_of_another_kind_is_refused(folder: Path, on_corrupt: str):
+    (folder / "from" / "README.md").write_text("Four shards, each of a thousand records.\n")
+    done = run(folder, *OPTIONS, "--to", "new", "--on-corrupt", on_corrupt)
+    assert done.returncode == 2 and "README.md is text, and not a TFRecord file" in done.stderr
+    assert "Leave it out" in done.stderr and "skip_record" not in done.stderr
+    assert not shards_in(folder / "new")
 
 
 def test_two_conversions_do_not_write_to_one_folder(

@@ -321,12 +321,6 @@ def test_an_npz_that_does_not_hold_together(make_data: Any, said: str, tmp_path:
         build_fixed_index(file, RECORDS, 7)
 
 
-def test_a_file_of_another_kind(tmp_path: Path):
-    file = make_shard(tmp_path / "a.xz", b"\xfd7zXZ\x00" + bytes(range(200)))
-    with pytest.raises(ShardReadError, match="compressed with xz"):
-        build_fixed_index(file, RECORDS, 7)
-
-
 # ---------------------------------------------------------------------------------- damage behind the index pass
 
 

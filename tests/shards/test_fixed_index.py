@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from fixed_files import RECORDS, records_from, tar_of, wrapped, zstd
 from shard_bytes import make_shard
 
 import loaderd
-from loaderd.errors import ShardReadError, StorageError
+from loaderd.errors import ShardFormatError, ShardReadError, StorageError
 from loaderd.shards import fixed_index
 from loaderd.shards.files import list_shards
 from loaderd.shards.fixed_index import build_fixed_index
@@ -67,7 +68,7 @@ def test_an_array_of_numpys_whose_size_is_that_of_whole_records(tmp_path: Path):
     np.save(tmp_path / "a.npy", np.zeros((100, 16), np.uint8))
     file = make_shard(tmp_path / "b.npy", (tmp_path / "a.npy").read_bytes())
     assert file.size_bytes % whole.record_bytes == 0
-    with pytest.raises(ShardReadError, match="an array of numpy's, not records of 16 bytes"):
+    with pytest.raises(ShardReadError, match=r"is an array of numpy's \(.npy\), and not records of 16 bytes"):
         build_fixed_index(file, whole, 7)
     plain = make_shard(tmp_path / "c.bin", b"BZh" + bytes(16 * 10 - 3))
     assert build_fixed_index(plain, whole, 7).num_records == 10, "three bytes may be those of a record"
@@ -84,13 +85,16 @@ def test_a_compressed_file_of_another_kind(
     np.save(tmp_path / "a.npy", np.zeros((100, 16), np.uint8))
     array = (tmp_path / "a.npy").read_bytes()
     tar = tar_of([("a.gz", gzip.compress(bytes(160)))])
-    for data, kind in ((tar, "a tar archive"), (array, "an array of numpy's")):
+    for data, kind in ((tar, "a tar archive"), (array, "an array of numpy's (.npy)")):
         assert len(data) % records.record_bytes == 0
         file = make_shard(tmp_path / "a", compress(data))
-        with pytest.raises(ShardReadError, match=f"is {kind}, compressed with {how}, and not records of 16 bytes"):
+        said = re.escape(f"holds {kind}, compressed with {how}, and not records of 16 bytes")
+        with pytest.raises(ShardFormatError, match=said):
             build_fixed_index(file, records, 7)
         games = [("0.gz", gzip.compress(bytes(160))), ("1.zst", compress(data)), ("2.gz", gzip.compress(bytes(32)))]
         index = build_fixed_index(make_shard(tmp_path / "b.tar", tar_of(games)), records, 7)
         (damage,) = index.damages
-        assert damage.record == 10 and f"{kind}, compressed, in '1.zst', the member at byte" in damage.found
+        assert (
+            damage.record == 10 and f"{kind}, compressed with {how}, in '1.zst', the member at byte" in damage.found
+        )
         assert index.num_records == 12 and index.counts.tolist() == [10, 2]

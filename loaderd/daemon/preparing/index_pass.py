@@ -1,7 +1,8 @@
 """The indexes of all shards: from the cache, or made by the workers where the cache has none.
 
 A shard that cannot be indexed, because it cannot be read or because workers are lost at it, does not end the pass: in
-place of its index comes one that says so. What becomes of it is the user's choice, as with damaged records.
+place of its index comes one that says so. What becomes of it is the user's choice, as with damaged records. But a
+file that is plainly of another kind than the schema says ends it: the names of the shards, or the schema, are wrong.
 
 Pure but for the cache: a source of tasks that the scheduler asks like any other.
 """
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, IndexWork, Task, TaskSource
-from loaderd.errors import CorruptRecordError, Damage, LoaderdError, StorageError
+from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardFormatError, StorageError
 from loaderd.protocol.worker_messages import Done, Indexed
 from loaderd.redaction import redacted
 from loaderd.shards.access import PIECE_BYTES
@@ -99,9 +100,12 @@ class IndexPass(TaskSource):
         self._done_bytes += self.files[number].size_bytes
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        """If storage is the reason, the shard is not damaged, and the pass ends; else the shard is unreadable."""
+        """A shard that storage does not give, or that is of another kind, is not damaged: the pass ends.
+
+        Any other one is unreadable.
+        """
         assert isinstance(task.work, IndexWork)
-        if isinstance(error, StorageError):
+        if isinstance(error, (StorageError, ShardFormatError)):
             self.error = self.error or error
             return
         self._take(task.work.file, ShardIndex.of_unreadable(self.files[task.work.file], error))
