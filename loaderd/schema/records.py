@@ -25,7 +25,8 @@ class FixedRecords(Mapping[str, Feature]):
     RecordMismatchError.
 
     A shard may be a plain file of such records, or one compressed with gzip or zstd; a tar of such compressed files;
-    or an npz that has an array for each field, with one row for each record. Its first bytes tell which it is.
+    or an npz that has an array for each field, with one row for each record, or a single value for all of them; axes
+    of length 1 don't count. Its first bytes tell which it is.
     """
 
     def __init__(self, dtype: Any, bits: Collection[str] = (), expect: Mapping[str, Any] | None = None) -> None:

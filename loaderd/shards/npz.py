@@ -6,6 +6,9 @@ An npz is a zip of ``.npy`` files, deflated or stored::
     b.npy  ████░░░░                    time: they never lie in memory whole, and what was inflated last is in the
     c.npy  ██████████████░░░░░░░░░░    cache still when it becomes records
 
+An array without rows, of a single value, holds it for all of them: the result of the game, say. Axes of length 1 more
+or less don't matter, so (rows, 1) is as good as (rows,).
+
 So rows are read from front to back. An array's CRC tells, at its end, whether it is as it was written: the index pass
 reads all of it before any row is used. Damage of a later time shows where the array cannot be inflated, or with its
 last rows.
@@ -25,6 +28,7 @@ import numpy.typing as npt
 
 from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.schema import FixedRecords
+from loaderd.schema.exact import is_shaped
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.inflate import crc32, raw_inflater
 from loaderd.shards.shard_file import Readable, ShardFile, is_remote
@@ -56,9 +60,10 @@ class NpzRows:
             if name not in entries:
                 raise _bad(shard.uri, 0, f"an array {name!r}", f"only {sorted(entries)}")
             self._columns[name] = _Column(shard, file, entries[name], name, records)
-        rows = {name: column.num_rows for name, column in self._columns.items()}
-        if len(set(rows.values())) > 1:
-            raise _bad(shard.uri, 0, "arrays with one row a record", f"rows: {rows}")
+        rows = {name: column.num_rows for name, column in self._columns.items() if column.num_rows is not None}
+        if len(set(rows.values())) != 1:
+            found = f"rows: {rows}" if rows else f"no rows, but a single value in each of {list(self._columns)}"
+            raise _bad(shard.uri, 0, "arrays with one row a record", found)
         self.num_rows = next(iter(rows.values()))
         self.row = 0
         """The row that is read next."""
@@ -94,7 +99,10 @@ class NpzRows:
 
 
 class _Column:
-    """An array of an npz, from front to back."""
+    """An array of an npz, from front to back; or a single value, which each of its rows has.
+
+    ``num_rows``: None for a single value.
+    """
 
     def __init__(
         self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo, name: str, records: FixedRecords
@@ -106,20 +114,27 @@ class _Column:
         assert records.dtype.fields is not None
         field = records.dtype.fields[name][0]
         shape, is_fortran, dtype = _header(self._stream, entry, shard.uri)
-        in_order = not is_fortran or len(shape) == 1
-        if dtype != field.base or shape[1:] != field.shape or not shape or not in_order:
+        in_order = not is_fortran or is_shaped(shape, (math.prod(shape),))
+        is_single = not shape and is_shaped((), field.shape)
+        if dtype != field.base or not (is_single or (shape and is_shaped(shape[1:], field.shape))) or not in_order:
             dims = "".join(f", {dim}" for dim in field.shape)
             expected = f"array {name!r} of {field.base}, (rows{dims}) in C order"
             order = "" if in_order else " in Fortran order"
             raise self._bad(expected, f"{dtype}, {shape}{order}")
         if entry.file_size - self._stream.done_bytes < math.prod(shape) * dtype.itemsize:
             raise self._bad(f"the values of {name!r}, {shape}", f"{entry.file_size} bytes")
-        self.num_rows, self._shape, self._dtype = shape[0], shape[1:], dtype
+        self.num_rows = None if is_single else shape[0]
+        self._shape, self._dtype = field.shape, dtype
         self._row_bytes = field.itemsize
         self._buffer = bytearray()
+        self._single: npt.NDArray[Any] | None = None
+        if is_single:
+            self._single = self.read(1)
 
     def read(self, count: int) -> npt.NDArray[Any]:
         """The next rows, (count, *the field's shape). Valid until the next call."""
+        if self._single is not None:
+            return np.broadcast_to(self._single, (count, *self._shape))
         num_bytes = count * self._row_bytes
         if len(self._buffer) < num_bytes:
             self._buffer = bytearray(num_bytes)
@@ -215,14 +230,16 @@ class _HeaderReader(io.RawIOBase):
 def arrays_of(shard: ShardFile, file: Readable) -> dict[str, np.dtype[Any]]:
     """By name of the array, the dtype of one of its rows, with a shape if that is no scalar.
 
-    Raises ShardReadError where the file is no whole npz, or one of the arrays has no rows but a single value.
+    Raises ShardReadError where the file is no whole npz, or none of the arrays has rows: each is a single value.
     """
     found = {}
+    has_rows = False
     for name, entry in _entries(shard, file).items():
         shape, _, dtype = _header(_EntryStream(shard, lambda: file, entry, _FED_BYTES), entry, shard.uri)
-        if not shape:
-            raise _bad(shard.uri, entry.header_offset, f"an array of rows in {entry.filename}", "a single value")
+        has_rows = has_rows or bool(shape)
         found[name] = np.dtype((dtype, shape[1:]))
+    if not has_rows:
+        raise _bad(shard.uri, 0, "arrays with one row a record", f"no rows, but a single value in each of {[*found]}")
     return found
 
 

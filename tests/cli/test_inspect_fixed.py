@@ -204,7 +204,7 @@ def test_only_real_numbers_are_drawn(tmp_path: Path, capsys: Capture, monkeypatc
         (["unequal.npz"], "rows: {'a': 3, 'b': 4}"),
         (["unequal.npz", "--schema", "lc0"], "expected an array 'version'"),
         (["own.npz", "--png", "x.png"], "--png needs --schema"),
-        (["value.npz"], "expected an array of rows in a.npy, found a single value"),
+        (["value.npz"], "expected arrays with one row a record, found no rows, but a single value in each of ['a']"),
         (["none.tar"], "does not exist"),
         (["old.gz", "--record", "0"], "expected version 6, found version 5"),
     ],

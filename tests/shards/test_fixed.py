@@ -371,6 +371,73 @@ def test_a_wrong_crc_of_an_npz_is_named_with_its_last_rows(tmp_path: Path):
     reader.close()
 
 
+GAME = np.dtype(
+    [("board", "u1", (8,)), ("score", "<f4"), ("clock", "<i2", (1,)), ("result", "i1"), ("size", "<i4", (1,))]
+)
+
+
+def game_npz(rows: int, **other: Any) -> bytes:
+    """A game of ``rows`` positions, with its result and size once, a column of scores, and clocks without an axis."""
+    out = io.BytesIO()
+    arrays = {
+        "board": np.arange(rows * 8, dtype=np.uint8).reshape(rows, 8),
+        "score": np.asfortranarray(np.arange(rows, dtype=np.float32).reshape(rows, 1)),
+        "clock": np.arange(rows, dtype=np.int16),
+        "result": np.int8(-1),
+        "size": np.int32(19),
+    }
+    np.savez(out, **{**arrays, **other})
+    return out.getvalue()
+
+
+def test_an_npz_with_columns_and_with_values_for_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(npz, "_PIECE_BYTES", 4 * GAME.itemsize)
+    records = loaderd.FixedRecords(GAME)
+    file = make_shard(tmp_path / "a", game_npz(57))
+    index = build_fixed_index(file, records, 10)
+    assert index.num_records == 57 and not index.damages
+    reader = FixedBlockReader(records, [file], ["npz"])
+    pieces = [
+        np.frombuffer(piece.buffer.tobytes(), GAME, piece.num_records)
+        for piece in reader.read(Block(0, *index.block(0)), 0, 57)
+        if not isinstance(piece, Damage)
+    ]
+    rows = np.concatenate(pieces)
+    assert len(pieces) > 3
+    assert (rows["board"] == np.arange(57 * 8, dtype=np.uint8).reshape(57, 8)).all()
+    assert rows["score"].tolist() == rows["clock"][:, 0].tolist() == list(range(57))
+    assert (rows["result"] == -1).all() and (rows["size"] == 19).all()
+
+
+@pytest.mark.parametrize(
+    ("make_data", "said"),
+    [
+        (
+            lambda: game_npz(9, score=np.zeros((9, 2), "f4")),
+            r"expected array 'score' of float32, \(rows\) in C order",
+        ),
+        (lambda: game_npz(9, board=np.zeros(8, "u1")), r"expected array 'board' of uint8, \(rows, 8\) in C order"),
+        (lambda: game_npz(9, board=np.uint8(0)), r"expected array 'board' of uint8, \(rows, 8\) in C order, found"),
+        (
+            lambda: game_npz(9, result=np.int16(0)),
+            r"expected array 'result' of int8, \(rows\) in C order, found int16",
+        ),
+        (lambda: game_npz(9, result=np.zeros(1, "i1")), r"rows: {'board': 9, 'score': 9, 'clock': 9, 'result': 1}"),
+        (lambda: game_npz(9).replace(b"\n\xff", b"\n\xfe"), "result.npy of .* bytes with its CRC"),
+    ],
+)
+def test_what_is_no_column_and_no_value_for_all_rows(make_data: Any, said: str, tmp_path: Path):
+    file = make_shard(tmp_path / "a.npz", make_data())
+    with pytest.raises(ShardReadError, match=said):
+        build_fixed_index(file, loaderd.FixedRecords(GAME), 10)
+
+
+def test_an_npz_of_which_no_array_has_rows(tmp_path: Path):
+    file = make_shard(tmp_path / "a.npz", game_npz(9))
+    with pytest.raises(ShardReadError, match="one row a record, found no rows, but a single value in each of"):
+        build_fixed_index(file, loaderd.FixedRecords(GAME[["result", "size"]]), 10)
+
+
 def test_an_npz_that_has_another_number_of_rows_later(tmp_path: Path):
     file = make_shard(tmp_path / "a", npz_of(records_from(0, 60)))
     reader = FixedBlockReader(RECORDS, [file], ["npz"])
