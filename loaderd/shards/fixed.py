@@ -48,7 +48,6 @@ from loaderd.shards.zstd import ZstdStream, decompress
 _MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", GZIP_MAGIC: "gzip", ZSTD_MAGIC: "zstd"}
 _PIECE_BYTES = 1 << 20
 _LEAST_SPARE_BITS = 24
-_HINT = "Records of fixed size are read from plain, GZIP and zstd files, from tars of these, and from npz."
 
 Stream = PlainStream | InflatedStream | ZstdStream
 
@@ -81,7 +80,7 @@ def refuse_others(shard: str, content: Content, records: FixedRecords, start: in
     """
     expected = f"records of {records.record_bytes:,} bytes"
     if kind := kind_of(content, records):
-        raise refused(shard, kind, expected, start=start, inside=inside, also=_HINT)
+        raise refused(shard, kind, expected, start=start, inside=inside)
     if others := other_records(content, records):
         size_bytes, what = others
         found = f"records of {size_bytes:,} bytes with {what}" + (f", {inside}" if inside else "")

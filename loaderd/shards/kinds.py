@@ -224,7 +224,7 @@ _AS_NPZ = (
     "Read it with {reader}, and write its columns as an npz (np.savez_compressed), with one row for each record: "
     "FixedRecords reads that."
 )
-_NO_SHARD = "Leave it out: name the shards so that it does not match."
+_NO_SHARD = "If it is no shard, name the shards so that it does not match."
 
 KINDS: dict[str, Kind] = {
     "tfrecord": Kind(
@@ -281,12 +281,12 @@ KINDS: dict[str, Kind] = {
     ),
     "html": Kind(
         "a page of HTML",
-        f"Where it was downloaded, it may be a login or an error: download it again. {_NO_SHARD}",
+        f"If it was downloaded, it may be a login or an error: download it again. {_NO_SHARD}",
         _is_html,
     ),
     "xml": Kind(
         "an XML document",
-        f"Where it was downloaded, it may be an error of the storage: download it again. {_NO_SHARD}",
+        f"If it was downloaded, it may be an error of the storage: download it again. {_NO_SHARD}",
         _begins(b"<?xml "),
     ),
     "text": Kind("text", f"{_NO_SHARD} Chess games in PGN: `loaderd convert` makes shards of them.", _never),

@@ -31,6 +31,7 @@ from loaderd.schema import FixedRecords
 from loaderd.schema.exact import is_shaped
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.inflate import crc32, raw_inflater
+from loaderd.shards.kinds import refused
 from loaderd.shards.shard_file import Readable, ShardFile, is_remote
 from loaderd.shards.zstd import FileReader
 
@@ -258,16 +259,19 @@ def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tup
 
 
 def _entries(shard: ShardFile, file: Readable) -> dict[str, zipfile.ZipInfo]:
-    """What is in the zip, by the names of arrays."""
+    """What is in the zip, by the names of arrays. Raises ShardFormatError where none of it is an array."""
     try:
         with zipfile.ZipFile(io.BufferedReader(FileReader(file, shard.size_bytes))) as archive:
-            return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            infos = archive.infolist()
     except (LoaderdError, MemoryError):
         raise
     except Exception as error:  # of a damaged directory: BadZipFile, NotImplementedError, UnicodeDecodeError, …
         if isinstance(error.__context__, LoaderdError):  # zipfile takes storage that failed for a bad archive
             raise error.__context__ from None
         raise _bad(shard.uri, 0, "a whole npz", f"{error}") from None
+    if not any(info.filename.endswith(".npy") for info in infos):
+        raise refused(shard.uri, "zip", "an npz: it has no .npy")
+    return {info.filename.removesuffix(".npy"): info for info in infos}
 
 
 def _bad(shard: str, offset: int, expected: str, found: str) -> ShardReadError:

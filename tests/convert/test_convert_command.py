@@ -253,7 +253,7 @@ def test_a_source_of_another_kind_is_refused(folder: Path, on_corrupt: str):
     (folder / "from" / "README.md").write_text("Four shards, each of a thousand records.\n")
     done = run(folder, *OPTIONS, "--to", "new", "--on-corrupt", on_corrupt)
     assert done.returncode == 2 and "README.md is text, and not a TFRecord file" in done.stderr
-    assert "Leave it out" in done.stderr and "skip_record" not in done.stderr
+    assert "If it is no shard, name the shards" in done.stderr and "skip_record" not in done.stderr
     assert not shards_in(folder / "new")
 
 
