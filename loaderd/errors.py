@@ -11,7 +11,8 @@
     │   │   └── ShardFormatError        a shard is plainly a file of another kind
     │   ├── StorageError                storage does not answer or refuses: no record is lost, ask again
     │   ├── CorruptRecordError          a CRC does not match, a file ends in the middle of a record
-    │   └── RecordMismatchError         a record is whole, but is not what the schema says
+    │   ├── RecordMismatchError         a record is whole, but is not what the schema says
+    │   └── EmptyBatchError             all records of a batch are left out
     ├── WorkerError                     a user's function raised, or a worker died again and again
     ├── DaemonError                     the daemon could not start, or ended
     ├── ServerError                     a server refuses, or cannot be reached
@@ -140,6 +141,10 @@ class CorruptRecordError(ShardError):
     """A CRC does not match, or a file ends in the middle of a record."""
 
 
+class EmptyBatchError(ShardError):
+    """All records of a batch are left out, as ``on_corrupt`` says. Iterators go on with the next batch."""
+
+
 class RecordMismatchError(ShardError):
     """A record is whole, but is not what the schema says: a feature is missing, mistyped or of another length."""
 
@@ -177,6 +182,7 @@ _CLASSES: dict[str, type[LoaderdError]] = {
         StorageError,
         CorruptRecordError,
         RecordMismatchError,
+        EmptyBatchError,
         WorkerError,
         DaemonError,
         ServerError,

@@ -17,7 +17,7 @@ import tensorflow as tf
 from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch
 from loaderd.client.end import ProgramEnds, program_has_ended
-from loaderd.errors import ClosedError, LoaderdError
+from loaderd.errors import ClosedError, EmptyBatchError, LoaderdError
 from loaderd_tf.graphs import keep_thread, let_go_of_arrays
 
 _NO_END = np.iinfo(np.int64).max
@@ -135,12 +135,19 @@ class GraphLoader:
             self._missed.pop(which, None)
         try:
             return loader.fetch(pass_, step, self._copy_ns)
+        except EmptyBatchError:
+            return self._empty_batch(loader)
         except BaseException as error:
             if not (isinstance(error, LoaderdError) and error.instead_of_batch):
                 self._missed[which] = step, step
                 if len(self._missed) > _MOST_MISSED:
                     self._missed.pop(next(iter(list(self._missed))), None)
             raise
+
+    def _empty_batch(self, loader: BaseLoader) -> Batch:
+        """A batch without records, which the data set leaves out: each step must have an element."""
+        specs = loader.schema.specs
+        return Batch({name: np.empty((0, *specs[name].shape), specs[name].dtype) for name in self._names}, 0)
 
     def _parsed_pass(self, which: bytes) -> Any:
         return self.alive().pass_from_json(which)

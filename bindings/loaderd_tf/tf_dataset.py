@@ -160,6 +160,8 @@ def from_loader(
         return attach(_ahead(turns.map(unconverted(lambda *tensors: element(tensors))), prefetch, device), loader)
 
     dataset = _of_passes(called, loader.grows, specs, element)
+    if loader.on_corrupt != "raise":  # then all records of a batch may be left out
+        dataset = dataset.filter(_has_records)
     size = cardinality(loader)
     if size != tf.data.UNKNOWN_CARDINALITY and (size < 0 or loader.next_is_whole):
         dataset = _of_cardinality(dataset, size, called.is_gone)
@@ -209,6 +211,11 @@ def _of_passes(
     # Synchronous: else TensorFlow would begin passes ahead, but data that grow are listed when an epoch begins.
     begun = while_true(passes, lambda: not program_has_ended()).map(new_pass, synchronous=True)
     return begun.flat_map(batches)
+
+
+@unconverted
+def _has_records(*element: Any) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(element)[0])[0] > 0
 
 
 def _of_cardinality(dataset: tf.data.Dataset, cardinality: int, is_gone: Callable[[], bool]) -> tf.data.Dataset:

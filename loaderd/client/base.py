@@ -11,9 +11,9 @@ from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.batch_source import Described, Glimpse, Stream
 from loaderd.client.end import ProgramEnds
 from loaderd.client.standing import Standing
-from loaderd.errors import DaemonError, LoaderdError, ServerError, StorageError
+from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, ServerError, StorageError
 from loaderd.memory.page import TAKES_AHEAD
-from loaderd.options import as_count
+from loaderd.options import OnCorrupt, as_count
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 
@@ -104,7 +104,11 @@ class BaseLoader(Standing):
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
             return None
-        return self._stream.fetch(pass_, step)
+        found = self._stream.fetch(pass_, step)
+        if isinstance(found, EmptyBatchError):
+            start, stop = self._stream.course.batches(pass_).rows_of(step)
+            self._stream.counts.records_skipped += stop - start
+        return found
 
     # ------------------------------------------------------------------------------------------ facts
 
@@ -150,6 +154,11 @@ class BaseLoader(Standing):
     def seed(self) -> int:
         """What the order and all random fields follow from; with ``seed=None``, the seed that was drawn."""
         return self._options.seed
+
+    @property
+    def on_corrupt(self) -> OnCorrupt:
+        """What becomes of damaged records."""
+        return self._options.on_corrupt
 
     @property
     def static_batch_size(self) -> int | None:
@@ -264,8 +273,16 @@ class _Iteration(Iterator[Any]):
             if found is None:
                 self._at = None
                 continue
-            item = found if isinstance(found, LoaderdError) else self._hand_over(found)
             behind = pass_, step + 1
+            if isinstance(found, EmptyBatchError):  # left out, as its records are
+                if self._ready:  # the consumer passes it when it takes the batch before
+                    *before, (element, _) = self._ready
+                    self._ready = (*before, (element, behind))
+                else:
+                    self._loader._here = behind
+                self._at = behind
+                continue
+            item = found if isinstance(found, LoaderdError) else self._hand_over(found)
             # Nothing is called between these two assignments, so Ctrl-C cannot come between them.
             self._ready = (*self._ready, (item, behind))
             self._at = behind

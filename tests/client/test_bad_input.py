@@ -15,6 +15,7 @@ from record_bytes import header
 import loaderd
 from loaderd.errors import (
     CorruptRecordError,
+    EmptyBatchError,
     NoShardsError,
     OptionError,
     RecordMismatchError,
@@ -218,3 +219,22 @@ def test_bad_arguments(write_numbered: Write, numbered_schema: loaderd.Schema, t
     (tmp_path / "empty.tfrecord").touch()
     with pytest.raises(NoShardsError, match=r"no record can be read from 1 shard, such as /.*\n"):
         make(shards=str(tmp_path / "empty.tfrecord"))
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_batch_without_records_does_not_come(
+    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, ahead: int
+):
+    """Here batches 2 and 3, and the last one."""
+    shards = write_numbered([20, 20, 25, 15])
+    shards[1].write_bytes(20 * framed(b""))
+    shards[3].write_bytes(15 * framed(b""))
+    with loaderd.Loader(
+        shards, numbered_schema, batch_size=10, workers=1, shuffle=False, on_corrupt="skip_record", remainder="short"
+    ) as loader:
+        batches = [check_batch(batch) for batch in loader.iterate(ahead=ahead)]
+        assert batches == [list(range(first, first + 10)) for first in (0, 10, 40, 50)] + [[*range(60, 65)]]
+        assert loader.statistics().records_skipped == 35
+        assert (loader.position.epoch, loader.position.batch) == (1, 0), "the last batch is behind us, too"
+        with pytest.raises(EmptyBatchError, match="none of the 10 records of batch 2 is left"):
+            loader.fetch(Pass(0, 1), 2)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from loaderd.daemon.pool.tasks import Fault
-from loaderd.errors import LoaderdError, ShardError
+from loaderd.errors import EmptyBatchError, LoaderdError
 
 
 class Omission(NamedTuple):
@@ -104,8 +104,8 @@ def _all_in_one(errors: Sequence[LoaderdError]) -> LoaderdError:
 
 
 def _nothing_left(step: int, num_rows: int, error: LoaderdError) -> LoaderdError:
-    """The error in place of an empty batch, of which the loss would be no number."""
-    return ShardError(
+    """The error in place of an empty batch, of which the loss would not be a number."""
+    return EmptyBatchError(
         f"none of the {num_rows} records of batch {step} is left; the first: {error.message}",
         hint="Ask for the next batch to go on without it.",
         damages=error.damages,
