@@ -25,6 +25,8 @@ _HINT_FIXED = "Where it holds records of a fixed size, give a schema of FixedRec
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 _MOST_INFLATED = 1032  # bytes that deflate can make of one: zlib.net/zlib_tech.html
+# A bomb is what hardly any data is: deflate makes 1032 bytes of one where all of them are the same.
+_BOMB_RATIO, _SMALL_BYTES = 1000, 512 << 20
 _MOST_OFFSET = (1 << 63) - 1 - HEADER_BYTES
 # A record is in memory whole. A small compressed file could say that it holds one of 1 GiB.
 _ANY_RECORD_BYTES, _RECORD_BYTES_PER_BYTE = 64 << 20, 64
@@ -95,6 +97,15 @@ def open_stream(
     if compression == "none":
         return PlainStream(file, on_read)
     return InflatedStream(shard, file, compression, on_read)
+
+
+def bomb(shard: str, inflated_bytes: int, compressed_bytes: int) -> Damage | None:
+    """The damage of a compressed stream of records without CRCs that holds next to nothing, over and over."""
+    if inflated_bytes <= max(_SMALL_BYTES, _BOMB_RATIO * compressed_bytes):
+        return None
+    expected = f"at most {_BOMB_RATIO} bytes of each that is compressed"
+    found = f"a bomb, {inflated_bytes} bytes of {compressed_bytes}"
+    return Damage(shard, -1, inflated_bytes, expected, found, lost_bytes=-1)
 
 
 def read_over(read_into: Callable[[memoryview], int], num_bytes: int) -> None:
@@ -186,6 +197,10 @@ class InflatedStream:
             if data:
                 view[: len(data)] = data
                 self._inflated_bytes += len(data)
+                if self._unit_bytes:
+                    compressed_bytes = self._compressed_offset - len(self._pending)
+                    self.damage = bomb(self._shard, self._inflated_bytes, compressed_bytes)
+                    self.is_garbled = self.damage is not None
                 return len(data)
             if not got and self._member_started:
                 self.is_garbled = self._ends_as_written()

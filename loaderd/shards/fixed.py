@@ -12,7 +12,8 @@ none     anything else                                      as many as ``block_r
 
 A stream has no marks between records and no CRCs of them. If it is cut, the records before the cut are right. If a
 compressed stream is garbled, nobody knows which records are right: the damage shows where it cannot be inflated, or
-only by the CRC at its end. So none of its records is used. Nothing tells whether a plain file is as it was written.
+only by the CRC at its end. So none of its records is used, nor are those of a bomb. Nothing tells whether a plain
+file is as it was written.
 
 A shard is refused where it plainly is or holds a file of another kind (``kinds``), or records of another version than
 ``expect`` says.
@@ -47,6 +48,8 @@ from loaderd.shards.zstd import ZstdStream, decompress
 
 _MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", GZIP_MAGIC: "gzip", ZSTD_MAGIC: "zstd"}
 _PIECE_BYTES = 1 << 20
+MAX_WHOLE_BYTES = 32 << 20
+"""What needs more memory, inflated, comes in pieces."""
 _LEAST_SPARE_BITS = 24
 
 Stream = PlainStream | InflatedStream | ZstdStream
@@ -205,12 +208,13 @@ def scan_fixed(
         yield Damage(shard, record, offset, f"a record of {size} bytes", found, lost_bytes=left)
 
 
-def inflate_whole(stored: memoryview) -> bytes | None:
-    """All of a gzip or zstd file that is in memory; None where anything is wrong with it."""
+def inflate_whole(stored: memoryview, most_bytes: int) -> bytes | None:
+    """All of a gzip or zstd file that is in memory; None where that is above ``most_bytes``, or anything is wrong."""
     if not len(stored):  # zstd would inflate it to nothing, without an error
         return None
+    inflate = gunzip if _MAGIC.get(bytes(stored[:3])) == "gzip" else decompress
     try:
-        return gunzip(stored) if _MAGIC.get(bytes(stored[:3])) == "gzip" else decompress(stored)
+        return inflate(stored, most_bytes)
     except Exception:  # each library has errors of its own
         return None
 

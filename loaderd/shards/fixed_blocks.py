@@ -18,6 +18,7 @@ from loaderd.errors import Damage, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fixed import (
+    MAX_WHOLE_BYTES,
     Stream,
     compression_of_member,
     fixed_piece,
@@ -33,9 +34,6 @@ from loaderd.shards.timed import TimedFile, inflating
 
 if TYPE_CHECKING:
     from loaderd.shards.npz import NpzRows
-
-# A block that needs more memory comes in pieces.
-_MAX_WHOLE_BYTES = 32 << 20
 
 
 class FixedBlockReader(ShardFiles):
@@ -81,7 +79,7 @@ class FixedBlockReader(ShardFiles):
 
     def can_read_together(self, block: Block) -> bool:
         """As in ``Reader``."""
-        return self._compressions[block.shard] != "npz" and self.memory_bytes(block) <= _MAX_WHOLE_BYTES
+        return self._compressions[block.shard] != "npz" and self.memory_bytes(block) <= MAX_WHOLE_BYTES
 
     def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
         """As in ``Reader``; None where a compressed block is damaged: :meth:`read` will say how."""
@@ -99,7 +97,7 @@ class FixedBlockReader(ShardFiles):
         if not self._read_bytes(blocks, lambda number: stored.get(number, places[number])):
             return None
         with inflating(self._spent):
-            if not all(_inflate(data, places[number]) for number, data in stored.items()):
+            if not all(_inflate(data, places[number], size) for number, data in stored.items()):
                 return None
         return self._buffer, np.arange(bounds[-1] // size + 1, dtype=np.int64) * size
 
@@ -202,9 +200,9 @@ class FixedBlockReader(ShardFiles):
         return open_fixed(uri, file, block.offset, block.num_bytes, compression, size, self._on_read)
 
 
-def _inflate(stored: memoryview, place: memoryview) -> bool:
-    """Inflate the records of a block to their place; False where anything is wrong."""
-    data = inflate_whole(stored)
+def _inflate(stored: memoryview, place: memoryview, record_bytes: int) -> bool:
+    """Inflate the records of a block to their place; False where anything is wrong, or there are more of them."""
+    data = inflate_whole(stored, len(place) + record_bytes - 1)  # the last record may be cut
     if data is None or len(data) < len(place):
         return False
     place[:] = memoryview(data)[: len(place)]

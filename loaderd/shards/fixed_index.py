@@ -19,6 +19,7 @@ from loaderd.shards.compression import OnRead, front_of, tell_nobody
 from loaderd.shards.crc import Bytes1D, crc32c
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed import (
+    MAX_WHOLE_BYTES,
     compression_of_member,
     detect_wrapping,
     inflate_whole,
@@ -128,7 +129,7 @@ class _Found:
             return None
         stored = memoryview(bytearray(num_bytes))
         self._opened.read_at(start, stored)
-        data = inflate_whole(stored)
+        data = inflate_whole(stored, MAX_WHOLE_BYTES)
         if data is None or len(data) % self._records.record_bytes:
             return None
         return np.frombuffer(data, dtype=np.uint8)

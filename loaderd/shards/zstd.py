@@ -6,18 +6,27 @@ import io
 from typing import Any
 
 from loaderd.errors import Damage, LoaderdError
-from loaderd.shards.compression import OnRead, read_over
+from loaderd.shards.compression import OnRead, bomb, read_over
 from loaderd.shards.shard_file import Readable
 
 _READ_BYTES = 1 << 18
+_STEP_RATIO = 64
 
 
-def decompress(data: memoryview) -> bytes:
-    """All of a zstd file that is in memory. Raises OSError."""
+def decompress(data: memoryview, most_bytes: int) -> bytes:
+    """All of a zstd file that is in memory. Raises OSError, and ValueError where it is more than ``most_bytes``."""
     import pyarrow as pa
 
-    inflated: bytes = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
-    return inflated
+    stream = pa.CompressedInputStream(pa.BufferReader(data), "zstd")
+    parts: list[bytes] = []
+    left_bytes, step_bytes = most_bytes + 1, _READ_BYTES  # pyarrow allocates a step before it knows what is there
+    while part := stream.read(min(step_bytes, left_bytes)):
+        parts.append(part)
+        left_bytes -= len(part)
+        step_bytes *= 4
+        if not left_bytes:
+            raise ValueError(f"more than {most_bytes} bytes")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class FileReader(io.RawIOBase):
@@ -53,7 +62,7 @@ class ZstdStream:
         self._shard = shard
         self._file, self._size_bytes = file, size_bytes
         self._on_read = on_read
-        self._most = _READ_BYTES
+        self._step_bytes = _READ_BYTES
         self._inflated_bytes = 0
         self.damage: Damage | None = None
         self.is_garbled = False
@@ -69,7 +78,7 @@ class ZstdStream:
         """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
         while self.damage is None:
             try:
-                data = self._stream.read(min(self._most, len(view)))
+                data = self._stream.read(min(self._step_bytes, len(view)))
             except LoaderdError:  # from reading the file
                 raise
             except OSError as error:  # pyarrow raises it for all damage
@@ -78,21 +87,24 @@ class ZstdStream:
             view[: len(data)] = data
             self._inflated_bytes += len(data)
             self._on_read(self._reader.tell())
+            self.damage = bomb(self._shard, self._inflated_bytes, self._reader.tell())
+            self.is_garbled = self.damage is not None
             return len(data)
         return 0
 
     def _step_back(self, said: str) -> None:
         """Go back to where the failed step began, to try a shorter one; a byte that cannot be read is damage."""
-        if self._most == 1:
+        if self._step_bytes == 1:
             expected = f"valid compressed data behind compressed byte {self._reader.tell()}"
             self.is_garbled = "Truncated" not in said
             self.damage = Damage(self._shard, -1, self._inflated_bytes, expected, said, lost_bytes=-1)
             return
-        self._most //= 2
+        self._step_bytes //= _STEP_RATIO
         self._begin()
         left = self._inflated_bytes
         while left:
             left -= len(self._stream.read(min(left, _READ_BYTES)))
+            self._on_read(self._reader.tell())
 
     def skip(self, num_bytes: int) -> None:
         """Inflate and forget so many bytes, or all that there are."""

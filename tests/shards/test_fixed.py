@@ -79,10 +79,10 @@ def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "zlib":
         monkeypatch.setitem(sys.modules, "isal", None)
         monkeypatch.setitem(sys.modules, "zlib_ng", None)
-    inflate._libraries.cache_clear()
-    assert inflate._libraries()[0].__name__ == ("isal.igzip" if request.param == "isal" else "gzip")
+    inflate._library.cache_clear()
+    assert inflate._library().__name__ == ("isal.isal_zlib" if request.param == "isal" else "zlib")
     yield
-    inflate._libraries.cache_clear()
+    inflate._library.cache_clear()
 
 
 @pytest.mark.parametrize("how", WRAPPINGS)
@@ -123,7 +123,7 @@ def test_any_range_of_a_block(how: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("how", ["gzip", "zstd", "tar"])
 def test_what_is_large_comes_in_pieces(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", 10)
+    monkeypatch.setattr(fixed_blocks, "MAX_WHOLE_BYTES", 10)
     file = make_shard(tmp_path / "a", wrapped(records_from(0, 65), how))
     assert loaded(file, build_fixed_index(file, RECORDS, 7)) == (list(range(65)), 0)
 
@@ -187,7 +187,7 @@ def test_zeros_behind_a_gzip_are_padding(num_zeros: int, tmp_path: Path, monkeyp
     data = wrapped(records_from(0, 65), "gzip") + bytes(num_zeros)
     for most_bytes in (1 << 20, 10):  # inflated at once, and in pieces
         monkeypatch.setattr(fixed_index, "_MAX_AT_ONCE_BYTES", most_bytes)
-        monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", most_bytes)
+        monkeypatch.setattr(fixed_blocks, "MAX_WHOLE_BYTES", most_bytes)
         file = make_shard(tmp_path / "a", data)
         index = build_fixed_index(file, RECORDS, 7)
         assert index.damages == () and index.num_records == 65
@@ -340,7 +340,7 @@ def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, at: 
 
 
 def test_a_wrong_crc_of_a_large_gzip_is_named_with_its_last_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fixed_blocks, "_MAX_WHOLE_BYTES", 0)
+    monkeypatch.setattr(fixed_blocks, "MAX_WHOLE_BYTES", 0)
     data = gzip.compress(records_from(0, 60).tobytes(), 0)  # only the CRC tells what is not compressed
     file = make_shard(tmp_path / "a", data)
     index = build_fixed_index(file, RECORDS, 7)
