@@ -1,8 +1,10 @@
 """The journal of a conversion, a file in its folder: what is converted, then a line for each shard that is whole.
 
-A shard is written under another name, read back, renamed, and then noted. So a shard that has a line is whole,
-whenever the conversion was killed; one that has none is written again. Any process appends a line by one write.
+A shard is written under another name, read back, renamed, and then noted. A shard that has a line was whole, whenever
+the conversion was killed; one that has none is written again. A line is a claim: who goes on reads the shard again.
 A conversion that goes on without the faulty records at which the one before stopped has a line of its own, too.
+
+The folder may be one to which others can write. So the journal must be a regular file of this user's, and no link.
 """
 
 from __future__ import annotations
@@ -12,15 +14,20 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from loaderd.errors import OptionError
+from loaderd.options import is_count
+from loaderd.redaction import shown
 
 NAME = ".loaderd-convert.jsonl"
 _PREFIX = "shard-"
+_BEGINNING = b'{"kind": "job", "digest": "'
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as of Lustre, mounted without flock
 
 
@@ -50,16 +57,6 @@ def temporary_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def note(folder: Path, written: Written) -> None:
-    """Append the line of a shard that was renamed to its name."""
-    line = json.dumps({"kind": "shard", **asdict(written)}) + "\n"
-    journal = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND)
-    try:
-        os.write(journal, line.encode())  # if a power failure takes the line away, only this shard is written again
-    finally:
-        os.close(journal)
-
-
 class Journal:
     """The folder of one conversion, locked: no other conversion writes there before this object is closed.
 
@@ -71,19 +68,19 @@ class Journal:
 
     def __init__(self, folder: Path, job: Mapping[str, Any], ending: str) -> None:
         self._folder = folder
-        self.done: dict[str, Written] = {}
-        """By name: the shards that were whole when this object was made."""
+        self.claims: dict[str, Written] = {}
+        """By name: the shards that were whole when they were noted."""
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / NAME).exists():
+        if not os.path.lexists(folder / NAME):
             self._check_empty(ending, "")  # a folder that is refused stays as it is
-        self._file = open(folder / NAME, "a+b")  # noqa: SIM115  # close() closes it, which ends the lock
+        self._file = _open(folder / NAME)
         try:
-            self._begin(job, ending)
+            self._begin({"kind": "job", "digest": _digest_of(job), **job}, job, ending)
         except BaseException:
             self._file.close()
             raise
 
-    def _begin(self, job: Mapping[str, Any], ending: str) -> None:
+    def _begin(self, begin: dict[str, Any], job: Mapping[str, Any], ending: str) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,34 +90,30 @@ class Journal:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-        self._file.seek(0)
-        lines = self._file.read().split(b"\n")
-        begin = {"kind": "job", "digest": _digest_of(job), **job}
-        if not lines[0] or not _is_whole(lines[0]):
-            self._check_empty(ending, "")
-            self._file.truncate(0)
-            self._file.write(json.dumps(begin).encode() + b"\n")
-        else:
-            first, *others = map(json.loads, filter(_is_whole, lines))
-            before = [first, *(kept for kept in others if kept["kind"] == "job")][-1]
-            _check_same(self._folder, before, job)
-            if lines[-1]:  # the conversion was killed while it wrote this line
-                self._file.write(b"\n")
-            for kept in others:
-                if kept.pop("kind") == "shard" and self._is_there(written := Written(**kept)):
-                    self.done[written.shard] = written
-            self._check_empty(ending, _PREFIX)
-            if before["digest"] != begin["digest"]:
-                self._file.write(json.dumps(begin).encode() + b"\n")
-        self._file.flush()
-        for path in self._folder.glob(f".{_PREFIX}*.tmp"):
-            path.unlink()  # of a conversion that was killed
+        lines, num_bytes = _lines_of(self._file, self._folder / NAME)
+        jobs = [line for line in lines if isinstance(line, dict)]
+        if jobs:
+            _check_same(self._folder, jobs[-1], job)
+        self._check_empty(ending, _PREFIX if jobs else "")
+        self.claims = {line.shard: line for line in lines if isinstance(line, Written)}
+        self._file.truncate(num_bytes)  # the last conversion was killed while it wrote what is behind
+        if not jobs or jobs[-1]["digest"] != begin["digest"]:
+            self._append(begin)
+        self._remove_temporary()
 
-    def _is_there(self, written: Written) -> bool:
-        try:
-            return not written.num_bytes or (self._folder / written.shard).stat().st_size == written.num_bytes
-        except FileNotFoundError:
-            return False
+    def note(self, written: Written) -> None:
+        """Add the line of a shard that was renamed to its name."""
+        # If a power failure takes the line away, only this shard is written again.
+        self._append({"kind": "shard", **asdict(written)})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line).encode() + b"\n")
+        self._file.flush()
+
+    def _remove_temporary(self) -> None:
+        """Remove the shards that a conversion had begun when it was ended."""
+        for path in self._folder.glob(f".{_PREFIX}*.tmp"):
+            path.unlink()
 
     def _check_empty(self, ending: str, but: str) -> None:
         """Raise OptionError for files that a glob over the shards would find, and that this conversion has not made.
@@ -136,16 +129,81 @@ class Journal:
             )
 
     def close(self) -> None:
-        """Unlock the folder: other conversions may write there."""
-        self._file.close()
+        """Unlock the folder: other conversions may write there. No process may write to it any more."""
+        try:
+            self._remove_temporary()
+        finally:
+            self._file.close()
 
 
-def _is_whole(line: bytes) -> bool:
-    """Whether a line was written to its end."""
+def _open(path: Path) -> BinaryIO:
+    """The journal, new or not. Raises OptionError where what is there is none of ours."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        try:
+            fd = os.open(path, flags)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise _refused(path, "a link" if error.errno == errno.ELOOP else "no regular file") from None
+            raise
+    try:
+        _check_owner(path, os.fstat(fd))
+        return os.fdopen(fd, "r+b")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise _refused(path, "no regular file")
+    with tempfile.TemporaryFile(dir=path.parent) as own:  # a file server may give all files the same owner
+        ours = os.fstat(own.fileno()).st_uid
+    if status.st_uid not in (ours, 0):
+        raise _refused(path, f"a file of user {status.st_uid}")
+
+
+def _refused(path: Path, what: str) -> OptionError:
+    return OptionError(
+        f"{path} must be the journal of a conversion by this user, and is {what}",
+        hint="Choose another folder, or remove it: then all shards are written again.",
+    )
+
+
+def _lines_of(file: BinaryIO, path: Path) -> tuple[list[dict[str, Any] | Written], int]:
+    """The jobs and shards in a journal, and how many bytes their lines are. Raises OptionError for other lines."""
+    whole, end, cut = file.read().rpartition(b"\n")
+    if not end and not _BEGINNING.startswith(cut[: len(_BEGINNING)]):
+        raise _refused(path, "another file")
+    lines = []
+    for number, text in enumerate(whole.split(b"\n") if end else (), 1):
+        line = _parsed(text)
+        if line is None or (number == 1 and isinstance(line, Written)):
+            raise _refused(path, f"another file: line {number} is {shown(text, 60)}")
+        lines.append(line)
+    return lines, len(whole) + len(end)
+
+
+def _parsed(text: bytes) -> dict[str, Any] | Written | None:
+    """A job, or a shard; None for what is neither."""
+    try:
+        line = json.loads(text)
+        kind = line.pop("kind")
+        if kind == "job" and isinstance(line["digest"], str):
+            job: dict[str, Any] = line
+            return job
+        written = Written(**line) if kind == "shard" else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return written if written is not None and _is_sound(written) else None
+
+
+def _is_sound(written: Written) -> bool:
+    numbers = (written.records, written.num_bytes, written.left_out, written.without)
+    texts = (written.shard, written.digest)
+    return all(is_count(number, 0) for number in numbers) and all(isinstance(text, str) for text in texts)
 
 
 def _digest_of(job: Mapping[str, Any]) -> str:
@@ -158,7 +216,7 @@ def _check_same(folder: Path, kept: Mapping[str, Any], now: Mapping[str, Any]) -
     if kept.get("digest") == _digest_of(now):
         return
     differ = sorted(key for key in now if kept.get(key) != now[key])
-    what = "; ".join(_changed(key, kept.get(key), now[key]) for key in differ)
+    what = "; ".join(_changed(key, kept.get(key), now[key]) for key in differ) or "one of another digest"
     raise OptionError(
         f"--to {folder} holds another conversion: {what}",
         hint="Give the same arguments to go on with it; or choose another folder, or remove that one.",

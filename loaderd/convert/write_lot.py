@@ -2,7 +2,7 @@
 
 ::
 
-    rows ──► .shard-00003….tmp ──► read by the loader's own reader: count, CRCs, digest ──► renamed ──► noted
+    rows ──► .shard-00003….tmp ──► read by the loader's own reader: count, CRCs, digest ──► renamed ──► told of
 
 The digest is that of the rows: the stored features of each record in the schema's layout. So the digest of the rows
 that are written and that of the rows that are read again are equal only if nothing was lost, added or changed on the
@@ -12,12 +12,12 @@ way, the format's own encoding and decoding included.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from loaderd.convert.journal import Written, note, shard_name, temporary_of
+from loaderd.convert.journal import Written, shard_name, temporary_of
 from loaderd.convert.lots import Games, Lot, Span, spans_of
 from loaderd.convert.pgn import Scores, Unscored, read_games
 from loaderd.convert.row_source import RowsOrFault, RowSource
@@ -30,15 +30,17 @@ from loaderd.convert.shard_writers import (
     schema_of_format,
 )
 from loaderd.encode.example_writer import Rows
-from loaderd.errors import LoaderdError, ShardReadError
+from loaderd.errors import LoaderdError, ShardError, ShardReadError
 from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.schema import Feature, Schema
 from loaderd.shards.files import list_shards
 from loaderd.shards.indexer import make_index
 from loaderd.shards.shard_file import Compression, ShardFile
 
-OnBytes = Callable[[int], None]
-"""Called with the number of bytes that are done since the last call."""
+Claims = Mapping[str, Written]
+"""By name: shards of which the journal says that they are whole."""
+News = int | tuple[Written, bool]
+"""So many more bytes are done; or a shard is whole, and True if it was before."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -72,15 +74,22 @@ class Task:
         return shard_name(number, self.num_shards, self.ending)
 
 
-def write_lot(task: Task, lot: Lot, done: frozenset[str], on_bytes: OnBytes) -> list[Written]:
-    """Write the shards of a lot but for those in ``done``.
+def write_lot(task: Task, lot: Lot, claims: Claims) -> Iterator[News]:
+    """Write the shards of a lot, but for those that are what ``claims`` says of them.
 
     Raises LoaderdError and OSError; then no shard is left half written.
     """
-    output = _Output(task, lot, done)
+    whole = {claim.shard: claim for claim in _claims_of(task, lot, claims) if _is_whole(task, claim)}
+    yield from ((claim, True) for claim in whole.values())
+    if len(whole) == len(lot.sizes):
+        yield sum(part_bytes(part, task) for part in lot.parts)
+        return
+    output = _Output(task, lot, whole)
     try:
-        for found in _read_lot(task, lot, on_bytes):
-            if isinstance(found, Unscored):
+        for found in _read_lot(task, lot):
+            if isinstance(found, int):
+                yield found
+            elif isinstance(found, Unscored):
                 output.without += found.count
             elif isinstance(found, LoaderdError):
                 if not task.skips:
@@ -88,21 +97,30 @@ def write_lot(task: Task, lot: Lot, done: frozenset[str], on_bytes: OnBytes) -> 
                 output.leave_out()
             else:
                 output.add(found)
+            yield from output.take_written()
         output.end()
+        yield from output.take_written()
     except OSError as error:
         if error.filename is None and not isinstance(error, LoaderdError):  # as of a full disk
             error.filename = str(task.folder / output.name)
         raise
     finally:
         output.abort()
-    return output.written
 
 
-def _read_lot(task: Task, lot: Lot, on_bytes: OnBytes) -> Iterator[RowsOrFault | Unscored]:
-    games = [part for part in lot.parts if isinstance(part, Games)]
-    for part in games:
-        yield from read_games(task.files[part.file], part, task.scores)
-        on_bytes(part.stop - part.start)
+def part_bytes(part: Span | Games, task: Task) -> int:
+    """How many bytes of progress a whole part is."""
+    if isinstance(part, Games):
+        return part.stop - part.start
+    return (part.stop - part.first) * Schema.of_stored(task.features).row_bytes
+
+
+def _read_lot(task: Task, lot: Lot) -> Iterator[RowsOrFault | Unscored | int]:
+    """The rows of a lot, and what is wrong with others; behind them, how many bytes of progress they are."""
+    for part in lot.parts:
+        if isinstance(part, Games):
+            yield from read_games(task.files[part.file], part, task.scores)
+            yield part_bytes(part, task)
     spans = [part for part in lot.parts if isinstance(part, Span)]
     if not spans:
         return
@@ -111,18 +129,35 @@ def _read_lot(task: Task, lot: Lot, on_bytes: OnBytes) -> Iterator[RowsOrFault |
         for found in source.read(spans):
             yield found
             if not isinstance(found, LoaderdError):
-                on_bytes(found.nbytes)
+                yield found.nbytes
+
+
+def _claims_of(task: Task, lot: Lot, claims: Claims) -> Iterator[Written]:
+    """The claims that can be looked at: a shard without a record has no file. It is made again."""
+    for number, size in enumerate(lot.sizes, lot.first_shard):
+        claim = claims.get(task.name_of(number))
+        if claim is not None and claim.records and size in (None, claim.records + claim.left_out):
+            yield claim
+
+
+def _is_whole(task: Task, claim: Written) -> bool:
+    path = task.folder / claim.shard
+    try:
+        is_so = path.stat().st_size == claim.num_bytes and _read_back(path, task) == (claim.records, claim.digest)
+    except (OSError, ShardError):
+        return False
+    return is_so
 
 
 class _Output:
     """The shards of a lot, one after the other; ``sizes`` of the lot say where one ends."""
 
-    def __init__(self, task: Task, lot: Lot, done: frozenset[str]) -> None:
+    def __init__(self, task: Task, lot: Lot, whole: Claims) -> None:
         self._task = task
-        self._done = done
+        self._whole = whole
         self._left = list(lot.sizes)
         self._number = lot.first_shard
-        self.written: list[Written] = []
+        self._written: list[Written] = []
         self.without = 0
         self._begin()
 
@@ -132,7 +167,7 @@ class _Output:
         self._writer: ShardWriter | None = None
         self._records = self._left_out = 0
         self._digest = hashlib.sha256()
-        self._is_wanted = self.name not in self._done
+        self._is_wanted = self.name not in self._whole
 
     def add(self, rows: Rows) -> None:
         """Write rows to this shard, and to the next ones where it is full."""
@@ -187,9 +222,12 @@ class _Output:
             check_shard(temporary, self._task, self._records, digest)
             num_bytes = temporary.stat().st_size
             temporary.rename(path)
-        written = Written(self.name, self._records, num_bytes, digest, self._left_out, self.without)
-        note(self._task.folder, written)
-        self.written.append(written)
+        self._written.append(Written(self.name, self._records, num_bytes, digest, self._left_out, self.without))
+
+    def take_written(self) -> Iterator[News]:
+        """The shards that have been written since the last call."""
+        written, self._written = self._written, []
+        yield from ((one, False) for one in written)
 
     def abort(self) -> None:
         """Leave nothing half written."""

@@ -138,20 +138,16 @@ def test_ctrl_c_ends_it_at_once_and_quietly(folder: Path):
     assert again.returncode == 0 and "were there already" in again.stdout
 
 
-@pytest.mark.slow
 def test_ctrl_c_is_nothing_to_its_processes(folder: Path):
-    """On a terminal it comes to them, too, while they start: they printed tracebacks."""
-    arguments = [*COMMAND, *map(str, OPTIONS), "--to", "to", "--processes", "1"]
-    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    interrupts = 0
-    while process.poll() is None and not shards_in(folder / "to"):
+    """They are in sessions of their own, so that it does not come to them from a terminal."""
+    arguments = [*COMMAND, *map(str, OPTIONS), "--to", "to", "--processes", "2"]
+    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL)
+    sessions: set[int] = set()
+    while process.poll() is None:
         for child in process_tree(process.pid)[1:]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGINT)
-            interrupts += 1
-        time.sleep(0.005)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and errors == b"" and interrupts
+                sessions.add(os.getsid(child))
+    assert process.returncode == 0 and len(sessions - {os.getsid(0)}) == 2
 
 
 @pytest.mark.one_variant

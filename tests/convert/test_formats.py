@@ -50,11 +50,16 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
         options.get("skips", False),
     )
     journal = Journal(folder, job_of(task, lots), task.ending)
-    done = frozenset(journal.done)
+    news = (one for lot in lots for one in write_lot.write_lot(task, lot, journal.claims))
+    new = []
     try:
-        return [one for lot in lots for one in write_lot.write_lot(task, lot, done, lambda num_bytes: None)]
+        for one in news:
+            if not isinstance(one, int) and not one[1]:
+                journal.note(one[0])
+                new.append(one[0])
     finally:
         journal.close()
+    return new
 
 
 def batches_of(shards: Any, schema: loaderd.Schema) -> list[dict[str, Any]]:

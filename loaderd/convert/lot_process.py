@@ -1,0 +1,82 @@
+"""A process of a conversion: it gets one lot after the other, and writes its shards.
+
+::
+
+    loaderd convert ──(task, claims), then a Lot at a time──► this process
+                    ◄──── News: what is done ───────────────
+                    ◄──── None: the lot is done; or the exception for which it is not
+
+All are pickles on a socket that nobody else can reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from loaderd.convert.lots import Lot
+from loaderd.convert.write_lot import Claims, News, Task, write_lot
+from loaderd.errors import LoaderdError, WorkerError
+from loaderd.protocol.process import die_with_parent, enter_process
+from loaderd.protocol.starting import start_process
+
+
+class LotProcess:
+    """The process, as the one that started it sees it. Raises DaemonError if it cannot be started."""
+
+    def __init__(self, task: Task, claims: Claims) -> None:
+        self._process, sock = start_process("loaderd.convert.lot_process")
+        self.connection: Connection[Any, Any] = Connection(sock.detach())
+        self._send((task, claims))
+
+    def give(self, lot: Lot) -> None:
+        """Have it write a lot, once it has written the one before."""
+        self._send(lot)
+
+    def _send(self, value: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # it has ended, which `receive` shows
+            self.connection.send(value)
+
+    def receive(self) -> News | None:
+        """What it did next; None: the lot is done. Raises the exception for which it is not, and EOFError."""
+        try:
+            message = self.connection.recv()
+        except ConnectionResetError:
+            raise EOFError from None
+        if isinstance(message, Exception):
+            raise message
+        news: News | None = message
+        return news
+
+    def kill(self) -> None:
+        """End the process. Shards that it has begun still have temporary names."""
+        self._process.kill()
+        self._process.wait()
+        self.connection.close()
+
+
+def main() -> None:
+    """Entry point of the process: see ``protocol.starting.start_process``."""
+    sock, parent = enter_process("loaderd-convert")
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection: Connection[Any, Any] = Connection(sock.detach())
+    with contextlib.suppress(EOFError):
+        task, claims = connection.recv()  # once, and not with each lot: a task may have a million files
+        while True:
+            connection.send(_write(connection, task, connection.recv(), claims))
+
+
+def _write(connection: Connection[Any, Any], task: Task, lot: Lot, claims: Claims) -> Exception | None:
+    try:
+        for news in write_lot(task, lot, claims):
+            connection.send(news)
+    except (LoaderdError, OSError) as error:
+        return error
+    except Exception as error:
+        text = f"a process of the conversion failed: {type(error).__name__}: {error}"
+        return WorkerError(text, traceback=traceback.format_exc())
+    return None
