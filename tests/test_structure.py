@@ -29,7 +29,7 @@ LAYERS = [
         "loaderd.stages",
         "loaderd.version",
     ],
-    ["loaderd.randomness", "loaderd.grids"],
+    ["loaderd.randomness", "loaderd.grids", "loaderd.user_modules"],
     ["loaderd.schema"],
     ["loaderd.symmetry"],
     ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],

@@ -30,10 +30,22 @@ _GOOD_LIFE_S = 60.0
 _END_S = 15.0  # `loaderd serve` gives its consumers ten seconds to take note of the end
 _LAST_LINES = 20
 _ADDRESS = re.compile(r'loaderd\.connect\("(grpc[^"]+)"')
+# The working directory, which is first in sys.path here, may be shared: no module of it is to be imported.
 _BOOT = (
-    "import sys; from loaderd.protocol.process import die_with_parent; die_with_parent(int(sys.argv.pop(1))); "
+    "import sys; sys.path[:] = filter(None, sys.path)\n"
+    "from loaderd.protocol.process import die_with_parent; die_with_parent(int(sys.argv.pop(1)))\n"
     "from loaderd.cli.main import main; main()"
 )
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+
+
+def _search_path() -> list[str]:
+    """The actor's ``sys.path``, to which Ray has added the job's folders, but with Python's own modules in front.
+
+    The first of these folders is the driver's working directory, which may be shared.
+    """
+    own = (_STANDARD_LIBRARY, os.path.join(_STANDARD_LIBRARY, "lib-dynload"))
+    return sorted(filter(None, sys.path), key=lambda entry: entry not in own)
 
 
 class ServerProcess:
@@ -41,9 +53,7 @@ class ServerProcess:
 
     def __init__(self, arguments: Sequence[str], token: str) -> None:
         self._command = [sys.executable, "-c", _BOOT, str(os.getpid()), "serve", *arguments, "--log-format", "json"]
-        # The server must be able to import what the actor can: Ray has added the job's folders to sys.path.
-        path = os.pathsep.join(filter(None, sys.path))
-        self._environment = {**os.environ, "LOADERD_TOKEN": token, "PYTHONPATH": path}
+        self._environment = {**os.environ, "LOADERD_TOKEN": token, "PYTHONPATH": os.pathsep.join(_search_path())}
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._process: subprocess.Popen[str] | None = None

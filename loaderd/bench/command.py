@@ -28,6 +28,7 @@ from loaderd.bench.synthetic import COMPRESSIONS, check_record_size
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import as_count, require
 from loaderd.schemas.named import full_name, not_loaded
+from loaderd.user_modules import add_working_directory
 
 DESCRIPTION = """\
 Compare loaderd with tf.data, on your shards or on synthetic ones. Every candidate is checked first: one that does not
@@ -132,6 +133,7 @@ def inputs_of(options: argparse.Namespace, scratch: Path) -> Inputs:
         schema=schema,
         record_size=options.record_size,
     )
+    add_working_directory(schema)
     try:
         base.delivered()
     except Exception as error:

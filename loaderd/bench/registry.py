@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from loaderd.user_modules import add_working_directory
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -46,8 +48,11 @@ def module_of(name: str) -> str:
 
 def check_known(name: str) -> None:
     """Raise ValueError where there is no candidate ``name``; imports none, as they import TensorFlow."""
+    if name in CANDIDATES:
+        return
+    add_working_directory(module_of(name))
     try:
-        is_known = name in CANDIDATES or find_spec(module_of(name)) is not None
+        is_known = find_spec(module_of(name)) is not None
     except ModuleNotFoundError:  # there is no folder "candidates"
         is_known = False
     if not is_known:

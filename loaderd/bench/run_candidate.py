@@ -31,6 +31,8 @@ from loaderd.options import default_workers
 from loaderd.schemas.named import SCHEMA_HELP, full_name
 
 _SAMPLE_INTERVAL_S = 0.5
+# The working directory, which is first in sys.path here, may be shared; where it belongs there, PYTHONPATH names it.
+_BOOT = "import sys;sys.path[:]=filter(None,sys.path)\nfrom loaderd.bench.measured import main;main()"
 
 
 class CandidateError(Exception):
@@ -71,7 +73,7 @@ def _run(spec: str, job: str, timeout_s: float, index_cache: Path | None) -> tup
         given.seek(0)
         theirs, ours = os.pipe()  # ours is closed when this process ends, however it ends
         process = subprocess.Popen(
-            [sys.executable, "-m", "loaderd.bench.measured", str(theirs)],
+            [sys.executable, "-c", _BOOT, str(theirs)],
             stdin=given,
             stdout=out,
             stderr=log,

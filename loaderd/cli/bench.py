@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -27,6 +26,5 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Call :func:`loaderd.bench.command.run`. The schema may be in a module of the current folder."""
-    sys.path.insert(0, os.getcwd())
+    """Call :func:`loaderd.bench.command.run`."""
     return command.run(options, shlex.join(["loaderd", *sys.argv[1:]]))

@@ -15,16 +15,17 @@ from loaderd.remote.security import read_token
 from loaderd.server.settings import Address, ServerOptions, parse_bytes
 from loaderd.server.supervisor import Supervisor
 from loaderd.server.unix_socket import make_private_folder
+from loaderd.user_modules import add_working_directory
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
 Serve data sets to several consumers (loaderd.connect), each with a batch size and a position of its own. A data set
-is an object in a Python module that can be imported from the current folder: train = loaderd.Dataset(shards, schema,
-…) in mypackage/datasets.py is named mypackage.datasets:train. SIGHUP imports the modules again, for groups and for
-consumers that connect afterwards. SIGTERM or Ctrl-C tells the consumers, then ends the server; a second one ends it
-at once."""
+is an object in a Python module that can be imported, or is in the working directory: train = loaderd.Dataset(shards,
+schema, …) in mypackage/datasets.py is named mypackage.datasets:train. SIGHUP imports the modules again, for groups
+and for consumers that connect afterwards. SIGTERM or Ctrl-C tells the consumers, then ends the server; a second one
+ends it at once."""
 
 
 def add_to(commands: Commands) -> None:
@@ -154,9 +155,10 @@ def options_of(arguments: argparse.Namespace) -> ServerOptions:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes. The exit status: 0 after a signal; 1 if the server failed; 2 for wrong options."""
-    sys.path.insert(0, os.getcwd())
     try:
         options = options_of(arguments)
+        for target in options.targets:
+            add_working_directory(target)
         logs.configure(options.log_format, "supervisor")
         supervisor = Supervisor(options)
     except LoaderdError as error:

@@ -9,7 +9,7 @@ script, and import TensorFlow, once more). Workers are forks of a process that h
 from __future__ import annotations
 
 import errno
-import json
+import marshal
 import os
 import socket
 import subprocess
@@ -20,12 +20,14 @@ from loaderd.errors import DaemonError
 from loaderd.machine import remedy
 from loaderd.protocol.descriptors import above_standard, is_open, socket_above_standard
 
-# The child imports from where its parent does, whatever folder it starts in. What it imports stays for good: the
-# garbage collector need not look at it, neither meanwhile nor later. ``enter_process`` takes its own arguments.
+# The child imports from where its parent does, whatever folder it starts in. ``python -c`` begins with a ``sys.path``
+# that has the working directory first, in which anybody may have left a module. So before it is set, only modules are
+# imported that are part of the interpreter. What is imported then stays for good: the garbage collector need not look
+# at it, neither meanwhile nor later. ``enter_process`` takes its own arguments.
 _BOOT = (
-    "import gc,importlib,json,sys;gc.disable()\n"
-    "with open(int(sys.argv[4])) as file:sys.path[:],sys.argv[4:]=json.load(file)\n"
-    "module=importlib.import_module(sys.argv[1]);gc.freeze();gc.enable();module.main()"
+    "import gc,marshal,sys;gc.disable()\n"
+    "with open(int(sys.argv[4]),'rb') as file:sys.path[:],sys.argv[4:]=marshal.load(file)\n"
+    "import importlib;module=importlib.import_module(sys.argv[1]);gc.freeze();gc.enable();module.main()"
 )
 
 _NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC)
@@ -72,8 +74,8 @@ def _run(module: str, sock: socket.socket, output: int | None, path: list[str]) 
     stdout, stderr = (output or (None if is_open(fd) else subprocess.DEVNULL) for fd in (1, 2))
     arguments = above_standard(os.memfd_create("loaderd-arguments"))  # those of a command line may be too long
     try:
-        given = json.dumps([path, [text for text in sys.argv if isinstance(text, str)]])
-        os.pwrite(arguments, given.encode(), 0)  # the child reads on from where we are
+        given = marshal.dumps([path, [text for text in sys.argv if isinstance(text, str)]])
+        os.pwrite(arguments, given, 0)  # the child reads on from where we are
         own = [module, str(sock.fileno()), str(os.getpid()), str(arguments)]
         return subprocess.Popen(
             # Flags such as -I: else it may be another Python than this one, or have other names for files.

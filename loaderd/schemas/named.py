@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
-import sys
 from typing import Any
 
 from loaderd.errors import OptionError
 from loaderd.schema import Schema
+from loaderd.user_modules import add_working_directory
 
 _MODULE = "loaderd.schemas"
 _SHIPPED = ("chess_eval", "katago", "lc0", "minigo", "mnist")
@@ -32,12 +31,12 @@ def full_name(name: str) -> str:
 
 
 def load_schema(name: str) -> Schema:
-    """The schema of that name, or that the function of that name returns; its module may be in the current folder.
+    """The schema of that name, or that the function of that name returns; its module may be in the working directory.
 
     Raises OptionError.
     """
     name = full_name(name)
-    sys.path.insert(0, os.getcwd())
+    add_working_directory(name)
     module, _, attribute = name.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), attribute)

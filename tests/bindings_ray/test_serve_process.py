@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 from types import SimpleNamespace
 
 import pytest
@@ -76,6 +77,21 @@ def test_what_it_says_at_its_end_is_kept(start):
     process = start("ray_datasets:no_such_data_set")
     wait_until(lambda: process.restarts)
     assert "no_such_data_set" in process.error
+
+
+def test_it_imports_no_module_of_the_working_directory(start, tmp_path, monkeypatch):
+    """Nor one of Python's own from the driver's, which Ray puts first in an actor's ``sys.path``."""
+    log = tmp_path / "log"
+    for folder in ("shared", "drivers"):
+        (tmp_path / folder).mkdir()
+        for name in (*sys.stdlib_module_names, *(["loaderd", "numpy"] if folder == "shared" else [])):
+            if PathFinder.find_spec(name) is not None:
+                (tmp_path / folder / f"{name}.py").write_text(f"open({str(log)!r}, 'a').write({name!r})")
+    monkeypatch.syspath_prepend(str(tmp_path / "drivers"))
+    monkeypatch.chdir(tmp_path / "shared")
+    process = start()
+    wait_until(lambda: process.address)
+    assert not log.exists(), log.read_text()
 
 
 def test_it_is_killed_with_the_process_that_started_it(datasets, tmp_path):
