@@ -162,7 +162,7 @@ class Storage:
 
     ``cache_dir``: a folder on a local disk where fetched bytes are kept, which any number of processes may share;
     None: nothing is kept. ``cache_bytes``: how much it may hold; what was not used for the longest time is deleted
-    first.
+    first. If all of it is in use, it stays, and what it does not hold is fetched each time.
 
     ``filesystem``: a file system of ``pyarrow.fs`` or ``fsspec`` that opens URIs in place of the one that their
     scheme names. It is sent to other processes, so it must be picklable.

@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import fields
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderd.errors import LoaderdError
@@ -45,6 +46,11 @@ _MOST_OBJECTS = 4096
 _GRACE_S = 30.0
 _NS = 10**9
 
+_TOO_SMALL = (
+    "Storage.cache_dir ({}) may hold {:,} bytes, and more than that is in use: the rest is fetched again in each "
+    "epoch. To keep all of it, give Storage(cache_bytes=…) the size of the shards"
+)
+
 _Answer = TypeVar("_Answer")
 
 
@@ -66,7 +72,7 @@ class Access:
     """See the module's docstring.
 
     ``on_wait`` is called now and then while a thread waits, in that thread. ``on_arrival`` is called, in any thread,
-    when something that was fetched ahead has come.
+    when something that was fetched ahead has come. ``say`` tells the user something, in any thread.
     """
 
     def __init__(
@@ -74,9 +80,10 @@ class Access:
         storage: Storage | None = None,
         on_wait: Callable[[], None] = tell_nobody,
         on_arrival: Callable[[], None] = tell_nobody,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.storage = storage or Storage()
-        self.on_wait, self.on_arrival = on_wait, on_arrival
+        self.on_wait, self.on_arrival, self._say = on_wait, on_arrival, say
         self.outages = OutageTracker()
         self.filesystems = Filesystems(self.storage)
         folder = self.storage.cache_dir
@@ -85,6 +92,7 @@ class Access:
         self._objects: OrderedDict[ShardFile, _Object] = OrderedDict()
         self._ahead: dict[Hashable, Future[bytes]] = {}
         self._lock = threading.Lock()
+        self._said_full = False
         self._counts = dict.fromkeys((each.name for each in fields(StorageCounts)), 0)
 
     def counted_apart(self) -> Access:
@@ -180,17 +188,24 @@ class Access:
         missing = [number for number, part in parts.items() if part is None]
         self._count("cache_hits", len(parts) - len(missing))
         self._count("cache_misses", len(missing))
-        while missing:
-            begin = missing[0]
-            run = [number for place, number in enumerate(missing) if number == begin + place]
-            missing = missing[len(run) :]
-            begin_byte, stop_byte = begin * PART_BYTES, min((run[-1] + 1) * PART_BYTES, file.size_bytes)
-            data = self._read(file, begin_byte, stop_byte - begin_byte)
-            for number in run:
-                parts[number] = part = data[(number - begin) * PART_BYTES :][:PART_BYTES]
-                cache.store(file, number, part, etag)
-        found = b"".join(part for part in parts.values() if part is not None)
-        return found[offset - first * PART_BYTES :][:size]
+        data = memoryview(bytearray(size))
+        for number, part in parts.items():
+            if part is not None:
+                _copy(part, number * PART_BYTES, data, offset)
+        is_full = cache.is_full
+        if is_full and missing and not self._said_full:
+            self._said_full = True
+            self._say(_TOO_SMALL.format(self.storage.cache_dir, self.storage.cache_bytes))
+        for _, run in groupby(enumerate(missing), lambda placed: placed[1] - placed[0]):
+            numbers = [number for _, number in run]
+            begin, stop = numbers[0] * PART_BYTES, min((numbers[-1] + 1) * PART_BYTES, file.size_bytes)
+            if is_full:
+                begin, stop = max(begin, offset), min(stop, offset + size)
+            fetched = self._read(file, begin, stop - begin)
+            _copy(fetched, begin, data, offset)
+            for number in () if is_full else numbers:
+                cache.store(file, number, fetched[number * PART_BYTES - begin :][:PART_BYTES], etag)
+        return bytes(data)
 
     def _kept_under(self, file: ShardFile) -> bytes | None:
         """What names an object's parts beside its URI, size and time: its ETag if it has no time, else b"".
@@ -254,6 +269,12 @@ class Access:
                 raise changed(file.uri, f"ETag {one.etag!r:.60}", f"ETag {etag!r:.60}")
             one.handle, one.looked_s, one.etag = handle, began_s, etag
             return handle
+
+
+def _copy(part: bytes, begin: int, into: memoryview, begin_into: int) -> None:
+    """Copy what two stretches of a file have in common: ``part``, which begins at ``begin``, and ``into``."""
+    first, stop = max(begin, begin_into), min(begin + len(part), begin_into + len(into))
+    into[first - begin_into : stop - begin_into] = memoryview(part)[first - begin : stop - begin]
 
 
 def _version(handle: Any) -> tuple[int, bytes | None]:

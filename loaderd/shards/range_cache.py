@@ -9,6 +9,12 @@ error: where the disk is full or the folder cannot be written, nothing is kept.
 **The size.** Each process counts what it writes; after every 64th of the limit it looks through the folder. If less
 than a 32nd of the limit is free, it deletes what was not used for the longest time until an eighth is free. So
 several processes together may be above the limit for a moment, by at most a 64th each.
+
+**A cache that is too small.** What was used since the process began, and in the last day, is not deleted for
+something else. If the data do not fit, each part is read once an epoch: by the time it is read again, it would have
+been deleted, and all that is kept would be kept in vain. So where nothing else can be deleted, the cache is full
+for some minutes: it keeps what it has, up to its limit, and nothing new. Who fetches what is not kept need not fetch
+whole parts.
 """
 
 from __future__ import annotations
@@ -31,6 +37,8 @@ _CRC_BYTES = 4
 # Noting each use would be a write for each read. So the time of the last use is known only to ten minutes.
 _NOTE_USE_S = 600.0
 _OLD_TEMPORARY_S = 3600.0
+_UNUSED_S = 86_400.0
+_FULL_S = 600.0
 _FOLDER = re.compile("[0-9a-f]{2}")
 _FILE = re.compile(r"[0-9a-f]{30}-[0-9]+\.part|\.[0-9a-f]{16}\.tmp")
 
@@ -43,6 +51,13 @@ class RangeCache:
         self._max_bytes = max_bytes
         self._unlooked_bytes = max_bytes  # how much is there is not known: the first write looks
         self._pruning = threading.Lock()
+        self._began_s = time.time()
+        self._full_until_s = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing new is kept, since all that is here is in use."""
+        return time.monotonic() < self._full_until_s
 
     def _path(self, file: ShardFile, number: int, etag: bytes) -> Path:
         # Without the URI's secrets, so that another key to the bucket finds the same parts.
@@ -68,6 +83,8 @@ class RangeCache:
 
     def store(self, file: ShardFile, number: int, data: bytes, etag: bytes = b"") -> None:
         """Keep part ``number`` of a shard, if that can be done; ``etag`` as in :meth:`load`."""
+        if self.is_full:
+            return
         path = self._path(file, number, etag)
         temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
         try:
@@ -97,15 +114,19 @@ class RangeCache:
                 for entry in os.scandir(folder):
                     with contextlib.suppress(OSError):
                         found += _looked_at(entry)
-        total = sum(num_bytes for _, num_bytes, _ in found)
+        total, aim = sum(num_bytes for _, num_bytes, _ in found), self._max_bytes - self._max_bytes // 8
         if total <= self._max_bytes - self._max_bytes // 32:
             return
-        for _, num_bytes, path in sorted(found):
-            if total <= self._max_bytes - self._max_bytes // 8:
+        in_use_s = max(self._began_s, time.time() - _UNUSED_S)
+        for used_s, num_bytes, path in sorted(found):
+            if total <= (self._max_bytes if used_s >= in_use_s else aim):
                 break
             total -= num_bytes
             with contextlib.suppress(OSError):  # another process was faster
                 os.unlink(path)
+        if total > aim:
+            self._full_until_s = time.monotonic() + _FULL_S
+            self._unlooked_bytes = self._max_bytes  # the first write after that looks
 
 
 def _looked_at(entry: os.DirEntry[str]) -> list[tuple[float, int, str]]:

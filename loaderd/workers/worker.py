@@ -166,7 +166,7 @@ class Worker:
             equal = (access for access in self._accesses.values() if access.storage == storage)
             access = next(equal, None)
             if access is None:
-                access = Access(storage, lambda: self._tell(self._done_bytes), lambda: ring(self._bell))
+                access = Access(storage, lambda: self._tell(self._done_bytes), lambda: ring(self._bell), self._say)
             self._accesses[pickled] = access
         return self._accesses[pickled]
 

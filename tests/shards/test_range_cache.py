@@ -16,6 +16,7 @@ from loaderd.shards.range_cache import PART_BYTES, RangeCache
 from loaderd.shards.shard_file import ShardFile
 
 FILE = ShardFile("s3://bucket/a.tfrecord", 10 * PART_BYTES, 5)
+OTHER = ShardFile("s3://bucket/b.tfrecord", 20 * PART_BYTES, 5)
 MIB = 1 << 20
 
 
@@ -61,6 +62,28 @@ def test_it_stays_below_its_size_and_keeps_what_was_used_last(tmp_path: Path):
         assert sum(path.stat().st_size for path in parts_in(tmp_path)) <= most
     kept = [number for number in range(100) if cache.load(FILE, number) is not None]
     assert len(kept) > 20 and kept == [0, *range(101 - len(kept), 100)]
+
+
+def test_a_cache_that_is_too_small_keeps_what_it_has(tmp_path: Path):
+    """Else each part would be deleted before it is read again, in the next epoch."""
+    most = 8 * MIB
+    of_before = RangeCache(str(tmp_path), most)
+    for number in range(20):
+        of_before.store(OTHER, number, bytes(PART_BYTES))
+    for path in parts_in(tmp_path):
+        os.utime(path, (1, 1))
+    cache = RangeCache(str(tmp_path), most)
+    for number in range(100):
+        cache.store(FILE, number, bytes(PART_BYTES))
+    kept = [number for number in range(100) if cache.load(FILE, number) is not None]
+    assert cache.is_full and 28 <= len(kept) <= 32 and kept == list(range(len(kept)))
+    assert not any(cache.load(OTHER, number) for number in range(20)), "nobody has used it since"
+    assert sum(path.stat().st_size for path in parts_in(tmp_path)) <= most + PART_BYTES
+    for path in parts_in(tmp_path):
+        path.unlink()
+    later = RangeCache(str(tmp_path), most)
+    later.store(FILE, 50, b"some bytes")
+    assert not later.is_full and later.load(FILE, 50) is not None
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path):
