@@ -1,7 +1,8 @@
 """An object store far away, on this machine: moto's S3 server, and in front of it a proxy that has trouble.
 
-The proxy adds ``delay_s`` to each answer, and answers "slow down" (503) at random with the chance ``failing``. For as
-long as somebody says so, it is ``away`` and drops each connection, or is ``refusing`` each request (403). It keeps
+The proxy adds ``delay_s`` to each answer, answers "slow down" (503) at random with the chance ``failing`` and to what
+is more than ``most_per_s`` requests a second, and refuses whoever does not have one of ``keys``, as ``refusal`` says.
+For as long as somebody says so, it is ``away`` and drops each connection, or is ``refusing`` each request. It keeps
 each object that it has fetched once, so that what is measured is not how slow moto is.
 
 Usage: with DistantS3(delay_s=0.04) as store: store.put("a.tfrecord", data); store.uri("a.tfrecord")
@@ -17,6 +18,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -30,8 +32,8 @@ ENVIRONMENT = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 _FIRST_ATTEMPT = re.compile(r"(?i)^amz-sdk-request: attempt=1\b", re.MULTILINE)
+_KEY = re.compile(r"(?i)^authorization: .*Credential=([^/]+)/", re.MULTILINE)
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
-_DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 _SERVER = """
 import sys
 from moto.server import ThreadedMotoServer
@@ -43,16 +45,25 @@ sys.stdin.read()
 
 
 class DistantS3:
-    """See the module's docstring. What is changed of these four attributes holds from then on."""
+    """See the module's docstring. What is changed of its settings holds from then on."""
 
     def __init__(self, delay_s: float = 0.0, failing: float = 0.0, seed: int = 0) -> None:
         self.delay_s, self.failing = delay_s, failing
         self.away = self.refusing = False
+        self.most_per_s: float | None = None
+        self.keys: set[str] | None = None
+        """Access keys that are taken; None: all."""
+        self.refusal = (403, "AccessDenied", "Access Denied")
+        """Status, S3's code, and message."""
         self.asked: Counter[str] = Counter()
-        """Requests by method, without those that a client repeats by itself; and as "failed" and "away" what was."""
+        """Requests by method, without those that a client repeats by itself; and as "failed", "refused" and "away"
+        what was."""
+        self.refused: Counter[str] = Counter()
+        """Requests that were refused, by access key."""
         self.most_at_once = 0
         """How many requests waited for ``delay_s`` at the same time, at most."""
         self._waiting = 0
+        self._tokens, self._tokens_s = 0.0, time.monotonic()
         self._random = random.Random(seed)
         self._objects: dict[str, tuple[dict[str, str], bytes]] = {}
         self._loop = asyncio.new_event_loop()
@@ -119,9 +130,13 @@ class DistantS3:
                 self.most_at_once = max(self.most_at_once, self._waiting)
                 await asyncio.sleep(self.delay_s)
                 self._waiting -= 1
-                if self.refusing:
-                    self._answer(writer, 403, {"Content-Type": "application/xml"}, _DENIED, method)
-                elif self._random.random() < self.failing:
+                if (key := self._refused_key(head)) is not None:
+                    self.asked["refused"] += 1
+                    self.refused[key] += 1
+                    status, code, text = self.refusal
+                    body = f"<Error><Code>{code}</Code><Message>{text}</Message></Error>".encode()
+                    self._answer(writer, status, {"Content-Type": "application/xml"}, body, method)
+                elif self._is_too_much() or self._random.random() < self.failing:
                     self.asked["failed"] += 1
                     self._answer(writer, 503, {"Content-Type": "application/xml"}, _SLOW_DOWN, method)
                 else:
@@ -129,6 +144,24 @@ class DistantS3:
                     self._answer(writer, *await self._get(method, path, found), method)
                 await writer.drain()
         writer.close()
+
+    def _refused_key(self, head: str) -> str | None:
+        """The access key of a request, if it is not taken."""
+        found = _KEY.search(head)
+        key = found[1] if found else ""
+        return key if self.refusing or (self.keys is not None and key not in self.keys) else None
+
+    def _is_too_much(self) -> bool:
+        """Whether a request is one more than ``most_per_s``; a tenth of a second's worth may come at once."""
+        if self.most_per_s is None:
+            return False
+        now_s = time.monotonic()
+        self._tokens += (now_s - self._tokens_s) * self.most_per_s
+        self._tokens, self._tokens_s = min(self._tokens, max(1.0, self.most_per_s / 10)), now_s
+        if self._tokens < 1:
+            return True
+        self._tokens -= 1
+        return False
 
     async def _get(self, method: str, path: str, wanted: re.Match[str] | None) -> tuple[int, dict[str, str], bytes]:
         if "?" in path or path.count("/") < 2:

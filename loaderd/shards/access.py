@@ -5,15 +5,20 @@
     fetch(file, offset, size) ──► askers' threads ──► parts on the local disk (range_cache), if the user wants that
                                                   └──► GET, asked again while the failure may pass (retries)
 
+How many requests a bucket gets at a time, and whose credentials they carry: ``retries.Pace``, ``filesystems.Store``.
+
 **An object that was replaced** differs from the one that was listed in its size, its time or its ETag. Looking at
 these costs a request. So they are looked at before the first read of an object, and later after each read, if the
 last look was two seconds ago or more. What was read from a replaced object is then refused, unless it was read within
-two seconds of a look. Parts that come from the local disk are always those of the object that was listed.
+two seconds of a look; the error says for how long that was so. (An answer to a GET has the ETag, too, and S3 compares
+it with If-Match; but ``pyarrow.fs`` neither shows the one nor sends the other, and opens nothing without a look.)
+Parts that come from the local disk are always those of the object that was listed.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -24,15 +29,16 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loaderd.errors import LoaderdError
+from loaderd.errors import LoaderdError, StorageError
 from loaderd.machine import remedy
 from loaderd.options import Storage
+from loaderd.shards.credentials import asked_of, host_of
 from loaderd.shards.filesystems import Filesystems
 from loaderd.shards.outage_tracker import OutageTracker
 from loaderd.shards.range_cache import PART_BYTES, RangeCache
-from loaderd.shards.retries import insist, may_pass
-from loaderd.shards.shard_file import ShardFile, changed, state_in_words, unanswered, unreadable
-from loaderd.shards.storage_threads import Askers, wait_for
+from loaderd.shards.retries import insist, is_of_credentials, may_pass
+from loaderd.shards.shard_file import HINT_STORAGE, ShardFile, changed, state_in_words, unanswered, unreadable
+from loaderd.shards.storage_threads import Askers
 from loaderd.snapshots import StorageCounts
 
 if TYPE_CHECKING:
@@ -46,9 +52,21 @@ _MOST_OBJECTS = 4096
 _GRACE_S = 30.0
 _NS = 10**9
 
+# What pyarrow says of failures that are not about the object which is asked for.
+_SAYS_NOTHING_OF_OBJECTS = re.compile(
+    r"SLOW_DOWN|SERVICE_UNAVAILABLE|THROTTL|NETWORK_CONNECTION|REQUEST_TIMEOUT|UNAVAILABLE|HTTP status (429|50\d)"
+)
+_MOST_LINES = 3  # of an error of pyarrow's: that of a missing Java has a hundred
 _TOO_SMALL = (
     "Storage.cache_dir ({}) may hold {:,} bytes, and more than that is in use: the rest is fetched again in each "
     "epoch. To keep all of it, give Storage(cache_bytes=…) the size of the shards"
+)
+_NO_HOST = re.compile(r"Could not resolve host")
+_NO_REASON = re.compile(r"ACCESS_DENIED|No response body")
+_BEFORE_REASON = re.compile(r"^When listing .*?: (AWS Error .*?: Unable to parse ExceptionName: )?")
+_HINT_CREDENTIALS = (
+    "Renew them there: they are looked for anew when they are refused. Nothing is skipped: ask again to go on, in a "
+    "loop the same iterator (next)."
 )
 
 _Answer = TypeVar("_Answer")
@@ -64,7 +82,11 @@ class _Object:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.handle: Any = None
+        self.filesystem: Any = None
+        """The one that has opened ``handle``."""
         self.looked_s = -1.0
+        """When the last look began at which the object was the one that was listed."""
+        self.must_look = False
         self.etag: bytes | None = None
 
 
@@ -92,13 +114,18 @@ class Access:
         self._objects: OrderedDict[ShardFile, _Object] = OrderedDict()
         self._ahead: dict[Hashable, Future[bytes]] = {}
         self._lock = threading.Lock()
-        self._said_full = False
+        self._were_accepted = self._said_full = False
         self._counts = dict.fromkeys((each.name for each in fields(StorageCounts)), 0)
 
     def counted_apart(self) -> Access:
-        """The same threads, connections and objects, with counts of their own that begin at 0, and own outages."""
+        """The same threads, connections and objects for a stream, with counts and outages of its own.
+
+        Storage has accepted somebody's credentials before, as the shards were listed: so if it refuses those of this
+        process, others may come in time, even if it has accepted none of this process yet.
+        """
         apart = copy.copy(self)
         apart.outages = OutageTracker()
+        apart._were_accepted = True
         apart.take_counts()  # gives it a dict of its own
         return apart
 
@@ -119,28 +146,68 @@ class Access:
         """Have ``question`` called in one of the threads, once."""
         return self._askers.ask(question)
 
-    def insist(self, uri: str, question: Callable[[], _Answer]) -> _Answer:
+    def insist(self, uri: str, question: Callable[[], _Answer], where: str = "") -> _Answer:
         """The answer to ``question``, which is called in this thread, again while a failure may pass.
+
+        ``where`` in what ``uri`` names, for errors.
 
         Raises ShardReadError where there is no ``uri``, and StorageError.
         """
+        store, used = self.filesystems.store(uri), list[Any]()
+
+        def ask_once() -> _Answer:
+            used.append(store.opened()[0])
+            return question()
+
+        def ask() -> _Answer:
+            try:
+                answer = self.outages.watch(uri, ask_once)
+            except Exception as error:
+                if not store.has_answered and not self._were_accepted and _has_no_host(uri, error):
+                    raise unanswered(
+                        f"{uri}{where}", f"there is no host {host_of(uri)}", 0, False, _hint(uri)
+                    ) from None
+                raise
+            store.accepted(used[-1])
+            return answer
+
+        def renew(error: Exception) -> bool:
+            if not is_of_credentials(error) or not used:
+                return False
+            return store.renew(used[-1], used[0] is not used[-1], self._were_accepted)
+
         began_s = time.monotonic()
         self.outages.begin()
         try:
-            watched = partial(self.outages.watch, uri, question)
-            return insist(watched, self.storage.retry_s, partial(self._count, "retries"))
+            return insist(ask, store.pace, self.storage.retry_s, partial(self._count, "retries"), renew)
         except LoaderdError:
             raise
         except FileNotFoundError as error:
             raise unreadable(uri, f"it is not there: {error}") from None
         except Exception as error:
-            said = str(error).partition(" error_info=")[0] or type(error).__name__  # Google's says the same again
-            raise unanswered(uri, said, time.monotonic() - began_s, may_pass(error)) from None
+            why = self._why_refused(uri) if is_of_credentials(error) else ""
+            raise _unanswered(uri, where, error, why, time.monotonic() - began_s) from None
+
+    def _why_refused(self, uri: str) -> str:
+        """What a listing is told: S3 gives a reason in the body of an answer, and that to a look has no body."""
+        from pyarrow import fs
+
+        try:
+            filesystem, path = self.filesystems.of(uri)
+            if filesystem.type_name == "s3":
+                filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        except Exception as error:
+            return (
+                _BEFORE_REASON.sub("", str(error)).replace(" Message:", ":")
+                if not _NO_REASON.search(str(error))
+                else ""
+            )
+        return ""
 
     def wait(self, uri: str, answer: Future[_Answer]) -> _Answer:
         """The answer to what was asked of ``uri``. Raises its error, or StorageError after ``limit_s``."""
         try:
-            return wait_for(answer, self.on_wait, self.limit_s)
+            return self._askers.wait(answer, self.on_wait, self.limit_s)
         except LoaderdError:
             raise
         except TimeoutError:
@@ -155,14 +222,21 @@ class Access:
         return self.storage.retry_s + _GRACE_S
 
     def abandon(self) -> None:
-        """Give up the threads that wait for storage; new threads take what is asked from now on."""
+        """Give up the threads that wait for storage; new threads take what is asked from now on.
+
+        They need no lock that one of those holds, and no turn that it has taken.
+        """
+        with self._lock:
+            self._objects.clear()
+        self.filesystems.forget()
         self._askers.abandon()
 
     # ------------------------------------------------------------------------------------------ objects
 
     def fetch(self, file: ShardFile, offset: int, size: int) -> Future[bytes]:
         """``size`` bytes of a shard from ``offset`` on; the shard must have them all."""
-        return self.ask(lambda: self.insist(f"{file.uri} at byte {offset}", lambda: self._fetch(file, offset, size)))
+        fetch = partial(self._fetch, file, offset, size)
+        return self.ask(lambda: self.insist(file.uri, fetch, f" at byte {offset}"))
 
     def fetch_ahead(self, file: ShardFile) -> None:
         """Have the first piece of a shard fetched for :meth:`first_piece`."""
@@ -223,13 +297,14 @@ class Access:
         began_s = time.monotonic()
         try:
             data: bytes = handle.read_at(size, offset)
-        except Exception:
-            one.looked_s = -1.0  # a shorter object may be in its place: the next read looks, and says so
+        except Exception as error:
+            if not _SAYS_NOTHING_OF_OBJECTS.search(str(error)):
+                one.must_look = True  # a shorter object may be in its place: the next read looks, and says so
             raise
         self._count("requests")
         self._count("bytes", len(data))
         if len(data) < size:
-            one.looked_s = -1.0
+            one.must_look = True
             raise OSError(f"{len(data)} of {size} bytes came")
         if began_s - one.looked_s >= _LOOK_EVERY_S:
             self._look(file, began_s)
@@ -246,10 +321,10 @@ class Access:
     def _look(self, file: ShardFile, since_s: float) -> Any:
         """A handle of the object, which is looked at first unless it was since ``since_s`` (below 0: at any time)."""
         one = self._object(file)
+        filesystem, path = self.filesystems.of(file.uri)
         with one.lock:
-            if one.looked_s >= max(since_s, 0.0):
+            if one.looked_s >= max(since_s, 0.0) and one.filesystem is filesystem and not one.must_look:
                 return one.handle
-            filesystem, path = self.filesystems.of(file.uri)
             began_s = time.monotonic()
             handle = filesystem.open_input_file(path)
             self._count("requests")
@@ -257,24 +332,62 @@ class Access:
             if not mtime_ns and file.mtime_ns:
                 mtime_ns = filesystem.get_file_info(path).mtime_ns or 0
                 self._count("requests")
-            if size != file.size_bytes:
-                raise changed(file.uri, f"{file.size_bytes} bytes", f"{size} bytes")
-            # Whole seconds: some stores give the time more exactly in lists than elsewhere.
-            if mtime_ns and file.mtime_ns and mtime_ns // _NS != file.mtime_ns // _NS:
-                expected, found = (
-                    state_in_words(size, time_ns // _NS * _NS) for time_ns in (file.mtime_ns, mtime_ns)
-                )
-                raise changed(file.uri, expected, found)
-            if one.etag is not None and etag != one.etag:
-                raise changed(file.uri, f"ETag {one.etag!r:.60}", f"ETag {etag!r:.60}")
-            one.handle, one.looked_s, one.etag = handle, began_s, etag
+            if difference := _difference(file, size, mtime_ns, one.etag, etag):
+                text = f"; what was read of it in the last {began_s - one.looked_s:.1f} s may be of the new one"
+                raise changed(file.uri, *difference, text if one.looked_s >= 0 else "")
+            one.handle, one.filesystem, one.etag = handle, filesystem, etag
+            one.looked_s, one.must_look = began_s, False
             return handle
+
+
+def _difference(
+    file: ShardFile, size: int, mtime_ns: int, etag_before: bytes | None, etag: bytes | None
+) -> tuple[str, str] | None:
+    """What was expected of an object and what was found, if it is not the one that was listed, in words."""
+    if size != file.size_bytes:
+        return f"{file.size_bytes} bytes", f"{size} bytes"
+    # Whole seconds: some stores give the time more exactly in lists than elsewhere.
+    if mtime_ns and file.mtime_ns and mtime_ns // _NS != file.mtime_ns // _NS:
+        expected, found = (state_in_words(size, time_ns // _NS * _NS) for time_ns in (file.mtime_ns, mtime_ns))
+        return expected, found
+    if etag_before is not None and etag != etag_before:
+        return f"ETag {etag_before!r:.60}", f"ETag {etag!r:.60}"
+    return None
 
 
 def _copy(part: bytes, begin: int, into: memoryview, begin_into: int) -> None:
     """Copy what two stretches of a file have in common: ``part``, which begins at ``begin``, and ``into``."""
     first, stop = max(begin, begin_into), min(begin + len(part), begin_into + len(into))
     into[first - begin_into : stop - begin_into] = memoryview(part)[first - begin : stop - begin]
+
+
+def _unanswered(uri: str, where: str, error: Exception, why_refused: str, tried_s: float) -> StorageError:
+    said = str(error).partition(" error_info=")[0] or type(error).__name__  # Google's says the same again
+    said = "\n".join(said.splitlines()[:_MOST_LINES])
+    if not is_of_credentials(error):
+        return unanswered(f"{uri}{where}", said, tried_s, may_pass(error), _hint(uri))
+    said = f"the storage refuses the credentials, or there are none: {why_refused or said}"
+    return unanswered(f"{uri}{where}", said, tried_s, False, _hint(uri, _HINT_CREDENTIALS))
+
+
+def _hint(uri: str, hint: str = HINT_STORAGE) -> str:
+    asked = asked_of(uri)
+    return f"Asked was {asked}. {hint}" if asked else hint
+
+
+def _has_no_host(uri: str, error: Exception) -> bool:
+    """Whether an error says that nobody knows the host of a URI: not that nobody could be asked."""
+    import socket
+
+    if is_of_credentials(error) or not _NO_HOST.search(str(error)):
+        return False
+    try:
+        socket.getaddrinfo(host_of(uri).partition(":")[0], None)
+    except socket.gaierror as unknown:
+        return unknown.errno == socket.EAI_NONAME
+    except OSError:
+        pass
+    return False
 
 
 def _version(handle: Any) -> tuple[int, bytes | None]:

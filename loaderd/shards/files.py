@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,7 +25,7 @@ from loaderd.shards.local import find_files
 from loaderd.shards.local_file import LocalFile
 from loaderd.shards.names import checked_names
 from loaderd.shards.remote_file import RemoteFile
-from loaderd.shards.retries import insist, may_pass
+from loaderd.shards.retries import Pace, insist, may_pass
 from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote, unanswered
 
 
@@ -114,9 +115,8 @@ def _list_local(name: str, access: Access) -> list[tuple[ShardFile, list[Any]]]:
     folders: dict[str, str] = {}
     began_s = time.monotonic()
     try:
-        files = insist(
-            lambda: access.outages.watch(name, lambda: find_files(name)), access.storage.retry_s, access.on_wait
-        )
+        watched = partial(access.outages.watch, name, partial(find_files, name))
+        files = insist(watched, Pace(), access.storage.retry_s, access.on_wait)
     except LoaderdError:
         raise
     except OSError as error:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from loaderd.machine import remedy
 from loaderd.shards.outage_tracker import OutageTracker
-from loaderd.shards.retries import insist, may_pass
+from loaderd.shards.retries import Pace, insist, may_pass
 from loaderd.shards.shard_file import ShardFile, changed, state_in_words, unanswered, unreadable
 
 _Answer = TypeVar("_Answer")
@@ -47,6 +47,7 @@ class LocalFile:
 
         self._file, self._retry_s, self._on_retry = file, retry_s, waits
         self._outages = outages or OutageTracker()
+        self._pace = Pace()
         self._fd = -1
         self._ask(self._open, "")
         self._on_retry = on_retry
@@ -58,7 +59,8 @@ class LocalFile:
     def _ask(self, ask: Callable[[], _Answer], where: str) -> _Answer:
         began_s = time.monotonic()
         try:
-            return insist(partial(self._outages.watch, self._file.uri, ask), self._retry_s, self._on_retry)
+            watched = partial(self._outages.watch, self._file.uri, ask)
+            return insist(watched, self._pace, self._retry_s, self._on_retry)
         except OSError as error:
             why = f"{error.strerror}{where}"
             if may_pass(error):

@@ -107,10 +107,10 @@ def state_in_words(size_bytes: int, mtime_ns: int) -> str:
     return f"{size_bytes} bytes, written {written}" + (f".{rest_ns:09}" if rest_ns else "")
 
 
-def changed(uri: str, expected: str, found: str) -> ShardReadError:
-    """The error for a shard that is not the one that was listed."""
+def changed(uri: str, expected: str, found: str, more: str = "") -> ShardReadError:
+    """The error for a shard that is not the one that was listed; ``more``: what else its text says."""
     damage = Damage(uri, 0, 0, f"the file that was indexed, of {expected}", found, lost_bytes=-1)
-    text = f"{uri} changed while it was in use: expected {expected}, found {found}"
+    text = f"{uri} changed while it was in use: expected {expected}, found {found}{more}"
     return ShardReadError(text, hint=_HINT_CHANGED, damage=damage)
 
 

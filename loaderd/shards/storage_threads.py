@@ -41,6 +41,25 @@ class Askers:
             self._crew.take((answer, question))
         return answer
 
+    def wait(self, answer: Future[_Answer], on_wait: Callable[[], None], limit_s: float) -> _Answer:
+        """The answer, or what its question raised; ``on_wait`` is called now and then.
+
+        Raises TimeoutError where a thread is at the question for ``limit_s``; before a thread takes it up, where the
+        others are answered nothing for as long.
+        """
+        from concurrent.futures import wait
+
+        since_s = time.monotonic()
+        while not answer.done():
+            if not answer.running():
+                since_s = max(since_s, self._crew.answered_s)
+            left_s = since_s + limit_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            on_wait()
+            wait([answer], min(left_s, _LOOK_EVERY_S))
+        return answer.result()
+
     def abandon(self) -> None:
         """Leave all threads with what they were asked; new threads take what is asked from now on."""
         with self._lock:
@@ -56,6 +75,8 @@ class _Crew:
         self._asked: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._threads = self._open = 0
         self._lock = threading.Lock()
+        self.answered_s = 0.0
+        """When a question was answered."""
 
     def take(self, asked: tuple[Future[Any], Callable[[], Any]]) -> None:
         with self._lock:
@@ -83,22 +104,9 @@ class _Crew:
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(question())
+                    self.answered_s = time.monotonic()
                 except BaseException as error:
                     answer.set_exception(error)
             answer, question, asked = None, None, None  # type: ignore[assignment]  # or kept until the next question
             with self._lock:
                 self._open -= 1
-
-
-def wait_for(answer: Future[_Answer], on_wait: Callable[[], None], limit_s: float) -> _Answer:
-    """The answer, or what its question raised; ``on_wait`` is called now and then. Raises TimeoutError."""
-    from concurrent.futures import wait
-
-    until_s = time.monotonic() + limit_s
-    while not answer.done():
-        left_s = until_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        on_wait()
-        wait([answer], min(left_s, _LOOK_EVERY_S))
-    return answer.result()

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from loaderd.shards.storage_threads import Askers, wait_for
+from loaderd.shards.storage_threads import Askers
 
 LONG_S = 60.0
 
@@ -56,11 +56,28 @@ def test_an_answer_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch
         if len(waits) == 3:
             storage.set()
 
-    assert wait_for(answer, on_wait, LONG_S)
+    assert askers.wait(answer, on_wait, LONG_S)
     assert len(waits) >= 3
-    never: Future[None] = Future()
+    never = askers.ask(threading.Event().wait)
     with pytest.raises(TimeoutError):
-        wait_for(never, waits.clear, 0.5)
+        askers.wait(never, waits.clear, 0.5)
+
+
+def test_a_question_that_waits_for_others_is_given_up_only_when_they_are_not_answered():
+    askers, answers = Askers(1), 0
+
+    def answer() -> None:
+        nonlocal answers
+        time.sleep(0.1)
+        answers += 1
+
+    for _ in range(10):
+        askers.ask(answer)
+    askers.wait(askers.ask(lambda: None), lambda: None, 0.5)
+    assert answers == 10, "which took longer than 0.5 s"
+    askers.ask(threading.Event().wait)
+    with pytest.raises(TimeoutError):
+        askers.wait(askers.ask(lambda: None), lambda: None, 0.5)
 
 
 def test_an_error_of_the_question_is_raised_as_it_is():
@@ -68,7 +85,8 @@ def test_an_error_of_the_question_is_raised_as_it_is():
         raise TimeoutError("of the question")
 
     with pytest.raises(TimeoutError, match="of the question"):
-        wait_for(Askers(1).ask(refuse), lambda: None, LONG_S)
+        askers = Askers(1)
+        askers.wait(askers.ask(refuse), lambda: None, LONG_S)
 
 
 def test_threads_that_cannot_be_started_leave_it_to_those_there_are(monkeypatch: pytest.MonkeyPatch):

@@ -25,6 +25,7 @@ from loaderd.errors import LoaderdError
 from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import IndexTask, ListTask
+from loaderd.shards.credentials import asked_of
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
@@ -130,21 +131,23 @@ class LocalPreparation(Preparation):
         if type(source) in self._slow_said:
             return
         outage = self._workforce.outage(source)
-        if outage is not None and outage.for_s >= _SLOW_S:
-            self._slow_said.add(type(source))
-            self._warnings.append(f"{outage.in_words()}. Requests are made again until there are answers")
-            return
-        task = self._workforce.silent(source, _SLOW_S)
+        is_away = outage is not None and outage.for_s >= _SLOW_S
+        task = self._workforce.silent(source, 0.0 if is_away else _SLOW_S)
         if task is None:
             return
         self._slow_said.add(type(source))
         what = task.work.shards if isinstance(task.work, ListWork) else self._file_of(task).uri
+        asked = asked_of(what) and f". Asked was {asked_of(what)}"
+        if outage is not None and is_away:
+            self._warnings.append(f"{outage.in_words()}{asked}. Requests are made again until there are answers")
+            return
         doing = "listed" if isinstance(task.work, ListWork) else "read for its index"
         limit_s = self._workforce.stall_timeout
         if isinstance(task.work, ListWork):
             limit_s = min(limit_s or math.inf, self._options.storage.retry_s)
         until = "" if limit_s is None else f"; that is given up after {limit_s:g} s"
-        self._warnings.append(f"{what} is being {doing}, and the storage has not answered for {_SLOW_S:g} s{until}")
+        text = f"{what} is being {doing}, and the storage has not answered for {_SLOW_S:g} s{until}{asked}"
+        self._warnings.append(text)
 
     def _after_indexing(self, done: IndexPass) -> None:
         if not done.finished:
