@@ -36,6 +36,10 @@ _MOST = (1 << 63) - 1
 _LEAST_TIMEOUT_S = 1e-6
 _MOST_REQUESTS = 256
 _LEAST_CACHE_BYTES = 1 << 20
+MEMORY_HINT = (
+    "Workers are other processes: they do not have what is in the memory of this one. Write the shards to files, as "
+    "in /dev/shm."
+)
 
 
 # What tf.data, PyTorch's DataLoader and others call it, and what to give a loader.
@@ -187,6 +191,9 @@ class Storage:
         checked["cache_bytes"] = as_count(
             self.cache_bytes, "Storage.cache_bytes", "an integer of at least a MiB (2**20)", _LEAST_CACHE_BYTES
         )
+        is_memory = getattr(self.filesystem, "protocol", None) == "memory"  # fsspec's
+        must = "a file system that other processes can read"
+        require(not is_memory, "Storage.filesystem", must, self.filesystem, MEMORY_HINT)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

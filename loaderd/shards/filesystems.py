@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from loaderd.errors import ShardReadError
-from loaderd.options import Storage, pickled_storage
+from loaderd.options import MEMORY_HINT, Storage, pickled_storage
 from loaderd.shards.retries import Pace
 
 _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf", "fsspec+…")
@@ -161,6 +161,8 @@ def _from_uri(root: str, requests: int) -> tuple[Any, str]:
 
     if requests > pyarrow.io_thread_count():
         pyarrow.set_io_thread_count(requests)  # S3 gets as many connections
+    if root.startswith(("memory://", "fsspec+memory://", "mock://")):
+        raise ShardReadError(f"{root}: workers cannot read it", hint=MEMORY_HINT)
     if root.startswith(_GOOGLE) and "retry_limit_seconds=" not in root:
         root += f"{'&' if '?' in root else '?'}retry_limit_seconds={_GOOGLE_RETRY_S}"
     try:

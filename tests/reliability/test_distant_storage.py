@@ -418,7 +418,7 @@ def test_a_bucket_that_is_not_there_is_named(store: DistantS3):
         assert caught.value.hint == "There is no nowhere at all."
 
 
-@pytest.mark.parametrize("scheme", ["http", "memory", "s3a"])
+@pytest.mark.parametrize("scheme", ["http", "s3a"])
 def test_a_scheme_that_nobody_knows_says_which_are_known(scheme: str):
     with pytest.raises(ShardReadError) as caught:
         loaderd.Loader(f"{scheme}://a/b.tfrecord", SCHEMA, **OPTIONS)

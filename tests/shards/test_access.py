@@ -10,7 +10,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs
 
-from loaderd.errors import StorageError
+from loaderd.errors import OptionError, ShardReadError, StorageError
 from loaderd.options import Storage
 from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
@@ -155,6 +155,21 @@ def test_where_only_one_object_is_refused_others_go_on(guarded: Access, tmp_path
 
 
 # --------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("scheme", ["memory", "fsspec+memory"])
+def test_memory_is_no_storage(scheme: str):
+    with pytest.raises(ShardReadError, match="workers cannot read it") as caught:
+        list_shards(f"{scheme}://a/b.tfrecord")
+    assert "Workers are other processes" in caught.value.hint
+
+
+def test_a_file_system_in_memory_is_no_storage():
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    with pytest.raises(OptionError, match="that other processes can read") as caught:
+        Storage(filesystem=MemoryFileSystem())
+    assert "Workers are other processes" in caught.value.hint
 
 
 def test_a_host_that_nobody_knows_is_not_asked_again():
