@@ -25,6 +25,7 @@ def test_the_age_of_a_failed_listing_counts_from_its_end(monkeypatch: pytest.Mon
         remove_source=lambda *_: None,
         start=lambda _: None,
         silent=lambda *_: None,
+        outage=lambda _: None,
     )
     dataset = loaderd.Dataset("s3://bucket/*", loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")}))
     preparation = LocalPreparation(dataset, StreamOptions(1), workforce)
