@@ -24,7 +24,8 @@ _EXPECTED = "a TFRecord file, plain, GZIP or ZLIB"
 _HINT_FIXED = "Where it holds records of a fixed size, give a schema of FixedRecords, which may be wrapped so."
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
-_MOST_INFLATED = 1032  # bytes that deflate can make of one: zlib.net/zlib_tech.html
+MOST_INFLATED = 1032
+"""Bytes that deflate can make of one (zlib.net/zlib_tech.html)."""
 # A bomb is what hardly any data is: deflate makes 1032 bytes of one where all of them are the same.
 _BOMB_RATIO, _SMALL_BYTES = 1000, 512 << 20
 _MOST_OFFSET = (1 << 63) - 1 - HEADER_BYTES
@@ -216,7 +217,7 @@ class InflatedStream:
         self._file.read_at(max(0, self._compressed_offset - len(tail)), memoryview(tail))
         size = int.from_bytes(tail, "little")
         # Most files that are cut end in a number that is larger than all that their bytes can be inflated to.
-        is_possible = 0 < size <= _MOST_INFLATED * self._compressed_offset
+        is_possible = 0 < size <= MOST_INFLATED * self._compressed_offset
         return self._unit_bytes > 0 and is_possible and size % self._unit_bytes == 0
 
     def _inflate(self, most: int) -> bytes:

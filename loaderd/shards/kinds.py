@@ -108,10 +108,8 @@ def is_tar_header(head: bytes | bytearray) -> bool:
     if head[257:262] == b"ustar":
         return True
     block = bytes(head[:_TAR_BYTES])
-    if len(block) < _TAR_BYTES or not re.fullmatch(rb"[ 0-7]{6}(\0 | \0|\0\0)", block[148:156]):
-        return False
-    stated = block[148:154].strip()
-    return bool(stated) and int(stated, 8) == sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    stated = re.fullmatch(rb" *([0-7]{1,6}) *(\0 | \0|\0\0)", block[148:156])
+    return stated is not None and int(stated[1], 8) == sum(block) - sum(block[148:156]) + 8 * ord(" ")
 
 
 def _is_tfrecord(content: Content) -> bool:

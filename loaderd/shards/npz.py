@@ -16,8 +16,8 @@ last rows.
 
 from __future__ import annotations
 
-import io
 import math
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -29,19 +29,27 @@ import numpy.typing as npt
 from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.schema.exact import is_shaped
+from loaderd.shards.compression import MOST_INFLATED
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.inflate import crc32, raw_inflater
-from loaderd.shards.kinds import refused
+from loaderd.shards.kinds import ZIP_MAGIC, refused
 from loaderd.shards.shard_file import Readable, ShardFile, is_remote
 from loaderd.shards.zstd import FileReader
 
 _HINT = "Check that the schema's dtype is what the file holds; or restore the file."
-_LOCAL_HEADER = struct.Struct("<26xHH")  # bytes of the name and of the extra field (PKWARE's APPNOTE, 4.3.7)
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # magic, bytes of the name and of the extra field (PKWARE's APPNOTE, 4.3.7)
 _PIECE_BYTES = 1 << 21
 _READ_BYTES = 1 << 18
 # Little at a time: an inflater returns what it has not used yet as a copy.
 _FED_BYTES = 1 << 15
+_MOST_READ_BYTES = 32 << 20
 _MOST_HEADER_BYTES = 1 << 16
+_MOST_DIRECTORY_BYTES = 1 << 20  # some 10,000 arrays
+# numpy.lib.format writes a dict. numpy evaluates it: of some, that takes all memory of Python's parser.
+_NPY_MAGIC = b"\x93NUMPY"
+_DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[a-zA-Z]\d{0,9}(?:\[\w{1,9}\])?)['"]""")
+_FORTRAN_ORDER = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)\b""")
+_SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([\d,L\s]{0,999})\)""")
 
 Open = Callable[[], Readable]
 
@@ -110,7 +118,7 @@ class _Column:
     ) -> None:
         self._shard, self._entry = shard.uri, entry
         # All at once from storage far away: each read of one array would drop what was fetched ahead of another.
-        read_bytes = max(1, entry.compress_size) if is_remote(shard.uri) else _READ_BYTES
+        read_bytes = max(1, min(entry.compress_size, _MOST_READ_BYTES)) if is_remote(shard.uri) else _READ_BYTES
         self._stream = _EntryStream(shard, file, entry, read_bytes)
         assert records.dtype.fields is not None
         field = records.dtype.fields[name][0]
@@ -122,8 +130,6 @@ class _Column:
             expected = f"array {name!r} of {field.base}, (rows{dims}) in C order"
             order = "" if in_order else " in Fortran order"
             raise self._bad(expected, f"{dtype}, {shape}{order}")
-        if entry.file_size - self._stream.done_bytes < math.prod(shape) * dtype.itemsize:
-            raise self._bad(f"the values of {name!r}, {shape}", f"{entry.file_size} bytes")
         self.num_rows = None if is_single else shape[0]
         self._shape, self._dtype = field.shape, dtype
         self._row_bytes = field.itemsize
@@ -147,7 +153,7 @@ class _Column:
     def finish(self) -> None:
         """Call this behind the last row. Raises ShardReadError where the array is not as it was written."""
         scratch = memoryview(bytearray(_READ_BYTES))
-        while self._stream.read_into(scratch):
+        while self._stream.done_bytes <= self._entry.file_size and self._stream.read_into(scratch):
             pass
         if self._stream.done_bytes != self._entry.file_size or self._stream.crc != self._entry.CRC:
             expected = f"{self._entry.filename} of {self._entry.file_size} bytes with its CRC"
@@ -166,10 +172,20 @@ class _EntryStream:
             is_secret = entry.flag_bits & 1
             what = "an encrypted entry" if is_secret else f"compression method {entry.compress_type}"
             raise _bad(shard.uri, entry.header_offset, f"{entry.filename} deflated or stored", what)
-        self._inflater: Any = raw_inflater() if entry.compress_type == zipfile.ZIP_DEFLATED else None
+        is_deflated = entry.compress_type == zipfile.ZIP_DEFLATED
+        self._inflater: Any = raw_inflater() if is_deflated else None
+        if not 0 <= entry.header_offset <= shard.size_bytes - _LOCAL_HEADER.size - entry.compress_size:
+            stated = f"{entry.filename}, {entry.compress_size} bytes from byte {entry.header_offset} on"
+            raise _bad(shard.uri, 0, stated, f"a file of {shard.size_bytes} bytes")
+        most = entry.compress_size * (MOST_INFLATED if is_deflated else 1)
+        if entry.file_size > most:
+            expected = f"{entry.filename} of at most {most} bytes"
+            raise _bad(shard.uri, entry.header_offset, expected, f"{entry.file_size}")
         header = bytearray(_LOCAL_HEADER.size)
         file().read_at(entry.header_offset, memoryview(header))
-        name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+        magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+        if magic != ZIP_MAGIC:
+            raise _bad(shard.uri, entry.header_offset, f"{entry.filename}, an entry of a zip", f"{magic!r}")
         self._offset = entry.header_offset + len(header) + name_bytes + extra_bytes
         self._left_bytes = entry.compress_size
         self._read_bytes = read_bytes
@@ -190,7 +206,15 @@ class _EntryStream:
         self.crc = crc32(view[:done], self.crc)
         return done
 
+    def read(self, num_bytes: int) -> bytes:
+        """The next bytes, fewer only at the end. Raises ShardReadError."""
+        data = bytearray(num_bytes)
+        return bytes(data[: self.read_into(memoryview(data))])
+
     def _inflate(self, most: int) -> bytes:
+        if self._inflater.eof:  # what the entry has behind that would be kept by the inflater
+            self._left_bytes, self._pending = 0, memoryview(b"")
+            return b""
         if not self._fed:
             self._fed = self._stored(_FED_BYTES)
         try:
@@ -215,19 +239,6 @@ class _EntryStream:
         return taken
 
 
-class _HeaderReader(io.RawIOBase):
-    """The front of a stream, as numpy's functions for headers want it. Raises ValueError for too long a header."""
-
-    def __init__(self, stream: _EntryStream) -> None:
-        self._stream = stream
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= _MOST_HEADER_BYTES:
-            raise ValueError(f"a header of {size} bytes")
-        data = bytearray(size)
-        return bytes(data[: self._stream.read_into(memoryview(data))])
-
-
 def arrays_of(shard: ShardFile, file: Readable) -> dict[str, np.dtype[Any]]:
     """By name of the array, the dtype of one of its rows, with a shape if that is no scalar.
 
@@ -238,30 +249,49 @@ def arrays_of(shard: ShardFile, file: Readable) -> dict[str, np.dtype[Any]]:
     for name, entry in _entries(shard, file).items():
         shape, _, dtype = _header(_EntryStream(shard, lambda: file, entry, _FED_BYTES), entry, shard.uri)
         has_rows = has_rows or bool(shape)
-        found[name] = np.dtype((dtype, shape[1:]))
+        try:
+            found[name] = np.dtype((dtype, shape[1:]))
+        except ValueError as error:  # of too many axes, or too large
+            raise _bad(shard.uri, entry.header_offset, f"rows in {entry.filename}", f"{shape}: {error}") from None
     if not has_rows:
         raise _bad(shard.uri, 0, "arrays with one row a record", f"no rows, but a single value in each of {[*found]}")
     return found
 
 
 def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether it is in Fortran order, dtype) of an array."""
+    """(shape, whether it is in Fortran order, dtype) of an array whose values the entry has room for."""
+    front = stream.read(len(_NPY_MAGIC) + 2)
+    length_bytes = 2 if front[-2:-1] == b"\1" else 4  # the format's first version, or a later one
+    header_bytes = int.from_bytes(stream.read(length_bytes), "little")
+    header = stream.read(min(header_bytes, _MOST_HEADER_BYTES)).decode("latin-1").strip()
+    is_dict = front.startswith(_NPY_MAGIC) and header[:1] == "{" and header[-1:] == "}"
+    found = [pattern.search(header) for pattern in (_DESCR, _FORTRAN_ORDER, _SHAPE)]
+    descr, order, dims = (match and match[1] for match in found)
     try:
-        header = _HeaderReader(stream)
-        version = np.lib.format.read_magic(header)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(header)
-    except (LoaderdError, MemoryError):
-        raise
-    except Exception as error:  # of a damaged header, from numpy's parsers: tokenize.TokenError, SyntaxError, …
+        if descr is None or order is None or dims is None or not is_dict:
+            raise ValueError(f"{front + header.encode('latin-1')!r:.250}")
+        shape, dtype = tuple(map(int, re.findall(r"\d+", dims))), np.dtype(descr)
+    except (TypeError, ValueError) as error:
         raise _bad(uri, entry.header_offset, f"a numpy array in {entry.filename}", f"{error}") from None
-    return found
+    if entry.file_size - stream.done_bytes < math.prod(shape) * dtype.itemsize:
+        stated = f"the values of {entry.filename}, {shape} of {dtype}"
+        raise _bad(uri, entry.header_offset, stated, f"{entry.file_size} bytes")
+    return shape, order == "True", dtype
+
+
+class _DirectoryReader(FileReader):
+    """A zip, as ``zipfile`` reads its directory. Raises ValueError for one that is too large."""
+
+    def read(self, size: int = -1) -> bytes:
+        if size > _MOST_DIRECTORY_BYTES:
+            raise ValueError(f"a directory of {size} bytes")
+        return super().read(size) or b""
 
 
 def _entries(shard: ShardFile, file: Readable) -> dict[str, zipfile.ZipInfo]:
     """What is in the zip, by the names of arrays. Raises ShardFormatError where none of it is an array."""
     try:
-        with zipfile.ZipFile(io.BufferedReader(FileReader(file, shard.size_bytes))) as archive:
+        with zipfile.ZipFile(_DirectoryReader(file, shard.size_bytes)) as archive:
             infos = archive.infolist()
     except (LoaderdError, MemoryError):
         raise

@@ -29,6 +29,7 @@ from loaderd.shards.npz import arrays_of
 from loaderd.shards.shard_file import Compression, OpenFile, ShardFile
 from loaderd.shards.tar import Member, find_members
 
+_MOST_BOARD_SIZE = 99
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
 
 
@@ -91,5 +92,7 @@ def _tell_npz(opened: OpenFile, file: ShardFile) -> Told | None:
     with contextlib.suppress(ShardReadError, ValueError, KeyError, IndexError):
         arrays = arrays_of(file, opened)
         size, targets = math.isqrt(arrays[_POLICY].shape[1] - 1), arrays[_TARGETS].shape[0]
+        if size > _MOST_BOARD_SIZE:  # an array without rows may say any
+            return None
         return Told(katago(size, targets), f"loaderd.schemas.katago(board_size={size}, num_targets={targets})")
     return None

@@ -27,7 +27,7 @@ from shard_bytes import frames, make_shard, payloads_of, random_payloads
 import loaderd
 from loaderd.errors import ShardFormatError
 from loaderd.shards.fixed_index import build_fixed_index
-from loaderd.shards.kinds import KINDS, Content, kind_of
+from loaderd.shards.kinds import KINDS, Content, is_tar_header, kind_of
 from loaderd.shards.shard_index import build_index
 
 BYTES = loaderd.FixedRecords([("x", "u1", (1,))])
@@ -337,3 +337,7 @@ def test_damage_is_not_taken_for_another_version(tmp_path: Path):
         assert index.num_records == 3 and len(index.damages) == 1
     same_size = make_shard(tmp_path / "a", versions(5, 8356, 4))
     assert build_fixed_index(same_size, lc0(), 1000).num_records == 4, "each is a mismatch, which its batch names"
+
+
+def test_a_checksum_with_a_space_in_it_is_none():
+    assert not is_tar_header(b"a" * 148 + b"1 2 3 \0 " + b"a" * 356)
