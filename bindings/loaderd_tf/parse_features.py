@@ -28,9 +28,9 @@ def schema_from_features(
     ``features``: name -> ``tf.io.FixedLenFeature`` of int64, float32 or string; shapes and defaults are kept. A
     string feature does not say what its bytes hold, so ``bytes_features`` does: ``{"d": loaderd.PackedBits(1552)}``.
     A default that is given there counts, not that of ``features``. ``fields``: the fields of a batch; without it
-    every feature is a field of its own name, as it is stored. Raises SchemaError for features of a variable size,
-    which don't fit in a fixed batch, for several strings in a feature, and for a dtype that no ``tf.train.Example``
-    has; OptionError for what is no dict of these.
+    every feature is a field of its own name, as it is stored. Raises SchemaError for features of a variable size, for
+    which a schema must say how they are padded, for several strings in a feature, and for a dtype that no
+    ``tf.train.Example`` has; OptionError for what is no dict of these.
     """
     require(isinstance(features, Mapping), "features", "a dict, name -> tf.io.FixedLenFeature", features)
     is_mapping = isinstance(bytes_features, Mapping | None)
@@ -52,7 +52,8 @@ def _dtype_of(name: str, feature: Any) -> tf.DType:
     if not isinstance(feature, tf.io.FixedLenFeature):
         raise loaderd.errors.SchemaError(
             f"feature {name!r} must be a tf.io.FixedLenFeature, got {type(feature).__name__}",
-            hint="loaderd reads records of a fixed size.",
+            hint="What varies in size is padded: in loaderd.Schema(features, fields), features may have "
+            f"{{{name!r}: loaderd.Int64((64,), pad=-1)}}, or Float((64,), pad=0), or Raw('S16', pad=True).",
         )
     return tf.as_dtype(feature.dtype)
 
@@ -71,15 +72,16 @@ def _described(
     if feature.default_value is None or description.default is not None:
         return description
     default: bytes = tf.constant(feature.default_value, tf.string, []).numpy()
-    if len(default) != description.num_bytes:
+    padded = description.padded(default)
+    if padded is None:
         raise loaderd.errors.SchemaError(
             f"feature {name!r}: default_value must have {description.num_bytes} bytes, as {description} says, got "
             f"{len(default)}",
             hint="Leave it out, if every record has the feature, or give bytes_features a default.",
         )
     if isinstance(description, loaderd.PackedBits):
-        return replace(description, default=default)
-    return replace(description, default=np.frombuffer(default, description.dtype).reshape(description.shape))
+        return replace(description, default=padded)
+    return replace(description, default=np.frombuffer(padded, description.dtype).reshape(description.shape))
 
 
 def _stored_feature(name: str, feature: Any, dtype: tf.DType) -> loaderd.Int64 | loaderd.Float:

@@ -159,8 +159,8 @@ _KINDS = {kind.__name__: kind for kind in (*_FEATURES, loaderd.Bits, loaderd.Pac
 
 
 def _described(part: Any) -> dict[str, Any]:
-    """A feature or field as JSON can hold it, without defaults, which only the workers need."""
-    values = {key: value for key, value in vars(part).items() if key != "default"}
+    """A feature or field as JSON can hold it, without default and pad, which only the workers need."""
+    values = {key: value for key, value in vars(part).items() if key not in ("default", "pad")}
     if isinstance(values.get("dtype"), np.dtype):
         values["dtype"] = values["dtype"].name
     return {"kind": type(part).__name__, **values}

@@ -79,7 +79,8 @@ def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[
 def mismatch(file: ShardFile, number: int, fault: RecordFault) -> RecordMismatchError:
     """The error for a record that is not what the schema says."""
     text = f"{file.uri}: record {number}: expected {fault.expected}, found {fault.found}"
-    return RecordMismatchError(text, hint="Without --record and --schema, loaderd inspect shows the stored features.")
+    shown = "Without --record and --schema, loaderd inspect shows the stored features."
+    return RecordMismatchError(text, hint=f"{fault.remedy} {shown}")
 
 
 def show_fields(fields: Mapping[str, Values]) -> None:

@@ -111,7 +111,9 @@ class RowSource:
             yield rows[begin : fault.record]
             begin = fault.record + 1
             place = self._place(span, piece, int(numbers[fault.record]))
-            yield at_damage(RecordMismatchError, Damage(*place, fault.expected, fault.found), hint=_HINT)
+            yield at_damage(
+                RecordMismatchError, Damage(*place, fault.expected, fault.found), hint=f"{fault.remedy} {_HINT}"
+            )
         yield rows[begin:]
 
     def _place(self, span: Span, piece: Piece, number: int) -> tuple[str, int, int]:

@@ -24,7 +24,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from loaderd.schema import Feature, Float, Int64
+from loaderd.schema import Feature, Float, Int64, PackedBits, Raw
 
 _DELIMITED_1 = 0x0A  # field 1, length-delimited: Example.features, Features.feature, the name of an entry, packed
 _DELIMITED_2 = 0x12  # field 2, length-delimited: the Feature of an entry
@@ -36,18 +36,19 @@ _LIST_TEXTS = {0x0A: "a bytes list", 0x12: "a float list", 0x1A: "an int64 list"
 _MAX_VARINT_BYTES = 10
 _UINT64 = (1 << 64) - 1
 _MAX_NAMES = 16
+_REMEDY_MISSING = "Change the schema to what the records hold, or give the feature a default."
 
 
 class RecordFault(NamedTuple):
     """What is wrong with one record of a batch. ``record``: its position in the batch, from 0.
 
-    ``is_missing``: a feature is not there, for which a default could stand in.
+    ``remedy``: what to do, if the record is as it should be.
     """
 
     record: int
     expected: str
     found: str
-    is_missing: bool = False
+    remedy: str = "Change the schema to what the records hold."
 
 
 class Span(NamedTuple):
@@ -61,7 +62,8 @@ class Span(NamedTuple):
 class Value(NamedTuple):
     """A stored feature of one record.
 
-    ``data``: its bytes in the row. ``spans``: where they come from, in order; none if the default stands in.
+    ``data``: its bytes in the row. ``spans``: where they come from, in order; none if the default stands in. What
+    ``data`` has behind the bytes of all spans is padding.
     """
 
     data: bytes
@@ -191,23 +193,52 @@ def _value(record: bytes, name: str, feature: Feature, start: int, stop: int) ->
     value = _LIST_READERS[feature.wire_kind](record, *_delimited(record, start + 1, stop))
     if feature.wire_kind == "bytes" and len(value.spans) != 1:
         raise _Mismatch(f"one value in feature {name!r}", _count(len(value.spans), "value"))
+    data = feature.padded(value.data)
+    if data is None:
+        raise _wrong_length(name, feature, len(value.data))
+    return Value(data, value.spans)
+
+
+def _wrong_length(name: str, feature: Feature, num_bytes: int) -> _Mismatch:
+    """What is wrong with a stored value of ``num_bytes``, which the feature has no room for."""
     item_bytes, unit = (feature.value_dtype.itemsize, "value") if isinstance(feature, Int64 | Float) else (1, "byte")
-    if len(value.data) != feature.num_bytes:
-        raise _Mismatch(
-            f"feature {name!r} of {_count(feature.num_bytes // item_bytes, unit)}",
-            _count(len(value.data) // item_bytes, unit),
+    length, found = (_count(size // item_bytes, unit) for size in (feature.num_bytes, num_bytes))
+    if isinstance(feature, PackedBits):
+        return _Mismatch(f"feature {name!r} of {length}", found)
+    if feature.pad is None:
+        remedy = (
+            f"Change the schema to what the records hold. If lengths differ, {_padding(feature, num_bytes)} pads."
         )
-    return value
+        return _Mismatch(f"feature {name!r} of {length}", found, remedy)
+    if num_bytes < feature.num_bytes:
+        return _Mismatch(f"feature {name!r} of whole values of {feature.value_dtype}", found)
+    remedy = f"If that is right, make room for it: {_padding(feature, num_bytes)}."
+    return _Mismatch(f"feature {name!r} of at most {length}", found, remedy)
+
+
+def _padding(feature: Raw | Int64 | Float, num_bytes: int) -> str:
+    """As Python, a feature that has room for ``num_bytes`` and pads what is shorter."""
+    dtype, shape = feature.value_dtype, feature.shape
+    most = -(-num_bytes // dtype.itemsize)
+    if dtype.kind in "SU":
+        width = max(feature.num_bytes, num_bytes) // (1 if dtype.kind == "S" else 4)
+        return f'Raw("{dtype.kind}{width}", pad=True)'
+    if most > feature.num_values:
+        shape = (most,)
+    pad = feature.pad if feature.pad is not None else -1 if isinstance(feature, Int64) else 0
+    stored = [repr(dtype.name if dtype.isnative else dtype.str)] if isinstance(feature, Raw) else []
+    options = [*stored, *([str(shape)] if shape else []), f"pad={pad}"]
+    return f"{type(feature).__name__}({', '.join(options)})"
 
 
 def _default(name: str, feature: Feature, names: list[bytes]) -> Value:
     if feature.default_bytes is not None:
         return Value(feature.default_bytes, ())
     if name.encode() in names:
-        raise _Mismatch(f"feature {name!r}", "that feature without a list", True)
+        raise _Mismatch(f"feature {name!r}", "that feature without a list", _REMEDY_MISSING)
     shown = [each[:64].decode(errors="backslashreplace") for each in names[:_MAX_NAMES]]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    raise _Mismatch(f"feature {name!r}", f"features {shown}{more}" if names else "no features", True)
+    raise _Mismatch(f"feature {name!r}", f"features {shown}{more}" if names else "no features", _REMEDY_MISSING)
 
 
 # ------------------------------------------------------------------------------------------------- lists

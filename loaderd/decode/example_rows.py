@@ -300,8 +300,7 @@ def _learn(record: Bytes, parsed: Example, row_offsets: dict[str, int]) -> _Temp
         mask[start:stop] = 0
     for name, value in parsed.values.items():
         offset = row_offsets[name]
-        if not value.spans:
-            template.constants.append((offset, np.frombuffer(value.data, dtype=np.uint8)))
+        stop = offset + len(value.data)
         for span in value.spans:
             mask[span.start : span.stop] = 0x80 if span.is_varint else 0
             width = span.stop - span.start
@@ -311,6 +310,8 @@ def _learn(record: Bytes, parsed: Example, row_offsets: dict[str, int]) -> _Temp
             else:
                 template.copies.append((offset, span.start, width))
                 offset += width
+        if offset < stop:  # the default, or padding
+            template.constants.append((offset, np.frombuffer(value.data[offset - stop :], dtype=np.uint8)))
     steps = np.count_nonzero(mask) // _WORD_BYTES + len(template.copies) + sum(run.width for run in template.varints)
     if len(record) < _WORD_BYTES or steps > _MAX_STEPS:
         return None

@@ -102,6 +102,10 @@ class PackedBits:
     def default_bytes(self) -> bytes | None:
         return self.default
 
+    def padded(self, data: bytes) -> bytes | None:
+        """``data`` if it has the bytes of the feature; else None."""
+        return data if len(data) == self.num_bytes else None
+
 
 class ByValue:
     """Equal to what is of its class, and has the same ``_compared()``."""
@@ -123,16 +127,52 @@ class _Values(ByValue):
 
     shape: Shape
     default: Any
+    pad: Any
 
-    def _keep_default(self) -> None:
-        """Keep it without arrays and tensors; raises SchemaError where it does not fit."""
+    def _keep_values(self) -> None:
+        """Keep default and pad without arrays and tensors; raises SchemaError where one does not fit."""
+        name = type(self).__name__
         object.__setattr__(self, "default", as_plain(self.default))
         if self.default is not None:
-            as_values(self.default, self.value_dtype, self.shape, f"{type(self).__name__}: default")
+            as_values(self.default, self.value_dtype, self.shape, f"{name}: default")
+        object.__setattr__(self, "pad", as_plain(self.pad))
+        is_text, is_flag = self.value_dtype.kind in "SU", isinstance(self.pad, bool)
+        if self.pad is not None and (is_text or is_flag) and self.value_dtype.kind != "b":
+            if not (is_text and self.pad is True):
+                must = (
+                    "True, as text is padded with zeros" if is_text else f"a value of {self.value_dtype}, such as -1"
+                )
+                raise SchemaError(f"{name}: pad must be {must}, got {self.pad!r:.200}")
+        elif self.pad is not None:
+            as_values(self.pad, self.value_dtype, (), f"{name}: pad")
+
+    def __repr__(self) -> str:
+        # Without a pad that is not given: fingerprints of schemas are older than pads.
+        given = {name: value for name, value in vars(self).items() if name != "pad" or value is not None}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def _compared(self) -> tuple[Any, ...]:
         """Defaults are equal if they are stored alike: NaN equals NaN."""
-        return self.value_dtype, self.shape, self.default_bytes
+        return self.value_dtype, self.shape, self.default_bytes, self._pad_bytes
+
+    @property
+    def _pad_bytes(self) -> bytes | None:
+        """What stands behind a value that is too short, again and again; of text, a zero for each character."""
+        if self.pad is None:
+            return None
+        if self.value_dtype.kind in "SU":
+            return bytes(1 if self.value_dtype.kind == "S" else 4)
+        return np.asarray(self.pad, self.value_dtype).tobytes()
+
+    def padded(self, data: bytes) -> bytes | None:
+        """``data``, as a record holds it, with the padding that it lacks; None where it does not fit the feature."""
+        missing = self.num_bytes - len(data)
+        if missing == 0:
+            return data
+        pad = self._pad_bytes
+        if pad is None or missing < 0 or missing % len(pad):
+            return None
+        return data + missing // len(pad) * pad
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
@@ -158,59 +198,71 @@ class _Values(ByValue):
         return np.broadcast_to(np.asarray(self.default, self.value_dtype), self.shape).tobytes()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Raw(_Values):
     """A bytes feature that holds the values of an array: in C order, little-endian unless ``dtype`` says otherwise.
 
-    This is what ``tf.io.decode_raw`` reads. The stored value must have exactly the bytes of ``shape``.
+    This is what ``tf.io.decode_raw`` reads. The stored value must have exactly the bytes of ``shape``; with ``pad``,
+    it may have fewer values, and ``pad`` stands in the place of those that it lacks. Text is padded with zeros:
+    ``Raw("S16", pad=True)`` reads ids of up to 16 bytes.
     """
 
     dtype: Any = "uint8"
     shape: Shape = ()
     default: Any = None
+    pad: Any = None
 
     wire_kind = "bytes"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
         object.__setattr__(self, "shape", check_shape(self.shape, "Raw"))
-        self._keep_default()
+        self._keep_values()
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
         return self.dtype  # type: ignore[no-any-return]  # resolved in __post_init__
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Int64(_Values):
-    """An int64 feature: a scalar (``shape=()``), or a list of exactly as many values as ``shape`` has."""
+    """An int64 feature: a scalar (``shape=()``), or a list of exactly as many values as ``shape`` has.
+
+    With ``pad``, such as -1, the list may have fewer values, also none, and ``pad`` stands in the place of those that
+    it lacks. (A record without the feature needs a ``default`` all the same.)
+    """
 
     shape: Shape = ()
     default: Any = None
+    pad: Any = None
 
     wire_kind = "int64"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_shape(self.shape, "Int64"))
-        self._keep_default()
+        self._keep_values()
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
         return np.dtype("<i8")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Float(_Values):
-    """A float feature (stored as float32): a scalar (``shape=()``), or a list of as many values as ``shape`` has."""
+    """A float feature (stored as float32): a scalar (``shape=()``), or a list of as many values as ``shape`` has.
+
+    ``pad``: as that of :class:`Int64`; it may be NaN.
+    """
 
     shape: Shape = ()
     default: Any = None
+    pad: Any = None
 
     wire_kind = "float"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_shape(self.shape, "Float"))
-        self._keep_default()
+        self._keep_values()
 
     @property
     def value_dtype(self) -> np.dtype[Any]:

@@ -32,7 +32,7 @@ _DTYPE = re.compile(
 
 
 def to_wire(schema: Schema) -> dict[str, Any]:
-    """``schema`` as values that msgpack and JSON know, without what only workers need: defaults, intermediates.
+    """``schema`` as values that msgpack and JSON know, without what only workers need: defaults, pads, intermediates.
 
     Raises SchemaError where it has a ``Derived`` field, or is beyond the limits of :func:`from_wire`.
     """

@@ -38,8 +38,6 @@ from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.stages import Stage
 
 _HINT_CORRUPT = 'Restore the file, or pass on_corrupt="skip_record" or "skip_shard" to go on without it.'
-_HINT_MISMATCH = "Change the schema to what the records hold."
-_HINT_MISSING = "Change the schema to what the records hold, or give the feature a default."
 
 # With 8 MiB, the games of a tar take 5 % longer; with 32 MiB, they take no less time.
 _MAX_TOGETHER_BYTES = 16 << 20
@@ -219,8 +217,7 @@ class WindowLoader:
                 mismatch.found,
                 lost_bytes=int(piece.ends[number + 1] - piece.ends[number]),
             )
-            hint = _HINT_MISSING if mismatch.is_missing else _HINT_MISMATCH
-            error = at_damage(RecordMismatchError, damage, hint=hint)
+            error = at_damage(RecordMismatchError, damage, hint=mismatch.remedy)
             faults.append(([int(places[mismatch.record])], error))
         if self._needs_keys:
             keys = part.record_keys(piece_first, len(wanted))

@@ -113,8 +113,14 @@ def test_features_that_their_description_does_not_fit():
 def test_features_that_do_not_fit_a_schema():
     with pytest.raises(SchemaError, match="feature 'd' is a string: say what its bytes hold"):
         loaderd_tf.schema_from_features({"d": tf.io.FixedLenFeature([], tf.string)})
-    with pytest.raises(SchemaError, match=r"feature 'v' must be a tf\.io.FixedLenFeature, got VarLenFeature"):
+    with pytest.raises(
+        SchemaError, match=r"feature 'v' must be a tf\.io.FixedLenFeature, got VarLenFeature"
+    ) as caught:
         loaderd_tf.schema_from_features({"v": tf.io.VarLenFeature(tf.int64)})
+    assert "{'v': loaderd.Int64((64,), pad=-1)}" in caught.value.hint
+    padded = loaderd.Raw("S16", pad=True)
+    stored = loaderd_tf.schema_from_features({"v": tf.io.FixedLenFeature([], tf.string, "none")}, {"v": padded})
+    assert stored.features["v"] == loaderd.Raw("S16", pad=True, default=b"none")
     with pytest.raises(SchemaError, match=r"describes \['x'\], which features lacks"):
         loaderd_tf.schema_from_features(
             {"i": tf.io.FixedLenFeature([], tf.int64)}, bytes_features={"x": loaderd.Raw("uint8", (3,))}

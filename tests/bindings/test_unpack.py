@@ -262,6 +262,46 @@ def go_schema() -> Schema:
     )
 
 
+def test_padded_features_on_a_device(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "a.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in range(40):
+            example = tf.train.Example()
+            feature = example.features.feature
+            feature["id"].bytes_list.value.append(b"id %d" % 3**number)
+            feature["moves"].int64_list.value.extend(rng.integers(-9, 400, number % 6).tolist())
+            feature["clocks"].float_list.value.extend(rng.random(number % 4).tolist())
+            feature["visits"].bytes_list.value.append(rng.bytes(2 * (number % 3)))
+            writer.write(example.SerializeToString())
+    features = {
+        "id": Raw("S24", pad=True),
+        "moves": Int64((2, 3), pad=-1),
+        "clocks": Float((4,), pad=0.5),
+        "visits": Raw("<u2", (2,), pad=7),
+    }
+    fields = {
+        "id": Array("id"),
+        "moves": Array("moves", scale=2, wrap=True),
+        "clocks": Array("clocks"),
+        "visits": Array("visits", "float32", scale=0.1),
+    }
+    options: dict[str, Any] = {"batch_size": 40, "shuffle": False, "workers": 1}
+    schema = Schema(features, fields)
+    (expected,) = loaderd_tf.make_dataset(str(path), schema, **options)
+    (packed,) = loaderd_tf.make_dataset(str(path), schema, unpack="device", **options)
+    assert packed["visits"].dtype == tf.uint16 and packed["visits"][0].numpy().tolist() == [7, 7]
+    for mode in (None, False):
+        found = tf.function(lambda p: loaderd_tf.unpack(p, schema), jit_compile=mode)(packed)
+        for name, values in expected.items():
+            assert found[name].numpy().tolist() == values.numpy().tolist()
+    numbers = {name: packed[name] for name in ("moves", "clocks", "visits")}
+    compiled = tf.function(lambda p: loaderd_tf.unpack(p, schema), jit_compile=True)(numbers)
+    assert_same(compiled, {name: expected[name].numpy() for name in numbers})
+    layer = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loaderd_tf.Unpack(schema)))
+    assert_same(layer(numbers), {name: expected[name].numpy() for name in numbers})
+
+
 @pytest.fixture(scope="module", params=["chess", "mnist", "go"])
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Schema]:
     """The path of a shard of 200 random records, and their schema."""

@@ -25,6 +25,18 @@ SCHEMA = Schema(
     },
     {"d": Packed("d"), "s": Array("s")},
 )
+PADDED = Schema(
+    {
+        "d": Raw("S6", pad=True),
+        "s": Int64((2, 2), pad=-1),
+        "f": Float((3,), pad=float("nan")),
+        "r": Raw("<u2", (3,), default=(258, 772, 5), pad=7),
+        "v": Int64(default=-1, pad=9),
+        "é": Raw("U2", pad=True, default="é"),
+    },
+    {"d": Array("d")},
+)
+"""The same names, with room for values of several lengths."""
 EXTRA_NAMES = ["", "x", "comment"]
 
 # ------------------------------------------------------------------------------------------ wire format
@@ -147,11 +159,15 @@ def _feature_messages(draw: st.DrawFn, feature: Feature) -> bytes:
     kind = draw(_seldom("bytes", "float", "int64", one_in=30))
     kind = feature.wire_kind if kind == "usual" else kind
     count = feature.num_values if isinstance(feature, Int64 | Float) else 1
-    count += {"usual": 0, "more": 1, "fewer": -1}[draw(_seldom("more", "fewer", one_in=40))]
+    may_be_short = not isinstance(feature, PackedBits) and feature.pad is not None
+    if may_be_short and isinstance(feature, Int64 | Float):
+        count = draw(st.integers(0, count))
+    count += {"usual": 0, "more": 1, "fewer": -min(1, count)}[draw(_seldom("more", "fewer", one_in=40))]
     packed = draw(st.booleans())
     if kind == "bytes":
         size = feature.num_bytes + {"usual": 0, "other": 1}[draw(_seldom("other", one_in=60))]
-        items = [field(0x0A, draw(st.binary(min_size=size, max_size=size))) for _ in range(count)]
+        least = 0 if may_be_short else size
+        items = [field(0x0A, draw(st.binary(min_size=least, max_size=size))) for _ in range(count)]
         tag, values, another = 0x0A, b"".join(items), field(0x0A, b"x")
     else:
         tag, item_tag, strategy = (
@@ -175,9 +191,9 @@ def _feature_messages(draw: st.DrawFn, feature: Feature) -> bytes:
 
 
 @st.composite
-def _entries(draw: st.DrawFn, name: str) -> bytes:
-    if name in SCHEMA.features:
-        message = draw(_feature_messages(SCHEMA.features[name]))
+def _entries(draw: st.DrawFn, name: str, schema: Schema) -> bytes:
+    if name in schema.features:
+        message = draw(_feature_messages(schema.features[name]))
     else:
         message = draw(st.just(bytes_list(b"comment")) | st.binary(max_size=6))
     key, value = field(0x0A, name.encode()), draw(_lengths(message, 0x12))
@@ -204,14 +220,14 @@ UNKNOWN_FIELDS = [
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> bytes:
-    """Messages that are mostly Examples of SCHEMA, in many layouts; some are not what they should be."""
+def messages(draw: st.DrawFn, schema: Schema = SCHEMA) -> bytes:
+    """Messages that are mostly Examples of ``schema`` (SCHEMA or PADDED), in many layouts; some are not."""
     names = ["d", "s", "f", *draw(st.lists(st.sampled_from(["r", "v", "é", *EXTRA_NAMES]), max_size=4, unique=True))]
     change = draw(_seldom("twice", "left out", one_in=8))
     if change != "usual":
         name = draw(st.sampled_from(names))
         names = [*names, name] if change == "twice" else [other for other in names if other != name]
-    entries = [draw(_entries(name)) for name in draw(st.permutations(names))]
+    entries = [draw(_entries(name, schema)) for name in draw(st.permutations(names))]
     cut = draw(st.integers(0, len(entries)))
     parts = [draw(_lengths(b"".join(part), 0x0A)) for part in (entries[:cut], entries[cut:]) if part]
     if draw(_seldom("unknown field", one_in=4)) != "usual":

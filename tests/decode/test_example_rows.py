@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import tensorflow as tf
 from example_wire import (
+    PADDED,
     REQUIRED,
     SCHEMA,
     bytes_list,
@@ -197,12 +198,14 @@ def test_mutated_records() -> None:
 
 
 @pytest.mark.one_variant
+@pytest.mark.parametrize("schema", [SCHEMA, PADDED], ids=["fixed", "padded"])
 @settings(suppress_health_check=list(HealthCheck))
-@given(st.lists(messages(), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
-def test_batches_of_many_layouts(kinds: list[bytes], seed: int) -> None:
+@given(st.data())
+def test_batches_of_many_layouts(schema: Schema, data: st.DataObject) -> None:
     """Copies of a few records, their bytes changed at random where records of one layout differ, in any order."""
-    random = np.random.default_rng(seed)
-    parser = RowParser(SCHEMA)
+    kinds = data.draw(st.lists(messages(schema), min_size=1, max_size=6))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    parser = RowParser(schema)
     for _ in range(3):
         records = []
         for kind in random.choice(len(kinds), 30):
@@ -210,7 +213,7 @@ def test_batches_of_many_layouts(kinds: list[bytes], seed: int) -> None:
             for at in random.integers(0, len(record), 2) if record else ():
                 record[at] ^= int(random.integers(0, 128))
             records.append(bytes(record) if random.random() < 0.5 else kinds[kind])
-        check(parser, records)
+        check(parser, records, schema)
 
 
 def test_lengths_of_nothing_and_little() -> None:
@@ -230,6 +233,9 @@ def test_lengths_of_nothing_and_little() -> None:
 # ------------------------------------------------------------------------------------------------- faults
 
 
+_MISSING = "Change the schema to what the records hold, or give the feature a default."
+
+
 def test_faults_leave_the_neighbours_alone() -> None:
     random = np.random.default_rng(7)
     records = [chess_record(random, 300) for _ in range(50)]
@@ -241,7 +247,7 @@ def test_faults_leave_the_neighbours_alone() -> None:
     assert faults == [
         RecordFault(3, "feature 'd' of 194 bytes", "190 bytes"),
         RecordFault(4, "a tf.train.Example", "a field of 222 bytes where 221 are left at byte 3"),
-        RecordFault(49, "feature 's'", "features ['d', 't']", True),
+        RecordFault(49, "feature 's'", "features ['d', 't']", _MISSING),
     ]
     assert np.flatnonzero(~out.any(axis=1)).tolist() == [3, 4, 49]
 

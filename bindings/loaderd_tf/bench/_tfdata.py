@@ -85,6 +85,8 @@ _OF_DECODE_RAW = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "c8", "c
 
 def cannot_parse(schema: Schema) -> str | None:
     """Why :func:`parser` is not for the records of ``schema``; None: it is."""
+    if any(not isinstance(feature, PackedBits) and feature.pad is not None for feature in schema.features.values()):
+        return "it does not parse features with pad"
     dtypes = [feature.dtype for feature in schema.features.values() if isinstance(feature, Raw)]
     named = ", ".join(f"Raw of {dtype}" for dtype in dtypes if dtype.str[1:] not in _OF_DECODE_RAW)
     return f"it does not parse {named}" if named else None
