@@ -2,11 +2,12 @@
 
 ::
 
-    python bench/diagnosis.py [--runs 10] [--scenarios a-gzip-shard …] [--records 100000]
+    python bench/diagnosis.py [--runs 10] [--scenarios a-gzip-shard …] [--records 100000] [--beside 2]
 
 Each scenario is a training in a process of its own, in which one thing is wrong. It is run as it is, and then as the
-advice has it, in turn. Prints a line a run as JSON, and a table: how often the verdict was right, the gain that was
-predicted, the gain that came.
+advice has it, in turn. Prints a line a run as JSON, and a table: how often the verdict was right, how often it was
+that the training gets too little of the CPU, the gain that was predicted, the gain that came. ``--beside`` starts so
+many processes that keep a core busy: then the second verdict is right, too, wherever the training needs these cores.
 """
 
 from __future__ import annotations
@@ -18,21 +19,25 @@ import gzip
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from distant_s3 import ENVIRONMENT, DistantS3
 
 import loaderd
+from loaderd.bench.process_tree import process_tree
 from loaderd.bench.synthetic import write_shards
+from loaderd.processes import name_of
 
 BATCH_SIZE = 512
 
@@ -99,6 +104,8 @@ class Scenario:
     schema: Callable[[], loaderd.Schema] = loaderd.schemas.chess_eval
     options: Mapping[str, Any] = field(default_factory=dict)
     shards: str = "plain"
+    setting: Literal["", "nice", "pinned", "stopped"] = ""
+    """Beside two busy processes, which come first; on one core; of each 100 ms, the workers have 10."""
     advised: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -130,7 +137,57 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "python-between-steps": Scenario("the consumer's Python", lambda: compute(0.02)),
     "batches-in-bursts": Scenario("too few batches held", lambda: bursts(0.05)),
+    "nice-beside-busy-processes": Scenario("too little CPU", lambda: rest(0.002), setting="nice"),
+    "one-core-for-two-workers": Scenario("too little CPU", lambda: rest(0.0002), setting="pinned"),
+    "workers-that-are-stopped": Scenario("too little CPU", lambda: rest(0.002), setting="stopped"),
 }
+
+
+@contextlib.contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """So many processes that keep a core busy each."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def stopping(pids: list[int]) -> Iterator[None]:
+    """These processes run for 10 ms of each 100."""
+    over = threading.Event()
+
+    def send(number: int) -> None:
+        for pid in pids:
+            os.kill(pid, number)
+
+    def stop() -> None:
+        while not over.wait(0.01):
+            send(signal.SIGSTOP)
+            over.wait(0.09)
+            send(signal.SIGCONT)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        stopper.join()
+
+
+@contextlib.contextmanager
+def in_setting(setting: str) -> Iterator[None]:
+    """What holds for the whole training."""
+    with busy_processes(2 if setting == "nice" else 0):
+        if setting == "nice":
+            os.nice(15)
+        elif setting == "pinned":
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+        yield
 
 
 def run_here(name: str, shards: str, seconds: float, advice: str) -> None:
@@ -139,7 +196,12 @@ def run_here(name: str, shards: str, seconds: float, advice: str) -> None:
     schema = (scenario.advised.get("schema", scenario.schema) if advice else scenario.schema)()
     options = {"workers": 2, **scenario.options, **options_in(advice)}
     work = scenario.work()
-    with loaderd.Loader(shards, schema, batch_size=BATCH_SIZE, epochs=None, **options) as loader:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(in_setting(scenario.setting))
+        loader = stack.enter_context(loaderd.Loader(shards, schema, batch_size=BATCH_SIZE, epochs=None, **options))
+        if scenario.setting == "stopped":
+            workers = [pid for pid in process_tree(os.getpid()) if name_of(pid) == "loaderd-worker"]
+            stack.enter_context(stopping(workers))
         began_s = None
         for step, _ in enumerate(loader):
             work(step)
@@ -186,11 +248,12 @@ def storage(folder: Path, records: int, delay_ms: float = 100) -> Iterator[dict[
 def measure(name: str, places: Mapping[str, str], args: argparse.Namespace) -> str:
     """All runs of a scenario; a row of the table."""
     scenario = SCENARIOS[name]
-    right, predicted, came = 0, [], []
+    right, lacking, predicted, came = 0, 0, [], []
     for number in range(args.runs):
         found = run(name, places[scenario.shards], args.seconds)
         is_right = found["verdict"] == scenario.verdict and found["limiting_stage"] in scenario.limiting
         right += is_right
+        lacking += not is_right and found["verdict"] == "too little CPU"
         line = {"scenario": name, "right": is_right, **found}
         if (scenario.advised or options_in(found["advice"])) and is_right and number < args.advised_runs:
             shards = places[scenario.advised.get("shards", scenario.shards)]
@@ -200,7 +263,7 @@ def measure(name: str, places: Mapping[str, str], args: argparse.Namespace) -> s
             line["came"] = came[-1]
         print(json.dumps(line), flush=True)
     gains = f"{statistics.median(predicted):.2f} | {statistics.median(came):.2f}" if came else " | "
-    return f"| {name} | {right} of {args.runs} | {gains} |"
+    return f"| {name} | {right} of {args.runs} | {lacking} | {gains} |"
 
 
 def main() -> None:
@@ -209,6 +272,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--advised-runs", type=int, default=3)
     parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--beside", type=int, default=0, help="processes that keep a core busy meanwhile")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--here", choices=SCENARIOS, help=argparse.SUPPRESS)
     parser.add_argument("--shards", help=argparse.SUPPRESS)
@@ -217,9 +281,14 @@ def main() -> None:
     if args.here:
         run_here(args.here, args.shards, args.seconds, args.advice)
         return
-    with tempfile.TemporaryDirectory() as folder, storage(Path(folder), args.records) as places:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        storage(Path(folder), args.records) as places,
+        busy_processes(args.beside),
+    ):
         rows = [measure(name, places, args) for name in args.scenarios]
-    print("| scenario | right | gain predicted | gain that came |\n|---|---|---|---|", *rows, sep="\n")
+    head = "| scenario | right | too little CPU | gain predicted | gain that came |\n|---|---|---|---|---|"
+    print(head, *rows, sep="\n")
 
 
 if __name__ == "__main__":

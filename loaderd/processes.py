@@ -27,10 +27,11 @@ def cpu_ns(pid: int, thread: int | None = None, files: Path = _ROOT, *, waited_f
     return sum(map(int, found[14 - 3 : 18 - 3 if waited_for else 16 - 3])) * _NS_PER_TICK
 
 
-def idle_ns(files: Path = _ROOT) -> int:
-    """Nanoseconds in which cores of the machine had nothing to do, summed over the cores."""
-    found = _read(files / "proc/stat").partition("\n")[0].split()
-    return (int(found[4]) + int(found[5])) * _NS_PER_TICK if len(found) > 5 else 0  # idle; waiting for storage
+def idle_ns(files: Path = _ROOT) -> dict[int, int]:
+    """Nanoseconds in which each core of the machine had nothing to do, by its number."""
+    # The fields after the name: user, nice, system, idle, waiting for storage, …
+    found = re.findall(r"^cpu(\d+)(?: \d+){3} (\d+) (\d+)", _read(files / "proc/stat"), flags=re.MULTILINE)
+    return {int(core): (int(idle) + int(waiting)) * _NS_PER_TICK for core, idle, waiting in found}
 
 
 def delay_ns(pid: int, thread: int, files: Path = _ROOT) -> int:
@@ -77,6 +78,20 @@ def has_ended(pid: int, files: Path = _ROOT) -> bool:
     """Whether a process is gone, or dead and nobody has waited for it yet."""
     found = _fields(files / f"proc/{pid}/stat")
     return not found or found[0] in ("Z", "X")
+
+
+def nice_of(pid: int, files: Path = _ROOT) -> int:
+    """The nice value of a process: from -20, which gets most of a core that others want, to 19."""
+    found = _fields(files / f"proc/{pid}/stat")
+    return int(found[19 - 3]) if len(found) > 19 - 3 else 0
+
+
+def cores_of(pid: int) -> set[int]:
+    """The numbers of the cores that a process may run on; none if that cannot be known."""
+    try:
+        return os.sched_getaffinity(pid)
+    except OSError:
+        return set()
 
 
 def is_stopped(pid: int, files: Path = _ROOT) -> bool:

@@ -112,8 +112,14 @@ class Snapshot(NamedTuple):
     worker_cpu_s: float = 0.0
     delay_s: float = 0.0
     """Seconds in which workers could have run, but had no core."""
+    stopped_s: float = 0.0
+    """Seconds for which workers were stopped by a signal, summed over them."""
+    cores: int = 0
+    """Cores that the workers may run on now; 0: unknown."""
+    nice: int = 0
+    """The workers' nice value: above 0, others get more of a core than they."""
     idle_s: float = 0.0
-    """Seconds in which cores of the machine were idle, summed over the cores."""
+    """Seconds in which these cores were idle, summed over the cores."""
     throttled_s: float = 0.0
     """Seconds for which the cgroup was stopped because it had used up its quota of CPU time."""
     memory_stall_s: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -51,6 +52,21 @@ def test_of_a_process_that_is_gone_there_is_nothing():
     assert processes.has_ended(_GONE) and not processes.has_ended(os.getpid())
 
 
+def test_who_is_stopped_nice_and_pinned():
+    core = min(os.sched_getaffinity(0))
+    with subprocess.Popen(["nice", "-n", "7", "sleep", "60"]) as process:
+        deadline_s = time.monotonic() + 60
+        while processes.nice_of(process.pid) != 7:
+            assert time.monotonic() < deadline_s
+        os.sched_setaffinity(process.pid, {core})
+        assert processes.cores_of(process.pid) == {core} and not processes.is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        while not processes.is_stopped(process.pid):
+            assert time.monotonic() < deadline_s
+        process.kill()
+    assert processes.cores_of(_GONE) == set() and processes.nice_of(_GONE) == 0 and not processes.is_stopped(_GONE)
+
+
 def test_who_is_dead_has_ended_before_anybody_waits_for_it():
     with subprocess.Popen(["true"]) as process:
         select.select([pidfd := os.pidfd_open(process.pid)], [], [], 60)
@@ -61,7 +77,7 @@ def test_who_is_dead_has_ended_before_anybody_waits_for_it():
 def test_a_name_may_hold_anything(tmp_path: Path):
     folder = tmp_path / "proc/7"
     (folder / "task/8").mkdir(parents=True)
-    (tmp_path / "proc/stat").write_text("cpu  10 20 30 4000 500 6 7 8 9 10\ncpu0 1 2 3 4 5\n")
+    (tmp_path / "proc/stat").write_text("cpu  10 20 30 4000 500 6 7 8 9 10\ncpu0 1 2 3 4 5 6\ncpu11 1 2 3 40 50 6\n")
     fields = "S 5 7 7 0 -1 4194560 1 2 3 4 {} {} 0 0 20 0 1"
     (folder / "stat").write_text(f"7 (a ) b) {fields.format(300, 40)}\n")
     (folder / "task/8/stat").write_text(f"8 (() {fields.format(20, 3)}\n")
@@ -71,7 +87,8 @@ def test_a_name_may_hold_anything(tmp_path: Path):
     assert processes.cpu_ns(7, 8, tmp_path) == 23 * tick_ns
     assert processes.parent_of(7, tmp_path) == 5
     assert processes.delay_ns(7, 8, tmp_path) == 222
-    assert processes.idle_ns(tmp_path) == 4500 * tick_ns
+    assert processes.idle_ns(tmp_path) == {0: 9 * tick_ns, 11: 90 * tick_ns}
+    assert processes.nice_of(7, tmp_path) == 0 and not processes.is_stopped(7, tmp_path)
 
 
 def test_whether_a_process_has_a_gpu_open(tmp_path: Path):

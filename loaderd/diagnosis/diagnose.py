@@ -37,6 +37,7 @@ _MIN_SLOT_WAITING = 0.25
 _MOST_WINDOW_WAITING = 0.15
 _LESS = 0.7
 _MOSTLY_READING = 0.5
+_SCARCE = 0.2
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ _HEADLINES: dict[Verdict, str] = {
     "the servers do not answer": "The training waits for its servers, which do not answer.",
     "workers": "The training waits for the workers.",
     "one field": "The training waits for one field.",
+    "too little CPU": "The training gets too little of the CPU.",
     "too few batches held": "The training needs room for more batches.",
     "copies to the device": "The training waits for copies to the device.",
     "the consumer's Python": "The training is as fast as its own Python code.",
@@ -117,13 +119,14 @@ def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
     if now.time_s <= before.time_s:
         return nothing_yet("there is no second moment to compare with")
     found = rates(before, now, facts)
-    if found.outage is not None and found.wait_s >= _MIN_WAITING * found.step_s:
+    if found.outage is not None and found.wait_share >= _MIN_WAITING:
         is_of_servers = "servers" in facts.storage
         verdict: Verdict = "the servers do not answer" if is_of_servers else "storage does not answer"
         return _diagnosis(found, verdict, "", remedy_for(verdict, "", found), _spread(before, now, found))
     if found.batches < 2 and found.wait_s < 0.5 * found.over_s:
         return nothing_yet(f"{found.batches} batches were taken in {found.over_s:.1f} s", found.over_s)
-    if found.wait_s > 0.5 * found.step_s and not found.is_known and not found.is_starved:
+    is_known = found.is_known or found.is_starved or found.workers_lack_cpu
+    if found.wait_s > 0.5 * found.step_s and not is_known:
         others, process = (" or at other consumers'", "server") if facts.of_server else ("", "daemon")
         return nothing_yet(
             f"the consumer waits, and the workers have been at the same tasks{others} for most of "
@@ -143,7 +146,11 @@ def _diagnosis(
     found: Rates, verdict: Verdict, limiting: str, remedy: Remedy, spread: tuple[float, float]
 ) -> Diagnosis:
     outage = found.outage
-    causes = [remedy.cause, "" if outage is None else outage.in_words(found.facts.source)]
+    causes = [remedy.cause]
+    if verdict in ("storage", "workers", "one field", "too few batches held") and found.lack_share > _SCARCE:
+        causes.append(f"cores are scarce: workers could run, and had none, for {found.lack_share:.0%} of the time")
+    if outage is not None:
+        causes.append(outage.in_words(found.facts.source))
     per_record = 1e9 * found.batches / max(1, found.records)
     worker_s = found.step_s * found.facts.workers
     waits_s = {"slot": found.slot_share * worker_s, "window": found.window_share * worker_s}
@@ -151,7 +158,7 @@ def _diagnosis(
         waits_s[COPY_TO_DEVICE] = found.device_s
     return Diagnosis(
         verdict=verdict,
-        waiting_share=found.wait_s / found.step_s,
+        waiting_share=found.wait_share,
         takes_ahead=found.now.takes_ahead,
         waiting_spread=spread,
         limiting_stage=limiting,
@@ -173,7 +180,10 @@ def _verdict(found: Rates) -> Verdict:
         return "too few batches held"
     if _waits_for_device(found):
         return "copies to the device"
-    if found.wait_s < _MIN_WAITING * found.step_s:
+    waits = found.wait_share >= _MIN_WAITING
+    if (waits and found.workers_lack_cpu) or found.consumer_lacks_cpu:
+        return "too little CPU"
+    if not waits:
         is_python = found.thread_is_busy and not found.now.uses_accelerator
         return "the consumer's Python" if is_python else "the model"
     if found.is_starved:
@@ -204,7 +214,7 @@ def _comes_in_bursts(found: Rates) -> bool:
     """
     if found.stage_s["read"] > _MOSTLY_READING * found.busy_s:
         return False
-    waiting = found.wait_s / found.step_s
+    waiting = found.wait_share
     wait_for_slots = found.slot_share > max(_MIN_SLOT_WAITING, _LESS * waiting)
     return wait_for_slots and found.window_share < _MOST_WINDOW_WAITING * waiting
 

@@ -14,6 +14,11 @@ _MIN_KNOWN = 0.3
 _BUSY_CPU = 0.8
 _BUSY_ALONE = 0.2
 _MIN_OUTAGE_S = 3.0
+_MIN_LACK = 0.1
+_EXPLAINS = 0.5
+_MIN_LACKING = 0.3
+_ALL_CORES = 0.8
+_MIN_DELAY = 0.2
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,19 @@ class Rates:
     worker_cpu_share: float
     """The share of the workers' busy time in which they had a core."""
     delay_share: float
-    """The share of it in which they could have run, but had no core."""
+    """The share of it in which they could have run, but had no core; more than 1, as they wake up late, too."""
+    lack_share: float
+    """The share of all of the workers' time in which they could not run: no core was free, or they were stopped."""
+    stopped_share: float
+    """The share in which they were stopped by a signal."""
+    worker_cores: float
+    """How many cores the workers used."""
+    own_cores: float
+    """How many cores they and the consumer used."""
+    other_cores: float
+    """How many of the cores that the workers may run on were used by others."""
+    cores: int
+    """Cores that the workers may use now, by their affinity and the cgroup's quota."""
     thread_cpu: float
     """How many cores the consumer's busiest thread used: 1 is all the time."""
     thread_delay: float
@@ -101,7 +118,35 @@ class Rates:
     @property
     def workers_compute(self) -> bool:
         """Whether workers are busy computing, rather than waiting for something such as storage."""
-        return self.worker_cpu_share + self.delay_share > _COMPUTING
+        return self.worker_cpu_share + self.delay_share + self.stopped_share > _COMPUTING
+
+    @property
+    def wait_share(self) -> float:
+        """The share of the time in which the consumer waits for data."""
+        return self.wait_s / self.step_s
+
+    @property
+    def workers_lack_cpu(self) -> bool:
+        """Whether the consumer waits because workers cannot run when they could, and not for what they do.
+
+        Where they and the consumer use up all cores by themselves, it is what they do, unless there are more workers
+        than cores. So it is where the training would still wait for a stage that can go (a read, inflating, a field)
+        if they could run all the time.
+        """
+        wanted_share = self.lack_share + self.worker_cpu_share * self.busy_s / (self.facts.workers * self.step_s)
+        explains = self.lack_share >= max(_MIN_LACK, _EXPLAINS * self.wait_share)
+        if self.own_cores > _ALL_CORES * self.cores:
+            return self.facts.workers > self.cores
+        if not explains or self.lack_share < _MIN_LACKING * wanted_share:
+            return False
+        lack_s = self.lack_share * self.facts.workers * self.step_s
+        goes_s = self.stage_s[self.limiting] if self.limiting in ("read", "inflate", *self.facts.derived) else 0.0
+        return goes_s < lack_s
+
+    @property
+    def consumer_lacks_cpu(self) -> bool:
+        """Whether the consumer's thread waits for a core for longer than it has one, and than it waits for data."""
+        return self.thread_delay > max(_MIN_DELAY, self.thread_cpu, self.wait_share)
 
     @property
     def limiting(self) -> str:
@@ -125,7 +170,12 @@ def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
         busy_s = max(busy_s, worker_s - stages["slot"] - stages["window"])
     consumer_cpu = (now.consumer_cpu_s - before.consumer_cpu_s) / over_s
     worker_cpu = (now.worker_cpu_s - before.worker_cpu_s) / over_s
+    cores = min(facts.cores, now.cores or facts.cores)
     idle = (now.idle_s - before.idle_s) / over_s
+    own_cores = consumer_cpu + worker_cpu
+    throttled_share = min(1.0, (now.throttled_s - before.throttled_s) / over_s)
+    stopped_s = _stopped_s(before, now, by_stage)
+    delayed_share = (now.delay_s - before.delay_s + stopped_s) / worker_s
     thread_cpu = (now.thread_cpu_s - before.thread_cpu_s) / over_s
     return Rates(
         facts=facts,
@@ -141,20 +191,34 @@ def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
         slot_share=stages["slot"] / worker_s,
         window_share=stages["window"] / worker_s,
         worker_cpu_share=min(1.0, (now.worker_cpu_s - before.worker_cpu_s) / busy_s),
-        delay_share=min(1.0, (now.delay_s - before.delay_s) / busy_s),
+        delay_share=(now.delay_s - before.delay_s) / busy_s,
+        lack_share=min(1.0, max(delayed_share, throttled_share)),
+        stopped_share=min(1.0, stopped_s / worker_s),
+        worker_cores=worker_cpu,
+        own_cores=own_cores,
+        other_cores=max(0.0, now.cores - idle - own_cores),
+        cores=cores,
         thread_cpu=thread_cpu,
         thread_delay=(now.thread_delay_s - before.thread_delay_s) / over_s,
         other_cpu=max(0.0, consumer_cpu - thread_cpu),
-        spare_cores=min(idle, max(0.0, facts.cores - consumer_cpu - worker_cpu)),
-        throttled_share=min(1.0, (now.throttled_s - before.throttled_s) / over_s),
+        spare_cores=min(idle, max(0.0, cores - own_cores)),
+        throttled_share=throttled_share,
         memory_share=min(1.0, (now.memory_stall_s - before.memory_stall_s) / over_s),
         fetched_share=min(1.0, (now.fetched_bytes - before.fetched_bytes) / asked) if asked > 1 << 16 else 0.0,
     )
 
 
+def _stopped_s(before: Snapshot, now: Snapshot, by_stage: Mapping[str, float]) -> float:
+    """For how long workers were stopped. Where they were at all, that is why they took time and had no core."""
+    seen_s = now.stopped_s - before.stopped_s
+    computing_s = sum(by_stage[stage] for stage in ("inflate", "check", "parse", "unpack"))
+    ran_s = now.worker_cpu_s - before.worker_cpu_s + now.delay_s - before.delay_s
+    return max(seen_s, computing_s - ran_s) if seen_s > 0 else 0.0
+
+
 def _work_s(stages: Mapping[str, float], fields: Mapping[str, float], facts: Facts) -> dict[str, float]:
     """Seconds of work by the stages that users are told of; derived fields have names of their own."""
-    return {
+    found = {
         "read": stages["read"],
         "inflate": stages["inflate"],
         "check": stages["frames"] + stages["check"],
@@ -162,3 +226,5 @@ def _work_s(stages: Mapping[str, float], fields: Mapping[str, float], facts: Fac
         "unpack": stages["fill"] + sum(s for name, s in fields.items() if name not in facts.derived),
         **{name: s for name, s in fields.items() if name in facts.derived},
     }
+    # A field may seem to take longer than what it is a part of: that is counted when it is done.
+    return {name: max(0.0, s) for name, s in found.items()}

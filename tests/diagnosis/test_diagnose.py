@@ -194,8 +194,9 @@ def test_more_workers_bring_no_more_than_the_cores_that_are_idle():
 def test_no_more_workers_are_advised_than_a_loader_takes():
     wait = found(after(wait_s=4.5, read=450.0, worker_cpu_s=1.0), workers=100, storage=("s3",))
     assert wait.advice == f"workers={MAX_WORKERS} instead of 100." and wait.gain == pytest.approx(MAX_WORKERS / 100)
-    compute = found(after(wait_s=4.5, parse=1e3, worker_cpu_s=1e3), workers=MAX_WORKERS, cores=2, has_bits=False)
-    assert compute.advice == f"Give it more than 2 cores, and workers={MAX_WORKERS}."
+    full: dict[str, Any] = {"workers": MAX_WORKERS, "cores": MAX_WORKERS, "has_bits": False}
+    compute = found(after(wait_s=4.5, parse=1e3, worker_cpu_s=1e3), **full)
+    assert compute.advice == f"Give it more than {MAX_WORKERS} cores, and workers={MAX_WORKERS}."
 
 
 def test_no_step_is_shorter_than_what_the_consumer_does():
@@ -225,15 +226,7 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
         (after(wait_s=3.0, frames=9.0), {"cores": 2}, "", "loaderd[compiled]"),
         (after(wait_s=3.0, parse=9.0, kernels="compiled"), {"cores": 2}, "", "more than 2 cores"),
         (after(wait_s=3.0, parse=9.0), {"cores": 2, "has_bits": False}, "", "more than 2 cores"),
-        (
-            after(wait_s=3.0, parse=9.0, kernels="compiled"),
-            {"cores": 1},
-            "fewer cores than workers: 1 and 2",
-            "more than 1 cores",
-        ),
-        (after(wait_s=3.0, parse=9.0, delay_s=4.0), {}, "cores are scarce", "workers=4"),
-        (after(wait_s=3.0, board=9.0, delay_s=4.0, idle_s=1.0), {}, "cores are scarce", "loaderd[compiled]"),
-        (after(wait_s=3.0, parse=9.0, throttled_s=2.0), {}, "40% of the time, its quota", "cpu.max"),
+        (after(wait_s=3.0, parse=9.0, delay_s=2.5), {}, "cores are scarce: workers could run", "workers=4"),
         (after(wait_s=3.0, parse=9.0, memory_stall_s=2.0), {}, "memory pressure", "workers=4"),
         (after(wait_s=3.0, slow=9.0), {}, "takes 180,000 ns a record", "function of 'slow' cheaper"),
         (after(wait_s=3.0, slow=9.0, worker_cpu_s=0.5), {"cores": 2}, "waits rather than computes", "workers=5"),
@@ -259,6 +252,75 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
 def test_causes_and_advice(now: Snapshot, facts: dict[str, Any], cause: str, advice: str):
     diagnosis = found(now, **facts)
     assert cause in diagnosis.cause and advice in diagnosis.advice
+
+
+# Of two workers, in 5 s: 10 s, of which they had a core for 2.
+LACK: dict[str, Any] = {"wait_s": 2.0, "worker_cpu_s": 2.0, "board": 4.0, "slot": 5.0, "idle_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("now", "facts", "cause", "advice"),
+    [
+        (after(**LACK, delay_s=6.0), {}, "workers could run, and had no core, for 60% of the time", "more cores"),
+        (after(**LACK, delay_s=6.0, cores=2, nice=15), {}, "others use 1.6 of the 2 cores", "more cores"),
+        (after(**LACK, delay_s=6.0, cores=2, nice=15), {}, "the nice value 15", "more cores"),
+        (after(**LACK, delay_s=6.0, cores=1), {}, "fewer cores than workers: 1 and 2", "more cores"),
+        (after(**LACK, stopped_s=6.0), {}, "stopped by a signal for 60% of the time", "cpulimit"),
+        # Stops that were not seen while they lasted: the workers computed for 8 s, and had a core for 2.
+        (after(**{**LACK, "board": 8.0}, stopped_s=1.0), {}, "stopped by a signal for 6", "cpulimit"),
+        (after(**LACK, throttled_s=2.0), {}, "stopped for 40% of the time, its quota", "cpu.max"),
+        (after(wait_s=3.0, parse=9.0, worker_cpu_s=5.0), {"cores": 1}, "fewer cores than workers: 1 and 2", "cores"),
+        (
+            after(wait_s=0.0, thread_delay_s=4.0, thread_cpu_s=0.5, consumer_cpu_s=0.5),
+            {},
+            "the thread that takes batches could run, and had no core, for 80% of the time",
+            "more cores",
+        ),
+        # Nothing that they did has ended in this time.
+        (after(**{**LACK, "wait_s": 4.9, "board": 0.1, "slot": 0.1}, delay_s=9.0), {}, "for 90% of the time", "more"),
+    ],
+)
+def test_a_lack_of_cpu_is_no_lack_of_batches_or_workers(
+    now: Snapshot, facts: dict[str, Any], cause: str, advice: str
+):
+    diagnosis = found(now, **facts)
+    assert (diagnosis.verdict, diagnosis.limiting_stage, diagnosis.gain) == ("too little CPU", "", 1.0)
+    assert cause in diagnosis.cause and advice in diagnosis.advice and "times the steps" not in str(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("now", "facts", "verdict"),
+    [
+        # They use up the cores themselves: what they do is the reason.
+        (after(wait_s=3.0, board=9.0, worker_cpu_s=5.0, delay_s=4.0), {"cores": 1, "workers": 1}, "workers"),
+        # Requests take longer than cores are missing.
+        (after(wait_s=4.0, read=8.0, worker_cpu_s=0.5, delay_s=1.0), {"storage": ("s3",)}, "storage"),
+        (after(wait_s=4.0, slow=8.0, worker_cpu_s=0.5, delay_s=1.0), {}, "one field"),
+        # With all cores of the world, the field would still take its time.
+        (after(wait_s=4.0, slow=8.0, worker_cpu_s=3.0, delay_s=6.0), {}, "one field"),
+        (after(wait_s=4.0, inflate=8.0, worker_cpu_s=3.0, delay_s=6.0), {"compressed": 3}, "storage"),
+        (after(wait_s=1.0, slot=8.0, worker_cpu_s=1.0, delay_s=0.4), {}, "too few batches held"),
+        # It computes for longer than it waits for a core.
+        (
+            after(wait_s=0.0, thread_delay_s=2.0, thread_cpu_s=2.5, consumer_cpu_s=2.6),
+            {},
+            "the consumer's Python",
+        ),
+        (after(wait_s=0.0, slot=9.0, delay_s=9.0), {}, "the model"),
+    ],
+)
+def test_a_lack_of_cpu_that_is_not_what_the_training_waits_for(now: Snapshot, facts: dict[str, Any], verdict: str):
+    assert found(now, **facts).verdict == verdict
+
+
+def test_more_workers_promise_no_more_than_idle_cores_carry():
+    """They wait most of the time, so four times as many would do; but what they compute needs cores, too."""
+    waiting = after(wait_s=4.5, slow=9.5, worker_cpu_s=2.0, idle_s=0.5)
+    assert found(waiting).advice == "workers=8 instead of 2." and found(waiting).gain == pytest.approx(1.25)
+    crowded = found(waiting._replace(idle_s=0.0))
+    assert crowded.advice == "workers=8 instead of 2." and crowded.gain == 1
+    others = found(waiting._replace(cores=4))
+    assert others.advice == crowded.advice and others.gain == 1, "how much of a core others would leave is not known"
 
 
 def sample(time_s: float, wait_s: float, batches: int) -> Snapshot:

@@ -22,22 +22,34 @@ class WorkersUse:
         """When each process was last seen to have run, or to have waited for a core."""
         self._used: dict[Seen, int] = {}
         self._seen: dict[Seen, int] = {}
+        self._idle: dict[int, int] = {}
+        self._all_idle_ns = 0
 
     def look(self, now_s: float) -> dict[Seen, int]:
         """What they have used so far, at most ``EVERY_S`` ago. A new look takes 0.3 ms."""
         if now_s - self._looked_s >= EVERY_S:
-            self._looked_s = now_s
-            self._look_at_workers([self._pool.pid_of(worker) for worker in self._pool.numbers])
+            passed_ns, self._looked_s = int((now_s - self._looked_s) * 1e9), now_s
+            pids = [self._pool.pid_of(worker) for worker in self._pool.numbers]
+            self._look_at_workers(pids, passed_ns)
+            cores = set().union(*map(processes.cores_of, pids))
             self._seen = {
                 **self._used,
-                Seen.IDLE_NS: processes.idle_ns(),
+                Seen.CORES: len(cores),
+                Seen.NICE: min(map(processes.nice_of, pids), default=0),
+                Seen.IDLE_NS: self._idle_ns(cores),
                 Seen.THROTTLED_NS: throttled_ns(),
                 Seen.MEMORY_STALL_NS: memory_stall_ns(),
                 Seen.WORKERS_RESTARTED: self._pool.restarts,
             }
         return self._seen
 
-    def _look_at_workers(self, pids: list[int]) -> None:
+    def _idle_ns(self, cores: set[int]) -> int:
+        """Add the idle time of the cores that the workers may run on now."""
+        before, self._idle = self._idle, processes.idle_ns()
+        self._all_idle_ns += sum(ns - before.get(core, ns) for core, ns in self._idle.items() if core in cores)
+        return self._all_idle_ns
+
+    def _look_at_workers(self, pids: list[int], passed_ns: int) -> None:
         """Add what they have used since the last look, so that what a dead worker has used stays counted."""
         found = {}
         for pid in pids:
@@ -51,6 +63,8 @@ class WorkersUse:
             before = self._known.get(pid, {})
             if any(before.get(what) != found[pid][what] for what in (Seen.WORKER_CPU_NS, Seen.DELAY_NS)):
                 self._ran_s[pid] = self._looked_s
+            if before and processes.is_stopped(pid):  # for how long is known to the second
+                self._used[Seen.STOPPED_NS] = self._used.get(Seen.STOPPED_NS, 0) + passed_ns
             for what, value in found[pid].items():
                 since = max(0, value - before.get(what, 0))
                 self._used[what] = self._used.get(what, 0) + since
