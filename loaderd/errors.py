@@ -35,6 +35,8 @@ HOW_TO_GO_ON = (
     "new loop, which begins the next pass otherwise."
 )
 """The hint of an error after which no batch is lost."""
+HOW_TO_GO_ON_BEHIND = "Ask the same iterator again (next) to go on with the batch behind it."
+"""The hint of an error in place of a batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,11 @@ class GraphLoader:
             batch.pin()
         return [batch[name] for name in self._names]
 
+    def fetch_flagged(self, step: np.int64, which: bytes) -> list[Any]:
+        """As :meth:`fetch`; behind the arrays, whether they have any records."""
+        arrays = self.fetch(step, which)
+        return [*arrays, np.bool_(len(arrays[0]) > 0)]
+
     def _fetched(self, loader: BaseLoader, step: int, which: bytes) -> Batch | None:
         pass_ = self._pass_of(which)
         first, last = self._missed.get(which, (step, step))

@@ -104,11 +104,7 @@ class BaseLoader(Standing):
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
             return None
-        found = self._stream.fetch(pass_, step)
-        if isinstance(found, EmptyBatchError):
-            start, stop = self._stream.course.batches(pass_).rows_of(step)
-            self._stream.counts.records_skipped += stop - start
-        return found
+        return self._stream.fetch(pass_, step)
 
     # ------------------------------------------------------------------------------------------ facts
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from loaderd.client.batch import Batch
 from loaderd.client.damage_report import DamageReport
+from loaderd.client.empty_batches import EmptyBatches
 from loaderd.client.end import Ending
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import COPIES_AHEAD, DEVICE_WAIT_NS
@@ -69,6 +70,7 @@ class Stream(Ending, ABC):
         self.counts = counts
         self.glimpses: deque[Glimpse] = deque()
         """Those that have not seen a batch yet."""
+        self.empty = EmptyBatches()
         super().__init__()
 
     @property

@@ -247,13 +247,13 @@ class Connection(Conversation):
             return None
         self.delivered = True
         skipped = self._skips.pop(self.step, None) if self._skips else None
-        if skipped is not None:
-            self._counts.records_skipped += skipped.num_records
-            self._counts.report.add("epoch", [one for error in skipped.errors for one in from_wire(error).damages])
         if isinstance(found, Broken):
             error = from_wire(found.error)
             self._counts.report.add("epoch", error.damages)
             return error
+        if skipped is not None:
+            self._counts.records_skipped += skipped.num_records
+            self._counts.report.add("epoch", [one for error in skipped.errors for one in from_wire(error).damages])
         return found
 
     def give_back(self) -> None:

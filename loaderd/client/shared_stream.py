@@ -30,7 +30,7 @@ from loaderd.client.progress import IndexProgress
 from loaderd.client.returner import Returner
 from loaderd.client.sources import Source
 from loaderd.client.supervised import SupervisedStream
-from loaderd.errors import LoaderdError
+from loaderd.errors import EmptyBatchError, LoaderdError
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 
@@ -72,6 +72,13 @@ class SharedStream(SupervisedStream):
                 item = self._take(connection)
                 self._has_asked = False
                 self._follow()
+                if isinstance(item, Batch):
+                    self.empty.in_a_row = 0
+                elif isinstance(item, EmptyBatchError):
+                    item = self._pass_over(self._pass, connection.step, item)
+                    if isinstance(item, EmptyBatchError):
+                        self.keep(connection.step)
+                        continue
             except LinkLost as lost:
                 self._is_member = False
                 self._open_for(self._pass, lost, self._mark)

@@ -8,7 +8,7 @@ from loaderd.client.batch_source import Stream
 from loaderd.errors import OptionError
 from loaderd.options import StreamOptions, require
 from loaderd.plan.passes import Pass
-from loaderd.plan.positions import Position
+from loaderd.plan.positions import Course, Position
 
 
 class Standing:
@@ -94,13 +94,26 @@ class Standing:
             self._next = self._here = pass_, step
 
     def after(self, position: Position, batches: int) -> Position:
-        """The position ``batches`` batches after ``position``, one pass following the other."""
+        """The position ``batches`` batches after ``position``, one pass following the other.
+
+        Batches of which no record was left, and which did not come, are not counted, but passed over.
+        """
         _require_position(position)
         # Without the lock, if possible: the handler of a signal may ask in the middle of a fetch.
         if self._stream.has_course_of(position):
-            return self._stream.course_of(position).after(position, batches)
+            return self._after(self._stream.course_of(position), position, batches)
         with self._stream.lock:
-            return self._stream.course_of(position).after(position, batches)
+            return self._after(self._stream.course_of(position), position, batches)
+
+    def _after(self, course: Course, position: Position, batches: int) -> Position:
+        def place_of(position: Position) -> tuple[int, int]:
+            pass_, step = course.find(position)
+            return pass_.first_epoch, step
+
+        end, passed = course.after(position, batches), 0
+        while (empty := self._stream.empty.between(place_of(position), place_of(end))) > passed:
+            end, passed = course.after(position, batches + empty), empty
+        return end
 
     def pass_to_json(self, pass_: Pass) -> str:
         """A pass as text, with what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""

@@ -33,7 +33,7 @@ from loaderd.client.end import ProgramEnds
 from loaderd.client.link import LinkLost
 from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import Source
-from loaderd.errors import ClosedError, Damage, LoaderdError
+from loaderd.errors import HOW_TO_GO_ON_BEHIND, ClosedError, Damage, EmptyBatchError, LoaderdError, ShardError
 from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass
@@ -149,7 +149,33 @@ class SupervisedStream(Stream):
                 if batch is not None:
                     self._expected = pass_, step + 1
                 connection.torn = False
-                return batch
+                if isinstance(batch, Batch):
+                    self.empty.delivered((pass_.first_epoch, step))
+                return self._pass_over(pass_, step, batch) if isinstance(batch, EmptyBatchError) else batch
+
+    def _pass_over(self, pass_: Pass, step: int, error: EmptyBatchError) -> LoaderdError:
+        """Count a batch of which no record is left. Returns ``error``; another one where it cannot be passed over."""
+        batches = self._courses.get(pass_.listing, self.course).batches(pass_)
+        hosts = self._source.options.shard[1]
+        if hosts > 1:
+            return ShardError(
+                error.message,
+                hint=f"Without it, this host would take a step less than the other ones of {hosts}, which would wait "
+                f"for it. {HOW_TO_GO_ON_BEHIND}",
+                damages=error.damages,
+            )
+        start, stop = batches.rows_of(step)
+        self.counts.records_skipped += stop - start
+        self.empty.add((pass_.first_epoch, step))
+        if self.empty.in_a_row < batches.steps_per_epoch:
+            return error
+        self.empty.in_a_row = 0
+        return ShardError(
+            f"no record is left of {batches.steps_per_epoch} batches in a row, as many as an epoch has; at last, "
+            f"{error.message}",
+            hint=f"Restore the shards, and make a new loader. {HOW_TO_GO_ON_BEHIND}",
+            damages=error.damages,
+        )
 
     def _start(self, pass_: Pass, step: int) -> None:
         self.check()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from loaderd.daemon.pool.tasks import Fault
-from loaderd.errors import EmptyBatchError, LoaderdError
+from loaderd.errors import HOW_TO_GO_ON_BEHIND, EmptyBatchError, LoaderdError
 
 
 class Omission(NamedTuple):
@@ -107,6 +107,6 @@ def _nothing_left(step: int, num_rows: int, error: LoaderdError) -> LoaderdError
     """The error in place of an empty batch, of which the loss would not be a number."""
     return EmptyBatchError(
         f"none of the {num_rows} records of batch {step} is left; the first: {error.message}",
-        hint="Ask for the next batch to go on without it.",
+        hint=HOW_TO_GO_ON_BEHIND,
         damages=error.damages,
     )
